@@ -86,10 +86,10 @@ class Client:
         if wait:
             self._client.wait_for_ready(timeout=PATIENCE_S)
 
-    def start(self, code: str) -> Cell:
-        """Send a cell off and return at once."""
+    def start(self, code: str, *, has_input: bool = True) -> Cell:
+        """Send a cell off and return at once; ``has_input``: this client has an input line."""
         self._asked_at = time.monotonic()
-        cell = Cell(self._client.execute(code))
+        cell = Cell(self._client.execute(code, allow_stdin=has_input))
         self._cells[cell.msg_id] = cell
         return cell
 
@@ -143,6 +143,12 @@ class Client:
         while not holds():
             assert time.monotonic() < deadline, cell.messages
             self._read(cell)
+
+    def type(self, text: str) -> str:
+        """Wait until the kernel asks for input, type a line, and return the prompt."""
+        request = self._receive(self._client.get_stdin_msg, PATIENCE_S)
+        self._client.input(text)
+        return str(request["content"]["prompt"])
 
     def finish(self, cell: Cell) -> Cell:
         self.until(cell, lambda: cell.ended)

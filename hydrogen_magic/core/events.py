@@ -288,6 +288,28 @@ class Display:
 
 
 @dataclass(frozen=True)
+class InputRequested:
+    """The rank waits in ``input()``, in the debugger for example, for a line of the user."""
+
+    at_s: float
+    rank: int
+    number: int
+    """Counts the requests of the rank in this attempt, from 1."""
+    prompt: str
+    is_password: bool = False
+
+
+@dataclass(frozen=True)
+class InputAnswered:
+    """The rank continues with a line, which is not recorded, or with an error."""
+
+    at_s: float
+    rank: int
+    number: int
+    """:attr:`InputRequested.number`."""
+
+
+@dataclass(frozen=True)
 class Metrics:
     """Values of ``hm.log`` since the last such event, by column: a batch is cheap to validate."""
 
@@ -449,6 +471,8 @@ Event = (
     | RankPhase
     | Output
     | Display
+    | InputRequested
+    | InputAnswered
     | Metrics
     | Progress
     | Steps

@@ -236,6 +236,18 @@ class HoldPorts(AgentCommand):
 
 
 @dataclass(frozen=True)
+class AnswerInput(RanksCommand):
+    """Answer an input request of one rank."""
+
+    rank: int
+    number: int
+    """:attr:`~hydrogen_magic.core.events.InputRequested.number`."""
+    text: str = field(repr=False)
+    error: str
+    """Why there is no line, empty if there is one; ``EOF`` for its end."""
+
+
+@dataclass(frozen=True)
 class ReportStacks(AgentCommand, TaskCommand):
     """Send the stacks of all ranks as events, those of a task in its next report."""
 
@@ -689,6 +701,15 @@ class SetRecording(WorkerCommand):
     """Record spans, or no longer."""
 
     on: bool
+
+
+@dataclass(frozen=True)
+class InputLine(WorkerCommand):
+    """A line for ``input()``: see :class:`AnswerInput`."""
+
+    number: int
+    text: str = field(repr=False)
+    error: str
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,12 @@ _FAILURE_EVENTS = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
 _STACKS_S = 0.15
 """Time to write stacks before a gang is ended because of a failed collective."""
+_ATTENDED_S = 5.0
+"""Much longer than it takes until a cell waits for the gang that it has launched."""
+_NO_CELL = (
+    "input() needs a cell that waits for its gang, and this one runs in the background: run it by "
+    "%%distributed without --detach, or pass the value as a variable"
+)
 _STOP_WORDS = {
     "user": "stopped by you",
     "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
@@ -58,6 +64,10 @@ class GangController:
     def stop(self, reason: str, kill: bool = False) -> None:
         """Ask the gang to end; a second call with ``kill`` ends it at once. Later reasons are ignored."""
         self._loop.call_soon_threadsafe(self._stop, reason, kill)
+
+    def answer_input(self, rank: int, number: int, text: str, error: str = "") -> None:
+        """Answer a rank's request of this number: a line, or why there is none."""
+        self._loop.call_soon_threadsafe(self._answer_input, rank, number, text, error)
 
     def cancel_rank(self, rank: int) -> None:
         """End a rank whose work other ranks have done: it counts as done."""
@@ -168,6 +178,9 @@ class GangController:
         if self._profiling.on_event(event):
             return
         self._run.emit(event)
+        if isinstance(event, ev.InputRequested):
+            delay_s = 0.0 if self._job.spec.detach else _ATTENDED_S
+            self._loop.call_later(delay_s, self._refuse_input, event)
         if isinstance(event, ev.AttemptFailed):
             self._stop("failure", False)
         elif isinstance(event, _FAILURE_EVENTS):
@@ -212,6 +225,17 @@ class GangController:
             return
         self._run.emit(ev.StopRequested(self._job.now_s(), reason, kill))
         self._agent_group.kill() if kill else self._agent_group.stop()
+
+    def _answer_input(self, rank: int, number: int, text: str, error: str) -> None:
+        request = self._run.state.ranks[rank].input_request
+        if request is not None and request.number == number:
+            self._agent_group.answer_input(rank, number, text, error)
+            self._run.emit(ev.InputAnswered(self._job.now_s(), rank, number))
+
+    def _refuse_input(self, request: ev.InputRequested) -> None:
+        """Answer a request of a gang that no cell waits for."""
+        if not self._run.is_attended:
+            self._answer_input(request.rank, request.number, "", _NO_CELL)
 
     def _cancel_rank(self, rank: int) -> None:
         if not self._run.state.ranks[rank].is_over:

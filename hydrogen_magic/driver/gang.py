@@ -131,6 +131,15 @@ class Gang:
         if self._running is not None:
             self._running.profile(steps)
 
+    def attend(self) -> None:
+        """Announce that the caller answers what ranks request of the user."""
+        self._run.is_attended = True
+
+    def answer_input(self, rank: int, number: int, text: str, error: str = "") -> None:
+        """Answer a request of a rank: a line, or why there is none. Does not wait."""
+        if self._running is not None:
+            self._running.answer_input(rank, number, text, error)
+
     @property
     def _running(self) -> GangController | None:
         """The gang's controller, None after its end."""

@@ -40,6 +40,8 @@ class GangRun:
         """Results of the ranks; after a failure or a stop they are in the run log instead."""
         self.ended = threading.Event()
         """Nothing of the gang is left."""
+        self.is_attended = False
+        """A cell waits for the gang, and asks the user what ranks request."""
         self._record = record
         self._error: BaseException | None = None
 

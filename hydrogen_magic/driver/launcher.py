@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -43,6 +43,7 @@ from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
+from hydrogen_magic.driver.input_line import InputLine
 from hydrogen_magic.driver.placements import (
     AgentGroup,
     Attempt,
@@ -62,7 +63,7 @@ from hydrogen_magic.errors import (
     PlacementError,
 )
 from hydrogen_magic.node.worker.nesting import refuse_nested
-from hydrogen_magic.views import View, pick_view, static_picture
+from hydrogen_magic.views import View, draws_html, pick_view, static_picture
 
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
@@ -309,8 +310,13 @@ def attend(gang: Gang, view: View) -> None:
     """Show the gang until it has ended. The first interrupt stops the gang, the second kills it."""
     with interrupts_held() as interrupts:
         interrupts.take(gang)
+        gang.attend()
+        line = InputLine(gang, interrupts.while_asking)
+        # A terminal shows the typed line where the view would be drawn.
+        wait = partial(gang.wait, view.interval_s)
+        ask = line.serve if draws_html() else lambda update: line.serve(wait)
         try:
-            show(gang, view)
+            show(gang, view, ask=ask)
         finally:
             if not gang.wait(0):  # the view failed, not the gang, which would continue unseen
                 gang.stop()
@@ -318,14 +324,28 @@ def attend(gang: Gang, view: View) -> None:
             view.close(gang.snapshot())
 
 
-def show(gang: Gang, view: View, seen: int = 0) -> None:
-    """Update ``view``, which has ``seen`` so many events, until the gang has ended."""
-    ended = False
-    while not ended:
+def show(
+    gang: Gang,
+    view: View,
+    seen: int = 0,
+    ask: Callable[[Callable[[], bool]], None] = lambda update: None,
+) -> None:
+    """Update ``view``, which has ``seen`` so many events, until the gang has ended.
+
+    ``ask`` is called after each update with a function that makes the next one, and tells whether the gang
+    has ended; it may make several.
+    """
+
+    def update() -> bool:
+        nonlocal seen
         ended = gang.wait(view.interval_s)
         fresh = gang.events(seen)
         seen += len(fresh)
         view.update(gang.snapshot(), fresh)
+        return ended
+
+    while not update():
+        ask(update)
 
 
 def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) -> None:
@@ -355,10 +375,35 @@ class _Interrupts:
         self.gang: Gang | None = None
         self.before: Any = None
         """The signal handler at other times."""
+        self._is_asking = False
+        self._is_over = False
+        """The gang has ended while its cell asked the user: the next signal is ours."""
 
     def __call__(self, signum: int, frame: object) -> None:
-        self.count += 1
-        self._stop_gang()
+        if not self._is_over:
+            self.count += 1
+            self._stop_gang()
+        if self._is_asking:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def while_asking(self) -> Iterator[Callable[[], None]]:
+        """Let SIGINT also raise; the result does it from another thread, when the gang has ended.
+
+        Nothing is raised outside.
+        """
+        with suppress(KeyboardInterrupt):
+            self._is_asking = True
+            try:
+                yield self._give_up_asking
+            finally:
+                self._is_asking = False
+        self._is_asking = False  # the signal may have come just before it was set above
+
+    def _give_up_asking(self) -> None:
+        if self._is_asking and self.before is not None:
+            self._is_over = True
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def take(self, gang: Gang) -> None:
         """Stop ``gang`` on SIGINT from now on, and at once if there already was one."""

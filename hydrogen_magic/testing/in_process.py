@@ -88,6 +88,9 @@ class _ThreadGroup:
     def profile(self, number: int, steps: int) -> None:
         """A rank in this process is not profiled."""
 
+    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
+        """A rank in this process reads its standard input."""
+
     async def release(self) -> None:
         """Nothing is kept."""
 

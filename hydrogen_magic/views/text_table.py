@@ -157,6 +157,8 @@ def phase_text(rank: RankState, now_s: float) -> str:
         return _over_text(rank)
     if rank.process_state == "T":
         return "stopped (SIGSTOP)"
+    if rank.input_request is not None:
+        return "waiting for input"
     if rank.waiting_in:
         waited = now_s - rank.waiting_since_s
         since = f", {duration(waited)}" if waited >= 1 else ""
@@ -252,6 +254,7 @@ def warnings(state: GangState, now_s: float) -> list[Warned]:
     alive = [rank for rank in state.ranks if not rank.is_over]
     return [
         *_stopped(alive),
+        *_asking(alive),
         *_late(alive, now_s),
         *_in_collectives(alive, now_s),
         *_waited_for(state, alive, now_s),
@@ -264,6 +267,13 @@ def _stopped(alive: Sequence[RankState]) -> Iterable[Warned]:
         if rank.process_state == "T":
             go_on = f": kill -CONT {rank.pid} resumes it" if rank.pid else ""
             yield Warned(f"T{rank.rank}", f"rank {rank.rank} is stopped (SIGSTOP){go_on}")
+
+
+def _asking(alive: Sequence[RankState]) -> Iterable[Warned]:
+    asking = [rank for rank in alive if rank.input_request is not None]
+    if asking:
+        verb = "is" if len(asking) == 1 else "are"
+        yield Warned(f"input {_grouped(asking)}", f"{_grouped(asking)} {verb} waiting for input")
 
 
 def _late(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
@@ -311,8 +321,8 @@ def _silent(gang: str, alive: Sequence[RankState], now_s: float) -> Iterable[War
     def is_silent(rank: RankState) -> bool:
         quiet_s = now_s - max(rank.active_s, rank.phase_since_s)
         is_compiling = rank.phase == "running" and bool(rank.detail)
-        is_busy = bool(rank.waiting_in) or is_compiling
-        expected = rank.phase in ("running", "finishing") and not is_busy
+        is_waiting = bool(rank.waiting_in) or rank.input_request is not None
+        expected = rank.phase in ("running", "finishing") and not (is_waiting or is_compiling)
         return expected and rank.process_state != "T" and quiet_s > _NO_PROGRESS_S
 
     silent = [rank for rank in alive if is_silent(rank)]

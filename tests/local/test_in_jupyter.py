@@ -209,6 +209,64 @@ def test_a_flood_of_displays_costs_neither_the_gang_nor_its_last_frame(kernel: K
     assert len([1 for kind, _ in cell.messages if kind == "display_data"]) == 2, "block and frame"
 
 
+# ── input ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_debugger_of_each_rank_uses_the_input_line_while_peers_wait(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "%%distributed --np 2\nimport torch, torch.distributed as dist\n"
+        'dist.init_process_group("gloo")\nscale = 10 * (dist.get_rank() + 1)\n'
+        "breakpoint()\n"
+        "total = torch.tensor(scale)\ndist.all_reduce(total)\n"
+        'group = dist.group.WORLD._get_backend(torch.device("cpu"))\n'
+        "int(total), group.options._timeout.days"
+    )
+    assert kernel.type("scale = 100") == "[0] (Pdb) "
+    assert kernel.type("p scale + 1") == "[0] (Pdb) "
+    kernel.until(cell, lambda: "[0] 101" in cell.stream())
+    assert "<Cell In[" in cell.stream() and "total = torch.tensor(scale)" in cell.stream()
+    assert kernel.type("c") == "[0] (Pdb) "
+    kernel.until(cell, lambda: "rank 1 is waiting for input" in cell.block)
+    assert "rank 1  cpu  waiting for input" in cell.block
+    assert kernel.type("c") == "[1] (Pdb) "
+    assert kernel.finish(cell).value == "(120, 1)", "peers of a debugged rank wait a day"
+
+
+def test_input_is_read_once_and_passwords_are_not_recorded(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "%%distributed --np 1\nimport getpass\nprint('above', end='')\n"
+        "[input('name: '), getpass.getpass(), len(input())]"
+    )
+    assert kernel.type("Ada") == "name: "
+    assert "above" in cell.stream() or kernel.until(cell, lambda: "above" in cell.stream()) is None
+    assert kernel.type("pass word") == "Password: "
+    kernel.type("\x04")
+    kernel.finish(cell)
+    assert "EOFError: EOF when reading a line" in cell.error
+    name = cell.block.split()[1]
+    assert "pass word" not in (kernel.home / "runs" / name / "events.jsonl").read_text()
+
+
+def test_without_an_input_line_the_error_says_so(kernel: Kernel) -> None:
+    cell = kernel.finish(kernel.start("%%distributed --np 1\ninput()", has_input=False))
+    assert "input() needs a front end with an input line" in cell.error, cell.error
+    kernel.run("%%distributed --np 1 --detach --name background\nbreakpoint()")
+    waited = kernel.run("%gang wait background")
+    assert "run it by %%distributed without --detach" in waited.error, waited.error
+
+
+@pytest.mark.parametrize("how", ["interrupt", "timeout"])
+def test_a_gang_can_be_stopped_while_it_asks(kernel: Kernel, how: str) -> None:
+    option = "--timeout 0.5" if how == "timeout" else ""
+    cell = kernel.start(f"%%distributed --np 1 {option}\nimport pdb; pdb.set_trace()\n6 * 7")
+    kernel.until(cell, lambda: "waiting for input" in cell.block)
+    if how == "interrupt":
+        kernel.interrupt()
+    kernel.finish(cell)
+    assert cell.error.startswith("Gang"), cell.error
+    assert kernel.run("%%distributed --np 1\n6 * 7").value == "42"
+
+
 # ── interrupts ───────────────────────────────────────────────────────────────────────────────────
 
 LISTENING = textwrap.dedent(

@@ -212,6 +212,13 @@ class AgentGroup(Protocol):
         """
         ...
 
+    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
+        """Answer the rank's :class:`~hydrogen_magic.core.events.InputRequested` of this number.
+
+        ``error``: why there is no line; ``EOF`` for its end.
+        """
+        ...
+
     async def release(self) -> None:
         """Release the agents; warm ones may be kept for the next gang."""
         ...

@@ -14,6 +14,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import (
+    AnswerInput,
     KillRanks,
     LaunchRequest,
     Ping,
@@ -177,6 +178,10 @@ class LocalAgentGroup:
     def profile(self, number: int, steps: int) -> None:
         if (agent := self._launched_agent()) is not None:
             agent.send(ProfileSteps(agent.gang, number, steps))
+
+    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
+        if (agent := self._launched_agent()) is not None:
+            agent.send(AnswerInput(agent.gang, rank, number, text, error))
 
     async def release(self) -> None:
         if self._agent is not None:

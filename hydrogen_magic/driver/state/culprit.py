@@ -288,6 +288,8 @@ def missing(
     since_s = min((rank.waiting_since_s for rank in waiting), default=now_s)
     if now_s - since_s < join_timeout_s + _SEEN_WAITING_S:
         return None
+    if any(rank.input_request is not None for rank in state.ranks):
+        return None  # the user is debugging
     absent = tuple(rank.rank for rank in state.ranks if rank not in waiting)
     return MissingRanks(absent, tuple(rank.rank for rank in waiting)) if absent else None
 

@@ -80,6 +80,8 @@ class RankState:
     active_s: float = 0.0
     """Time of its last visible activity."""
     output_bytes: int = 0
+    input_request: ev.InputRequested | None = None
+    """The line of the user that it waits for, None if it waits for none."""
     failure: ev.RankFailed | None = None
     exited: ev.RankExited | None = None
     exited_in: str = ""
@@ -341,6 +343,14 @@ def _active(rank: RankState, e: ev.Display) -> RankState:
     return replaced(rank, active_s=e.at_s)
 
 
+def _input_requested(rank: RankState, e: ev.InputRequested) -> RankState:
+    return replaced(rank, input_request=e, active_s=e.at_s)
+
+
+def _input_answered(rank: RankState, e: ev.InputAnswered) -> RankState:
+    return replaced(rank, input_request=None, active_s=e.at_s)
+
+
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
     waits = added(rank.waits, e) if has_waits(e) else rank.waits
     return replaced(rank, active_s=e.at_s, waits=waits)
@@ -401,6 +411,7 @@ def _exited(rank: RankState, e: ev.RankExited) -> RankState:
         detail="",
         phase_since_s=e.at_s,
         waiting_in="",
+        input_request=None,
     )
 
 
@@ -423,6 +434,8 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.RankPhase: _phase,
     ev.Output: _output,
     ev.Display: _active,
+    ev.InputRequested: _input_requested,
+    ev.InputAnswered: _input_answered,
     ev.Metrics: _metrics,
     ev.Progress: _progress,
     ev.Steps: _steps,

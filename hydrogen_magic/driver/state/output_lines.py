@@ -42,7 +42,7 @@ class OutputLines:
         for event in events:
             if isinstance(event, ev.Output):
                 lines += self._take(event, gang)
-            elif isinstance(event, ev.RankExited):
+            elif isinstance(event, (ev.InputRequested, ev.RankExited)):
                 lines += self.flush(event.rank)
             elif isinstance(event, ev.AttemptStarted):
                 lines += self.flush()

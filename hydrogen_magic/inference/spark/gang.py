@@ -295,6 +295,9 @@ class TaskAgentGroup:
     def profile(self, number: int, steps: int) -> None:
         """Do nothing: tasks have no optimizer steps."""
 
+    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
+        """Tasks have no input."""
+
     async def release(self) -> None:
         """Do nothing: Spark keeps its Python workers."""
 

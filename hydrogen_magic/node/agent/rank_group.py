@@ -14,7 +14,9 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.messages import (
+    AnswerInput,
     FileContent,
+    InputLine,
     KillRanks,
     LaunchRequest,
     ProfileSteps,
@@ -209,6 +211,9 @@ class RankGroup:
             case RecordSpans():
                 self._is_recording = command.on
                 self.ranks.send(SetRecording(command.on))
+            case AnswerInput():
+                if (rank := self.ranks.get(command.rank)) is not None:
+                    rank.send(InputLine(command.number, command.text, command.error))
             case ProfileSteps():
                 for rank in self.ranks:
                     path = Path(self.record_dir) / _trace_name(rank.rank)

@@ -67,6 +67,13 @@ class RankOutput:
                 if not self._read(stream):
                     break
 
+    def emit_printed(self) -> None:
+        """Emit all that the rank has printed, whatever the limit."""
+        self.read_available()
+        for name, stream in self._streams.items():
+            self._emit(name, stream.live.rest())
+        self._order.emit_ready()
+
     def emit_rest(self) -> None:
         """Emit what is left, whatever the limit."""
         for name, stream in self._streams.items():

@@ -142,7 +142,12 @@ class RankProcess:
             self._finish.begin()
         if isinstance(event, ev.Output):  # sent without a descriptor
             self.output.write_log(event.text.encode("utf-8", "replace"))
-        self.output.add_display(event) if isinstance(event, ev.Display) else self._emit(event)
+        if isinstance(event, ev.Display):
+            self.output.add_display(event)
+            return
+        if isinstance(event, ev.InputRequested):  # the text above its prompt
+            self.output.emit_printed()
+        self._emit(event)
 
     def _send_checkpoint(self, name: str) -> None:
         try:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 
 from hydrogen_magic.core.messages import (
+    InputLine,
     MessageError,
     SetRecording,
     StartProfile,
@@ -18,6 +19,7 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.node.worker.observe import forward
 from hydrogen_magic.node.worker.profiler import Profiler
 from hydrogen_magic.node.worker.reporter import Reporter
+from hydrogen_magic.node.worker.user_input import UserInput
 from hydrogen_magic.transport import framing
 
 
@@ -30,8 +32,10 @@ class AgentCommands:
         reporter: Reporter,
         profiler: Profiler,
         follow_timeline: Callable[[bool], None],
+        user_input: UserInput,
     ) -> None:
         self._reader = reader
+        self._input = user_input
         self._reporter = reporter
         self._profiler = profiler
         self._follow_timeline = follow_timeline
@@ -70,6 +74,8 @@ class AgentCommands:
         match command:
             case SetRecording():
                 self._reporter.is_recording = command.on
+            case InputLine():
+                self._input.answer(command)
             case StartProfile():
                 self._profiler.start(command.number, command.steps, command.path)
             case _:

@@ -163,6 +163,7 @@ class _Rank:
             profiler,
             reporter,
             send_interval,
+            user_input,
         )
         from hydrogen_magic.node.worker.observe import forward
 
@@ -191,8 +192,10 @@ class _Rank:
         self.reporter.is_recording = start.is_recording
         forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
+        line = user_input.UserInput(self.reporter)
+        line.install()
         self.reporter.on_tick = commands.AgentCommands(
-            reader, self.reporter, self.profiler, follow_timeline
+            reader, self.reporter, self.profiler, follow_timeline, line
         ).poll
 
     def _record_timeline(self, start: RankStart) -> Callable[[bool], None]:
@@ -254,7 +257,7 @@ class _Rank:
         return 0
 
     def _load(self) -> namespace.LoadedClosure:
-        from hydrogen_magic.node.worker import api, namespace
+        from hydrogen_magic.node.worker import api, namespace, user_input
         from hydrogen_magic.serialization import payload
 
         self._enter("loading")
@@ -262,6 +265,7 @@ class _Rank:
         loaded = namespace.load(closure)
         del closure
         gc.unfreeze()
+        user_input.let_peers_wait(loaded.code())
         if api.local_rank() == 0:  # once for the whole host
             for text in loaded.warnings:
                 self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
@@ -292,9 +296,10 @@ class _Rank:
 
     def _fail(self, error: BaseException) -> int:
         """Report ``error`` before any clean-up; return the exit code."""
-        from hydrogen_magic.node.worker import main_thread
+        from hydrogen_magic.node.worker import main_thread, user_input
 
-        if isinstance(error, KeyboardInterrupt) and process_setup.asked_to_stop.is_set():
+        stops = (KeyboardInterrupt, user_input.StopRequestedError)
+        if isinstance(error, stops) and process_setup.asked_to_stop.is_set():
             return _INTERRUPTED_EXIT_CODE
         if os.getpid() != self.pid:  # the cell forked: its child ends like any child
             return _end_child(error)

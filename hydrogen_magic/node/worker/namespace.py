@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import filterfalse
+from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.node.worker import ipython_shell, module_importer, settings, spawn
@@ -205,6 +206,13 @@ class LoadedClosure:
         namespace = self._module.__dict__
         namespace.update(__file__=path, __cached__=None, __builtins__=builtins)
         exec(code, namespace)
+
+    def code(self) -> Iterator[str]:
+        """Yield the source of the cell or script, and of functions of the notebook that it uses."""
+        yield self._header.code
+        yield from self._header.sources.values()
+        if self._header.kind == "script":
+            yield Path(self._header.target).read_text("utf-8", "replace")
 
     def predict(self, value: Any) -> Any:
         """Return the function for every batch: the cell's ``predict``, or the value of the call.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from hydrogen_magic.core.messages import (
     AgentCommand,
+    AnswerInput,
     KillRanks,
     ProfileSteps,
     RecordSpans,
@@ -65,6 +66,9 @@ class RemoteAgentGroup:
         """Send ``command(gang)`` to all agents whose ranks run."""
         if self._running is not None:
             self._running.send(command)
+
+    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
+        self._send(lambda gang: AnswerInput(gang, rank, number, text, error))
 
     async def release(self) -> None:
         """Agents stay warm by themselves, and the last hosts are released in the background."""

@@ -1,0 +1,106 @@
+"""``input()`` on a rank: the notebook asks its user. The debugger reads its commands by it.
+
+Other ranks wait for this one meanwhile, in a collective for example. Where the code of the cell shows that it
+may ask, process groups of torch wait a day by default, in place of minutes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+import sys
+import threading
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import partialmethod
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.core.events import InputRequested
+from hydrogen_magic.core.messages import InputLine
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.node.worker import process_setup, reporter
+from hydrogen_magic.node.worker.import_hooks import hooks
+
+END = "EOF"
+"""Error of a line that the user ended by Ctrl-D."""
+_ASKS = re.compile(r"(?<!\.)\binput\s*\(|\b(breakpoint|getpass|post_mortem|set_trace)\s*\(")
+_LONGEST_PROMPT = 1000
+_PATIENCE = timedelta(days=1)
+
+
+class StopRequestedError(SystemExit):
+    """The debugger asks again after an interrupt, although the rank has to end."""
+
+
+class UserInput:
+    """Lines that the user types for this rank."""
+
+    def __init__(self, said: reporter.Reporter) -> None:
+        self._reporter = said
+        self._number = 0
+        self._lines: SimpleQueue[InputLine] = SimpleQueue()
+        self._asking = threading.Lock()
+
+    def install(self) -> None:
+        """Replace ``input`` and ``getpass.getpass`` in this process, by which debuggers read."""
+        builtins.input = self.ask
+        hooks.add("getpass", lambda module: setattr(module, "getpass", self.ask_password))
+        hooks.add("pdb", _leave_interrupts)
+
+    def ask(self, prompt: object = "", /) -> str:
+        """Return a line of the user.
+
+        Raises EOFError at the end of the input, HydrogenError if there is nobody to ask.
+        """
+        return self._line(str(prompt), is_password=False)
+
+    def ask_password(self, prompt: str = "Password: ", stream: Any = None, **_: Any) -> str:
+        """Return a line of the user, which is not shown. Raises the errors of :meth:`ask`."""
+        return self._line(prompt, is_password=True)
+
+    def answer(self, line: InputLine) -> None:
+        """Pass on an answer; called by the reporter's thread."""
+        self._lines.put(line)
+
+    def _line(self, prompt: str, *, is_password: bool) -> str:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if reporter.current() is not self._reporter:
+            raise EOFError("a process that a rank has started has no input")
+        if process_setup.asked_to_stop.is_set():
+            raise StopRequestedError
+        with self._asking:
+            self._number += 1
+            now_s, text = self._reporter.now_s(), prompt[-_LONGEST_PROMPT:]
+            request = InputRequested(now_s, self._reporter.rank, self._number, text, is_password)
+            self._reporter.post(request)
+            return self._answer()
+
+    def _answer(self) -> str:
+        line = self._lines.get()
+        while line.number != self._number:  # of a request that was interrupted
+            line = self._lines.get()
+        if line.error == END:
+            raise EOFError("EOF when reading a line")
+        if line.error:
+            raise HydrogenError(line.error)
+        return line.text
+
+
+def _leave_interrupts(pdb: Any) -> None:
+    """Keep the debugger from taking over SIGINT, which stops a rank."""
+    pdb.Pdb.__init__ = partialmethod(pdb.Pdb.__init__, nosigint=True)
+
+
+def let_peers_wait(sources: Iterable[str]) -> None:
+    """Let ranks wait for one that asks the user, if ``sources``, the code of the cell, may ask."""
+    if any(_ASKS.search(source) for source in sources):
+        hooks.add("torch.distributed.distributed_c10d", _wait_longer)
+
+
+def _wait_longer(module: ModuleType) -> None:
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        if isinstance(getattr(module, name, None), timedelta):
+            setattr(module, name, _PATIENCE)
