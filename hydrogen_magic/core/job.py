@@ -59,6 +59,8 @@ class JobSpec:
     """No live view; only output and result."""
     display: tuple[int, ...] = (0,)
     """Ranks whose displays are shown below the cell; empty: all."""
+    pdb: bool = False
+    """A rank that fails waits in the debugger, where the exception was raised."""
     ports: PortRange | None = None
     """Ports for what the kernel and agents on other machines listen on; None: any."""
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES

@@ -181,6 +181,8 @@ class LaunchRequest(AgentCommand):
     """The timeline that the library of the rendezvous writes, None if it writes none."""
     displaying: tuple[int, ...] = (0,)
     """Ranks whose displays are shown below the cell; empty: all."""
+    is_debugging: bool = False
+    """A rank that fails waits in the debugger."""
     checkpoint_dir: str | None = None
     """Directory of checkpoints that the kernel and all hosts share, None if they share none."""
     infer_options: Mapping[str, object] | None = None
@@ -687,6 +689,8 @@ class RankStart(WorkerStart):
     """What the paths of the attempt's timelines begin with."""
     displaying: tuple[int, ...]
     """:attr:`LaunchRequest.displaying`."""
+    is_debugging: bool
+    """:attr:`LaunchRequest.is_debugging`."""
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,7 @@ class Distributed(Magics):
             start_timeout_s=self.start_timeout,
             grace_s=self.grace,
             quiet=self.quiet,
+            pdb=bool(self._ip.call_pdb),
             ports=ports,
             max_closure_bytes=max_closure_bytes,
         )

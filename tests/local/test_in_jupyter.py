@@ -232,6 +232,24 @@ def test_the_debugger_of_each_rank_uses_the_input_line_while_peers_wait(kernel: 
     assert kernel.finish(cell).value == "(120, 1)", "peers of a debugged rank wait a day"
 
 
+def test_a_rank_that_fails_is_debugged_while_its_peers_wait(kernel: Kernel) -> None:
+    cell = kernel.start(
+        "%%distributed --np 2 --pdb\nimport torch, torch.distributed as dist\n"
+        'dist.init_process_group("gloo")\nscale = dist.get_rank()\n'
+        "if scale == 1:\n    [][scale]\ndist.barrier()"
+    )
+    assert kernel.type("p 'found', scale + 41") == "[1] (Pdb) "
+    kernel.until(cell, lambda: "[1] ('found', 42)" in cell.stream())
+    kernel.type("q")
+    kernel.finish(cell)
+    assert "rank 1 failed: IndexError: list index out of range" in cell.error, cell.error
+    unseen = kernel.finish(kernel.start("%pdb on\n", has_input=False))
+    cell = kernel.finish(kernel.start("%%distributed --np 1\n1 / 0", has_input=False))
+    kernel.run("%pdb off")
+    assert not unseen.error and "--pdb: input() needs a front end" in cell.stream("stderr")
+    assert "rank 0 failed: ZeroDivisionError" in cell.error, cell.error
+
+
 def test_input_is_read_once_and_passwords_are_not_recorded(kernel: Kernel) -> None:
     cell = kernel.start(
         "%%distributed --np 1\nimport getpass\nprint('above', end='')\n"

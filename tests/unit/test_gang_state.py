@@ -20,6 +20,8 @@ from hydrogen_magic.driver.state.culprit import (
     verdict,
 )
 from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
+from hydrogen_magic.driver.state.stragglers import stragglers
+from hydrogen_magic.views.text_table import warnings
 
 GLOO_CLOSED = ev.ErrorReport(
     "RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
@@ -76,6 +78,19 @@ def test_a_new_attempt_forgets_the_old_one() -> None:
     state = fold(state, ev.AttemptStarted(2.0, 1))
     assert state.attempt == 1 and state.ranks[1].failure is None and state.fault is None
     assert verdict(state, math.inf) is None
+
+
+def test_a_rank_that_asks_the_user_is_neither_missing_nor_a_straggler() -> None:
+    waits = [ev.CollectiveWait(2.0, rank, "init", 1, 1.0) for rank in (0, 1, 2)]
+    events = [*running(4), *waits, ev.InputRequested(1.5, 3, 1, "(Pdb) ")]
+    asking = replay(events)
+    assert missing(asking, "init", 10.0, 99.0) is None
+    assert stragglers(asking, 99.0) == {}
+    assert [w.text for w in warnings(asking, 99.0)][0] == "rank 3 is waiting for input"
+    answered = replay([*events, ev.InputAnswered(3.0, 3, 1)])
+    found = missing(answered, "init", 10.0, 99.0)
+    assert found is not None and found.absent == (3,)
+    assert set(stragglers(answered, 99.0)) == {3}
 
 
 def test_who_has_not_come_is_missing_and_who_has_just_come_is_not() -> None:

@@ -68,6 +68,7 @@ def build(
         join_advice=JoinAdvice(spec.rendezvous, job.rendezvous.join_advice),
         timeline=job.rendezvous.timeline,
         displaying=spec.display,
+        is_debugging=spec.pdb,
         checkpoint_dir=host.checkpoint_dir,
         infer_options=dict(job.feed.options) if job.feed is not None else None,
         worker_key=host.worker_key,

@@ -27,7 +27,9 @@ def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
 
     They include stopped ranks if others wait. Empty if no rank is worse than the rest.
     """
-    running = [rank for rank in state.ranks if rank.phase == "running"]
+    running = [
+        rank for rank in state.ranks if rank.phase == "running" and rank.input_request is None
+    ]
     if state.is_terminal or len(running) < 2:
         return {}
     waited_for = _waited_for(running, now_s)

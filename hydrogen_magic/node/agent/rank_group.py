@@ -261,6 +261,7 @@ def _rank_start(request: LaunchRequest, launch: RankLaunch, *, is_recording: boo
         timeline_recorder=timeline.recorder if timeline else "",
         timeline_prefix=prefix,
         displaying=request.displaying,
+        is_debugging=request.is_debugging,
     )
 
 

@@ -172,6 +172,7 @@ class _Rank:
         self.closure_fd, *self.channels = fds
         self.infer_options = start.infer_options
         self.set_up = set_up
+        self.is_debugging = start.is_debugging
         self.is_retained = False
         """It waits for another gang after this one."""
         self.control = control
@@ -215,12 +216,26 @@ class _Rank:
         """Load, run, send the results; return the exit code."""
         self.reporter.start()
         try:
-            code = self._work_unless_stopped()
+            code = self._work_or_debug()
         except BaseException as error:
             code = self._fail(error)
         self.is_retained = self.is_retained and code == 0
         self._report_retained() if self.is_retained else self._finish()
         return code
+
+    def _work_or_debug(self) -> int:
+        """Work; with ``--pdb``, let the user look at an exception before it is reported."""
+        from hydrogen_magic.node.worker import user_input
+
+        try:
+            return self._work_unless_stopped()
+        except _ScriptExitError:
+            raise
+        except Exception as error:
+            if self.is_debugging and os.getpid() == self.pid:
+                self.reporter.phase = "debugging"  # not a failure yet that is still unwinding
+                user_input.debug(error)
+            raise
 
     def _work_unless_stopped(self) -> int:
         """Do the interrupted action of SIGINT, which may have arrived before there was anything to
@@ -265,7 +280,8 @@ class _Rank:
         loaded = namespace.load(closure)
         del closure
         gc.unfreeze()
-        user_input.let_peers_wait(loaded.code())
+        if self.is_debugging or user_input.may_ask(loaded.code()):
+            user_input.let_peers_wait()
         if api.local_rank() == 0:  # once for the whole host
             for text in loaded.warnings:
                 self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
@@ -414,4 +430,4 @@ def _run_exit_handlers() -> None:
     atexit._run_exitfuncs()
 
 
-process_setup.let_interrupt(_Rank._work_unless_stopped.__code__, _run_exit_handlers.__code__)
+process_setup.let_interrupt(_Rank._work_or_debug.__code__, _run_exit_handlers.__code__)

@@ -10,6 +10,7 @@ import builtins
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partialmethod
@@ -20,7 +21,7 @@ from typing import Any
 from hydrogen_magic.core.events import InputRequested
 from hydrogen_magic.core.messages import InputLine
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.node.worker import process_setup, reporter
+from hydrogen_magic.node.worker import main_thread, process_setup, reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
 
 END = "EOF"
@@ -89,15 +90,30 @@ class UserInput:
         return line.text
 
 
+def debug(error: Exception) -> None:
+    """Debug ``error`` until the user leaves the debugger."""
+    import pdb
+
+    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+    try:
+        pdb.post_mortem(main_thread.users_part(error.__traceback__) or error.__traceback__)
+    except HydrogenError as refused:  # there is no input line; the error itself matters more
+        print(f"--pdb: {refused}", file=sys.stderr)
+
+
 def _leave_interrupts(pdb: Any) -> None:
     """Keep the debugger from taking over SIGINT, which stops a rank."""
     pdb.Pdb.__init__ = partialmethod(pdb.Pdb.__init__, nosigint=True)
 
 
-def let_peers_wait(sources: Iterable[str]) -> None:
-    """Let ranks wait for one that asks the user, if ``sources``, the code of the cell, may ask."""
-    if any(_ASKS.search(source) for source in sources):
-        hooks.add("torch.distributed.distributed_c10d", _wait_longer)
+def may_ask(sources: Iterable[str]) -> bool:
+    """Whether code with these sources may ask the user."""
+    return any(_ASKS.search(source) for source in sources)
+
+
+def let_peers_wait() -> None:
+    """Let ranks wait for one that asks the user: process groups wait a day, if no other time is given."""
+    hooks.add("torch.distributed.distributed_c10d", _wait_longer)
 
 
 def _wait_longer(module: ModuleType) -> None:

@@ -138,6 +138,7 @@ def add_display(parser: LineParser) -> None:
         metavar="RANKS",
         help="ranks whose displays and figures are shown: all, or numbers like 0,2",
     )
+    add("--pdb", action="store_true", default=None, help="debug a rank that fails")
     add("--detach", action="store_true", help="return a Gang at once")
     add("--quiet", action="store_true", default=None, help="show only output and result")
     add("--dry-run", action="store_true", help="print what would run where, and exit")
