@@ -86,7 +86,7 @@ def test_a_rank_that_asks_the_user_is_neither_missing_nor_a_straggler() -> None:
     asking = replay(events)
     assert missing(asking, "init", 10.0, 99.0) is None
     assert stragglers(asking, 99.0) == {}
-    assert [w.text for w in warnings(asking, 99.0)][0] == "rank 3 is waiting for input"
+    assert next(w.text for w in warnings(asking, 99.0)) == "rank 3 is waiting for input"
     answered = replay([*events, ev.InputAnswered(3.0, 3, 1)])
     found = missing(answered, "init", 10.0, 99.0)
     assert found is not None and found.absent == (3,)
