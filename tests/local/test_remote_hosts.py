@@ -88,6 +88,15 @@ def test_every_host_has_an_agent_and_is_sent_the_package(directories: list[Path]
         assert Path(package).is_relative_to(host)
 
 
+def test_displays_and_input_of_ranks_on_other_hosts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda prompt: prompt.upper())
+    assert hm.run(ranks.display_and_ask, np=2, on="directories", quiet=True) == "[0] NAME? "
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[0]")]
+    assert printed == ["[0] above", "[0] displayed", "[0] below"]
+
+
 def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
     gang = launch(ranks.hang, "collective", np=2)
     until(gang, said(gang, "about to hang"))

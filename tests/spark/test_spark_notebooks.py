@@ -121,6 +121,7 @@ def test_a_missing_module_and_a_driver_that_is_killed(
     one_executor = {"spark.cores.max": "2"}
     with notebook(spark_site, tmp_path, cell, **one_executor) as kernel:
         refuses_what_executors_lack(kernel)
+        displays_and_asks(kernel)
         ends_with_its_driver(kernel, str(spark_site.python))
 
 
@@ -250,6 +251,25 @@ def goes_by_a_relay(kernel: Kernel) -> None:
     assert cell.value == "4" and cell.stream().count("hello") == 4
     assert "relay" in cell.block
     assert not kernel.run(A_WAY).error
+
+
+def displays_and_asks(kernel: Kernel) -> None:
+    """Executors have no IPython."""
+    cell = kernel.start(
+        "%%distributed --np 2 --on spark --display 1\nimport os, sys\n"
+        "display({'text/html': '<b>html</b>', 'text/plain': 'text'}, raw=True)\n"
+        "rank = os.environ['RANK']\n"
+        "[input('name? ') if rank == '1' else rank, 'IPython' in sys.modules]"
+    )
+    assert kernel.type("Ada") == "[1] name? "
+    kernel.finish(cell)
+    assert cell.value == "['0', False]", cell.error
+    assert "[0] text" in cell.stream() and "[1] text" not in cell.stream()
+    shown = [content["data"] for kind, content in cell.messages if kind == "display_data"]
+    assert shown[1:3] == [
+        {"text/plain": "rank 1"},
+        {"text/html": "<b>html</b>", "text/plain": "text"},
+    ]
 
 
 def everything_ends_with(kernel: Kernel) -> None:
