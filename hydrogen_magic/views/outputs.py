@@ -158,6 +158,9 @@ class TerminalOutput:
     def show(self, state: GangState, now_s: float) -> None:
         from rich.live import Live
 
+        if any(rank.input_request is not None for rank in state.ranks):
+            self._remove_block()
+            return
         drawn = self._block(state, now_s)
         if self._live is None:
             # Output of the ranks comes through write(); the kernel's own output is separate.
@@ -175,6 +178,13 @@ class TerminalOutput:
         if state is not None:
             self.show(state, now_s)
         if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _remove_block(self) -> None:
+        """Give way to the user's line, which the block would be drawn over."""
+        if self._live is not None:
+            self._live.transient = True
             self._live.stop()
             self._live = None
 

@@ -301,6 +301,29 @@ def test_a_terminal_shows_output_above_one_block_and_no_markup() -> None:
     assert written.getvalue().endswith("\x1b[?25h")  # the cursor is back
 
 
+def test_a_terminal_has_no_block_while_a_rank_asks_the_user() -> None:
+    written = io.StringIO()
+    view = TextView(TerminalOutput(Console(file=written, force_terminal=True, width=80)))
+    view.update(replay(running()), [])
+    view.update(replay([*running(), ev.InputRequested(1.0, 0, 1, "name? ")]), [out(0, "above\n")])
+    shown = written.getvalue()
+    assert shown.rindex("above") > shown.rindex("gang 3f2a"), "removed, and not drawn below it"
+    assert "\x1b[?25h" in shown, "the cursor is back"
+    view.update(
+        replay([*running(), ev.InputRequested(1.0, 0, 1, ""), ev.InputAnswered(2.0, 0, 1)]), []
+    )
+    assert written.getvalue()[len(shown) :].count("gang 3f2a") == 1
+
+
+def test_displays_are_text_where_nothing_else_can_be_drawn() -> None:
+    written = io.StringIO()
+    view = TextView(PlainOutput(written, written), quiet=True)
+    shown = ev.Display(1.0, 0, 1, ev.SHOW, {"text/html": "<b>x</b>", "text/plain": "x\n\x1b[2Jy"})
+    hidden = ev.Display(1.0, 0, 1, ev.CLEAR)
+    view.update(replay(running()), [out(0, "above\n"), shown, hidden, out(0, "below\n")])
+    assert written.getvalue() == "[0] above\n[0] x\n[0] y\n[0] below\n"
+
+
 def test_a_quiet_terminal_shows_no_block() -> None:
     written = io.StringIO()
     view = TextView(TerminalOutput(Console(file=written, force_terminal=True)), quiet=True)
