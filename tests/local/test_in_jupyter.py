@@ -182,6 +182,12 @@ def test_displays_and_figures_appear_below_the_cell_in_order(kernel: Kernel) -> 
     ]
 
 
+def test_a_cell_that_fails_shows_its_figures(kernel: Kernel) -> None:
+    cell = kernel.run("%%distributed --np 1\nimport matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0")
+    assert "ZeroDivisionError" in cell.error
+    assert "display_data image/png" in outputs_of(cell)
+
+
 def test_displays_of_other_ranks_and_of_a_detached_gang(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%distributed --np 2 --display all --detach\nimport os\n"
@@ -273,16 +279,22 @@ def test_without_an_input_line_the_error_says_so(kernel: Kernel) -> None:
     assert "run it by %%distributed without --detach" in waited.error, waited.error
 
 
-@pytest.mark.parametrize("how", ["interrupt", "timeout"])
-def test_a_gang_can_be_stopped_while_it_asks(kernel: Kernel, how: str) -> None:
-    option = "--timeout 0.5" if how == "timeout" else ""
-    cell = kernel.start(f"%%distributed --np 1 {option}\nimport pdb; pdb.set_trace()\n6 * 7")
-    kernel.until(cell, lambda: "waiting for input" in cell.block)
-    if how == "interrupt":
-        kernel.interrupt()
+@pytest.mark.parametrize("how", ["interrupt", "failure of a peer"])
+def test_a_gang_can_end_while_a_rank_asks(kernel: Kernel, tmp_path: Path, how: str) -> None:
+    fail = tmp_path / "fail"
+    cell = kernel.start(
+        "%%distributed --np 2\nimport os, pathlib, time\n"
+        "if os.environ['RANK'] == '0':\n    import pdb; pdb.set_trace()\n"
+        f"while not pathlib.Path({str(fail)!r}).exists(): time.sleep(0.01)\n1 / 0"
+    )
+    kernel.until(cell, lambda: "rank 0 is waiting for input" in cell.block)
+    fail.touch() if how == "failure of a peer" else kernel.interrupt()
     kernel.finish(cell)
-    assert cell.error.startswith("Gang"), cell.error
-    assert kernel.run("%%distributed --np 1\n6 * 7").value == "42"
+    error = "GangStoppedError" if how == "interrupt" else "RankFailedError"
+    assert cell.error.startswith(error), cell.error
+    gang = "list(hydrogen_magic.gangs().values())[-1]"
+    exited = kernel.value(f"import hydrogen_magic; {gang}.ranks[0].exited.signal_name")
+    assert exited == "''", "the debugger leaves SIGINT to the rank"
 
 
 # ── interrupts ───────────────────────────────────────────────────────────────────────────────────

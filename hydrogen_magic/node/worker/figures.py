@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 from hydrogen_magic.node.worker.display_functions import display, shows_below_cell
 
@@ -22,10 +23,13 @@ def show(*_: object, **__: object) -> None:
 
 
 def show_open() -> None:
-    """Show the figures that are open at the end of a cell."""
+    """Show figures that are open at the end of a cell; one that cannot be drawn does not fail the cell."""
     pyplot = sys.modules.get("matplotlib.pyplot")
-    if pyplot is not None and pyplot.get_fignums() and _is_chosen():
-        show()
+    try:
+        if pyplot is not None and pyplot.get_fignums() and _is_chosen():
+            show()
+    except Exception:
+        traceback.print_exc()
 
 
 def _is_chosen() -> bool:

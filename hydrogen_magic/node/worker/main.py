@@ -312,7 +312,7 @@ class _Rank:
 
     def _fail(self, error: BaseException) -> int:
         """Report ``error`` before any clean-up; return the exit code."""
-        from hydrogen_magic.node.worker import main_thread, user_input
+        from hydrogen_magic.node.worker import figures, main_thread, user_input
 
         stops = (KeyboardInterrupt, user_input.StopRequestedError)
         if isinstance(error, stops) and process_setup.asked_to_stop.is_set():
@@ -325,6 +325,7 @@ class _Rank:
             report = replace(report, notes=(*report.notes, _EARLY_EXIT))
         now_s = self.reporter.now_s()
         self.reporter.post(ev.RankFailed(now_s, self.rank, report, self.phase, exit_code=left))
+        figures.show_open()
         return left or _exit_code(error) or 1
 
     def _deliver(self, loaded: namespace.LoadedClosure, value: Any) -> None:
