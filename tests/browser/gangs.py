@@ -12,6 +12,7 @@ from tests.gangs import alive, wait_until_gone
 
 __all__ = [
     "ALL",
+    "ASKING",
     "DETACHED",
     "FAILING",
     "FRAME",
@@ -141,6 +142,18 @@ def predict(batch):
 """
 """Takes four minutes; the first rows come back after some seconds."""
 
+ASKING = """%%distributed --np 2
+import os
+if os.environ["RANK"] == "1":
+    display({"text/html": "", "text/plain": "printed by rank 1"}, raw=True)
+else:
+    display({"text/html": "<b class='of-a-rank'>wait</b>", "text/plain": ""}, raw=True, display_id="a")
+    answer = input("name? ")
+    bold = f"<b class='of-a-rank'>{answer}</b>"
+    display({"text/html": bold, "text/plain": ""}, raw=True, display_id="a", update=True)
+"""
+"""Rank 0 displays the line that the user types."""
+
 ALL = (
     STUCK,
     WAITING,
@@ -149,6 +162,7 @@ ALL = (
     STEPPING,
     SLOW_TO_END,
     FAILING,
+    ASKING,
     TRAINING,
     FRAME,
     PREDICT,

@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 from hydrogen_magic.core import events as ev
 from tests.browser.conftest import NewRun
 from tests.browser.gangs import (
+    ASKING,
     FAILING,
     LOAD,
     LOGGING,
@@ -85,6 +86,18 @@ def test_a_failure_is_shown_with_the_culprits_line(lab: NotebookPage) -> None:
     expect(failure).to_contain_text('raise ValueError("bad batch 17")')
     lab.run(NEXT)
     lab.shows(NEXT, "42")
+
+
+def test_a_rank_displays_and_asks_below_its_view(lab: NotebookPage) -> None:
+    lab.start(ASKING)
+    line = lab.cell(ASKING).locator("input.jp-Stdin-input")
+    expect(lab.widget(ASKING)).to_contain_text("rank 0 is waiting for input")
+    expect(lab.cell(ASKING).locator(".of-a-rank")).to_have_text("wait")
+    line.fill("Ada")
+    line.press("Enter")
+    lab.finish(ASKING)
+    expect(lab.cell(ASKING).locator(".of-a-rank")).to_have_text("Ada")
+    expect(lab.widget(ASKING)).to_contain_text("printed by rank 1")
 
 
 def test_curves_and_timeline_are_drawn_in_both_themes(lab: NotebookPage) -> None:
