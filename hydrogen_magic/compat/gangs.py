@@ -82,4 +82,6 @@ class _DriverLog:
 def _unprinted(event: ev.Event) -> ev.Event:
     if isinstance(event, ev.Output) and event.stream != ev.DRIVER:
         return replace(event, text="", skipped_bytes=0, skipped_lines=0)
+    if isinstance(event, ev.Display):
+        return replace(event, data={}, metadata="")
     return event

@@ -28,7 +28,7 @@ from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
-from hydrogen_magic.node.worker import commands, profiler, reporter
+from hydrogen_magic.node.worker import commands, profiler, reporter, user_input
 from hydrogen_magic.transport import framing
 from hydrogen_magic.views.span_tracks import SpanTracks
 from tests import seconds, training
@@ -326,6 +326,7 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
         rank,
         profiler.Profiler(rank, lambda number, fd: None),
         lambda is_recording: None,
+        user_input.UserInput(rank),
     )
     with ours, theirs:
         taken.poll()  # nothing there: no wait
