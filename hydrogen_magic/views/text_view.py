@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from hydrogen_magic.core.events import Display, Event
+from hydrogen_magic.core.events import SHOW, Display, Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines
 from hydrogen_magic.views import ATTENDED_S
@@ -46,6 +46,8 @@ class TextView:
         for is_display, events in groupby(fresh, lambda event: isinstance(event, Display)):
             if is_display:
                 shown = [event for event in events if isinstance(event, Display)]
+                for rank in {display.rank for display in shown if display.action == SHOW}:
+                    self._write(state, self._output.flush(rank))
                 self._surface.display(shown, len(state.ranks))
             else:
                 self._write(state, self._output.feed(events, state.gang))

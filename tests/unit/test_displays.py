@@ -16,6 +16,7 @@ from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.node.agent.display_order import DisplayOrder
 from hydrogen_magic.node.worker.displays import MOST_BYTES, DisplayQueue
 from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of
+from hydrogen_magic.views.widget.output_feed import LiveLines
 from hydrogen_magic.views.widget.rank_displays import RankDisplays
 
 # ── objects as MIME bundles ──────────────────────────────────────────────────────────────────────
@@ -270,3 +271,11 @@ def test_an_update_reaches_all_outputs_of_its_id_on_its_rank() -> None:
     assert cell.carry_out((ev.UPDATE, "new", "x")) == ["new", "b", "new", "rank 1", "other"]
     cell.carry_out((ev.CLEAR, "", ""), rank=1)
     assert cell.carry_out((ev.UPDATE, "gone", "x"), rank=1)[3:] == ["", ""]
+
+
+def test_what_a_rank_printed_before_it_asks_is_shown() -> None:
+    lines = LiveLines()
+    lines.feed(
+        [ev.Output(1.0, 0, "stdout", "your name, "), ev.InputRequested(1.0, 0, 1, "? ")], "id"
+    )
+    assert [line[2] for line in lines.take(1.0)[0]] == ["your name, "]

@@ -320,7 +320,7 @@ def test_displays_are_text_where_nothing_else_can_be_drawn() -> None:
     view = TextView(PlainOutput(written, written), quiet=True)
     shown = ev.Display(1.0, 0, 1, ev.SHOW, {"text/html": "<b>x</b>", "text/plain": "x\n\x1b[2Jy"})
     hidden = ev.Display(1.0, 0, 1, ev.CLEAR)
-    view.update(replay(running()), [out(0, "above\n"), shown, hidden, out(0, "below\n")])
+    view.update(replay(running()), [out(0, "above"), shown, hidden, out(0, "below\n")])
     assert written.getvalue() == "[0] above\n[0] x\n[0] y\n[0] below\n"
 
 

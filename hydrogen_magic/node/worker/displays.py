@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from hydrogen_magic.core import events as ev
@@ -36,7 +37,8 @@ _LEFT_OUT = "hydrogen_magic left out"
 
 
 def _write_to_stdout(data: bytes) -> None:
-    os.write(1, data)
+    with suppress(OSError):  # the user has closed it
+        os.write(1, data)
 
 
 class DisplayQueue:

@@ -24,6 +24,8 @@ _LAST_OF_RANK = 10
 _STREAMS = {"stdout": 0, "stderr": 1, ev.DRIVER: 0}
 _NOTE = 2
 
+_OF_LINES = (ev.Output, ev.InputRequested, ev.RankExited, ev.AttemptStarted)
+
 _JsonLine = list[Any]
 """Rank, stream, text, time: ``OutputLine`` of the protocol."""
 
@@ -42,9 +44,9 @@ class LiveLines:
         self._taken_s = 0.0
 
     def feed(self, events: Iterable[ev.Event], gang: str) -> None:
-        """Process Output, RankExited and AttemptStarted; other kinds are ignored."""
+        """Process events that bring or end lines; other kinds are ignored."""
         for event in events:
-            if isinstance(event, (ev.Output, ev.RankExited, ev.AttemptStarted)):
+            if isinstance(event, _OF_LINES):
                 self._add(self._output.feed((event,), gang), event.at_s)
 
     def flush(self, at_s: float) -> None:
