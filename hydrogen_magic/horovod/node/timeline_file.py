@@ -34,11 +34,7 @@ _ORIGIN = (
     rb"""\{"name": "process_sort_index", "ph": "M", "pid": 0, "args": \{"sort_index": 0\}\},\n"""
 )
 _OBJECT = re.compile(rb"(?:" + _EVENT + rb"|" + _TENSOR + rb"|" + _ORIGIN + rb")")
-_TIME = re.compile(rb""""ts": (\d{1,14})""")
-_N_BEFORE_TIME = len(b'"ts": ')
-_HEAD = rb"""[\[\],\n ]*\{"ph": "([BEXi])"(?:, "name": "([^"]*)")?, """
-_FIRST_HEAD = re.compile(_HEAD)
-_NEXT_HEAD = re.compile(rb"""(?:, "pid": (\d{1,9}))?[^{}]*(?:\{[^{}]*\})?\}(""" + _HEAD + rb")")
+_NEXT_EVENT = re.compile(rb"""[\[\],\n ]*""" + _EVENT)
 _ONLY_TENSOR = re.compile(_TENSOR)
 _BETWEEN = b"[],\n "
 _BORDER = b'},{"ph": "'
@@ -59,16 +55,6 @@ class ParsedEvents:
     """Number of skipped bytes, which Horovod did not write in this form."""
 
 
-_Between = tuple[int, bytes, bytes, int]
-"""The text between the times of two events: tensor of the first; phase and name of the second, and how many
-bytes of it are present."""
-_known: dict[bytes, _Between] = {}
-"""It is the same in every step except for the times, so it is parsed once."""
-_MOST_KNOWN = 1 << 13
-_LONGEST_KNOWN = 1 << 10
-"""Bytes."""
-
-
 def cut(data: bytes, *, is_end: bool = False) -> ParsedEvents:
     """Return the events in ``data``, which starts at an object boundary, up to the last complete one.
 
@@ -81,36 +67,14 @@ def cut(data: bytes, *, is_end: bool = False) -> ParsedEvents:
 
 
 def _cut_events(data: bytes, found: ParsedEvents) -> None:
-    """Find a run of events without gaps, except for the last: that is most of a file."""
-    first, *parts = _TIME.split(data)
-    head = _FIRST_HEAD.fullmatch(first)
-    if head is None:
-        return
-    between: list[_Between] = []
-    for text in parts[1::2]:
-        this = _known.get(text) or _taken_apart(text)
-        if this is None:
-            break
-        between.append(this)
-    if not between:
-        return
-    n_events = len(between)
-    tensors, phases, names, lengths = zip(*between, strict=True)
-    phases, names = (head[1], *phases), (head[2] or b"", *names)
-    found.events += zip(phases, names, parts[: 2 * n_events : 2], tensors, strict=False)
-    n_bytes = len(first) + sum(map(len, parts[: 2 * n_events])) + _N_BEFORE_TIME * n_events
-    found.n_bytes = n_bytes - lengths[-1]
-
-
-def _taken_apart(text: bytes) -> _Between | None:
-    match = _NEXT_HEAD.fullmatch(text) if len(text) <= _LONGEST_KNOWN else None
-    if match is None:
-        return None
-    tensor, head, phase, name = match.groups()
-    if len(_known) >= _MOST_KNOWN:  # formats that differ each time
-        _known.clear()
-    this = _known[text] = int(tensor or 0), phase, name or b"", len(head)
-    return this
+    """Find a run of events without gaps: that is most of a file."""
+    following = _NEXT_EVENT.match
+    match = following(data)
+    while match is not None:
+        phase, name, ts, pid = match.groups(b"")
+        found.events.append((phase, name, ts, int(pid or 0)))
+        found.n_bytes = match.end()
+        match = following(data, found.n_bytes)
 
 
 def _cut_objects(data: bytes, found: ParsedEvents, patience: int) -> None:
