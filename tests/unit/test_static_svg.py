@@ -369,7 +369,7 @@ def test_colours_leave_the_text_as_it_is(line: str) -> None:
         ),
         ("\x1b[38:2::80:144:255mx\x1b[39my", '<span style="color:#5090ff">x</span>y'),
         ("\x1b[7mx\x1b[27my", '<span style="color:#ffffff;background-color:#707070">x</span>y'),
-        ("\x1b[38;5;999mx\x1b[38mx", "xx"),
+        ("\x1b[38;5;999mx\x1b[39m\x1b[38mx", '<span style="color:#949494">x</span>x'),
         ("\x1b[99999999999999999999mx", "x"),
     ],
 )
