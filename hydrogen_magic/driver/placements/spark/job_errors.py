@@ -24,30 +24,89 @@ class SparkJobError(Exception):
         """Spark's complete error: Java and Python stacks, many lines."""
 
 
-_LOST = re.compile(r"ExecutorLostFailure \(executor (\S+) (?:exited|lost|.*?)\)(?: Reason: (.*))?")
-_LOST_STAGE = re.compile(r"(?:Executor|Slave|Worker|Host) ?(\S*) (?:is )?(?:lost|decommissioned)")
-_VERSIONS = re.compile(r"Python in worker.*?(\d+\.\d+).*?than that in driver:? \(?(\d+\.\d+)", re.S)
-_CANCELLED = re.compile(
-    r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|Job \d+ cancelled|Stage \d+ (?:was )?cancelled|"
-    r"killed via the Web UI|cancelled (?:because|as part of)"
+_CHOOSE_PYTHON = "create a new session with PYSPARK_PYTHON set to"
+_SENTENCES: tuple[tuple[str, str, str], ...] = (
+    (
+        "forbidden",
+        r"Py4JSecurityException: (?:Method|Constructor) [^(]*?([\w$]+\.[\w$]+)\("
+        r".*?is not (?:white|allow)listed",
+        "this cluster forbids {} (Py4J security)",
+    ),
+    (
+        "python",
+        r"PYTHON_VERSION_MISMATCH.*?Python in worker.*?(\d+\.\d+)"
+        r".*?than that in driver:? \(?(\d+\.\d+)",
+        "executors run Python {}, this notebook runs Python {}: "
+        f"{_CHOOSE_PYTHON} an interpreter of the same minor version",
+    ),
+    (
+        "python",
+        "PYTHON_VERSION_MISMATCH",
+        "executors run another minor version of Python than this notebook: "
+        f"{_CHOOSE_PYTHON} an interpreter of the same one",
+    ),
+    (
+        "slots",
+        "SPARK-24819|BarrierJobSlotsNumberCheckFailed",
+        "Spark refused the gang: it needs more task slots than the cluster has now",
+    ),
+    (
+        "stopped",
+        "SparkContext was shut ?down|stopped SparkContext|SparkContext has been shutdown|"
+        "SESSION_CLOSED|SESSION_NOT_FOUND|SESSION_CHANGED|NO_ACTIVE_SESSION|"
+        "Answer from Java side is empty|Error while sending or receiving|Connection refused|"
+        r"error while trying to connect to the Java server|StatusCode\.UNAVAILABLE|"
+        "failed to connect to all addresses|'NoneType' object has no attribute '_?(?:jsc|sc|jvm)|"
+        "Cannot invoke RPC on closed channel",
+        STOPPED,
+    ),
+    (
+        "executor_lost",
+        r"ExecutorLostFailure \(executor (\S+) (?:exited|lost|[^\n]*?)\) Reason: (\S[^\n]*)",
+        "executor {} was lost: {}",
+    ),
+    (
+        "executor_lost",
+        r"ExecutorLostFailure \(executor (\S+) (?:exited|lost|[^\n]*?)\)",
+        "executor {} was lost",
+    ),
+    (
+        "executor_lost",
+        r"ExecutorLost|(?:Executor|Slave|Worker|Host) ?(?:\S*) (?:is )?(?:lost|decommissioned)",
+        "an executor was lost",
+    ),
+    (
+        "cancelled",
+        r"(?:Job \d+|Stage \d+(?: was)?) cancelled (?:because )?(\S[^\n]*?)(?: SQLSTATE[^\n]*)?(?:\n|\Z)",
+        "the Spark job was cancelled ({})",
+    ),
+    (
+        "cancelled",
+        r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|Job \d+ cancelled|Stage \d+ (?:was )?cancelled|"
+        "killed via the Web UI|cancelled (?:because|as part of)",
+        "the Spark job was cancelled",
+    ),
+    (
+        "python",
+        r"\A(?=.*(?:Python worker|PythonException))"
+        ".*?ModuleNotFoundError: No module named '([^']+)'",
+        "executors' Python has no module {}: install it there, or "
+        f"{_CHOOSE_PYTHON} an interpreter that has it",
+    ),
+    (
+        "python",
+        r"""Cannot run program "([^"]+)"[^\n]*?: error=\d+, ([^\n]+)""",
+        f"executors cannot run {{}} ({{}}): {_CHOOSE_PYTHON} a Python that exists there",
+    ),
+    (
+        "worker_lost",
+        "Python worker exited unexpectedly",
+        "a Python worker on an executor exited unexpectedly (killed, or out of memory)",
+    ),
 )
-_REASON = re.compile(r"(?:Job|Stage) \d+ (?:was )?cancelled ([^\n]*)")
-_SHUT_DOWN = re.compile(
-    r"SparkContext was shut ?down|stopped SparkContext|SparkContext has been shutdown|"
-    r"SESSION_CLOSED|SESSION_NOT_FOUND|SESSION_CHANGED|NO_ACTIVE_SESSION|"
-    r"Answer from Java side is empty|Error while sending or receiving|Connection refused|"
-    r"error while trying to connect to the Java server|StatusCode\.UNAVAILABLE|"
-    r"failed to connect to all addresses|'NoneType' object has no attribute '_?(?:jsc|sc|jvm)|"
-    r"Cannot invoke RPC on closed channel"
-)
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-_PROGRAM = re.compile(r'Cannot run program "([^"]+)".*?: error=\d+, ([^\n]+)')
+"""Kind, pattern and message, into which the pattern's groups are inserted. The first match wins: a stopped
+context also cancels jobs, a lost executor also fails a stage."""
 _PYTHON = re.compile(r"^(?!org\.|java)(\w[\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
-_FORBIDDEN = re.compile(
-    r"Py4JSecurityException: (?:Method|Constructor) [^(]*?([\w$]+\.[\w$]+)\(.*?"
-    r"is not (?:white|allow)listed",
-    re.S,
-)
 _FRAME = re.compile(r"^\s+at [\w.$]+|^JVM stacktrace|^\s*\(|^Traceback")
 _LONGEST = 300
 """Characters of a sentence; the rest is in the details."""
@@ -56,11 +115,12 @@ _LONGEST = 300
 def explained(error: BaseException) -> SparkJobError:
     """Return the error for ``error``, raised by ``collect()``; never raises."""
     text = _text(error)
-    kind, message = next(
-        ((kind, said) for kind, read in _READERS if (said := read(text)) is not None),
-        ("other", _first_line(text)),
-    )
-    return SparkJobError(kind, message, text)
+    for kind, pattern, message in _SENTENCES:
+        found = re.search(pattern, text, re.DOTALL)
+        if found is not None:
+            parts = (_short(part.strip().rstrip(".")) for part in found.groups())
+            return SparkJobError(kind, message.format(*parts), text)
+    return SparkJobError("other", _first_line(text), text)
 
 
 def _text(error: BaseException) -> str:
@@ -69,93 +129,6 @@ def _text(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception as second:
         return f"{type(error).__name__}: Answer from Java side is empty ({second!r})"
-
-
-def _stopped(text: str) -> str | None:
-    if not _SHUT_DOWN.search(text):
-        return None
-    return STOPPED
-
-
-def _slots(text: str) -> str | None:
-    if "SPARK-24819" in text or "BarrierJobSlotsNumberCheckFailed" in text:
-        return "Spark refused the gang: it needs more task slots than the cluster has now"
-    return None
-
-
-def _other_version(text: str) -> str | None:
-    if "PYTHON_VERSION_MISMATCH" not in text:
-        return None
-    versions = _VERSIONS.search(text)
-    there, here = versions.groups() if versions else ("another minor version", "this one")
-    return (
-        f"executors run Python {there}, this notebook runs Python {here}: create a new session "
-        "with PYSPARK_PYTHON set to an interpreter of the same minor version"
-    )
-
-
-def _executor_lost(text: str) -> str | None:
-    lost = _LOST.search(text)
-    if lost is not None:
-        reason = (lost[2] or "").strip().rstrip(".")
-        return f"executor {lost[1]} was lost" + (f": {_short(reason)}" if reason else "")
-    if "ExecutorLost" in text or _LOST_STAGE.search(text):
-        return "an executor was lost"
-    return None
-
-
-def _cancelled(text: str) -> str | None:
-    if not _CANCELLED.search(text):
-        return None
-    reason = _REASON.search(text)
-    said = reason[1].partition(" SQLSTATE")[0].strip().rstrip(".") if reason else ""
-    said = said.removeprefix("because").strip()
-    return "the Spark job was cancelled" + (f" ({_short(said)})" if said else "")
-
-
-def _missing(text: str) -> str | None:
-    module = _MISSING.search(text)
-    if module is None or ("Python worker" not in text and "PythonException" not in text):
-        return None
-    return (
-        f"executors' Python has no module {module[1]}: install it there, or create a new session "
-        "with PYSPARK_PYTHON set to an interpreter that has it"
-    )
-
-
-def _no_python(text: str) -> str | None:
-    program = _PROGRAM.search(text)
-    if program is None:
-        return None
-    return (
-        f"executors cannot run {program[1]} ({program[2]}): create a new session with "
-        "PYSPARK_PYTHON set to a Python that exists there"
-    )
-
-
-def _forbidden(text: str) -> str | None:
-    call = _FORBIDDEN.search(text)
-    return None if call is None else f"this cluster forbids {call[1]} (Py4J security)"
-
-
-def _crashed(text: str) -> str | None:
-    if "Python worker exited unexpectedly" in text:
-        return "a Python worker on an executor exited unexpectedly (killed, or out of memory)"
-    return None
-
-
-_READERS = (
-    ("forbidden", _forbidden),
-    ("python", _other_version),
-    ("slots", _slots),
-    ("stopped", _stopped),
-    ("executor_lost", _executor_lost),
-    ("cancelled", _cancelled),
-    ("python", _missing),
-    ("python", _no_python),
-    ("worker_lost", _crashed),
-)
-"""The first match wins: a stopped context also cancels jobs, a lost executor also fails a stage."""
 
 
 def _first_line(text: str) -> str:
