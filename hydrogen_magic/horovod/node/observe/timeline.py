@@ -47,53 +47,64 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
 
     ``replace``: installs a wrapped function wherever Horovod has the original.
     """
-    init, shutdown = module.init, module.shutdown
-    start, stop = module.start_timeline, module.stop_timeline
-    # Horovod aborts the process if one thread starts a timeline while another shuts it down.
-    one_at_a_time = threading.Lock()
+    observed = _ObservedCalls(module)
+    for name in ("init", "shutdown", "start_timeline", "stop_timeline"):
+        original = getattr(module, name)
+        replace(original, _wrapped(original, getattr(observed, name)))
 
-    # The owner of the timeline is determined at the call: the forkserver, from which all ranks are
-    # forked, has already attached the observers if the notebook imports Horovod.
-    @functools.wraps(init)
-    def observed_init(*args: Any, **kwargs: Any) -> Any:
+
+def _wrapped(original: Callable[..., Any], observed: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return observed(original, *args, **kwargs)
+
+    return call
+
+
+class _ObservedCalls:
+    """Calls of the user to Horovod, each with the original function.
+
+    The owner of the timeline is determined at the call: the forkserver, from which all ranks are forked, has
+    already attached the observers if the notebook imports Horovod.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._start, self._stop = module.start_timeline, module.stop_timeline
+        # Horovod aborts the process if one thread starts a timeline while another shuts it down.
+        self._one_at_a_time = threading.Lock()
+
+    def init(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         timeline = _process.timeline
         if timeline is None:
-            return init(*args, **kwargs)
+            return original(*args, **kwargs)
         os.environ.setdefault(TIMELINE, DYNAMIC)
-        result = init(*args, **kwargs)
-        if module.rank() == 0:
-            timeline.begin(module.is_initialized, start, stop)
+        result = original(*args, **kwargs)
+        if self._module.rank() == 0:
+            timeline.begin(self._module.is_initialized, self._start, self._stop)
         return result
 
-    @functools.wraps(shutdown)
-    def observed_shutdown(*args: Any, **kwargs: Any) -> Any:
+    def shutdown(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if _process.timeline is not None:
             _process.timeline.end()
-        with one_at_a_time:
-            return shutdown(*args, **kwargs)
+        with self._one_at_a_time:
+            return original(*args, **kwargs)
 
-    @functools.wraps(start)
-    def observed_start(file_path: str, *args: Any, **kwargs: Any) -> Any:
-        def begin() -> Any:
-            with one_at_a_time:
-                return start(file_path, *args, **kwargs)
+    def start_timeline(
+        self, original: Callable[..., Any], file_path: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        def start() -> Any:
+            with self._one_at_a_time:
+                return original(file_path, *args, **kwargs)
 
-        timeline = _process.timeline
-        if timeline is None:
-            return begin()
-        return timeline.call_as_user(os.path.abspath(file_path), begin)
+        return _as_user(os.path.abspath(file_path), start)
 
-    @functools.wraps(stop)
-    def observed_stop(*args: Any, **kwargs: Any) -> Any:
-        timeline = _process.timeline
-        if timeline is None:
-            return stop(*args, **kwargs)
-        return timeline.call_as_user("", lambda: stop(*args, **kwargs))
+    def stop_timeline(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return _as_user("", lambda: original(*args, **kwargs))
 
-    replace(init, observed_init)
-    replace(shutdown, observed_shutdown)
-    replace(start, observed_start)
-    replace(stop, observed_stop)
+
+def _as_user(path: str, call: Callable[[], Any]) -> Any:
+    return call() if _process.timeline is None else _process.timeline.call_as_user(path, call)
 
 
 class _Timeline:
