@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -148,24 +149,15 @@ def _as_tensors(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if len(shape) < 2 or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return column
     tensor = pa.fixed_shape_tensor(kind, shape)
-    flat = [_flattened(chunk, tensor.storage_type) for chunk in column.chunks]
-    if any(array is None for array in flat):
-        return column
-    return pa.chunked_array([pa.ExtensionArray.from_storage(tensor, one) for one in flat], tensor)
-
-
-def _flattened(lists: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Return lists of lists as lists of all their numbers, None if an inner list is null."""
-    values = lists.drop_null()
-    n_rows = len(values)
-    while pa.types.is_fixed_size_list(values.type):
-        values = values.flatten()
-        if pa.types.is_fixed_size_list(values.type) and values.null_count:
-            return None
-    if len(values) != n_rows * kind.list_size:
-        return None
-    flat = pa.FixedSizeListArray.from_arrays(values, type=kind)
-    return flat if n_rows == len(lists) else flat.take(_places(lists))
+    chunks = []
+    for lists in column.chunks:
+        values = pc.list_flatten(lists, recursive=True)
+        if len(values) != (len(lists) - lists.null_count) * math.prod(shape):
+            return column
+        flat = pa.FixedSizeListArray.from_arrays(values, type=tensor.storage_type)
+        flat = flat.take(_places(lists)) if lists.null_count else flat
+        chunks.append(pa.ExtensionArray.from_storage(tensor, flat))
+    return pa.chunked_array(chunks, tensor)
 
 
 def _places(lists: pa.Array) -> pa.Array:
