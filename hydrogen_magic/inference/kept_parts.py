@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import queue
 import threading
 import zlib
@@ -305,10 +306,8 @@ def _checksum(row: int, rows: Any) -> int:
         table = rows.table
         for block in rows.blocks:
             found = zlib.crc32(block[places].tobytes(), found)
-    checked = table.select(_checked_names(row, table.column_names))
-    picked = pa.concat_tables([checked.slice(place, 1) for place in places])
-    for column in picked.take(pa.array(range(len(places)))).combine_chunks().columns:
-        found = _column_checksum(column, found)
+    for name in _checked_names(row, table.column_names):
+        found = zlib.crc32(_bytes([table.column(name)[place] for place in places]), found)
     return found
 
 
@@ -318,21 +317,8 @@ def _checked_names(row: int, names: list[str]) -> list[str]:
     return names[row // 64 % step :: step]
 
 
-def _column_checksum(column: pa.ChunkedArray, found: int) -> int:
-    """Continue a checksum with a few values; Arrow sets the bytes of nulls to zero when it takes values."""
-    for array in column.chunks:
-        plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        is_packed = pa.types.is_boolean(plain.type) or "view" in str(plain.type)
-        is_text = is_packed or plain.type.num_fields > 0
-        parts = (_text(plain),) if is_text else plain.buffers()[1:]
-        for part in (_text(plain.is_null()) if plain.null_count else b"", *parts):
-            found = zlib.crc32(part or b"", found)
-    return found
-
-
-def _text(array: pa.Array) -> bytes:
-    """Return values as text; the unused bits of their memory may have any value."""
+def _bytes(values: list[pa.Scalar]) -> bytes:
     try:
-        return repr(array.to_pylist()).encode("utf-8", "surrogatepass")
+        return pickle.dumps([value.as_py() for value in values], protocol=5)
     except Exception:  # a time out of range, invalid text
         return b""
