@@ -8,10 +8,10 @@ sufficient: torch's own wheel for CUDA 12.8 is ``2.9.1`` to pip, ``2.9.1+cu128``
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import importlib.util
 import json
+import re
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -20,6 +20,7 @@ BUILD = "python -m hydrogen_magic.horovod build"
 """The remedy for every fault."""
 OPERATIONS = ("gloo", "mpi", "nccl")
 """Possible operations of Horovod."""
+_CONSTANT = re.compile(r"""^(\w+)(?:: [^=]+)? = ["'](.*)["']$""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -123,16 +124,9 @@ def _distribution(name: str) -> str | None:
 def _literals(file: Path) -> dict[str, str]:
     """Return the string constants at the top level of a Python file, without running it."""
     try:
-        body = ast.parse(file.read_text()).body
-    except (OSError, SyntaxError):
+        return dict(_CONSTANT.findall(file.read_text()))
+    except OSError:
         return {}
-    found = {}
-    for line in body:
-        targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
-        value = getattr(line, "value", None)
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            found.update({name.id: value.value for name in targets if isinstance(name, ast.Name)})
-    return found
 
 
 def _metadata(file: Path) -> dict[str, str]:
