@@ -9,8 +9,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydrogen_magic.core import run_log
@@ -75,17 +73,9 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """An earlier run with kept answers."""
-
-    gang: str
-    folder: Path
-
-
-def earlier(wanted: Mapping[str, str]) -> Earlier | None:
-    """Return the run to resume of those with kept answers, as :func:`matching` does."""
-    return matching(wanted, ((found.gang, found, known) for found, known in kept_runs()))
+def earlier(wanted: Mapping[str, str]) -> str | None:
+    """Return the gang of the run to resume of those with kept answers, as :func:`matching` does."""
+    return matching(wanted, ((gang, gang, known) for gang, known in kept_runs()))
 
 
 def matching(
@@ -129,10 +119,10 @@ def _changed(gang: str, changes: Sequence[str]) -> InferError:
     )
 
 
-def kept_runs() -> Iterator[tuple[Earlier, Mapping[str, str]]]:
-    """Yield the runs that have ended and have kept answers, newest first, with their fingerprints."""
+def kept_runs() -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the gangs that have ended and have kept answers, newest first, with their fingerprints."""
     for summary in run_log.recent(with_kept=True):
-        folder = run_log.kept_dir(summary.gang)
+        path = run_log.kept_dir(summary.gang) / JOURNAL
         if run_log.is_over(summary):
-            with suppress(OSError, ValueError, KeyError), open(folder / JOURNAL, "rb") as journal:
-                yield Earlier(summary.gang, folder), json.loads(journal.readline())["fingerprint"]
+            with suppress(OSError, ValueError, KeyError), path.open("rb") as journal:
+                yield summary.gang, json.loads(journal.readline())["fingerprint"]

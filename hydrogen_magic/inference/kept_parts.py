@@ -20,9 +20,10 @@ import queue
 import threading
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,16 +70,6 @@ class _Entry:
     failures: list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """An answer that is to be written."""
-
-    row: int
-    rows: Any
-    data: Any
-    failures: Sequence[Mapping[str, Any]]
-
-
 class KeptParts:
     """The kept answers of one run. Not thread-safe.
 
@@ -103,7 +94,7 @@ class KeptParts:
         self._end = 0
         self._journal: BinaryIO | None = None
         self._answers: BinaryIO | None = None
-        self._waiting: queue.Queue[_Waiting | None] = queue.Queue(_MAX_WAITING)
+        self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._problem: OSError | None = None
         """Why answers cannot be written any more."""
@@ -121,7 +112,7 @@ class KeptParts:
         self._folder = run_log.kept_dir(run.name)
         if self._begun is None:
             return
-        self._begun.folder.rename(self._folder)
+        run_log.kept_dir(self._begun).rename(self._folder)
         self._load()
 
     def _load(self) -> None:
@@ -179,22 +170,22 @@ class KeptParts:
             self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
             self._thread.start()
         with suppress(queue.Full):
-            self._waiting.put_nowait(_Waiting(row, rows, data, failures))
+            self._waiting.put_nowait(partial(self._write, row, rows, data, failures))
 
     def _write_all(self) -> None:
         """The thread."""
-        for answer in iter(self._waiting.get, None):
+        for write in iter(self._waiting.get, None):
             if self._is_needed and self._problem is None:
                 try:
-                    self._write(answer)
+                    write()
                 except Exception as error:  # whatever it is, the run goes on
                     self._problem = OSError(f"{type(error).__name__}: {error}")
 
-    def _write(self, answer: _Waiting) -> None:
-        failures = [dict(each) for each in answer.failures]
-        checksum, n_rows = _checksum(answer.row, answer.rows), answer.rows.num_rows
-        entry = _Entry(answer.row, n_rows, self._end, len(answer.data), checksum, failures)
-        _append(self._answers, answer.data)
+    def _write(self, row: int, rows: Any, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
+        texts = [dict(each) for each in failures]
+        checksum = _checksum(row, rows)
+        entry = _Entry(row, rows.num_rows, self._end, len(data), checksum, texts)
+        _append(self._answers, data)
         _append(self._journal, _line(asdict(entry)))
         self._end += entry.n_bytes
         self._entries[entry.row] = entry
@@ -245,9 +236,9 @@ class KeptParts:
         self._entries.clear()
         if self._folder is not None:
             run_log.delete_kept(self._folder.parent.name)
-        for found, known in kept_runs():
+        for gang, known in kept_runs():
             if known == self.prints:
-                run_log.delete_kept(found.gang)
+                run_log.delete_kept(gang)
 
     def start_text(self) -> str:
         """Return what ``--resume`` has found; empty without it."""
@@ -255,7 +246,7 @@ class KeptParts:
             return ""
         if self._begun is None:
             return "--resume: no finished rows of this cell and frame are kept, starting with the first row"
-        return f"resumed run {self._begun.gang}: {self.n_rows:,} rows were finished before"
+        return f"resumed run {self._begun}: {self.n_rows:,} rows were finished before"
 
     def text(self) -> str:
         """Return a sentence about how to continue the run; empty if nothing is kept."""
