@@ -32,11 +32,9 @@ def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str])
     entries = [*_spans(events, tracks), *_phases(events), *_waits(events), *_counters(events)]
     pids = sorted({entry["pid"] for entry in entries})
     threads = sorted({(entry["pid"], entry["tid"]) for entry in entries})
-    names = [metadata("process_name", pid, 0, f"rank {pid}") for pid in pids]
-    names += [metadata("thread_name", pid, tid, _thread(tid, tracks)) for pid, tid in threads]
-    names += [
-        {**metadata("process_sort_index", pid, 0, ""), "args": {"sort_index": pid}} for pid in pids
-    ]
+    names = [metadata("process_name", pid, name=f"rank {pid}") for pid in pids]
+    names += [metadata("thread_name", pid, tid, name=_thread(tid, tracks)) for pid, tid in threads]
+    names += [metadata("process_sort_index", pid, sort_index=pid) for pid in pids]
     trace = {"traceEvents": [*names, *entries], "displayTimeUnit": "ms"}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(trace, file, separators=(",", ":"), allow_nan=False)
@@ -65,9 +63,9 @@ def _thread(tid: int, tracks: list[str]) -> str:
     return f"{tracks[track]} (thread {lane + 1})" if lane else tracks[track]
 
 
-def metadata(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    """Return the event that names a process or thread of a trace."""
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+def metadata(kind: str, pid: int, tid: int = 0, **args: Any) -> dict[str, Any]:
+    """Return an event about a process or thread of a trace: its name, its place."""
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 
 def _slice(name: str, pid: int, tid: int, start_s: float, end_s: float) -> dict[str, Any]:

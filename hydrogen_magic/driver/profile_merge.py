@@ -80,7 +80,7 @@ def merge(
                 for event in trace.merged():
                     file.write(json.dumps(event, separators=(",", ":")) + ",\n")
                 spans.append(trace.spans())
-            file.write(f"{json.dumps(metadata('hydrogen_magic', 0, 0, ''))}]}}\n")
+            file.write(f"{json.dumps(metadata('hydrogen_magic', 0))}]}}\n")
         if spans:
             part.replace(path)
     finally:
@@ -128,14 +128,11 @@ class _Trace:
     def merged(self) -> Iterator[dict[str, Any]]:
         """Yield the events with the rank as process, on the gang's clock."""
         threads = self._threads()
-        yield metadata("process_name", self.rank, 0, f"rank {self.rank}")
-        yield {
-            **metadata("process_sort_index", self.rank, 0, ""),
-            "args": {"sort_index": self.rank},
-        }
+        yield metadata("process_name", self.rank, name=f"rank {self.rank}")
+        yield metadata("process_sort_index", self.rank, sort_index=self.rank)
         for where, tid in threads.items():
-            yield metadata("thread_name", self.rank, tid, self._name(where))
-            yield {**metadata("thread_sort_index", self.rank, tid, ""), "args": {"sort_index": tid}}
+            yield metadata("thread_name", self.rank, tid, name=self._name(where))
+            yield metadata("thread_sort_index", self.rank, tid, sort_index=tid)
         for event in self.events:
             moved = {
                 **event,
