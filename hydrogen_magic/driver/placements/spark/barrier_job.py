@@ -16,46 +16,32 @@ from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 
-class BarrierJob:
-    """A barrier stage, in its own thread."""
+def submit(
+    session: Session,
+    tag: str,
+    description: str,
+    instructions: Mapping[str, Any],
+    n_tasks: int,
+    profile: Any,
+    hosts: Sequence[str] = (),
+) -> asyncio.Future[SparkJobError | None]:
+    """Run the stage in its own thread; return a future of its end, with its error.
 
-    def __init__(self, session: Session, tag: str, description: str) -> None:
-        self._session = session
-        self._tag = tag
-        self._description = description
+    Its tasks follow the same ``instructions`` (:class:`~.host_tasks.HostTasks`). See
+    :meth:`Session.run_tasks` for the others.
+    """
+    task = _task(instructions)
 
-    def start(
-        self,
-        instructions: Mapping[str, Any],
-        n_tasks: int,
-        profile: Any,
-        hosts: Sequence[str] = (),
-    ) -> asyncio.Future[SparkJobError | None]:
-        """Submit the stage; return a future of its end, with its error.
+    def run() -> SparkJobError | None:
+        try:
+            session.run_tasks(task, n_tasks, profile, tag, description, hosts)
+        except SparkJobError as error:
+            return error
+        except BaseException as error:  # whatever it is, the gang must get the error
+            return SparkJobError("other", f"{type(error).__name__}: {error}")
+        return None
 
-        Its tasks follow the same ``instructions`` (:class:`~.host_tasks.HostTasks`). ``hosts``: as in
-        :meth:`Session.run_tasks`.
-        """
-        task = _task(instructions)
-
-        def run() -> SparkJobError | None:
-            try:
-                self._session.run_tasks(task, n_tasks, profile, self._tag, self._description, hosts)
-            except SparkJobError as error:
-                return error
-            except BaseException as error:  # whatever it is, the gang must get the error
-                return SparkJobError("other", f"{type(error).__name__}: {error}")
-            return None
-
-        return in_daemon_thread(run, f"hydrogen_magic Spark job of gang {self._tag}")
-
-    def running_tasks(self) -> int | None:
-        """Return how many of its tasks hold slots, None if unknown."""
-        return self._session.running_tasks(self._tag)
-
-    def cancel(self) -> None:
-        """Make Spark end the stage; it would restart one whose tasks have lost their agents."""
-        self._session.cancel(self._tag)
+    return in_daemon_thread(run, f"hydrogen_magic Spark job of gang {tag}")
 
 
 def _task(instructions: Mapping[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -19,7 +19,7 @@ from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import RelayRoute, agent_pool
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
-from hydrogen_magic.driver.placements.spark.barrier_job import BarrierJob, as_error, is_unreachable
+from hydrogen_magic.driver.placements.spark.barrier_job import as_error, is_unreachable, submit
 from hydrogen_magic.driver.placements.spark.capacity_check import (
     ClusterCapacity,
     capacity,
@@ -61,7 +61,8 @@ class SparkHosts(HostProvider):
     def __init__(self, session: Session, capacity: ClusterCapacity) -> None:
         self._session = session
         self._capacity = capacity
-        self._job: BarrierJob | None = None
+        self._tag = ""
+        """Of the stage; empty before there is one."""
         self._late_s = math.inf
         """Monotonic time at which the wait for slots is over."""
         self._is_late = False
@@ -106,8 +107,8 @@ class SparkHosts(HostProvider):
             raise as_error(error, self._session)
 
     async def release(self) -> None:
-        if self._job is not None:
-            self._job.cancel()
+        # Spark would restart a stage whose tasks have lost their agents.
+        self._session.cancel(self._tag)
 
     async def _run_stage(self, tasks: HostTasks, sink: EventSink) -> SparkJobError | None:
         """Submit the stage and wait for its end; return its error. Reports that it waits for slots."""
@@ -115,14 +116,14 @@ class SparkHosts(HostProvider):
         free = await self._slots(free_slots)
         if free is not None and free < np:
             _report(free, attempt, sink)
-        tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
+        self._tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
         ranks = "1 rank" if np == 1 else f"{np} ranks"
         description = f"hydrogen_magic gang {attempt.gang}, {ranks}"
-        self._job = job = BarrierJob(self._session, tag, description)
         instructions = tasks.instructions(endpoints(self._session, attempt.job.spec.ports))
         hosts = await self._preferred_hosts(attempt, sink)
-        ended = job.start(instructions, np, self._capacity.profile, hosts)
-        watching = asyncio.ensure_future(self._watch_queue(job, free, tasks, sink))
+        profile = self._capacity.profile
+        ended = submit(self._session, self._tag, description, instructions, np, profile, hosts)
+        watching = asyncio.ensure_future(self._watch_queue(free, tasks, sink))
         try:
             return await ended
         finally:
@@ -156,9 +157,7 @@ class SparkHosts(HostProvider):
         slots = slots_by_host(session, capacity)
         return sum(n_all for host, (_, n_all) in slots.items() if host not in avoided)
 
-    async def _watch_queue(
-        self, job: BarrierJob, free: int | None, tasks: HostTasks, sink: EventSink
-    ) -> None:
+    async def _watch_queue(self, free: int | None, tasks: HostTasks, sink: EventSink) -> None:
         """Report the number of free slots until the tasks have theirs; end the stage if it is late.
 
         ``free``: the number before the stage was submitted, None if unknown.
@@ -170,7 +169,7 @@ class SparkHosts(HostProvider):
             if tasks.have_begun():
                 return
             try:
-                running = await asyncio.to_thread(job.running_tasks)
+                running = await asyncio.to_thread(self._session.running_tasks, self._tag)
                 slots = None if free is None else await self._slots(free_slots)
             except Exception:  # of Py4J, Java or HTTP; a session that has ended ends the stage
                 continue
@@ -182,7 +181,7 @@ class SparkHosts(HostProvider):
             lacks_slots = slots is None or slots < np
             if lacks_slots and time.monotonic() > self._give_up_s(begun_s, running):
                 self._is_late = True
-                job.cancel()
+                self._session.cancel(self._tag)
                 return
             if free is None and not is_reported and time.monotonic() - begun_s > _UNSEEN_S:
                 is_reported = True
