@@ -222,10 +222,10 @@ class Predictor:
 
     def _fitted(self, columns: _Columns, rows: _Rows) -> _Columns:
         """Return ``columns`` in the schema, whose unknown types they may set."""
-        types = [(name, array.type) for name, array in columns.items()]
-        if self.schema is not None and types == _named_types(self.schema):
+        found = pa.schema([(name, array.type) for name, array in columns.items()])
+        if found == self.schema:
             return columns
-        merged = self._joined(self.schema, pa.schema(types))
+        merged = self._joined(self.schema, found)
         is_declared = self._options.schema is not None
         fitted = {
             field.name: fit(columns[field.name], field, is_declared=is_declared) for field in merged
@@ -325,10 +325,6 @@ def _failed(rows: _Rows, first_row: int, error: Exception) -> _RowRange:
     last_row = first_row + rows.num_rows - 1
     failure = RowFailure(first_row, last_row, _reason(error), first_row_text(rows))
     return _RowRange(rows.num_rows, failure=failure)
-
-
-def _named_types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    return list(zip(schema.names, schema.types, strict=True))
 
 
 def _reason(error: Exception) -> str:
