@@ -55,6 +55,7 @@ class CurveChange:
 
     metric: str
     width: int
+    """Width of the buckets in steps: a power of two."""
     series: Mapping[int, Buckets]
     """Rank -> buckets that are new or have changed."""
     bad_steps: Mapping[int, int]
@@ -89,15 +90,6 @@ class Curves:
     def metrics(self) -> list[str]:
         """Return the cleaned names in the order of their first appearance; at most 1,000."""
         return list(self._curves)
-
-    def width(self, metric: str) -> int:
-        """Return the width of the metric's buckets in steps: a power of two."""
-        return self._updated(metric).width
-
-    def series(self, metric: str) -> Mapping[int, Buckets]:
-        """Return rank (and ALL_RANKS) -> all buckets."""
-        curve = self._updated(metric)
-        return {rank: curve.series(rank).buckets() for rank in curve.ranks()}
 
     def bad_steps(self, metric: str) -> Mapping[int, int]:
         """Return rank -> first logged step with a non-finite value; these are in no bucket."""
@@ -138,7 +130,9 @@ class Curves:
 
     def full(self, ranks: Collection[int] | None) -> list[CurveChange]:
         """Return everything, of ``ranks`` (None: all) and ALL_RANKS, for a new client."""
-        found = (self._updated(name, ranks).full(ranks) for name in self._curves)
+        for curve in self._curves.values():
+            curve.update(ranks)
+        found = (curve.full(ranks) for curve in self._curves.values())
         return [change for change in found if change.series]
 
     def _take(self, event: ev.Metrics) -> None:
@@ -170,11 +164,6 @@ class Curves:
         if name not in self._curves and len(self._curves) < _MOST_METRICS:
             self._curves[name] = _Curve(name)
         return self._curves.get(name)
-
-    def _updated(self, metric: str, ranks: Collection[int] | None = None) -> _Curve:
-        curve = self._curves[metric]
-        curve.update(ranks)
-        return curve
 
     def _mark_new_ranks(self, ranks: frozenset[int] | None) -> None:
         """Mark all buckets of ranks that have not been sent before as changed."""

@@ -61,6 +61,11 @@ def tell(change: CurveChange, page: MirroredCurve) -> None:
     page.apply(part, buffers[part["at"]])
 
 
+def whole(curves: Curves, metric: str) -> CurveChange:
+    """Return all buckets of a metric."""
+    return next(change for change in curves.full(None) if change.metric == metric)
+
+
 steps = st.integers(-40, 40) | st.integers(-30_000, 30_000)
 values = st.floats(-1e6, 1e6, width=32)
 many_points = st.lists(st.tuples(st.integers(0, 2), steps, values), min_size=1, max_size=60)
@@ -74,10 +79,10 @@ def test_buckets_are_what_they_would_be_by_hand(points: list[Point], data: st.Da
     while left:
         n = data.draw(st.integers(1, len(left)))
         curves.feed(logged(left[:n]))
-        curves.series("loss")
+        curves.full(None)
         left = left[n:]
-    series = curves.series("loss")
-    expected = by_hand(points, curves.width("loss"))
+    series = whole(curves, "loss").series
+    expected = by_hand(points, whole(curves, "loss").width)
     assert series.keys() == expected.keys()
     for rank, buckets in series.items():
         assert_same(buckets, expected[rank])
@@ -103,9 +108,9 @@ def test_a_page_that_follows_the_changes_has_the_same_buckets(
     while changes := curves.changes(None, math.inf):
         for change in changes:
             tell(change, page)
-    assert page.width == curves.width("loss")
+    assert page.width == whole(curves, "loss").width
     expected = by_hand(points, page.width)
-    for rank, buckets in curves.series("loss").items():
+    for rank, buckets in whole(curves, "loss").series.items():
         assert_same(buckets, expected[rank])
         told = page.series[rank]
         assert sorted(told) == buckets.keys.tolist()
@@ -120,8 +125,8 @@ def test_a_series_never_has_more_than_1024_buckets_and_keeps_its_extremes() -> N
     column[31_337], column[77_777] = 9.0, -9.0
     for start in range(0, 100_000, 500):
         curves.feed([batch(0, range(start, start + 500), loss=column[start : start + 500])])
-    buckets = curves.series("loss")[0]
-    assert curves.width("loss") == 128 and len(buckets) == math.ceil(100_000 / 128)
+    buckets = whole(curves, "loss").series[0]
+    assert whole(curves, "loss").width == 128 and len(buckets) == math.ceil(100_000 / 128)
     assert buckets.maxs[31_337 // 128] == 9.0 and buckets.mins[77_777 // 128] == -9.0
     assert sum(buckets.counts) == 100_000
 
@@ -132,7 +137,7 @@ def test_a_short_burst_stays_exact_and_comes_within_a_second() -> None:
     told = [curves.changes(None, 500) for _ in range(10)]
     sizes = [sum(len(b) for c in changes for b in c.series.values()) for changes in told]
     assert max(sizes) <= 500 and sum(sizes) == 5 * 300
-    assert curves.width("loss") == 1
+    assert whole(curves, "loss").width == 1
 
 
 def test_fast_logging_widens_buckets_until_messages_keep_up() -> None:
@@ -142,7 +147,7 @@ def test_fast_logging_widens_buckets_until_messages_keep_up() -> None:
             [batch(rank, range(tick * 100, tick * 100 + 100), a=[1.0] * 100) for rank in range(8)]
         )
         curves.changes(None, 100)
-    assert curves.width("a") >= 16
+    assert whole(curves, "a").width >= 16
     assert sum(len(b) for c in curves.changes(None, math.inf) for b in c.series.values()) < 6000
 
 
@@ -159,7 +164,7 @@ def test_values_that_are_not_finite_are_in_no_bucket_and_the_first_is_noted() ->
     curves.feed([batch(0, range(5), a=[1.0, None, nan, inf, 2.0], b=[None, None, 1.0, None, None])])
     curves.feed([batch(1, [3, 1], a=[-inf, nan])])
     assert curves.bad_steps("a") == {0: 2, 1: 3} and curves.bad_steps("b") == {}
-    assert curves.series("a")[0].keys.tolist() == [0, 4]
+    assert whole(curves, "a").series[0].keys.tolist() == [0, 4]
     told = {change.metric: change for change in curves.changes(None, 100)}
     assert told["a"].bad_steps == {0: 2, 1: 3}
     assert len(told["a"].series[1]) == 0, "rank 1 has nothing but a bad step to tell"
@@ -184,7 +189,7 @@ def test_numbers_beyond_what_a_page_can_hold() -> None:
     huge = 10**400
     curves.feed([batch(0, [1, 2, 3, 4], a=[1e300, -1e300, huge, 3])])
     curves.feed([batch(0, [huge, 5], a=[1.0, 1.0])])
-    buckets = curves.series("a")[0]
+    buckets = whole(curves, "a").series[0]
     assert buckets.keys.tolist() == [1, 2, 4]
     assert np.isfinite([buckets.means, buckets.mins, buckets.maxs]).all()
     assert curves.bad_steps("a") == {0: 3}
@@ -216,7 +221,7 @@ def test_a_new_attempt_starts_anew() -> None:
     curves = Curves()
     curves.feed(logged([(0, 1, 1.0)]))
     curves.feed([ev.AttemptStarted(1.0, 1), *logged([(0, 7, 2.0)])])
-    assert curves.series("loss")[0].keys.tolist() == [7]
+    assert whole(curves, "loss").series[0].keys.tolist() == [7]
 
 
 def test_a_rank_that_is_looked_at_later_comes_with_all_its_buckets() -> None:
@@ -235,7 +240,7 @@ def test_a_rank_that_is_looked_at_later_comes_with_all_its_buckets() -> None:
             assert set(change.series) <= {ALL_RANKS, *shown}
             tell(change, page)
     assert set(page.series) == {ALL_RANKS, 0, 3}
-    series = curves.series("loss")
+    series = whole(curves, "loss").series
     assert set(series) == {ALL_RANKS, *range(5)}
     for rank in page.series:
         assert sorted(page.series[rank]) == series[rank].keys.tolist()

@@ -146,9 +146,9 @@ def assert_is_complete(page: Mirror, rig: Rig) -> None:
     assert page.names == rig.feed.tracks.names
     for key, spans in rig.feed.tracks.tracks().items():
         assert [row[0] for row in page.spans.get(key, [])] == spans.starts_s.tolist()
-    for metric in rig.feed.curves.metrics():
-        for rank, buckets in rig.feed.curves.series(metric).items():
-            curve = page.curves.get(metric, MirroredCurve())
+    for whole in rig.feed.curves.full(None):
+        for rank, buckets in whole.series.items():
+            curve = page.curves.get(whole.metric, MirroredCurve())
             told = curve.series.get(rank, {})
             assert sorted(told) == buckets.keys.tolist()
             assert [told[key][2] for key in sorted(told)] == buckets.mins.tolist()
