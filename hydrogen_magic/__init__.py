@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hydrogen_magic.driver.gang import Gang
     from hydrogen_magic.driver.history import history
     from hydrogen_magic.driver.launcher import gangs, launch, load_results, run
+    from hydrogen_magic.driver.sweep import last_sweep
     from hydrogen_magic.inference.spark.function import udf
     from hydrogen_magic.node.worker import checkpoint
     from hydrogen_magic.node.worker.api import (
@@ -42,6 +43,7 @@ __all__ = [
     "errors",
     "gangs",
     "history",
+    "last_sweep",
     "launch",
     "load_results",
     "local_rank",
@@ -59,6 +61,7 @@ _HOMES = {
     "Gang": "hydrogen_magic.driver.gang",
     "gangs": "hydrogen_magic.driver.launcher",
     "history": "hydrogen_magic.driver.history",
+    "last_sweep": "hydrogen_magic.driver.sweep",
     "launch": "hydrogen_magic.driver.launcher",
     "load_results": "hydrogen_magic.driver.launcher",
     "run": "hydrogen_magic.driver.launcher",

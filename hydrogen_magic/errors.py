@@ -9,6 +9,7 @@ HydrogenError            a RuntimeError, as what other launchers raise
 ├── ResultError         the ranks finished, but a result could not be sent, unpickled or assigned
 ├── GangStoppedError    the gang was stopped on request (button, interrupt, ``%gang stop``)
 ├── GangTimeoutError    the gang ran longer than ``--timeout``
+├── SweepError          runs of ``--sweep`` failed; the others have finished
 └── InferError          ``%%infer``: this DataFrame, ``predict`` or its result is not supported
 
 Wrong arguments of a magic are IPython's own ``UsageError``, whose traceback IPython hides. Wrong arguments of
@@ -30,6 +31,7 @@ __all__ = [
     "RankFailedError",
     "RendezvousError",
     "ResultError",
+    "SweepError",
 ]
 
 
@@ -91,6 +93,10 @@ class GangStoppedError(HydrogenError):
 
 class GangTimeoutError(HydrogenError):
     """The gang was stopped because it reached its time limit."""
+
+
+class SweepError(HydrogenError):
+    """Some runs of a sweep failed; :func:`hydrogen_magic.last_sweep` has the results of the others."""
 
 
 class InferError(HydrogenError):

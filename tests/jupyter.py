@@ -60,6 +60,12 @@ class Cell:
         shown = self._contents("display_data") + self._contents("update_display_data")
         return shown[-1]["data"]["text/plain"] if shown else ""
 
+    @property
+    def html(self) -> str:
+        """The HTML that was displayed last."""
+        shown = self._contents("display_data") + self._contents("update_display_data")
+        return shown[-1]["data"].get("text/html", "") if shown else ""
+
     def _contents(self, kind: str) -> list[dict[str, Any]]:
         return [content for each, content in self.messages if each == kind]
 

@@ -92,6 +92,15 @@ def rank_numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, parts))))
 
 
+def swept_values(text: str) -> tuple[str, str]:
+    """Return the name and the values of ``lr=0.1,0.01``; ValueError without a name or values."""
+    name, _, values = text.partition("=")
+    name = unicodedata.normalize("NFKC", name.strip())
+    if not name.isidentifier() or keyword.iskeyword(name) or not values.strip():
+        raise ValueError(f"should be NAME=VALUE,VALUE, like lr=0.1,0.01; got {text!r}")
+    return name, values.strip()
+
+
 def run_name(text: str) -> str:
     """Return the name without surrounding space; ValueError for an empty one or one of several lines."""
     name = text.strip()

@@ -31,7 +31,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
@@ -367,12 +367,20 @@ def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) 
     threading.Thread(target=run, args=(going_on,), name=name, daemon=True).start()
 
 
+class _Stoppable(Protocol):
+    """A gang, or several."""
+
+    @property
+    def is_stopping(self) -> bool: ...
+    def stop(self, kill: bool = False) -> None: ...
+
+
 class _Interrupts:
     """SIGINT while a gang is launched and watched: the first stops it, the second kills it."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.gang: Gang | None = None
+        self.gang: _Stoppable | None = None
         self.before: Any = None
         """The signal handler at other times."""
         self._is_asking = False
@@ -405,14 +413,14 @@ class _Interrupts:
             self._is_over = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    def take(self, gang: Gang) -> None:
-        """Stop ``gang`` on SIGINT from now on, and at once if there already was one."""
+    def take(self, gang: _Stoppable) -> None:
+        """Stop ``gang`` (or a sweep) on SIGINT from now on, and at once if there already was one."""
         self.gang = gang
         self._stop_gang()
 
     def _stop_gang(self) -> None:
         if self.gang is not None and self.count > 0:
-            self.gang.stop(kill=self.count > 1 or bool(self.gang.snapshot().stop_reason))
+            self.gang.stop(kill=self.count > 1 or self.gang.is_stopping)
 
 
 @contextmanager

@@ -6,9 +6,11 @@ import sys
 import tokenize
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from IPython.core.displayhook import DisplayHook
@@ -22,10 +24,10 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
-from hydrogen_magic.driver import launcher, result_assignment
+from hydrogen_magic.driver import launcher, result_assignment, sweep
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.errors import CellSyntaxError, HydrogenError, ResultError
+from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
 from hydrogen_magic.notebook import gang_command, ipython_cells
 from hydrogen_magic.notebook.arguments import (
     Arguments,
@@ -40,10 +42,12 @@ from hydrogen_magic.notebook.arguments import (
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.views import pick_view
-from hydrogen_magic.views.tables import inventory_table, plan_table
+from hydrogen_magic.views.tables import inventory_table, plan_table, sweep_table
 
 T = TypeVar("T")
 A = TypeVar("A", Arguments, InferArguments)
+
+_NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
 
 @magics_class
@@ -171,6 +175,8 @@ class Distributed(Magics):
 
     def _run(self, arguments: Arguments, cell: str | None, title: str) -> Any:
         spec = arguments.spec
+        if arguments.sweep and cell is not None:
+            return self._run_sweep(arguments, cell, title)
         planned = launcher.plan(spec)
         captured = self._captured(arguments, cell, planned)
         if arguments.dry_run:
@@ -205,13 +211,45 @@ class Distributed(Magics):
             )
         return captured
 
-    def _captured_cell(self, spec: JobSpec, cell: str, planned: Plan) -> capture.Captured:
+    def _run_sweep(self, arguments: Arguments, cell: str, title: str) -> sweep.Sweep | None:
+        """Run the cell with each combination of values; return the sweep if all runs succeed."""
+        spec = arguments.spec
+        planned = launcher.plan(spec)
+        captured = self._captured_with_each(arguments, cell, planned)
+        runs, states = sweep.prepare(captured, spec, title)
+        if arguments.dry_run:
+            print("\n".join([*sweep_table(states, runs.n_at_once), ""]))
+            _print_dry_run(captured[0][1], planned)
+            return None
+        del captured  # as in _run()
+        from hydrogen_magic.views.sweep import pick_sweep_view
+
+        sweep.attend(runs, pick_sweep_view(runs.runs, states, quiet=spec.quiet))
+        runs.raise_for_state()
+        return runs
+
+    def _captured_with_each(
+        self, arguments: Arguments, cell: str, planned: Plan
+    ) -> list[tuple[Mapping[str, Any], capture.Captured]]:
+        """Return each combination, and the cell captured with it: before any run starts."""
+        captured: list[tuple[Mapping[str, Any], capture.Captured]] = []
+        names = [name for name, _ in arguments.sweep]
+        for values in _checked(lambda: sweep.combinations(arguments.sweep, self._ip.user_ns)):
+            found = self._captured_cell(arguments.spec, cell, planned, values)
+            captured.append((values, found))
+            _checked(partial(sweep.check_used, names, found))
+        return captured
+
+    def _captured_cell(
+        self, spec: JobSpec, cell: str, planned: Plan, values: Mapping[str, Any] = _NO_VALUES
+    ) -> capture.Captured:
+        """Return the cell; ``values`` replace those of the notebook."""
         shell = self._ip
         text = ipython_cells.cell_text(shell, cell)
         try:
             return capture.capture_cell(
                 text,
-                shell.user_ns,
+                {**shell.user_ns, **values} if values else shell.user_ns,
                 ipython_cells.earlier_sources(shell),
                 out=spec.out,
                 max_closure_bytes=spec.max_closure_bytes,
@@ -284,7 +322,7 @@ def _checked(parsed: Callable[[], T]) -> T:
     """Convert an error of the line into UsageError, whose traceback IPython hides."""
     try:
         return parsed()
-    except ArgumentsError as error:
+    except (ArgumentsError, OptionValueError) as error:
         raise UsageError(str(error)) from None
 
 

@@ -20,6 +20,8 @@ from hydrogen_magic.views.widget.display import Display
 
 MOST_RUNS = 8
 """As many as there are colours."""
+_MOST_DRAWN = 24
+"""Runs with curves: lines of the same colour have three dash patterns."""
 _INTERVAL_S = 1.0
 """Interval between updates: a picture of eight runs is some 100 kB."""
 _MOST_METRICS = 12
@@ -38,13 +40,15 @@ class Run(Protocol):
 class Comparison:
     """Runs in a fixed order, each built from its own events."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], planned: Sequence[GangState] = ()) -> None:
+        """``planned``: states of runs that have no events yet; their names are shown in the legend only."""
         self._runs = runs
         self._seen = [0] * len(runs)
         """Number of processed events of each."""
-        self._states = [GangState()] * len(runs)
+        self._states = list(planned) or [GangState()] * len(runs)
         self._curves = [Curves() for _ in runs]
-        self._is_running = self._read()
+        self._legend = [state.name for state in planned]
+        self._is_running = self.read()
 
     def display(self) -> None:
         """Show it under the cell of a notebook; a thread updates it until the runs have ended."""
@@ -57,14 +61,19 @@ class Comparison:
     def _follow(self, output: Display) -> None:
         while self._is_running:
             time.sleep(_INTERVAL_S)
-            self._is_running = self._read()
+            self._is_running = self.read()
             self._show(output)
 
     def _show(self, output: Display) -> None:
         now = time.time()
         output.show({"text/html": self.html(now), "text/plain": "\n".join(self.lines(now))})
 
-    def _read(self) -> bool:
+    @property
+    def states(self) -> Sequence[GangState]:
+        """The states of the runs after the events that were read."""
+        return self._states
+
+    def read(self) -> bool:
         """Process new events; return whether there may be more."""
         running = [not run.wait(0) for run in self._runs]
         for place, run in enumerate(self._runs):
@@ -88,23 +97,32 @@ class Comparison:
             "<tr>" + "".join(_cell("td", text, n, place) for n, text in enumerate(row)) + "</tr>"
             for place, row in enumerate(rows)
         ]
-        charts = overlaid_html(self._curves, [row[0] for row in rows])
+        charts = overlaid_html(self._drawn(), self._legend or [row[0] for row in rows])
         # MathJax would render text between two dollar signs.
         top = '<div class="hydrogen-magic tex2jax_ignore mathjax_ignore">'
         return "\n".join([top, f"<table><tr>{head}</tr>", *body, "</table>", *charts, "</div>"])
+
+    def _drawn(self) -> list[Curves]:
+        """Return the curves of the newest runs, and none of the others."""
+        logged = [place for place, curves in enumerate(self._curves) if curves.metrics()]
+        drawn = set(logged[-_MOST_DRAWN:])
+        return [each if place in drawn else Curves() for place, each in enumerate(self._curves)]
 
     def _rows(self, now: float) -> list[list[str]]:
         """Return titles, then the cells of each run."""
         states = self._states
         columns = [
-            ("run", [f"{state.name} ({state.gang})" for state in states]),
+            ("run", list(map(self._name, states))),
             ("state", [state.state for state in states]),
-            ("took", [duration(state.length_s(now)) for state in states]),
+            ("took", [duration(state.length_s(now)) if state.gang else "" for state in states]),
             *_differences(states),
             *_metrics(states),
         ]
         titles, cells = [title for title, _ in columns], [each for _, each in columns]
         return [titles, *(list(row) for row in zip(*cells, strict=True))]
+
+    def _name(self, state: GangState) -> str:
+        return state.gang if self._legend else f"{state.name} ({state.gang})"
 
 
 def _differences(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:

@@ -65,6 +65,13 @@ def _plan_row(slot: Slot) -> tuple[str, str, str, str]:
     return str(slot.rank), slot.host, local_rank, device
 
 
+def sweep_table(states: Sequence[GangState], n_at_once: int) -> list[str]:
+    """Return one line for each run of a sweep that has not started, with its values."""
+    names = list(states[0].params)
+    rows = [(str(n), *(str(s.params[name]) for name in names)) for n, s in enumerate(states, 1)]
+    return [*table(("run", *names), rows), f"{len(rows)} runs, {n_at_once} at once"]
+
+
 def gangs_table(states: Sequence[GangState], now: float | None = None) -> list[str]:
     """Return one line per gang, the newest last; ``now`` is Unix time."""
     now = time.time() if now is None else now

@@ -344,6 +344,21 @@ def test_an_interrupt_stops_the_gang_and_what_is_queued(kernel: Kernel) -> None:
     assert kernel.run(REDUCE).value == "2"
 
 
+def test_an_interrupt_stops_a_sweep_and_its_queue(kernel: Kernel, tmp_path: Path) -> None:
+    """The comparison under the cell shows that, and stays: a picture that needs no page."""
+    kernel.run("import hydrogen_magic as hm\nlr = 1")
+    body = "import time\nfor step in range(3):\n    hm.log(loss=lr)\ntime.sleep(1000)"
+    cell = kernel.start(f"%%distributed --np 2 --grace 600 --sweep lr=1,2,*range(3, 20)\n{body}")
+    kernel.until(cell, lambda: re.search(r"RUNNING.* 1 +1$", cell.block, re.M))
+    assert "QUEUED" in cell.block
+    kernel.interrupt()
+    kernel.finish(cell)
+    assert "GangStoppedError: the sweep was stopped: 19 stopped" in cell.error
+    assert cell.block.count("STOPPED") == 19 and "QUEUED" not in cell.block
+    assert cell.html.count('alt="loss: 1 to 1') == 1 and "sweep of 19 runs" in cell.html
+    assert kernel.value(RUNNING) == "[]"
+
+
 def test_a_second_interrupt_kills(kernel: Kernel) -> None:
     cell = kernel.start(STUBBORN)
     both_say(kernel, cell, "ready")

@@ -96,6 +96,11 @@ def test_a_comment_ends_the_line() -> None:
         ("--out class", "variable names"),
         ("--max-closure lots", "500MB or 2GiB"),
         ("--save train", "ends in .py"),
+        ("--sweep lr", "NAME=VALUE,VALUE"),
+        ("--sweep lr=1 --sweep lr=2", "given twice"),
+        ("--sweep lr=1,2 --detach", "cannot be combined with --detach"),
+        ("--sweep lr=1,2 --save all.py", "one value of each name"),
+        ("--sweep lr=1,2 --timeline all.json", "write the same file"),
         ("--env 'A=1", "unclosed quotation mark"),
     ],
 )
@@ -103,6 +108,12 @@ def test_a_wrong_line_is_answered_with_what_would_be_right(line: str, said: str)
     with pytest.raises(ArgumentsError) as caught:
         parse(line)
     assert said in str(caught.value)
+
+
+def test_values_of_a_sweep_may_have_spaces_between_them() -> None:
+    swept = parse("--sweep lr=0.1, -1 --np 3 --timeline --sweep layers=[8, 8], [16]")
+    assert swept.sweep == (("lr", "0.1, -1"), ("layers", "[8, 8], [16]"))
+    assert swept.spec == JobSpec(np=3, timeline="")
 
 
 @given(st.text(max_size=40))
@@ -172,6 +183,7 @@ def test_a_timeline_file_before_a_script_is_a_json_file() -> None:
     [
         ("", "needs a script or -m module"),
         ("--np 2 -m", "needs a script or -m module"),
+        ("--sweep lr=1,2 train.py", "values that a cell uses"),
         ("--npp 2 train.py", "did you mean --np?"),
         ("--out model train.py", "a script has none"),
     ],

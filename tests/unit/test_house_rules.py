@@ -40,7 +40,7 @@ LAYERS = (
     ),
     ("driver",),
     ("views",),
-    ("driver.launcher", "driver.history", "inference"),
+    ("driver.launcher", "driver.history", "driver.sweep", "inference"),
     ("compat", "notebook", "testing", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
@@ -73,6 +73,7 @@ DOORS = {
         "driver.metrics",
         "driver.history",
         "driver.gang",
+        "driver.sweep",
         "capture",
         "views",
         "inference",
@@ -107,6 +108,7 @@ OF_NUMBERS = tuple(
         "growable_arrays",
         "curves",
         "comparison",
+        "sweep",
         "span_tracks",
         "widget",
         "static_svg",

@@ -236,6 +236,13 @@ class Planner(ABC):
     def plan(self, spec: JobSpec) -> Plan:
         """Return who runs where; raises PlacementError when that is impossible. No effect."""
 
+    def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
+        """Return the environment of each gang like ``spec`` that can run beside the others.
+
+        At least one, and not more than ``most``. The variables give a gang its own part of the machine.
+        """
+        return ({},)
+
 
 class Placement(Planner):
     """Where ranks run, in processes of their own. A plug-in's derives from this class."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hydrogen_magic.core import events as ev
@@ -55,9 +55,7 @@ class LocalPlacement(Placement):
                 "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
                 "inline --np 1` works everywhere"
             )
-        given = dict(spec.env).get("CUDA_VISIBLE_DEVICES")
-        environ = os.environ if given is None else {**os.environ, "CUDA_VISIBLE_DEVICES": given}
-        gpus, notes = devices.assign(spec, devices.visible_gpus(environ))
+        gpus, notes = devices.assign(spec, _visible_gpus(spec))
         host = os.uname().nodename
         slots = tuple(
             Slot(rank, rank, 0, spec.np, spec.np, 1, host, gpus[rank], interface=LOOPBACK)
@@ -65,8 +63,26 @@ class LocalPlacement(Placement):
         )
         return Plan(slots, notes)
 
+    def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
+        """Return as many as there are GPUs, or one core for each rank."""
+        gpus, np = _visible_gpus(spec), spec.np
+        if spec.gpu is not False and len(gpus) >= np:
+            parts = [gpus[n : n + np] for n in range(0, len(gpus) - np + 1, np)]
+            return tuple({"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts[:most])
+        n_cores = len(os.sched_getaffinity(0))
+        n_gangs = max(1, min(most, n_cores // np))
+        is_alone = np > 1 or n_gangs == 1 or "OMP_NUM_THREADS" in {**os.environ, **dict(spec.env)}
+        threads = {} if is_alone else {"OMP_NUM_THREADS": str(n_cores // n_gangs)}
+        return (threads,) * n_gangs
+
     def open(self, spec: JobSpec) -> LocalAgentGroup:
         return LocalAgentGroup()
+
+
+def _visible_gpus(spec: JobSpec) -> tuple[str, ...]:
+    given = dict(spec.env).get("CUDA_VISIBLE_DEVICES")
+    environ = os.environ if given is None else {**os.environ, "CUDA_VISIBLE_DEVICES": given}
+    return devices.visible_gpus(environ)
 
 
 def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hydrogen_magic.core.argument_types import python_file, typed
+from hydrogen_magic.core.argument_types import python_file, swept_values, typed
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
@@ -32,6 +32,8 @@ class Arguments:
     """Print what would be captured and where each rank would run, without running it."""
     save: str | None = None
     """File to which the cell is written as a script for torchrun."""
+    sweep: tuple[tuple[str, str], ...] = ()
+    """Names of the notebook that are replaced, and their values as written."""
     script: str | None = None
     """Script file or module name of the line form; None for a cell."""
     script_args: tuple[str, ...] = ()
@@ -57,7 +59,10 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     if unknown:
         raise ArgumentsError(unknown_message(unknown[0], parser))
     spec = _named(spec_of(found, defaults or JobSpec()), found)
-    arguments = Arguments(spec=spec, dry_run=found.dry_run, save=found.save)
+    sweep = tuple(_swept(" ".join(words)) for words in found.sweep)
+    arguments = Arguments(spec=spec, dry_run=found.dry_run, save=found.save, sweep=sweep)
+    if sweep:
+        _check_sweep(arguments)
     return arguments if is_cell else _with_script(arguments, found)
 
 
@@ -84,6 +89,14 @@ def _parser(is_cell: bool) -> LineParser:
     parser.add_argument(
         "--save", type=typed(python_file), metavar="FILE.py", help="also write a script"
     )
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        nargs="+",  # values may have spaces between them
+        default=[],
+        metavar="NAME=V,V",
+        help="run the cell once for each value of a name; repeatable: all combinations",
+    )
     add_display(parser)
     if not is_cell:
         rest = argparse.REMAINDER
@@ -99,7 +112,40 @@ def _named(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     return replace(spec, rendezvous=rendezvous, out=names or spec.out)
 
 
+def _swept(text: str) -> tuple[str, str]:
+    try:
+        return swept_values(text)
+    except ValueError as error:
+        raise ArgumentsError(f"--sweep: {error}") from None
+
+
+def _check_sweep(arguments: Arguments) -> None:
+    """Raise ArgumentsError for options that have no meaning for several runs of a cell."""
+    names = [name for name, _ in arguments.sweep]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ArgumentsError(
+            f"--sweep {twice} is given twice: write all values in one, as in --sweep {twice}=1,2"
+        )
+    reasons = {
+        "--detach": (
+            "a sweep starts its runs one after another from this cell",
+            arguments.spec.detach,
+        ),
+        "--save": ("a script has one value of each name", arguments.save),
+        "--timeline FILE": ("every run would write the same file", arguments.spec.timeline),
+    }
+    for option, (reason, is_given) in reasons.items():
+        if is_given:
+            raise ArgumentsError(f"--sweep cannot be combined with {option}: {reason}")
+
+
 def _with_script(arguments: Arguments, found: argparse.Namespace) -> Arguments:
+    if arguments.sweep:
+        raise ArgumentsError(
+            "--sweep replaces values that a cell uses, and a script uses none of the notebook: call "
+            "%distributed in a loop"
+        )
     as_module = found.module is not None
     words: Sequence[str] = found.module if as_module else found.command
     if words and words[0] == "--":  # some versions of argparse keep the separator

@@ -16,7 +16,7 @@ from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves, metric_n
 from hydrogen_magic.views.point_buckets import Buckets
 from hydrogen_magic.views.short_names import short_names
 from hydrogen_magic.views.static_svg.ansi import name_html
-from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK, of_rank
+from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK, dashes_of, of_rank
 from hydrogen_magic.views.static_svg.scales import Scale, value_scale
 from hydrogen_magic.views.text_table import MOST_ROWS
 
@@ -90,7 +90,8 @@ def overlaid_html(runs: Sequence[Curves], names: Sequence[str]) -> list[str]:
         bad = {p: min(each.bad_steps.values()) for p, each in changes.items() if each.bad_steps}
         charts.append(_Chart(metric, name, lines, bad, who).html(None))
     # One picture per name: a narrow page breaks the line between them.
-    keys = [_key({place: name}) for place, name in enumerate(short_names(names, _LONGEST_NAME))]
+    short = short_names(names, _LONGEST_NAME)
+    keys = [_key({place: short[place]}) for place, run in enumerate(found) if run]
     return [_caption(metrics), "<p>", *keys, "</p>", "<p>", *charts, "</p>"]
 
 
@@ -126,7 +127,8 @@ def _key(names: Mapping[int, str], colour: str = "") -> str:
         parts.append(svg.label(x + 28, 13, words))
         x += 44 + svg.text_width(words)
     for rank, name in names.items():
-        parts.append(svg.path(f"M{x:g} 9h22", stroke=of_rank(rank), stroke_width=1.5))
+        stroke = {"stroke": of_rank(rank), "stroke_dasharray": dashes_of(rank)}
+        parts.append(svg.path(f"M{x:g} 9h22", stroke_width=1.5, **stroke))
         parts.append(svg.label(x + 28, 13, name))
         x += 42 + svg.text_width(name)
     words = ", ".join(names.values())
@@ -251,6 +253,7 @@ class _Chart:
             fill="none",
             stroke=colour,
             stroke_linejoin="round",
+            stroke_dasharray=dashes_of(rank),
             stroke_width=1.1 if rank >= 0 else 2.4 if len(self._lines) > 1 else 1.6,
         )
 

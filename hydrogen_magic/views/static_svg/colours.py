@@ -36,6 +36,11 @@ def of_rank(rank: int) -> str:
     return EITHER[rank % len(EITHER)]
 
 
+def dashes_of(line: int) -> str:
+    """Return the dash pattern that tells a line from those of the same colour."""
+    return ("", "7 3", "2 2")[max(0, line) // len(EITHER) % 3]
+
+
 def contrast(colour: str, background: str) -> float:
     """Return the contrast of two ``#rrggbb`` colours as WCAG defines it: 1 to 21."""
     darker, lighter = sorted(_luminance(_linear(each)) for each in (colour, background))

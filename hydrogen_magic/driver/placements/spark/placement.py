@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements import Placement
@@ -41,6 +42,12 @@ class SparkPlacement(Placement):
             return plan
         hosts = chosen.hosts or [slot.host for slot in plan.slots]
         return rank_assignment.expected(plan, hosts, chosen.note)
+
+    def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
+        """Return as many as there are slots for: Spark gives each its own."""
+        _, capacity = _look(spec)
+        n_gangs = (capacity.slots or spec.np) // spec.np
+        return ({},) * max(1, min(most, n_gangs))
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
         found, capacity = _look(spec)

@@ -1,0 +1,443 @@
+"""A sweep: one gang for each combination of values, as many at once as fit, the others in a queue."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hydrogen_magic import plugins
+from hydrogen_magic.capture import Captured
+from hydrogen_magic.capture.required_names import similar
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.masking import MASK, is_secret_name
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.state.gang_state import GangState, RankState
+from hydrogen_magic.errors import (
+    GangStoppedError,
+    HydrogenError,
+    OptionValueError,
+    ResultError,
+    SweepError,
+)
+
+if TYPE_CHECKING:
+    import pandas
+
+    from hydrogen_magic.views.sweep import SweepView
+
+_POLL_S = 0.1
+"""How long the end of a run may go unnoticed while others wait for its place."""
+_LONGEST_VALUE = 40
+"""Characters of a value in the name of a run."""
+
+
+def combinations(
+    options: Sequence[tuple[str, str]], namespace: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return all combinations of the values of ``--sweep`` options, the last name varying fastest.
+
+    ``options``: names, and their values as written. Values are Python expressions, evaluated in
+    ``namespace``; of a name whose value there is text, they are text. Raises OptionValueError if they
+    cannot be evaluated.
+    """
+    columns = [
+        [(name, value) for value in _values(name, text, namespace)] for name, text in options
+    ]
+    return [dict(chosen) for chosen in itertools.product(*columns)]
+
+
+def _values(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
+    if isinstance(namespace.get(name), str) and text[0] not in "*'\"":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        values: list[Any] = eval(f"[{text}]", dict(namespace))
+    except Exception as error:  # the expressions are the user's
+        raise OptionValueError(
+            f"--sweep {name}={text}: {type(error).__name__}: {error}. Values are Python expressions; "
+            f"text needs two kinds of quotation marks: --sweep \"{name}='a','b'\""
+        ) from None
+    if not values:
+        raise OptionValueError(f"--sweep {name}={text}: there is no value")
+    return values
+
+
+def label_of(values: Mapping[str, Any]) -> str:
+    """Return ``lr=0.1 width=64``."""
+    return " ".join(f"{name}={_value_text(name, value)}" for name, value in values.items())
+
+
+def params_of(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Return the values as they are listed with a run: plain ones, and short texts of all others."""
+    return {
+        name: value if type(value) in (bool, int, float) else _value_text(name, value)
+        for name, value in values.items()
+        if not is_secret_name(name)
+    }
+
+
+def _value_text(name: str, value: Any) -> str:
+    if is_secret_name(name):
+        return MASK
+    own_name = value if isinstance(value, str) else getattr(value, "__name__", None)
+    text = " ".join((own_name if isinstance(own_name, str) else repr(value)).split())
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+
+
+Launch = Callable[[Mapping[str, str]], Gang]
+"""Launches a gang with these variables in addition."""
+
+
+class SweepRun:
+    """One combination of a sweep: it waits for its turn, then it is a gang."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.label = label_of(values)
+        self.gang: Gang | None = None
+        self._refused: BaseException | None = None
+        """Why it never became a gang."""
+
+    def start(self, launch: Launch, share: Mapping[str, str]) -> None:
+        """Become a gang; one that cannot be launched ends this run only."""
+        try:
+            self.gang = launch(share)
+        except BaseException as error:
+            self.refuse(error)
+            if not isinstance(error, HydrogenError):
+                raise
+
+    def refuse(self, reason: BaseException) -> None:
+        """Never become a gang."""
+        self._refused = reason
+
+    @property
+    def state(self) -> str:
+        """``QUEUED``, then the state of a gang."""
+        if self.gang is not None:
+            return self.gang.state
+        if self._refused is None:
+            return "QUEUED"
+        return "STOPPED" if isinstance(self._refused, GangStoppedError) else "FAILED"
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it has no result, None for a run that succeeded or has not ended."""
+        if self.gang is None:
+            return self._refused
+        try:
+            self.gang.raise_for_state()
+        except BaseException as error:  # of a rank inside the kernel it is the user's own
+            return error
+        lost = self.gang.received.of(0).errors if self.gang.wait(0) else {}
+        return ResultError("\n".join(lost.values())) if lost else None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether it has ended; waits for a gang."""
+        return self._refused is not None if self.gang is None else self.gang.wait(timeout_s)
+
+    def events(self, start: int = 0) -> list[ev.Event]:
+        """Return the events of its gang, from the ``start``-th on."""
+        if self.gang is not None:
+            return self.gang.events(start)
+        if self._refused is None:
+            return []
+        ended: list[ev.Event] = [ev.GangEnded(0.0, self.state, str(self._refused))]
+        return ended[start:]
+
+    def row(self) -> dict[str, Any]:
+        """Return what :attr:`Sweep.results` has of it."""
+        gang, error = self.gang, self.error
+        state = gang.snapshot() if gang is not None else None
+        is_complete = state is not None and state.state == "SUCCEEDED" and error is None
+        return {
+            "params": dict(self.values),
+            "gang": gang.id if gang is not None else None,
+            "state": self.state,
+            "duration_s": state.length_s(time.time()) if state is not None else None,
+            "metrics": dict(state.last_metrics) if state is not None else {},
+            "result": gang.result if gang is not None and is_complete else None,
+            "out": dict(gang.out) if gang is not None and is_complete else {},
+            "error": None if error is None else str(error),
+        }
+
+
+class Sweep:
+    """The runs of one cell with each combination of values; the value of a cell with ``--sweep``.
+
+    ``len(sweep)`` is the number of combinations. Results of failed or stopped runs are missing, those of
+    the others are there.
+    """
+
+    def __init__(
+        self,
+        queue: Sequence[tuple[SweepRun, Launch]],
+        shares: Sequence[Mapping[str, str]],
+    ) -> None:
+        self._runs = tuple(run for run, _ in queue)
+        self._queue = deque(queue)
+        self._free = list(reversed(shares))
+        self._running: dict[SweepRun, Mapping[str, str]] = {}
+        """Runs that have not ended, and their shares of the machine."""
+        self._is_stopped = False
+        self._is_killed = False
+
+    # ── for the user ──
+
+    @property
+    def gangs(self) -> list[Gang | None]:
+        """The gang of each combination, None for one that never started."""
+        return [run.gang for run in self._runs]
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """One dict for each combination, in their order.
+
+        Keys: ``params`` (the values of the combination), ``gang`` (its id), ``state`` (``QUEUED PENDING
+        RUNNING SUCCEEDED FAILED STOPPED``), ``duration_s``, ``metrics`` (the last value of each), ``result``
+        (rank 0's value, None for a run without success), ``out`` (the variables of ``--out``) and
+        ``error`` (its message, or None).
+        """
+        return [run.row() for run in self._runs]
+
+    @property
+    def table(self) -> pandas.DataFrame:
+        """The results as a DataFrame, one row for each combination.
+
+        Columns as in :func:`hydrogen_magic.history`: ``gang state duration_s``, ``params.NAME``,
+        ``metrics.NAME``; then ``result``.
+        """
+        import pandas
+
+        table: pandas.DataFrame = pandas.DataFrame([_flat(row) for row in self.results])
+        return table
+
+    def best(self, name: str, *, largest: bool = False) -> dict[str, Any]:
+        """Return the item of :attr:`results` with the smallest value of ``name``.
+
+        ``name``: a logged metric, of which the last value counts, or a key of results that are dicts.
+        ``largest``: return the one with the largest value. Runs that failed or were stopped do not count.
+        Raises KeyError if no run has a finite value of that name.
+        """
+        ended = [row for row in self.results if row["state"] == "SUCCEEDED"]
+        found = [(value, row) for row in ended if (value := _number(row, name)) is not None]
+        if not found:
+            known = dict.fromkeys(key for row in ended for key in _scores(row))
+            raise KeyError(
+                f"no run has a finite {name!r}; known: {', '.join(map(str, known)) or 'none'}"
+            )
+        return (max if largest else min)(found, key=lambda each: each[0])[1]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __repr__(self) -> str:
+        return f"<Sweep of {len(self)} runs: {self.progress}; see .table, .results and .best(name)>"
+
+    @property
+    def progress(self) -> str:
+        """How many runs are in which state: ``2 succeeded, 1 running, 3 queued``."""
+        counts = Counter(run.state.lower() for run in self._runs)
+        return ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+
+    # ── control ──
+
+    @property
+    def n_at_once(self) -> int:
+        """How many runs fit beside each other."""
+        return len(self._free) + len(self._running)
+
+    @property
+    def runs(self) -> Sequence[SweepRun]:
+        """The combinations, in their order."""
+        return self._runs
+
+    def advance(self) -> bool:
+        """Start runs where others have ended; return whether any is left. Waits for a moment."""
+        for run in list(self._running)[:1]:
+            run.wait(_POLL_S)
+        for run in [run for run in self._running if run.wait(0)]:
+            self._free.append(self._running.pop(run))
+        while self._queue and self._free and not self._is_stopped:
+            self._start(*self._queue.popleft(), self._free.pop())
+        return bool(self._running or self._queue)
+
+    def _start(self, run: SweepRun, launch: Launch, share: Mapping[str, str]) -> None:
+        self._running[run] = share
+        run.start(launch, share)
+        if isinstance(run.error, KeyboardInterrupt):  # of a rank inside the kernel
+            self.stop()
+        if self._is_stopped and run.gang is not None:  # requested while it was started
+            run.gang.stop(self._is_killed)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopped
+
+    def stop(self, kill: bool = False) -> None:
+        """Stop the running gangs, with ``kill`` at once, and start no further one. Does not wait."""
+        self._is_stopped, self._is_killed = True, self._is_killed or kill
+        while self._queue:
+            run, _ = self._queue.popleft()
+            run.refuse(GangStoppedError("the sweep was stopped before it started"))
+        for run in list(self._running):
+            if run.gang is not None:
+                run.gang.stop(kill)
+
+    def raise_for_state(self) -> None:
+        """Raise GangStoppedError or SweepError unless all runs have succeeded."""
+        if self._is_stopped:
+            raise GangStoppedError(f"the sweep was stopped: {self.progress}{_where_results(self)}")
+        failed = [run for run in self._runs if run.error is not None]
+        if failed:
+            raise SweepError(_headline(self, failed), report=_report(self, failed))
+
+
+_STATES = ("succeeded", "failed", "stopped", "running", "pending", "queued")
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    params = {f"params.{name}": value for name, value in row["params"].items()}
+    metrics = {f"metrics.{name}": value for name, value in row["metrics"].items()}
+    first = {name: row[name] for name in ("gang", "state", "duration_s")}
+    return {**first, **params, **metrics, "result": row["result"]}
+
+
+def _scores(row: Mapping[str, Any]) -> Mapping[Any, Any]:
+    result = row["result"] if isinstance(row["result"], Mapping) else {}
+    return {**result, **row["metrics"]}
+
+
+def _number(row: Mapping[str, Any], name: str) -> float | None:
+    try:
+        value = float(_scores(row)[name])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _headline(sweep: Sweep, failed: Sequence[SweepRun]) -> str:
+    each = "; ".join(f"{run.label}: {_first_line(run)}" for run in failed)
+    return f"{len(failed)} of {len(sweep)} runs of the sweep failed: {each}{_where_results(sweep)}"
+
+
+def _report(sweep: Sweep, failed: Sequence[SweepRun]) -> str:
+    """Return the failures; combinations that failed in the same way share one report."""
+    by_reason: dict[str, list[SweepRun]] = {}
+    for run in failed:
+        by_reason.setdefault(_first_line(run), []).append(run)
+    lines = [
+        f"SweepError: {len(failed)} of {len(sweep)} runs of the sweep failed{_where_results(sweep)}"
+    ]
+    for runs in by_reason.values():
+        names = ", ".join(map(_name_and_id, runs))
+        lines += ["", f"── {names} ──", *_own_report(runs[0])]
+    return "\n".join(lines)
+
+
+def _name_and_id(run: SweepRun) -> str:
+    return f"{run.label} ({run.gang.id})" if run.gang is not None else run.label
+
+
+def _first_line(run: SweepRun) -> str:
+    error = run.error
+    text = str(error).partition("\n")[0]
+    return text if isinstance(error, HydrogenError) else f"{type(error).__name__}: {text}"
+
+
+def _own_report(run: SweepRun) -> list[str]:
+    error = run.error
+    return error.report.splitlines() if isinstance(error, HydrogenError) else [_first_line(run)]
+
+
+def _where_results(sweep: Sweep) -> str:
+    has_any = any(run.state == "SUCCEEDED" for run in sweep.runs)
+    return "; hydrogen_magic.last_sweep() has the results of the others" if has_any else ""
+
+
+# ── running it ───────────────────────────────────────────────────────────────────────────────────
+
+_newest: deque[Sweep] = deque(maxlen=1)
+
+
+def check_used(names: Sequence[str], captured: Captured) -> None:
+    """Raise OptionValueError if the cell does not use one of ``names`` of the notebook."""
+    used = [item.name for item in captured.inventory if item.kind != "module"]
+    for name in names:
+        if name not in used:
+            values = [item.name for item in captured.inventory if item.kind == "value"]
+            others = ", ".join(each for each in values if each not in names) or "no values"
+            near = similar(name, used)
+            hint = f". Did you mean {near[0]}?" if near else ""
+            raise OptionValueError(
+                f"--sweep {name}: the cell does not use `{name}` of the notebook, only {others}{hint}"
+            )
+
+
+def prepare(
+    captured: Sequence[tuple[Mapping[str, Any], Captured]], spec: JobSpec, title: str
+) -> tuple[Sweep, list[GangState]]:
+    """Return a sweep and the states of its runs before they start.
+
+    ``captured``: the values of each combination, and the cell captured with them.
+    """
+    queue: list[tuple[SweepRun, Launch]] = []
+    for values, cell in captured:
+        run = SweepRun(values)
+        listed = replace(cell, params={**cell.params, **params_of(values)})
+        named = replace(spec, name=f"{spec.name} {run.label}")
+        queue.append((run, partial(_launch, listed, named, title)))
+    shares = plugins.placement(spec.placement).shares(spec, len(queue))
+    return Sweep(queue, shares), [_planned(run, spec) for run, _ in queue]
+
+
+def _launch(cell: Captured, spec: JobSpec, title: str, share: Mapping[str, str]) -> Gang:
+    spec = replace(spec, env=(*spec.env, *share.items()))
+    return launcher.launch_captured(cell, spec, title=title)
+
+
+def _planned(run: SweepRun, spec: JobSpec) -> GangState:
+    return GangState(
+        name=run.label,
+        params=params_of(run.values),
+        placement=spec.placement,
+        rendezvous=spec.rendezvous,
+        state=run.state,
+        ranks=tuple(map(RankState, range(spec.np))),
+    )
+
+
+def last_sweep() -> Sweep | None:
+    """Return this kernel's newest sweep, also one that failed or was stopped; None before the first."""
+    return _newest[-1] if _newest else None
+
+
+def attend(sweep: Sweep, view: SweepView) -> None:
+    """Run the sweep to its end. The first interrupt stops its gangs and its queue, the second kills."""
+    _newest.append(sweep)
+    with launcher.interrupts_held() as interrupts:
+        interrupts.take(sweep)
+        try:
+            while sweep.advance():
+                view.update(sweep)
+        finally:
+            _end(sweep)
+            view.close(sweep)
+
+
+def _end(sweep: Sweep) -> None:
+    """Leave no gang unattended if the view failed."""
+    if sweep.advance():
+        sweep.stop()
+        while sweep.advance():
+            pass

@@ -1,0 +1,105 @@
+"""A sweep under its cell: a table of its runs with their curves in a notebook, lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from hydrogen_magic.driver.state.formatting import duration, number
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.views import draws_html
+from hydrogen_magic.views.comparison import Comparison, Run
+from hydrogen_magic.views.static_svg.ansi import escaped
+from hydrogen_magic.views.widget.display import Display
+
+_INTERVAL_S = 1.0
+"""Interval between updates for up to eight runs: their picture is some 100 kB."""
+_RUNS_PER_INTERVAL = 8
+_MOST_METRICS = 4
+
+
+class RunningSweep(Protocol):
+    """What a view reads of a sweep."""
+
+    @property
+    def progress(self) -> str: ...
+    @property
+    def runs(self) -> Sequence[Run]: ...
+
+
+class SweepView(Protocol):
+    """Shows a sweep from its first run to its end."""
+
+    def update(self, sweep: RunningSweep) -> None:
+        """Show the current state."""
+
+    def close(self, sweep: RunningSweep) -> None:
+        """Show the last state, which stays."""
+
+
+def pick_sweep_view(
+    runs: Sequence[Run], planned: Sequence[GangState], *, quiet: bool = False
+) -> SweepView:
+    """Return the view for the output of this process. ``planned``: the runs before they have started."""
+    if quiet:
+        return _NoView()
+    comparison = Comparison(runs, planned)
+    return (
+        _NotebookSweep(comparison, len(runs)) if draws_html() else _TextSweep(comparison, planned)
+    )
+
+
+class _NoView:
+    def update(self, sweep: RunningSweep) -> None: ...
+    def close(self, sweep: RunningSweep) -> None: ...
+
+
+class _NotebookSweep:
+    """One output of the cell, updated in place; the last one stays in the saved notebook."""
+
+    def __init__(self, comparison: Comparison, n_runs: int) -> None:
+        self._comparison = comparison
+        self._interval_s = _INTERVAL_S * (1 + n_runs // _RUNS_PER_INTERVAL)
+        self._next_s = 0.0
+        self._display = Display()
+
+    def update(self, sweep: RunningSweep) -> None:
+        if time.monotonic() >= self._next_s:
+            self.close(sweep)
+            self._next_s = time.monotonic() + self._interval_s
+
+    def close(self, sweep: RunningSweep) -> None:
+        self._comparison.read()
+        now = time.time()
+        title = f"sweep of {len(sweep.runs)} runs: {sweep.progress}"
+        html = f"<p><b>{escaped(title)}</b></p>\n{self._comparison.html(now)}"
+        text = "\n".join([title, *self._comparison.lines(now)])
+        self._display.show({"text/html": html, "text/plain": text})
+
+
+class _TextSweep:
+    """A line for each run that ends, and the table at the end: also for terminals and logs."""
+
+    def __init__(self, comparison: Comparison, planned: Sequence[GangState]) -> None:
+        self._comparison = comparison
+        self._names = [state.name for state in planned]
+        self._printed: set[int] = set()
+
+    def update(self, sweep: RunningSweep) -> None:
+        self._comparison.read()
+        for place, state in enumerate(self._comparison.states):
+            if state.is_terminal and place not in self._printed:
+                self._printed.add(place)
+                print(f"{self._names[place]}: {_ended(state)} ({sweep.progress})", flush=True)
+
+    def close(self, sweep: RunningSweep) -> None:
+        self.update(sweep)
+        print("\n".join(self._comparison.lines(time.time())), flush=True)
+
+
+def _ended(state: GangState) -> str:
+    last = list(state.last_metrics.items())[:_MOST_METRICS]
+    metrics = "".join(f" · {name} {number(value)}" for name, value in last)
+    why = "" if state.state == "SUCCEEDED" else f": {state.reason}"
+    return f"{state.state.lower()} in {duration(state.now_s)}{why}{metrics}"

@@ -1,0 +1,247 @@
+"""Sweeps: combinations, the queue and the results, with gangs that run nothing."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import devices, local
+from hydrogen_magic.driver.placements.local import LocalPlacement
+from hydrogen_magic.driver.sweep import Sweep, SweepRun, combinations, label_of, params_of
+from hydrogen_magic.errors import (
+    GangStoppedError,
+    HydrogenError,
+    OptionValueError,
+    PlacementError,
+    RankFailedError,
+    SweepError,
+)
+
+# ── values ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_combinations_of_expressions_text_and_objects() -> None:
+    namespace = {"lr": 1, "optimizer": "adam", "base": 2, "layer": None, "Small": dict}
+    options = [("lr", "0.1, base / 4"), ("optimizer", "sgd, adam"), ("layer", "Small, *[[8, 8]]")]
+    found = combinations(options, namespace)
+    assert [list(each.values()) for each in found] == [
+        list(values) for values in itertools.product([0.1, 0.5], ["sgd", "adam"], [dict, [8, 8]])
+    ]
+    assert label_of(found[-1]) == "lr=0.5 optimizer=adam layer=[8, 8]"
+    assert params_of(found[0]) == {"lr": 0.1, "optimizer": "sgd", "layer": "dict"}
+    assert "__builtins__" not in namespace
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("sgd", "two kinds of quotation marks"), ("*[]", "no value"), ("1]", "Syntax")],
+)
+def test_values_that_are_none(text: str, said: str) -> None:
+    with pytest.raises(OptionValueError, match=f"--sweep lr=.*{said}"):
+        combinations([("lr", text)], {})
+
+
+def test_secrets_are_in_no_name_and_no_list() -> None:
+    values = {"api_token": "correct-horse", "note": "x\ny" * 100}
+    assert "correct-horse" not in label_of(values) + str(params_of(values))
+    assert len(params_of(values)["note"]) == 40 and "\n" not in label_of(values)  # type: ignore[arg-type]
+
+
+# ── the queue ────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Fake:
+    """A gang that ends when the test says so."""
+
+    label: str
+    share: Mapping[str, str]
+    state: str = "RUNNING"
+    id: str = "3f2a"
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    result: Any = None
+    error: BaseException | None = None
+    stops: list[bool] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.error, self.state = error, "FAILED" if error else "SUCCEEDED"
+        self.over.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.over.is_set()
+
+    def raise_for_state(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def stop(self, kill: bool = False) -> None:
+        self.stops.append(kill)
+        if not self.over.is_set():
+            self.end(GangStoppedError("stopped by you"))
+            self.state = "STOPPED"
+
+    @property
+    def received(self) -> Any:
+        return SimpleNamespace(of=lambda rank: SimpleNamespace(errors={}))
+
+    @property
+    def out(self) -> Mapping[str, Any]:
+        return {"model": self.label}
+
+    def snapshot(self) -> Any:
+        return SimpleNamespace(
+            state=self.state, last_metrics=self.metrics, length_s=lambda now: 1.0
+        )
+
+
+class Gangs:
+    """The gangs of a sweep over ``lr`` = 1, 2, …, as they are launched."""
+
+    def __init__(self, n: int, n_at_once: int) -> None:
+        self.launched: list[Fake] = []
+        runs = [SweepRun({"lr": lr}) for lr in range(1, n + 1)]
+        shares = [{"PART": str(part)} for part in range(n_at_once)]
+        self.sweep = Sweep(
+            [(run, lambda share, r=run: self._launch(r, share)) for run in runs], shares
+        )  # type: ignore[misc]
+
+    def _launch(self, run: SweepRun, share: Mapping[str, str]) -> Gang:
+        if run.values["lr"] == 13:
+            raise PlacementError("the cluster is gone")
+        self.launched.append(Fake(run.label, share))
+        return cast(Gang, self.launched[-1])
+
+    def advance(self) -> list[str]:
+        """Return the labels of what has been launched so far."""
+        self.sweep.advance()
+        return [gang.label for gang in self.launched]
+
+
+def test_as_many_at_once_as_there_are_shares_each_with_its_own() -> None:
+    gangs = Gangs(4, n_at_once=2)
+    assert gangs.advance() == ["lr=1", "lr=2"]
+    assert gangs.sweep.progress == "2 running, 2 queued"
+    gangs.launched[1].end()
+    assert gangs.advance() == ["lr=1", "lr=2", "lr=3"]
+    assert [gang.share["PART"] for gang in gangs.launched] == ["0", "1", "1"]
+    gangs.launched[0].end()
+    gangs.launched[2].end()
+    gangs.advance()
+    gangs.launched[3].end()
+    assert not gangs.sweep.advance()
+    gangs.sweep.raise_for_state()
+    assert repr(gangs.sweep).startswith("<Sweep of 4 runs: 4 succeeded;")
+
+
+def test_failures_leave_the_others_alone_and_are_named_at_the_end() -> None:
+    gangs = Gangs(13, n_at_once=13)
+    gangs.advance()
+    for gang in gangs.launched:
+        gang.end()
+    same = "rank 1 failed: ValueError: bad"
+    for place in (0, 4):
+        gangs.launched[place].end(RankFailedError(same, rank=1, report=f"{same}\n  the line"))
+    assert not gangs.sweep.advance()
+    with pytest.raises(
+        SweepError, match="3 of 13 runs of the sweep failed: lr=1: rank 1"
+    ) as raised:
+        gangs.sweep.raise_for_state()
+    assert raised.value.report.count("the line") == 1, "once for both"
+    assert "lr=1 (3f2a), lr=5 (3f2a)" in raised.value.report
+    assert "the cluster is gone" in raised.value.report
+    results = gangs.sweep.results
+    assert (results[0]["error"], results[0]["out"], results[12]["gang"]) == (same, {}, None)
+    assert results[1]["out"] == {"model": "lr=2"} and results[1]["params"] == {"lr": 2}
+
+
+def test_a_stop_ends_what_runs_and_the_queue() -> None:
+    gangs = Gangs(3, n_at_once=1)
+    gangs.advance()
+    gangs.launched[0].end()
+    gangs.advance()
+    assert not gangs.sweep.is_stopping
+    gangs.sweep.stop()
+    assert gangs.sweep.is_stopping and gangs.launched[1].stops == [False]
+    assert not gangs.sweep.advance() and len(gangs.launched) == 2
+    gangs.sweep.stop(kill=True)
+    assert gangs.sweep.progress == "1 succeeded, 2 stopped"
+    with pytest.raises(GangStoppedError, match=r"1 succeeded, 2 stopped; .*last_sweep\(\)"):
+        gangs.sweep.raise_for_state()
+
+
+def test_a_stop_reaches_the_gang_that_is_being_started() -> None:
+    gangs = Gangs(1, n_at_once=1)
+    launch = gangs._launch
+    gangs._launch = lambda run, share: (gangs.sweep.stop(kill=True), launch(run, share))[1]  # type: ignore[method-assign]
+    gangs.advance()
+    assert gangs.launched[0].stops == [True]
+
+
+def test_a_fault_in_a_launch_is_not_hidden() -> None:
+    def fail(share: Mapping[str, str]) -> Gang:
+        raise OSError("no memory file")
+
+    sweep = Sweep([(SweepRun({"lr": 1}), fail)], [{}])
+    with pytest.raises(OSError, match="no memory file"):
+        sweep.advance()
+    assert not sweep.advance(), "it counts as ended"
+
+
+def test_the_best_run_by_a_metric_or_a_key_of_the_result() -> None:
+    gangs = Gangs(4, n_at_once=4)
+    gangs.advance()
+    for place, gang in enumerate(gangs.launched):
+        gang.metrics = {"loss": (0.3, float("nan"), 0.1, 0.0)[place]}
+        gang.result = {"score": place}
+        gang.end(HydrogenError("x") if place == 3 else None)
+    assert gangs.sweep.best("loss")["params"] == {"lr": 3}
+    assert gangs.sweep.best("score", largest=True)["params"] == {"lr": 3}
+    with pytest.raises(KeyError, match="known: score, loss"):
+        gangs.sweep.best("accuracy")
+    table = gangs.sweep.table
+    assert list(table.columns) == [
+        "gang", "state", "duration_s", "params.lr", "metrics.loss", "result"
+    ]  # fmt: skip
+    assert list(table["params.lr"]) == [1, 2, 3, 4]
+
+
+# ── shares of a machine ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("np", "gpu", "most", "parts"),
+    [
+        (2, None, 9, ["0,1", "2,3"]),
+        (1, True, 3, ["0", "1", "2"]),
+        (5, True, 9, ["0,1,2,3,4"]),
+    ],
+)
+def test_gangs_beside_each_other_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, np: int, gpu: bool | None, most: int, parts: list[str]
+) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", lambda environ: tuple("01234"))
+    shares = LocalPlacement().shares(JobSpec(np=np, gpu=gpu), most)
+    assert [dict(share) for share in shares] == [{"CUDA_VISIBLE_DEVICES": part} for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("np", "most", "n_gangs", "threads"),
+    [(4, 9, 2, None), (1, 4, 4, "2"), (1, 9, 8, "1"), (1, 1, 1, None), (16, 3, 1, None)],
+)
+def test_without_gpus_each_rank_has_a_core(
+    monkeypatch: pytest.MonkeyPatch, np: int, most: int, n_gangs: int, threads: str | None
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(local.os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(devices, "visible_gpus", lambda environ: ("0",))
+    shares = LocalPlacement().shares(JobSpec(np=np, gpu=False), most)
+    assert [share.get("OMP_NUM_THREADS") for share in shares] == [threads] * n_gangs
