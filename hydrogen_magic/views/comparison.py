@@ -22,6 +22,8 @@ MOST_RUNS = 8
 """As many as there are colours."""
 _MOST_DRAWN = 24
 """Runs with curves: lines of the same colour have three dash patterns."""
+_SQUARES = (9632, 9636, 9633)
+"""Marks of runs: filled, striped and empty, as their lines are drawn."""
 _INTERVAL_S = 1.0
 """Interval between updates: a picture of eight runs is some 100 kB."""
 _MOST_METRICS = 12
@@ -41,13 +43,13 @@ class Comparison:
     """Runs in a fixed order, each built from its own events."""
 
     def __init__(self, runs: Sequence[Run], planned: Sequence[GangState] = ()) -> None:
-        """``planned``: states of runs that have no events yet; their names are shown in the legend only."""
+        """``planned``: states of runs that have no events yet, which are told apart by their values."""
         self._runs = runs
         self._seen = [0] * len(runs)
         """Number of processed events of each."""
         self._states = list(planned) or [GangState()] * len(runs)
         self._curves = [Curves() for _ in runs]
-        self._legend = [state.name for state in planned]
+        self._legend = [", ".join(map(str, state.params.values())) for state in planned]
         self._is_running = self.read()
 
     def display(self) -> None:
@@ -148,7 +150,8 @@ def _cell(tag: str, text: str, column: int, place: int | None = None) -> str:
     """Return a cell of HTML; the first has the colour of the run at ``place``."""
     mark = ""
     if column == 0 and place is not None:
-        mark = f'<span style="color:{of_rank(place)}">&#9632;</span> '
+        square = _SQUARES[place // MOST_RUNS % len(_SQUARES)]
+        mark = f'<span style="color:{of_rank(place)}">&#{square};</span> '
     side = "left" if column < _TEXT_COLUMNS else "right"
     shown = f"{mark}{name_html(text, _LONGEST_CELL)}"
     return f'<{tag} align="{side}" style="text-align:{side}">{shown}</{tag}>'

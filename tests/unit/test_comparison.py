@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.views.comparison import Comparison
 from tests.pictures import ended, trained
 
@@ -68,6 +69,27 @@ def test_curves_of_all_runs_are_in_the_same_charts() -> None:
         return len(re.findall(r'fill="none" stroke="#', svg))
 
     assert (n_lines(loss), n_lines(accuracy)) == (3, 2)
+
+
+def test_runs_that_wait_are_listed_and_more_than_eight_are_told_apart() -> None:
+    like = GangState(
+        placement="local", rendezvous="torch", state="QUEUED", ranks=(RankState(0), RankState(1))
+    )
+    planned = [replace(like, params={"lr": lr, "w": 8}) for lr in range(30)]
+    runs = [run(f"search lr={lr}", lr=lr, w=8) for lr in range(28)]
+    waiting = [Run([]), Run([])]
+    compared = Comparison([*runs, *waiting], planned)
+    assert compared.lines(NOW)[-1].split() == ["QUEUED", "29"]
+    html = compared.html(NOW)
+    assert [html.count(square) for square in ("&#9632;", "&#9636;", "&#9633;")] == [14, 8, 8]
+    drawn = charts(html)
+    legend = [alt for alt in drawn if alt.startswith("Legend")]
+    assert legend == [f"Legend: {lr}, 8" for lr in range(4, 28)], "the newest 24"
+    loss = next(svg for alt, svg in drawn.items() if alt.startswith("loss"))
+    lines = re.findall(
+        r'stroke="(#\w+)"[^>]*stroke-linejoin="round"( stroke-dasharray="[^"]*")?', loss
+    )
+    assert len(lines) == len(set(lines)) == 24
 
 
 def test_a_value_that_is_not_finite_is_blamed_on_its_run() -> None:
