@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import hydrogen_magic as hm
 from tests import result_checks
 from tests.failure_checks import check_ranks_that_fail_together
-from tests.gangs import ended
+from tests.gangs import PATIENCE_S, ended
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -61,3 +63,22 @@ def test_the_kernel_frees_what_it_has_captured() -> None:
     for _ in range(6):
         assert ended(hm.launch(len, np.ones(size, np.uint8), np=1, **ON_SPARK)).result == size
     assert psutil.Process().memory_info().rss - before < 4 * size
+
+
+def test_a_sweep_fills_the_slots(notebook_shell: InteractiveShell, tmp_path: Path) -> None:
+    """Two gangs of two ranks wait for each other, which four slots allow; then the third runs."""
+    code = textwrap.dedent(
+        f"""
+        %%distributed --on spark --np 2 --cpu --quiet --sweep number=1,2,3
+        import pathlib, time, hydrogen_magic as hm
+        here, deadline = pathlib.Path({str(tmp_path)!r}), time.monotonic() + {PATIENCE_S}
+        (here / f"{{number}}-{{hm.rank()}}").touch()
+        while len(list(here.iterdir())) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        number * 10
+        """
+    )
+    done = notebook_shell.run_cell(code.lstrip())
+    done.raise_error()
+    assert [row["result"] for row in done.result.results] == [10, 20, 30]
