@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import io
 import logging
 import random
 import string
@@ -259,6 +260,17 @@ def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> No
     finally:
         notebook.cell("logger.handlers.pop().close()")
     assert "the FileHandler of the logger 'of_the_test'; set them inside the cell" in warning
+
+
+def test_what_mlflow_sets_on_loggers_of_others_is_not_of_the_notebook(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OfMlflow(io.StringIO):
+        __module__ = "mlflow.utils.logging_utils"
+
+    logger = logging.getLogger("of_another")
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(OfMlflow())])
+    assert notebook.capture("1").warnings == ()
 
 
 def ranks_of(captured: Captured) -> str:

@@ -351,8 +351,8 @@ _OWN_LOGGERS = re.compile(
     r"hydrogen_magic|[A-Za-z]+App)(\.|$)|c10d-|strobelight_"
 )
 """Those of the notebook's own machinery, and of torch under other names."""
-_OWN_HANDLERS = ("absl", "_pytest", "ipykernel", "IPython", "hydrogen_magic")
-"""Packages that add handlers to the root logger when they are imported."""
+_OWN_HANDLERS = {"absl", "_pytest", "ipykernel", "IPython", "hydrogen_magic", "mlflow"}
+"""Packages that add handlers to the root logger, or to those of others, when they are imported."""
 
 
 def _read_logging(module: Any) -> Iterator[Setting | Stays]:
@@ -379,14 +379,15 @@ def _read_logger(name: str, logger: logging.Logger) -> Iterator[Setting | Stays]
     handlers = []
     for handler in logger.handlers:
         stream = _stream_name(handler)
-        owner = type(handler).__module__.partition(".")[0]
+        makers = (type(handler), type(getattr(handler, "stream", None)))
+        owners = {maker.__module__.partition(".")[0] for maker in makers}
         if stream is not None:
             formatter = _formatter(handler.formatter)
             handlers.append(
                 (stream, handler.level, None if isinstance(formatter, Stays) else formatter)
             )
             yield from (one for one in [formatter] if isinstance(one, Stays))
-        elif not isinstance(handler, logging.NullHandler) and owner not in _OWN_HANDLERS:
+        elif not isinstance(handler, logging.NullHandler) and not owners & _OWN_HANDLERS:
             yield Stays(f"the {type(handler).__name__} of the logger {name!r}")
     default = logging.WARNING if name == "root" else logging.NOTSET
     state = (logger.level, logger.propagate, logger.disabled, handlers)
