@@ -1,4 +1,4 @@
-"""Extension points: placements, rendezvous and observers, found by entry points.
+"""Extension points: placements, rendezvous, observers and trackers, found by entry points.
 
 A distribution declares its own in its ``pyproject.toml``, as this one does::
 
@@ -11,9 +11,13 @@ A distribution declares its own in its ``pyproject.toml``, as this one does::
     [project.entry-points."hydrogen_magic.observers"]
     "my_library.trainer" = "my_package.observe:attach"
 
-The name of a placement or rendezvous is what ``--on`` or ``--with`` takes; the object is a subclass of
-:class:`Placement` or :class:`Rendezvous`, or any other function without arguments that returns one. The
-name of an observer is a module: ranks call its function with that module right after its import.
+    [project.entry-points."hydrogen_magic.trackers"]
+    comet = "my_package.comet:CometTracker"
+
+The name of a placement, rendezvous or tracker is what ``--on``, ``--with`` or ``--track`` takes; the object
+is a subclass of :class:`Placement`, :class:`Rendezvous` or :class:`Tracker`, or any other function without
+arguments that returns one. The name of an observer is a module: ranks call its function with that module
+right after its import.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ from hydrogen_magic.driver.rendezvous import (
     VictimErrors,
 )
 from hydrogen_magic.driver.rendezvous.torchrun import place
+from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
 from hydrogen_magic.errors import OptionValueError, PlacementError
 
 __all__ = [
@@ -57,6 +62,7 @@ __all__ = [
     "InKernelPlacement",
     "Job",
     "JobSpec",
+    "MetricPoint",
     "ObserverSpec",
     "PLACEMENTS",
     "Placement",
@@ -64,8 +70,12 @@ __all__ = [
     "RENDEZVOUS",
     "Rendezvous",
     "RendezvousInfo",
+    "RunInfo",
     "ServiceSpec",
     "Slot",
+    "TRACKERS",
+    "TrackedRun",
+    "Tracker",
     "VictimErrors",
     "check",
     "check_variables",
@@ -78,6 +88,7 @@ __all__ = [
     "placement",
     "rendezvous",
     "shipped",
+    "tracker",
     "waits_in",
 ]
 
@@ -104,6 +115,7 @@ class _Group:
 _PLACEMENTS = _Group("hydrogen_magic.placements", "placement", "--on")
 _RENDEZVOUS = _Group("hydrogen_magic.rendezvous", "rendezvous", "--with")
 _OBSERVERS = _Group("hydrogen_magic.observers", "observer", "")
+_TRACKERS = _Group("hydrogen_magic.trackers", "tracker", "--track")
 
 
 class _Names(Sequence[str]):
@@ -130,6 +142,8 @@ PLACEMENTS: Sequence[str] = _Names(_PLACEMENTS)
 """Where ranks may run: the names that ``--on`` takes."""
 RENDEZVOUS: Sequence[str] = _Names(_RENDEZVOUS)
 """How ranks may find each other: the names that ``--with`` takes."""
+TRACKERS: Sequence[str] = _Names(_TRACKERS)
+"""Where runs may be kept: the names that ``--track`` takes."""
 
 
 def placement(name: str) -> Placement | InKernelPlacement:
@@ -141,6 +155,12 @@ def placement(name: str) -> Placement | InKernelPlacement:
 def rendezvous(name: str) -> Rendezvous:
     """Return the rendezvous of this name; PlacementError if it is not installed or cannot be loaded."""
     found: Rendezvous = _made(_RENDEZVOUS, name, Rendezvous, tuple(sys.path))
+    return found
+
+
+def tracker(name: str) -> Tracker:
+    """Return the tracker of this name; PlacementError if it is not installed or cannot be loaded."""
+    found: Tracker = _made(_TRACKERS, name, Tracker, tuple(sys.path))
     return found
 
 
@@ -183,6 +203,9 @@ def check(spec: JobSpec) -> None:
     fault = chosen.fault() if placement(spec.placement).on_this_machine else None
     if fault is not None:
         raise PlacementError(f"`--with {spec.rendezvous}`: {fault}")
+    fault = tracker(spec.track).fault() if spec.track else None
+    if fault is not None:
+        raise PlacementError(f"`--track {spec.track}`: {fault}")
 
 
 def check_variables(spec: JobSpec) -> None:

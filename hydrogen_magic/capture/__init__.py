@@ -18,6 +18,7 @@ import sys
 import types
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def capture_cell(
     )
     builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out)
     builder.add_names()
-    return builder.finish(header, {cell.filename: cell.label})
+    return replace(builder.finish(header, {cell.filename: cell.label}), source=cell.body)
 
 
 def capture_call(

@@ -63,3 +63,5 @@ class Captured:
     """Returns a digest of every captured value by its name; see :mod:`hydrogen_magic.capture.fingerprint`."""
     setting_digests: Callable[[], Mapping[str, str]] = dict
     """Returns those of settings that are objects and do not affect results."""
+    source: str = ""
+    """Text of the cell as typed; empty for a script or a function."""

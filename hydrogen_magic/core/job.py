@@ -67,6 +67,8 @@ class JobSpec:
     """Size limit of all captured data, in bytes."""
     name: str = ""
     """Name of the run in lists; empty: of its notebook and cell."""
+    track: str | None = None
+    """Name of a tracker, see :mod:`hydrogen_magic.plugins`."""
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for values that no gang can run with."""

@@ -151,6 +151,10 @@ class Gang:
         """Wait until the gang has ended and nothing of it is left; False if ``timeout`` seconds passed."""
         return self._run.ended.wait(timeout)
 
+    def wait_for_tracker(self, timeout: float | None = None) -> bool:
+        """Wait until its tracker (``--track``) has everything; False if ``timeout`` seconds passed."""
+        return self._run.tracked.wait(timeout)
+
     def stop(self, kill: bool = False) -> None:
         """Ask the ranks to end and then force them; with ``kill`` at once. Does not wait."""
         if self._control is not None:

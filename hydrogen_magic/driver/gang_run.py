@@ -42,6 +42,9 @@ class GangRun:
         """Nothing of the gang is left."""
         self.is_attended = False
         """A cell waits for the gang, and asks the user what ranks request."""
+        self.tracked = threading.Event()
+        """Its tracker has everything; set without one."""
+        self.tracked.set()
         self._record = record
         self._error: BaseException | None = None
 

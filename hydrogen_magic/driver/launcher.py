@@ -23,6 +23,7 @@ import asyncio
 import os
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -40,6 +41,7 @@ from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
+from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
@@ -56,6 +58,7 @@ from hydrogen_magic.driver.placements import (
 )
 from hydrogen_magic.driver.placements.local_agents import IMPORTED_ON_FIRST_USE, hub
 from hydrogen_magic.driver.state import gang_results
+from hydrogen_magic.driver.tracking import SweepGroup
 from hydrogen_magic.errors import (
     HydrogenError,
     OptionTypeError,
@@ -67,6 +70,9 @@ from hydrogen_magic.views import View, draws_html, pick_view, static_picture
 
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
+
+_TRACKERS_S = 10.0
+"""How long a cell waits for its tracker: a request to a server takes a second."""
 
 _running: dict[str, Gang] = {}
 _recent: deque[Gang] = deque(maxlen=4)
@@ -122,9 +128,10 @@ def launch_captured(
     title: str,
     feed: WorkFeed | None = None,
     place: Placement | None = None,
+    group: SweepGroup | None = None,
 ) -> Gang:
     """Start a gang, with ``feed`` if its ranks receive data, at ``place`` if given; may raise
-    PlacementError."""
+    PlacementError. ``group``: of its sweep in the tracker."""
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec) if place is None else place.plan(spec)
     placement = place or plugins.placement(spec.placement)
@@ -137,6 +144,8 @@ def launch_captured(
     run = _new_run(captured, spec, title, wall_time, known)
     for text in (*planned.notes, *captured.warnings):
         run.emit(ev.Notice(0.0, "warning", text))
+    if spec.track is not None:
+        tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
     rendezvous = plugins.rendezvous(spec.rendezvous)
     job = Job(
         spec,
@@ -322,6 +331,25 @@ def attend(gang: Gang, view: View) -> None:
                 gang.stop()
                 gang.wait()
             view.close(gang.snapshot())
+            wait_for_trackers([gang])
+
+
+def wait_for_trackers(gangs: Iterable[Gang], also: threading.Thread | None = None) -> None:
+    """Give trackers a moment for the last points: the kernel may end right after the cell."""
+    deadline_s = time.monotonic() + _TRACKERS_S
+    late = [
+        gang.id
+        for gang in gangs
+        if not gang.wait_for_tracker(max(0.0, deadline_s - time.monotonic()))
+    ]
+    if also is not None:
+        also.join(max(0.0, deadline_s - time.monotonic()))
+    if late:
+        print(
+            f"warning: the tracker has not taken all of gang {', '.join(late)} yet; this goes on in the "
+            "background",
+            file=sys.stderr,
+        )
 
 
 def show(
@@ -483,6 +511,8 @@ def launch(
     grace: float = JobSpec.grace_s,
     ports: str | None = None,
     max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
+    run_name: str = "",
+    track: str | None = None,
     **kwargs: Any,
 ) -> Gang:
     """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its Gang object at once.
@@ -504,6 +534,9 @@ def launch(
         grace: seconds a rank that reacts to a stop may clean up.
         ports: range of ports to listen on for other machines, such as ``"40000-40100"``; None: any.
         max_closure: size limit of captured data, in bytes.
+        run_name: name of the run in lists; by default the function's.
+        track: name of a tracker that gets parameters and metrics: ``"mlflow"``, ``"wandb"``, or one of a
+            plug-in; None: none.
 
     Raises:
         CaptureError: an object that the function uses cannot be sent.
@@ -524,6 +557,8 @@ def launch(
         grace_s=grace,
         ports=None if ports is None else _port_range(ports),
         max_closure_bytes=max_closure,
+        name=run_name,
+        track=track,
     )
     planned = plan(spec)
     captured = capture.capture_call(

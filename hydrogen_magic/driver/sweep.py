@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections import Counter, deque
@@ -13,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
-from hydrogen_magic.capture.required_names import similar
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.core.masking import MASK, is_secret_name
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
+from hydrogen_magic.driver.sweep_values import label_of, params_of
+from hydrogen_magic.driver.tracking import SweepGroup
 from hydrogen_magic.errors import (
     GangStoppedError,
     HydrogenError,
-    OptionValueError,
     ResultError,
     SweepError,
 )
@@ -35,61 +33,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 """How long the end of a run may go unnoticed while others wait for its place."""
-_LONGEST_VALUE = 40
-"""Characters of a value in the name of a run."""
-
-
-def combinations(
-    options: Sequence[tuple[str, str]], namespace: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Return all combinations of the values of ``--sweep`` options, the last name varying fastest.
-
-    ``options``: names, and their values as written. Values are Python expressions, evaluated in
-    ``namespace``; of a name whose value there is text, they are text. Raises OptionValueError if they
-    cannot be evaluated.
-    """
-    columns = [
-        [(name, value) for value in _values(name, text, namespace)] for name, text in options
-    ]
-    return [dict(chosen) for chosen in itertools.product(*columns)]
-
-
-def _values(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
-    if isinstance(namespace.get(name), str) and text[0] not in "*'\"":
-        return [part.strip() for part in text.split(",") if part.strip()]
-    try:
-        values: list[Any] = eval(f"[{text}]", dict(namespace))
-    except Exception as error:  # the expressions are the user's
-        raise OptionValueError(
-            f"--sweep {name}={text}: {type(error).__name__}: {error}. Values are Python expressions; "
-            f"text needs two kinds of quotation marks: --sweep \"{name}='a','b'\""
-        ) from None
-    if not values:
-        raise OptionValueError(f"--sweep {name}={text}: there is no value")
-    return values
-
-
-def label_of(values: Mapping[str, Any]) -> str:
-    """Return ``lr=0.1 width=64``."""
-    return " ".join(f"{name}={_value_text(name, value)}" for name, value in values.items())
-
-
-def params_of(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Return the values as they are listed with a run: plain ones, and short texts of all others."""
-    return {
-        name: value if type(value) in (bool, int, float) else _value_text(name, value)
-        for name, value in values.items()
-        if not is_secret_name(name)
-    }
-
-
-def _value_text(name: str, value: Any) -> str:
-    if is_secret_name(name):
-        return MASK
-    own_name = value if isinstance(value, str) else getattr(value, "__name__", None)
-    text = " ".join((own_name if isinstance(own_name, str) else repr(value)).split())
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
-
 
 Launch = Callable[[Mapping[str, str]], Gang]
 """Launches a gang with these variables in addition."""
@@ -180,7 +123,9 @@ class Sweep:
         self,
         queue: Sequence[tuple[SweepRun, Launch]],
         shares: Sequence[Mapping[str, str]],
+        group: SweepGroup | None = None,
     ) -> None:
+        self._group = group
         self._runs = tuple(run for run, _ in queue)
         self._queue = deque(queue)
         self._free = list(reversed(shares))
@@ -291,6 +236,15 @@ class Sweep:
             if run.gang is not None:
                 run.gang.stop(kill)
 
+    def finish_tracking(self) -> None:
+        """Close its group in the tracker, and give that a moment. All runs have ended."""
+        gangs = [gang for gang in self.gangs if gang is not None]
+        if self._group is not None:
+            is_success = all(run.error is None for run in self._runs)
+            state = "STOPPED" if self._is_stopped else "SUCCEEDED" if is_success else "FAILED"
+            closing = self._group.close([gang.wait_for_tracker for gang in gangs], state)
+            launcher.wait_for_trackers(gangs, closing)
+
     def raise_for_state(self) -> None:
         """Raise GangStoppedError or SweepError unless all runs have succeeded."""
         if self._is_stopped:
@@ -370,20 +324,6 @@ def _where_results(sweep: Sweep) -> str:
 _newest: deque[Sweep] = deque(maxlen=1)
 
 
-def check_used(names: Sequence[str], captured: Captured) -> None:
-    """Raise OptionValueError if the cell does not use one of ``names`` of the notebook."""
-    used = [item.name for item in captured.inventory if item.kind != "module"]
-    for name in names:
-        if name not in used:
-            values = [item.name for item in captured.inventory if item.kind == "value"]
-            others = ", ".join(each for each in values if each not in names) or "no values"
-            near = similar(name, used)
-            hint = f". Did you mean {near[0]}?" if near else ""
-            raise OptionValueError(
-                f"--sweep {name}: the cell does not use `{name}` of the notebook, only {others}{hint}"
-            )
-
-
 def prepare(
     captured: Sequence[tuple[Mapping[str, Any], Captured]], spec: JobSpec, title: str
 ) -> tuple[Sweep, list[GangState]]:
@@ -391,19 +331,22 @@ def prepare(
 
     ``captured``: the values of each combination, and the cell captured with them.
     """
+    group = SweepGroup(plugins.tracker(spec.track), spec.name) if spec.track else None
     queue: list[tuple[SweepRun, Launch]] = []
     for values, cell in captured:
         run = SweepRun(values)
         listed = replace(cell, params={**cell.params, **params_of(values)})
         named = replace(spec, name=f"{spec.name} {run.label}")
-        queue.append((run, partial(_launch, listed, named, title)))
+        queue.append((run, partial(_launch, listed, named, title, group)))
     shares = plugins.placement(spec.placement).shares(spec, len(queue))
-    return Sweep(queue, shares), [_planned(run, spec) for run, _ in queue]
+    return Sweep(queue, shares, group), [_planned(run, spec) for run, _ in queue]
 
 
-def _launch(cell: Captured, spec: JobSpec, title: str, share: Mapping[str, str]) -> Gang:
+def _launch(
+    cell: Captured, spec: JobSpec, title: str, group: SweepGroup | None, share: Mapping[str, str]
+) -> Gang:
     spec = replace(spec, env=(*spec.env, *share.items()))
-    return launcher.launch_captured(cell, spec, title=title)
+    return launcher.launch_captured(cell, spec, title=title, group=group)
 
 
 def _planned(run: SweepRun, spec: JobSpec) -> GangState:
@@ -433,6 +376,7 @@ def attend(sweep: Sweep, view: SweepView) -> None:
         finally:
             _end(sweep)
             view.close(sweep)
+            sweep.finish_tracking()
 
 
 def _end(sweep: Sweep) -> None:

@@ -24,7 +24,7 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
-from hydrogen_magic.driver import launcher, result_assignment, sweep
+from hydrogen_magic.driver import launcher, result_assignment, sweep, sweep_values
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
@@ -234,10 +234,12 @@ class Distributed(Magics):
         """Return each combination, and the cell captured with it: before any run starts."""
         captured: list[tuple[Mapping[str, Any], capture.Captured]] = []
         names = [name for name, _ in arguments.sweep]
-        for values in _checked(lambda: sweep.combinations(arguments.sweep, self._ip.user_ns)):
+        for values in _checked(
+            lambda: sweep_values.combinations(arguments.sweep, self._ip.user_ns)
+        ):
             found = self._captured_cell(arguments.spec, cell, planned, values)
             captured.append((values, found))
-            _checked(partial(sweep.check_used, names, found))
+            _checked(partial(sweep_values.check_used, names, found))
         return captured
 
     def _captured_cell(

@@ -33,6 +33,7 @@ LAYERS = (
         "notebook.arguments",
         "driver.state",
         "driver.rendezvous",
+        "driver.trackers",
         "driver.placements",
         "horovod",
         "jax",
@@ -68,6 +69,7 @@ DOORS = {
     "cloudpickle": ("serialization.pickler", "capture", "node.worker"),
     "ipykernel": ("notebook", "views"),
     "ipywidgets": ("views",),
+    "mlflow": ("driver.trackers.mlflow",),
     "pytest": ("testing",),
     "pandas": (
         "driver.metrics",
@@ -85,6 +87,7 @@ DOORS = {
     "psutil": ("core.run_log", "driver.placements"),
     "rich": ("views",),
     "traitlets": ("notebook", "views"),
+    "wandb": ("driver.trackers.wandb",),
     "zmq": ("transport.channel",),
 }
 """Third party -> the rooms (or files) that may import it, wherever in the file."""

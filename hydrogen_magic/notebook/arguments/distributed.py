@@ -16,6 +16,7 @@ from hydrogen_magic.notebook.arguments.parsing import (
     add_limits,
     add_out,
     add_rendezvous,
+    add_track,
     add_where,
     spec_of,
     split,
@@ -97,6 +98,7 @@ def _parser(is_cell: bool) -> LineParser:
         metavar="NAME=V,V",
         help="run the cell once for each value of a name; repeatable: all combinations",
     )
+    add_track(parser)
     add_display(parser)
     if not is_cell:
         rest = argparse.REMAINDER

@@ -95,6 +95,16 @@ def add_rendezvous(parser: LineParser) -> None:
     )
 
 
+def add_track(parser: LineParser) -> None:
+    """Add the option for a tracker."""
+    parser.add_argument(
+        "--track",
+        type=choice(plugins.TRACKERS),
+        metavar="|".join(plugins.TRACKERS),
+        help="send parameters and metrics to a tracking server",
+    )
+
+
 def add_limits(parser: LineParser) -> None:
     """Add options for limits of time and size."""
     add = parser.add_argument

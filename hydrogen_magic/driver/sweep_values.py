@@ -1,0 +1,81 @@
+"""The values of ``--sweep``: all combinations, and their texts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydrogen_magic.capture import Captured
+from hydrogen_magic.capture.required_names import similar
+from hydrogen_magic.core.masking import MASK, is_secret_name
+from hydrogen_magic.errors import OptionValueError
+
+_LONGEST_VALUE = 40
+"""Characters of a value in the name of a run."""
+
+
+def combinations(
+    options: Sequence[tuple[str, str]], namespace: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return all combinations of the values of ``--sweep`` options, the last name varying fastest.
+
+    ``options``: names, and their values as written. Values are Python expressions, evaluated in
+    ``namespace``; of a name whose value there is text, they are text. Raises OptionValueError if they
+    cannot be evaluated.
+    """
+    columns = [
+        [(name, value) for value in _values(name, text, namespace)] for name, text in options
+    ]
+    return [dict(chosen) for chosen in itertools.product(*columns)]
+
+
+def _values(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
+    if isinstance(namespace.get(name), str) and text[0] not in "*'\"":
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        values: list[Any] = eval(f"[{text}]", dict(namespace))
+    except Exception as error:  # the expressions are the user's
+        raise OptionValueError(
+            f"--sweep {name}={text}: {type(error).__name__}: {error}. Values are Python expressions; "
+            f"text needs two kinds of quotation marks: --sweep \"{name}='a','b'\""
+        ) from None
+    if not values:
+        raise OptionValueError(f"--sweep {name}={text}: there is no value")
+    return values
+
+
+def label_of(values: Mapping[str, Any]) -> str:
+    """Return ``lr=0.1 width=64``."""
+    return " ".join(f"{name}={_value_text(name, value)}" for name, value in values.items())
+
+
+def params_of(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Return the values as they are listed with a run: plain ones, and short texts of all others."""
+    return {
+        name: value if type(value) in (bool, int, float) else _value_text(name, value)
+        for name, value in values.items()
+        if not is_secret_name(name)
+    }
+
+
+def _value_text(name: str, value: Any) -> str:
+    if is_secret_name(name):
+        return MASK
+    own_name = value if isinstance(value, str) else getattr(value, "__name__", None)
+    text = " ".join((own_name if isinstance(own_name, str) else repr(value)).split())
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+
+
+def check_used(names: Sequence[str], captured: Captured) -> None:
+    """Raise OptionValueError if the cell does not use one of ``names`` of the notebook."""
+    used = [item.name for item in captured.inventory if item.kind != "module"]
+    for name in names:
+        if name not in used:
+            values = [item.name for item in captured.inventory if item.kind == "value"]
+            others = ", ".join(each for each in values if each not in names) or "no values"
+            near = similar(name, used)
+            hint = f". Did you mean {near[0]}?" if near else ""
+            raise OptionValueError(
+                f"--sweep {name}: the cell does not use `{name}` of the notebook, only {others}{hint}"
+            )

@@ -1,0 +1,96 @@
+"""MLflow, through its client: the user's active run and its thread are left alone."""
+
+from __future__ import annotations
+
+import getpass
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
+
+_STATES = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "STOPPED": "KILLED"}
+_NOT_IN_NAMES = re.compile(r"[^\w.\- :/]")
+"""Of metrics and parameters, by MLflow's rules."""
+_BATCH = 1000
+"""Metrics in one request, by MLflow's limits."""
+_PARAMS_BATCH = 100
+
+
+class MlflowTracker(Tracker):
+    """Runs of the current experiment, at the current tracking URI."""
+
+    def fault(self) -> str | None:
+        if importlib.util.find_spec("mlflow") is None:
+            return "mlflow is not installed: pip install mlflow-skinny"
+        return None
+
+    def start(self, info: RunInfo) -> TrackedRun:
+        tags = {f"hydrogen_magic.{name}": text for name, text in info.about.items()}
+        tags["hydrogen_magic.gang"] = info.gang
+        if info.group:
+            tags["mlflow.parentRunId"] = info.group
+        run = _MlflowRun(_created(info.name, tags))
+        run.set_params(info.params)
+        return run
+
+    def open_group(self, name: str) -> str:
+        """Begin a run that is the parent of the others; return its id."""
+        return str(_created(name, {}).info.run_id)
+
+    def close_group(self, group: str, state: str) -> None:
+        _client().set_terminated(group, _STATES[state])
+
+
+def _client() -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient()
+
+
+def _created(name: str, tags: Mapping[str, str]) -> Any:
+    # Private; the public functions that know the current experiment start a run, which belongs to a thread.
+    from mlflow.tracking.fluent import _get_experiment_id
+
+    described = {"mlflow.user": getpass.getuser(), "mlflow.source.type": "NOTEBOOK", **tags}
+    return _client().create_run(_get_experiment_id(), tags=described, run_name=name)
+
+
+class _MlflowRun(TrackedRun):
+    def __init__(self, run: Any) -> None:
+        import mlflow
+
+        self._id = run.info.run_id
+        uri, experiment = mlflow.get_tracking_uri(), run.info.experiment_id
+        is_server = uri.startswith("http")
+        self.where = f"{uri}/#/experiments/{experiment}/runs/{self._id}" if is_server else uri
+
+    def set_params(self, params: Mapping[str, object]) -> None:
+        from mlflow.entities import Param
+
+        each = [Param(_name(name), str(value)) for name, value in params.items()]
+        for start in range(0, len(each), _PARAMS_BATCH):
+            _client().log_batch(self._id, params=each[start : start + _PARAMS_BATCH])
+
+    def log(self, points: Sequence[MetricPoint]) -> None:
+        from mlflow.entities import Metric
+
+        each = [
+            Metric(_name(name), value, int(point.unix_s * 1000), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for start in range(0, len(each), _BATCH):
+            _client().log_batch(self._id, metrics=each[start : start + _BATCH])
+
+    def add_file(self, path: Path) -> None:
+        _client().log_artifact(self._id, str(path))
+
+    def end(self, state: str) -> None:
+        _client().set_terminated(self._id, _STATES[state])
+
+
+def _name(text: str) -> str:
+    return _NOT_IN_NAMES.sub("_", text)

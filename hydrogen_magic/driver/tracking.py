@@ -1,0 +1,178 @@
+"""Sends a gang to a tracker, in a thread: events stay in the gang's log until the tracker takes them.
+
+So a slow tracker delays no rank and takes no memory of its own, and one that fails costs a notice.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import copy_context
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.gang_run import GangRun
+from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
+
+T = TypeVar("T")
+
+_NEWLINE = "\n"
+_INTERVAL_S = 1.0
+"""Trackers draw curves for people: a request a second is enough."""
+_BATCH = 1000
+_LATE_S = 600.0
+"""How long after the end of its gang a tracker may take points."""
+_RANKS = 8
+"""Ranks of which metrics are sent: for more, curves could not be told apart."""
+_MOST_FILE_BYTES = 64 << 20
+
+
+class SweepGroup:
+    """The group of a sweep in a tracker, opened by the first run."""
+
+    def __init__(self, tracker: Tracker, name: str) -> None:
+        self._tracker = tracker
+        self._name = name
+        self._key: str | None = None
+        self._opening = threading.Lock()
+
+    def key(self) -> str:
+        with self._opening:
+            if self._key is None:
+                self._key = self._tracker.open_group(self._name)
+            return self._key
+
+    def close(self, runs: Iterable[Callable[[], object]], state: str) -> threading.Thread:
+        """Close it in a thread when each of ``runs`` has returned: when all runs have been sent."""
+
+        def closing() -> None:
+            for wait in runs:
+                wait()
+            if self._key is not None:
+                try:
+                    self._tracker.close_group(self._key, state)
+                except Exception as error:  # a plug-in's, or of the network
+                    _warn(f"the tracker could not close the sweep: {type(error).__name__}: {error}")
+
+        return _in_thread(closing, f"hydrogen_magic tracks sweep {self._name}")
+
+
+def follow(
+    run: GangRun, name: str, tracker: Tracker, source: str, group: SweepGroup | None = None
+) -> None:
+    """Send ``run`` to the tracker ``name`` until it has ended; ``source``: the text of its cell."""
+    run.tracked.clear()
+    forwarder = _Forwarder(run, name, tracker, source, group)
+    _in_thread(forwarder.forward, f"hydrogen_magic tracks gang {run.id}")
+
+
+def _in_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    # In this context, ipykernel knows the cell of the thread's output.
+    thread = threading.Thread(target=copy_context().run, args=(work,), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+class _Forwarder:
+    """Sends one gang."""
+
+    def __init__(
+        self, run: GangRun, name: str, tracker: Tracker, source: str, group: SweepGroup | None
+    ) -> None:
+        self._run = run
+        self._name = name
+        self._tracker = tracker
+        self._source = source
+        self._group = group
+        self._seen = 0
+
+    def forward(self) -> None:
+        try:
+            tracked = self._reported(self._start)
+            if tracked is not None:
+                self._reported(partial(self._send, tracked))
+                self._run.ended.wait()
+                # Also after an error: the tracker should not show it as running.
+                self._reported(partial(tracked.end, self._run.state.state))
+        finally:
+            self._run.tracked.set()
+
+    def _reported(self, act: Callable[[], T]) -> T | None:
+        """Return what ``act`` returns, None after an error, which becomes a notice."""
+        try:
+            return act()
+        except Exception as error:  # a plug-in's, or of the network: the gang goes on
+            text = f"{type(error).__name__}: {str(error).partition(_NEWLINE)[0]}"
+            self._notice("warning", f"{self._name} does not get the rest of this gang: {text}")
+            return None
+
+    def _start(self) -> TrackedRun:
+        tracked = self._tracker.start(self._info())
+        where = f": {tracked.where}" if tracked.where else ""
+        self._notice("info", f"tracked by {self._name}{where}")
+        return tracked
+
+    def _send(self, tracked: TrackedRun) -> None:
+        self._send_source(tracked)
+        while not self._run.ended.wait(_INTERVAL_S):
+            self._send_points(tracked)
+        self._send_points(tracked, time.monotonic() + _LATE_S)
+        log = self._run.rank_logs.path(0)
+        if log.exists() and log.stat().st_size <= _MOST_FILE_BYTES:
+            tracked.add_file(log)
+
+    def _info(self) -> RunInfo:
+        state = self._run.state
+        options = {"np": str(len(state.ranks)), "on": state.placement, "with": state.rendezvous}
+        group = self._group.key() if self._group is not None else ""
+        return RunInfo(
+            state.gang, state.name, state.params, {"line": state.title, **options}, group
+        )
+
+    def _send_points(self, tracked: TrackedRun, deadline_s: float | None = None) -> None:
+        fresh = self._run.log.events[self._seen :]
+        self._seen += len(fresh)
+        points = _points(fresh, self._run.state.wall_time)
+        while batch := list(islice(points, _BATCH)):
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                left = len(batch) + sum(1 for _ in points)
+                self._notice(
+                    "warning", f"{self._name} is slow: it did not take the last {left} points"
+                )
+                return
+            tracked.log(batch)
+
+    def _send_source(self, tracked: TrackedRun) -> None:
+        if not self._source:
+            return
+        with TemporaryDirectory(prefix="hydrogen_magic-") as folder:
+            path = Path(folder) / "cell.py"
+            path.write_text(self._run.mask.text(self._source), "utf-8")
+            tracked.add_file(path)
+
+    def _notice(self, level: str, text: str) -> None:
+        if not self._run.ended.is_set():
+            self._run.emit(ev.Notice(self._run.state.now_s, level, text))
+        elif level != "info":
+            _warn(f"gang {self._run.id}: {self._run.mask.text(text)}")
+
+
+def _points(events: Sequence[ev.Event], wall_time: float) -> Iterator[MetricPoint]:
+    """Yield the logged values: rank 0's by their names, those of rank 1 as ``rank1/loss``."""
+    for event in events:
+        if isinstance(event, ev.Metrics) and event.rank < _RANKS:
+            prefix = f"rank{event.rank}/" if event.rank else ""
+            for place, (step, time_s) in enumerate(zip(event.steps, event.times_s, strict=True)):
+                columns = ((name, column[place]) for name, column in event.values.items())
+                values = {f"{prefix}{name}": value for name, value in columns if value is not None}
+                yield MetricPoint(step, wall_time + time_s, values)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

@@ -1,0 +1,302 @@
+"""``--track``: a tracker of a plug-in gets what the kernel knows; MLflow and W&B themselves, if installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import struct
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+import hydrogen_magic as hm
+from hydrogen_magic.driver import launcher, tracking
+from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
+from hydrogen_magic.testing.entry_points import declare
+from tests.gangs import PATIENCE_S, ended, notices_of
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+TRACKER = """
+import threading
+from hydrogen_magic.plugins import TrackedRun, Tracker
+
+CALLS = []
+ANSWERS = threading.Event()  # without it, the tracker hangs
+ANSWERS.set()
+FAILS_IN = set()
+
+def called(*call):
+    ANSWERS.wait()
+    CALLS.append(call)
+    if call[0] in FAILS_IN:
+        raise ConnectionError(f"no server for {call[0]} with correct-horse\\nmore")
+
+class Run(TrackedRun):
+    where = "http://tracker/1"
+
+    def __init__(self, gang):
+        self.gang = gang
+
+    def log(self, points):
+        called("log", self.gang, points)
+
+    def add_file(self, path):
+        called("file", self.gang, path.name, path.read_text())
+
+    def end(self, state):
+        called("end", self.gang, state)
+
+class Mine(Tracker):
+    def start(self, info):
+        called("start", info.gang, info)
+        return Run(info.gang)
+
+    def open_group(self, name):
+        called("open", name)
+        return "key of " + name
+
+    def close_group(self, group, state):
+        called("close", group, state)
+
+class Missing(Tracker):
+    def fault(self):
+        return "comet is not installed: pip install comet"
+
+    def start(self, info):
+        raise AssertionError
+"""
+
+
+@pytest.fixture(scope="module")
+def tracker(tmp_path_factory: pytest.TempPathFactory, warm_agents: None) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("tracker")
+    (folder / "my_tracker.py").write_text(TRACKER)
+    points = {"mine": "my_tracker:Mine", "missing": "my_tracker:Missing"}
+    declare(folder, "hydrogen_magic.trackers", points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("my_tracker")
+
+
+@pytest.fixture
+def calls(tracker: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    monkeypatch.setattr(tracking, "_INTERVAL_S", 0.05)
+    tracker.CALLS.clear()
+    tracker.FAILS_IN.clear()
+    found: list[tuple[Any, ...]] = tracker.CALLS
+    return found
+
+
+def run(shell: InteractiveShell, cell: str) -> Any:
+    done = shell.run_cell(cell, store_history=True)
+    done.raise_error()
+    return done.result
+
+
+LOGS = textwrap.dedent(
+    """
+    import hydrogen_magic as hm
+    for step in range(3):
+        hm.log(step, loss=lr * step + hm.rank())
+    print("trained", api_token)
+    """
+)
+
+
+def test_a_tracker_gets_parameters_points_files_and_the_end(
+    notebook_shell: InteractiveShell, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "correct-horse")
+    notebook_shell.run_cell("lr, api_token = 0.5, 'correct-horse'")
+    run(notebook_shell, f"%%distributed --np 2 --track mine --name wide\n'correct-horse'{LOGS}")
+    (_, gang, info), *others = calls
+    assert (info.name, info.params, info.group) == ("wide", {"lr": 0.5}, "")
+    assert info.about["line"].startswith("%%distributed --np 2") and info.about["np"] == "2"
+    points = [point for kind, _, *rest in others if kind == "log" for point in rest[0]]
+    by_name = {name: [(p.step, p.values[name]) for p in points if name in p.values]
+               for name in ("loss", "rank1/loss")}  # fmt: skip
+    assert by_name == {
+        "loss": [(0, 0.0), (1, 0.5), (2, 1.0)],
+        "rank1/loss": [(0, 1.0), (1, 1.5), (2, 2.0)],
+    }
+    assert all(0 < point.unix_s - hm.gangs()[gang].snapshot().wall_time < 100 for point in points)
+    files = {call[2]: call[3] for call in calls if call[0] == "file"}
+    assert "hm.log(step" in files["cell.py"] and "trained ***" in files["rank-0.log"]
+    assert "correct-horse" not in str(calls)
+    assert calls[-1] == ("end", gang, "SUCCEEDED")
+    assert "tracked by mine: http://tracker/1" in notices_of(hm.gangs()[gang])
+
+
+def test_a_tracker_that_hangs_holds_nothing_up(
+    calls: list[Any],
+    tracker: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither the gang nor the cell, after a moment; it gets the rest once it answers."""
+    monkeypatch.setattr(launcher, "_TRACKERS_S", 0.1)
+    tracker.ANSWERS.clear()
+    try:
+        gang = ended(launcher.launch(int, np=1, track="mine", run_name="slow"))
+        launcher.wait_for_trackers([gang])
+        assert f"the tracker has not taken all of gang {gang.id}" in capsys.readouterr().err
+        assert calls == []
+    finally:
+        tracker.ANSWERS.set()
+    assert gang.wait_for_tracker(PATIENCE_S)
+    assert calls[0][2].name == "slow" and calls[-1] == ("end", gang.id, "SUCCEEDED")
+
+
+def log_and_wait(go: str) -> None:
+    import time
+    from pathlib import Path
+
+    hm.log(loss=1.0)
+    while not Path(go).exists():
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("fails_in", ["start", "log", "end"])
+def test_a_tracker_that_fails_costs_a_notice(
+    calls: list[Any],
+    tracker: Any,
+    fails_in: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "correct-horse")
+    tracker.FAILS_IN.add(fails_in)
+    gang = launcher.launch(log_and_wait, str(tmp_path / "go"), np=1, track="mine")
+    if fails_in != "end":  # the notice comes while the gang runs
+        gang._run.log.wait_for(lambda: "no server" in notices_of(gang), PATIENCE_S)
+    (tmp_path / "go").touch()
+    assert ended(gang).state == "SUCCEEDED"
+    assert gang.wait_for_tracker(PATIENCE_S)
+    said = notices_of(gang) + capsys.readouterr().err
+    assert (
+        f"mine does not get the rest of this gang: ConnectionError: no server for {fails_in}"
+        in said
+    )
+    assert "correct-horse" not in said
+    assert (calls[-1][0] == "end") == (fails_in != "start"), "it does not seem to run for ever"
+
+
+def test_failed_gangs_are_tracked_as_such(calls: list[Any]) -> None:
+    with pytest.raises(RankFailedError):
+        hm.run(lambda: 1 / 0, np=1, quiet=True, track="mine")
+    assert calls[-1][2] == "FAILED"
+
+
+def test_the_runs_of_a_sweep_are_a_group(
+    notebook_shell: InteractiveShell, calls: list[Any]
+) -> None:
+    notebook_shell.run_cell("lr = 1")
+    with pytest.raises(SweepError):
+        run(
+            notebook_shell,
+            "%%distributed --np 1 --quiet --track mine --name all --sweep lr=0,1\n1 / lr",
+        )
+    started = {call[2].name: call[2] for call in calls if call[0] == "start"}
+    assert sorted(started) == ["all lr=0", "all lr=1"]
+    assert {info.group for info in started.values()} == {"key of all"}
+    assert started["all lr=1"].params == {"lr": 1}
+    assert [call for call in calls if call[0] in ("open", "close")] == [
+        ("open", "all"), ("close", "key of all", "FAILED")
+    ]  # fmt: skip
+    assert calls[-1][0] == "close", "after the ends of its runs"
+
+
+def test_what_cannot_track_is_refused_before_anything_starts(
+    notebook_shell: InteractiveShell, calls: list[Any]
+) -> None:
+    with pytest.raises(
+        PlacementError, match="`--track missing`: comet is not installed: pip install"
+    ):
+        run(notebook_shell, "%%distributed --track missing\n1")
+    with pytest.raises(UsageError, match=r"'wadnb' is not supported; did you mean wandb\?"):
+        run(notebook_shell, "%%distributed --track wadnb\n1")
+    with pytest.raises(PlacementError, match=r"`--track comet`: no tracker of this name .* mlflow"):
+        launcher.launch(int, track="comet")
+    for name, pip in (("mlflow", "mlflow-skinny"), ("wandb", "wandb")):
+        if importlib.util.find_spec(name) is None:
+            with pytest.raises(PlacementError, match=f"{name} is not installed: pip install {pip}"):
+                launcher.launch(int, track=name)
+
+
+# ── the trackers themselves ──────────────────────────────────────────────────────────────────────
+
+
+def test_mlflow_has_the_runs_of_a_sweep(
+    notebook_shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(tmp_path.as_uri())
+    mlflow.set_experiment("mine")
+    notebook_shell.run_cell("lr, api_token = 1.0, 'x'")
+    cell = LOGS.replace("loss=", "**{'val@loss': float('nan')}, loss=")
+    run(
+        notebook_shell,
+        f"%%distributed --np 1 --quiet --track mlflow --name all --sweep lr=0.5,2.0\n{cell}",
+    )
+    assert mlflow.active_run() is None
+    client = mlflow.MlflowClient()
+    found = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    by_name = {each.info.run_name: each for each in found}
+    assert sorted(by_name) == ["all", "all lr=0.5", "all lr=2.0"]
+    assert {each.info.status for each in found} == {"FINISHED"}
+    one = by_name["all lr=2.0"]
+    assert one.data.params == {"lr": "2.0"}
+    assert one.data.tags["mlflow.parentRunId"] == by_name["all"].info.run_id
+    history = client.get_metric_history(one.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(0, 0.0), (1, 2.0), (2, 4.0)]
+    assert "val_loss" in one.data.metrics
+    files = {each.path for each in client.list_artifacts(one.info.run_id)}
+    assert files == {"cell.py", "rank-0.log"}
+
+
+def test_wandb_has_a_run_beside_the_notebooks_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    with pytest.raises(RankFailedError):
+        hm.run(fail_at, 0.25, np=2, quiet=True, track="wandb", run_name="broken")
+    assert wandb.run is None
+    [folder] = (tmp_path / "wandb").glob("offline-run-*")
+    wandb.teardown()
+    assert (folder / "files" / "rank-0.log").exists()
+    records = list(_records(next(folder.glob("*.wandb"))))
+    steps = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in each.history.item}
+             for each in records if each.HasField("history")]  # fmt: skip
+    assert [(each["step"], each["loss"]) for each in steps if "loss" in each] == [(0, 0.25)]
+    [run_record] = [each.run for each in records if each.HasField("run")][-1:]
+    assert run_record.display_name == "broken"
+    assert [each.exit.exit_code for each in records if each.HasField("exit")] == [1]
+
+
+def fail_at(lr: float) -> None:
+    hm.log(0, loss=lr)
+    raise ValueError("diverged")
+
+
+def _records(path: Path) -> Iterator[Any]:
+    """Yield what W&B wrote: a log as of LevelDB, whose records fit into one block here."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place = path.read_bytes(), 7
+    while place < len(data):
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        assert kind == 1, "a whole record"
+        record = Record()
+        record.ParseFromString(data[place + 7 : place + 7 + size])
+        yield record
+        place += 7 + size
