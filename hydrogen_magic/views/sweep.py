@@ -8,6 +8,7 @@ from typing import Protocol
 
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views import draws_html
 from hydrogen_magic.views.comparison import Comparison, Run
 from hydrogen_magic.views.static_svg.ansi import escaped
@@ -17,6 +18,7 @@ _INTERVAL_S = 1.0
 """Interval between updates for up to eight runs: their picture is some 100 kB."""
 _RUNS_PER_INTERVAL = 8
 _MOST_METRICS = 4
+_MOST_WARNINGS = 5
 
 
 class RunningSweep(Protocol):
@@ -73,8 +75,10 @@ class _NotebookSweep:
         self._comparison.read()
         now = time.time()
         title = f"sweep of {len(sweep.runs)} runs: {sweep.progress}"
-        html = f"<p><b>{escaped(title)}</b></p>\n{self._comparison.html(now)}"
-        text = "\n".join([title, *self._comparison.lines(now)])
+        noted = _warnings(self._comparison.states)
+        lines = "".join(f"<p>{escaped(line)}</p>\n" for line in noted)
+        html = f"<p><b>{escaped(title)}</b></p>\n{lines}{self._comparison.html(now)}"
+        text = "\n".join([title, *noted, *self._comparison.lines(now)])
         self._display.show({"text/html": html, "text/plain": text})
 
 
@@ -89,13 +93,23 @@ class _TextSweep:
     def update(self, sweep: RunningSweep) -> None:
         self._comparison.read()
         for place, state in enumerate(self._comparison.states):
-            if state.is_terminal and place not in self._printed:
+            has_run = state.is_terminal and (state.gang or state.state == "FAILED")
+            if has_run and place not in self._printed:
                 self._printed.add(place)
                 print(f"{self._names[place]}: {_ended(state)} ({sweep.progress})", flush=True)
 
     def close(self, sweep: RunningSweep) -> None:
         self.update(sweep)
-        print("\n".join(self._comparison.lines(time.time())), flush=True)
+        noted = _warnings(self._comparison.states)
+        print("\n".join([*noted, *self._comparison.lines(time.time())]), flush=True)
+
+
+def _warnings(states: Sequence[GangState]) -> list[str]:
+    """Return the warnings of all runs, the same one of several runs once."""
+    every = (note for state in states for note in state.notices if note.level != "info")
+    texts = list(dict.fromkeys(clean_name(note.text) for note in every))
+    more = [f"{len(texts) - _MOST_WARNINGS} more warnings"] if len(texts) > _MOST_WARNINGS else []
+    return [*(f"warning: {text}" for text in texts[:_MOST_WARNINGS]), *more]
 
 
 def _ended(state: GangState) -> str:

@@ -195,13 +195,18 @@ def test_failed_gangs_are_tracked_as_such(calls: list[Any]) -> None:
 
 
 def test_the_runs_of_a_sweep_are_a_group(
-    notebook_shell: InteractiveShell, calls: list[Any]
+    notebook_shell: InteractiveShell,
+    calls: list[Any],
+    tracker: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """What the tracker could not take is reported once for all runs."""
+    tracker.FAILS_IN.add("file")
     notebook_shell.run_cell("lr = 1")
     with pytest.raises(SweepError):
         run(
             notebook_shell,
-            "%%distributed --np 1 --quiet --track mine --name all --sweep lr=0,1\n1 / lr",
+            "%%distributed --np 1 --track mine --name all --sweep lr=0,1\n1 / lr",
         )
     started = {call[2].name: call[2] for call in calls if call[0] == "start"}
     assert sorted(started) == ["all lr=0", "all lr=1"]
@@ -211,6 +216,9 @@ def test_the_runs_of_a_sweep_are_a_group(
         ("open", "all"), ("close", "key of all", "FAILED")
     ]  # fmt: skip
     assert calls[-1][0] == "close", "after the ends of its runs"
+    said = capsys.readouterr()
+    text = "ConnectionError: no server for file"
+    assert text in said.out + said.err and said.out.count(text) <= 1
 
 
 def test_what_cannot_track_is_refused_before_anything_starts(
