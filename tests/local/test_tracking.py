@@ -279,11 +279,14 @@ def test_wandb_has_a_run_beside_the_notebooks_own(
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    own = wandb.init(name="of the notebook", settings=wandb.Settings(console="off"))
     with pytest.raises(RankFailedError):
         hm.run(fail_at, 0.25, np=2, quiet=True, track="wandb", run_name="broken")
-    assert wandb.run is None
-    [folder] = (tmp_path / "wandb").glob("offline-run-*")
+    assert wandb.run is own
+    own.finish()
     wandb.teardown()
+    folders = (tmp_path / "wandb").glob("offline-run-*")
+    [folder] = [each for each in folders if own.id not in each.name]
     assert (folder / "files" / "rank-0.log").exists()
     records = list(_records(next(folder.glob("*.wandb"))))
     steps = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in each.history.item}
