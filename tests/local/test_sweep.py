@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 
 import pytest
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 
 LOGGED = textwrap.dedent(
     """
-    %%distributed --np 1 {options} --sweep lr=0.1,0.2 --sweep width=64,128
+    %%distributed --np 1 --cpu {options} --sweep lr=0.1,0.2 --sweep width=64,128
     import os, hydrogen_magic as hm
     for step in range(3):
         hm.log(step, loss=scaled(step))
@@ -35,9 +36,14 @@ def run(shell: InteractiveShell, cell: str) -> Sweep:
 
 
 def test_each_combination_is_a_gang_with_its_values(
-    notebook_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+    notebook_shell: InteractiveShell,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also in functions that the cell calls; the notebook keeps its own values."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    n_cores = len(os.sched_getaffinity(0))
+    threads = str(n_cores // min(4, n_cores)) if n_cores > 1 else None
     notebook_shell.run_cell(DEFINED)
     capsys.readouterr()
     sweep = run(notebook_shell, LOGGED.format(options="--name grid --out model --timeout 100"))
@@ -47,7 +53,7 @@ def test_each_combination_is_a_gang_with_its_values(
     assert [row["result"]["score"] for row in rows] == [lr * width for lr, width in values]
     assert [row["out"]["model"] for row in rows] == values
     assert [row["metrics"]["loss"] for row in rows] == [0.2, 0.2, 0.4, 0.4]
-    assert {row["result"]["threads"] for row in rows} == {"1"}, "gangs share the cores"
+    assert {row["result"]["threads"] for row in rows} == {threads}, "gangs share the cores"
     assert sweep.best("score")["params"] == {"lr": 0.1, "width": 64}
     user_ns = notebook_shell.user_ns
     assert (user_ns["lr"], user_ns["width"]) == (1.0, 1) and "model" not in user_ns
