@@ -56,6 +56,14 @@ def count(text: str) -> int:
     return number
 
 
+def positive_count(text: str) -> int:
+    """Return a whole number from 1 on, or raise ValueError."""
+    number = _whole(text)
+    if number < 1:
+        raise ValueError(f"should be 1 or more, got {text}")
+    return number
+
+
 def _whole(text: str) -> int:
     try:
         return int(text)

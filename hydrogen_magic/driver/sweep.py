@@ -325,11 +325,15 @@ _newest: deque[Sweep] = deque(maxlen=1)
 
 
 def prepare(
-    captured: Sequence[tuple[Mapping[str, Any], Captured]], spec: JobSpec, title: str
+    captured: Sequence[tuple[Mapping[str, Any], Captured]],
+    spec: JobSpec,
+    title: str,
+    most_at_once: int | None = None,
 ) -> tuple[Sweep, list[GangState]]:
     """Return a sweep and the states of its runs before they start.
 
-    ``captured``: the values of each combination, and the cell captured with them.
+    ``captured``: the values of each combination, and the cell captured with them. ``most_at_once``: None:
+    as many as fit.
     """
     group = SweepGroup(plugins.tracker(spec.track), spec.name) if spec.track else None
     queue: list[tuple[SweepRun, Launch]] = []
@@ -338,7 +342,8 @@ def prepare(
         listed = replace(cell, params={**cell.params, **params_of(values)})
         named = replace(spec, name=f"{spec.name} {run.label}")
         queue.append((run, partial(_launch, listed, named, title, group)))
-    shares = plugins.placement(spec.placement).shares(spec, len(queue))
+    most = min(len(queue), most_at_once or len(queue))
+    shares = plugins.placement(spec.placement).shares(spec, most)
     return Sweep(queue, shares, group), [_planned(run, spec) for run, _ in queue]
 
 

@@ -216,7 +216,7 @@ class Distributed(Magics):
         spec = arguments.spec
         planned = launcher.plan(spec)
         captured = self._captured_with_each(arguments, cell, planned)
-        runs, states = sweep.prepare(captured, spec, title)
+        runs, states = sweep.prepare(captured, spec, title, arguments.sweep_jobs)
         if arguments.dry_run:
             print("\n".join([*sweep_table(states, runs.n_at_once), ""]))
             _print_dry_run(captured[0][1], planned)

@@ -95,7 +95,9 @@ def test_what_cannot_run_is_refused_before_anything_starts(
 
 
 def test_a_dry_run_lists_the_combinations(
-    notebook_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+    notebook_shell: InteractiveShell,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     notebook_shell.run_cell("lr = 1")
     done = notebook_shell.run_cell("%%distributed --np 1 --dry-run --sweep lr=1,*range(2,4)\nlr")
@@ -103,6 +105,10 @@ def test_a_dry_run_lists_the_combinations(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["run  lr", "1    1", "2    2", "3    3"]
     assert lines[4].startswith("3 runs, ") and any(line.startswith("rank  host") for line in lines)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for jobs, said in (("", "3 at once"), ("--sweep-jobs 2", "2 at once")):
+        notebook_shell.run_cell(f"%%distributed --np 1 --cpu --dry-run --sweep lr=1,2,3 {jobs}\nlr")
+        assert f"3 runs, {said}" in capsys.readouterr().out
 
 
 def test_an_inline_rank_runs_one_after_another(notebook_shell: InteractiveShell) -> None:

@@ -96,6 +96,8 @@ def test_a_comment_ends_the_line() -> None:
         ("--out class", "variable names"),
         ("--max-closure lots", "500MB or 2GiB"),
         ("--save train", "ends in .py"),
+        ("--sweep-jobs 2", "add --sweep"),
+        ("--sweep lr=1,2 --sweep-jobs 0", "1 or more"),
         ("--sweep lr", "NAME=VALUE,VALUE"),
         ("--sweep lr=1 --sweep lr=2", "given twice"),
         ("--sweep lr=1,2 --detach", "cannot be combined with --detach"),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hydrogen_magic.core.argument_types import python_file, swept_values, typed
+from hydrogen_magic.core.argument_types import positive_count, python_file, swept_values, typed
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
@@ -35,6 +35,8 @@ class Arguments:
     """File to which the cell is written as a script for torchrun."""
     sweep: tuple[tuple[str, str], ...] = ()
     """Names of the notebook that are replaced, and their values as written."""
+    sweep_jobs: int | None = None
+    """Most runs of a sweep at once; None: as many as fit."""
     script: str | None = None
     """Script file or module name of the line form; None for a cell."""
     script_args: tuple[str, ...] = ()
@@ -61,9 +63,14 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
         raise ArgumentsError(unknown_message(unknown[0], parser))
     spec = _named(spec_of(found, defaults or JobSpec()), found)
     sweep = tuple(_swept(" ".join(words)) for words in found.sweep)
-    arguments = Arguments(spec=spec, dry_run=found.dry_run, save=found.save, sweep=sweep)
-    if sweep:
-        _check_sweep(arguments)
+    arguments = Arguments(
+        spec=spec,
+        dry_run=found.dry_run,
+        save=found.save,
+        sweep=sweep,
+        sweep_jobs=found.sweep_jobs,
+    )
+    _check_sweep(arguments)
     return arguments if is_cell else _with_script(arguments, found)
 
 
@@ -98,6 +105,12 @@ def _parser(is_cell: bool) -> LineParser:
         metavar="NAME=V,V",
         help="run the cell once for each value of a name; repeatable: all combinations",
     )
+    parser.add_argument(
+        "--sweep-jobs",
+        type=typed(positive_count),
+        metavar="N",
+        help="run at most N combinations at once",
+    )
     add_track(parser)
     add_display(parser)
     if not is_cell:
@@ -122,7 +135,13 @@ def _swept(text: str) -> tuple[str, str]:
 
 
 def _check_sweep(arguments: Arguments) -> None:
-    """Raise ArgumentsError for options that have no meaning for several runs of a cell."""
+    """Raise ArgumentsError for options that have no meaning for several runs of a cell, or for one."""
+    if not arguments.sweep:
+        if arguments.sweep_jobs is not None:
+            raise ArgumentsError(
+                "--sweep-jobs limits the runs of a sweep: add --sweep NAME=V,V, or drop it"
+            )
+        return
     names = [name for name, _ in arguments.sweep]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
