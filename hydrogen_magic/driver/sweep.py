@@ -247,9 +247,9 @@ class Sweep:
 
     def raise_for_state(self) -> None:
         """Raise GangStoppedError or SweepError unless all runs have succeeded."""
-        if self._is_stopped:
-            raise GangStoppedError(f"the sweep was stopped: {self.progress}{_where_results(self)}")
         failed = [run for run in self._runs if run.error is not None]
+        if failed and self._is_stopped:
+            raise GangStoppedError(f"the sweep was stopped: {self.progress}{_where_results(self)}")
         if failed:
             raise SweepError(_headline(self, failed), report=_report(self, failed))
 

@@ -139,6 +139,7 @@ def test_as_many_at_once_as_there_are_shares_each_with_its_own() -> None:
     gangs.advance()
     gangs.launched[3].end()
     assert not gangs.sweep.advance()
+    gangs.sweep.stop()  # too late
     gangs.sweep.raise_for_state()
     assert repr(gangs.sweep).startswith("<Sweep of 4 runs: 4 succeeded;")
 
