@@ -159,8 +159,12 @@ class _Forwarder:
     def _notice(self, level: str, text: str) -> None:
         if not self._run.ended.is_set():
             self._run.emit(ev.Notice(self._run.state.now_s, level, text))
-        elif level != "info":
-            _warn(f"gang {self._run.id}: {self._run.mask.text(text)}")
+            return
+        text = f"gang {self._run.id}: {self._run.mask.text(text)}"
+        if level != "info":
+            _warn(text)
+        elif self._group is None:  # a sweep would print a line for each run
+            print(text)
 
 
 def _points(events: Sequence[ev.Event], wall_time: float) -> Iterator[MetricPoint]:

@@ -152,6 +152,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(
     finally:
         tracker.ANSWERS.set()
     assert gang.wait_for_tracker(PATIENCE_S)
+    assert f"gang {gang.id}: tracked by mine: http" in capsys.readouterr().out
     assert calls[0][2].name == "slow" and calls[-1] == ("end", gang.id, "SUCCEEDED")
 
 
