@@ -19,6 +19,7 @@ import types
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic.capture import script
@@ -33,6 +34,7 @@ from hydrogen_magic.capture.reachable import reads_of
 from hydrogen_magic.capture.required_names import RequiredNames, similar
 from hydrogen_magic.capture.scopes import ScopeAnalysis, analyse
 from hydrogen_magic.capture.values import Captured, CapturedItem, CellText
+from hydrogen_magic.core.events import HeldName
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES
 from hydrogen_magic.errors import CaptureError, OptionTypeError
 from hydrogen_magic.serialization.closure import ClosureManifest, bundle
@@ -59,12 +61,14 @@ def capture_cell(
     ranks_have_gpu: bool = False,
     labels: Mapping[str, str] | None = None,
     seed: int | None = None,
+    held: Mapping[str, HeldName] = MappingProxyType({}),
 ) -> Captured:
     """Return ``cell`` with everything that it uses from the notebook.
 
     ``namespace``: the notebook's names. ``history``: sources of earlier cells, oldest first, for their
     import statements. ``out``: names to bring back. ``labels``: display names of cells, by the file name of
-    their code. ``seed``: rank r seeds its random numbers with ``seed + r``.
+    their code. ``seed``: rank r seeds its random numbers with ``seed + r``. ``held``: names that the ranks of
+    a session have.
 
     Raises CaptureError if a name is undefined or a value cannot be sent, SyntaxError if the cell is not
     valid Python.
@@ -72,8 +76,8 @@ def capture_cell(
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
     labels = _cell_labels(namespace) if labels is None else labels
-    names, needs = _required_names(cell, code, offset, namespace, history, labels, out)
-    _check_out(out, names, namespace)
+    names, needs = _required_names(cell, code, offset, namespace, history, labels, out, held)
+    _check_out(out, names, {**namespace, **held})
     header = ClosureManifest(
         "cell",
         code=code,
@@ -99,6 +103,7 @@ def capture_call(
     labels: Mapping[str, str] | None = None,
     namespace: Mapping[str, Any] | None = None,
     history: Sequence[str] = (),
+    held: Mapping[str, HeldName] = MappingProxyType({}),
 ) -> Captured:
     """Return the call ``function(*args, **kwargs)`` with everything that it uses from ``__main__``.
 
@@ -109,7 +114,7 @@ def capture_call(
     if namespace is None:
         namespace = sys.modules["__main__"].__dict__
     labels = _cell_labels(namespace) if labels is None else labels
-    needs = RequiredNames(namespace, Imports(history), labels)
+    needs = RequiredNames(namespace, Imports(history), labels, held=held)
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
     needs.check()
@@ -207,6 +212,7 @@ def _required_names(
     history: Sequence[str],
     labels: Mapping[str, str],
     out: Sequence[str] = (),
+    held: Mapping[str, HeldName] = MappingProxyType({}),
 ) -> tuple[ScopeAnalysis, RequiredNames]:
     """Return the names that the cell reads; raise CaptureError if one is undefined."""
     imports = Imports(history)
@@ -217,11 +223,12 @@ def _required_names(
         return [use.read.name for use in reads_of(namespace.get(name), namespace)]
 
     names = analyse(code, tree, compiled, called)
-    needs = RequiredNames(namespace, imports, labels, names.assigned, names.has_unknown_names)
+    unknown = names.has_unknown_names
+    needs = RequiredNames(namespace, imports, labels, names.assigned, unknown, held)
     for read in names.reads:
         why, may_lack = _where(read.line, code, offset), read.line in names.guarded
         needs.add(read.name, why, read.assigned, may_lack)
-    possible = RequiredNames(namespace, imports, labels, names.assigned)
+    possible = RequiredNames(namespace, imports, labels, names.assigned, held=held)
     for read in names.possible_reads:
         possible.add(read.name, _where(read.line, code, offset), read.assigned, may_lack=True)
     needs.add_possible(possible)

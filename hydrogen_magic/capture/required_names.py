@@ -8,10 +8,13 @@ import difflib
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, Statement, module_name
 from hydrogen_magic.capture.reachable import FunctionRead, reads_of, stored_names
+from hydrogen_magic.capture.session_names import is_sent
+from hydrogen_magic.core.events import HeldName
 from hydrogen_magic.errors import CaptureError
 
 PROVIDED = frozenset({"get_ipython", "display"})
@@ -40,8 +43,11 @@ class RequiredNames:
         labels: Mapping[str, str],
         assigned: Iterable[str] = (),
         tolerant: bool = False,
+        held: Mapping[str, HeldName] = MappingProxyType({}),
     ) -> None:
+        """``held``: names that the ranks of a session have."""
         self.namespace = namespace
+        self.held = held
         self.imports = imports
         self.labels = labels
         self.assigned = set(assigned)
@@ -70,6 +76,8 @@ class RequiredNames:
         """
         self.read.add(name)
         if name in bound or self._done.get(name, _EVERYTHING) <= bound:
+            return
+        if name in self.held and not is_sent(name, self.namespace, self.held):
             return
         if name in self.namespace:
             self._done[name] = bound
@@ -132,7 +140,7 @@ class RequiredNames:
 
     def is_known(self, name: str) -> bool:
         """Whether ``name`` is resolved: by its own value, an import, or the cell itself."""
-        if name in self._done or name in self.assigned:
+        if name in self._done or name in self.assigned or name in self.held:
             return True
         return name not in self.namespace and hasattr(builtins, name)
 

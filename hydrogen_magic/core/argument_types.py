@@ -63,6 +63,14 @@ def _whole(text: str) -> int:
         raise ValueError(f"should be a whole number, got {text!r}") from None
 
 
+def rank_numbers(text: str) -> tuple[int, ...]:
+    """Return the ranks in ``0,2`` in order; ValueError for other text."""
+    numbers = [count(part) for part in text.split(",") if part.strip()]
+    if not numbers:
+        raise ValueError(f"should be numbers of ranks, like 0,2; got {text!r}")
+    return tuple(sorted(set(numbers)))
+
+
 def env_variable(text: str) -> tuple[str, str]:
     """Return name and value of ``K=V``, or raise ValueError."""
     name, equals, value = text.partition("=")

@@ -26,7 +26,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -40,6 +40,7 @@ from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
+from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
@@ -109,6 +110,8 @@ def plan(spec: JobSpec) -> Plan:
     Gangs cannot be nested: a rank cannot start a gang.
     """
     refuse_nested()
+    if (running := sessions.live(spec.session)) is not None:
+        return running.plan
     _check_file_limit(0)  # capturing local modules opens files, too
     plugins.check(spec)
     return plugins.placement(spec.placement).plan(spec)
@@ -129,12 +132,13 @@ def launch_captured(
     placement = place or plugins.placement(spec.placement)
     _check_file_limit(spec.np if feed is not None else 0)
     # All refusals come first, before there is a gang.
-    start = _starter(placement, spec)
+    start, cell, notes = _starter(placement, spec, planned)
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
     known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
     run = _new_run(captured, spec, title, wall_time, known)
-    for text in (*planned.notes, *captured.warnings):
+    is_first = cell is None or cell.cell.number == 0
+    for text in (*notes, *(planned.notes if is_first else ()), *captured.warnings):
         run.emit(ev.Notice(0.0, "warning", text))
     rendezvous = plugins.rendezvous(spec.rendezvous)
     job = Job(
@@ -149,6 +153,7 @@ def launch_captured(
         _sent_secrets(known, captured, spec),
         plugins.observers(),
         feed,
+        cell,
     )
     return start(run, job)
 
@@ -227,12 +232,24 @@ def _is_in(name: str, module: str) -> bool:
 
 
 def _starter(
-    placement: Placement | InKernelPlacement, spec: JobSpec
-) -> Callable[[GangRun, Job], Gang]:
-    """Return what starts a gang there, or runs it. Raises PlacementError if that is impossible."""
+    placement: Placement | InKernelPlacement, spec: JobSpec, planned: Plan
+) -> tuple[Callable[[GangRun, Job], Gang], sessions.CellRun | None, list[str]]:
+    """Return what starts a gang there, or runs it, with the cell of its session, and texts for the user.
+
+    Raises PlacementError if that is impossible.
+    """
     if isinstance(placement, InKernelPlacement):
-        return partial(_run_here, placement)
-    return partial(_start_controller, placement.open(spec), hub().loop)
+        if spec.session is not None:
+            raise PlacementError(f"`--on {spec.placement}` does not support --session")
+        return partial(_run_here, placement), None, []
+    if spec.session is None:
+        return partial(_start_controller, placement.open(spec), hub().loop), None, []
+    running, notes = sessions.live(spec.session), []
+    if running is None:
+        running = sessions.Session(spec, planned, placement.open_session(spec), hub().loop)
+        notes = [text for text in [sessions.register(running)] if text]
+    cell = running.next_cell(spec)
+    return partial(_start_controller, running.agents, hub().loop), cell, notes
 
 
 def _start_controller(
@@ -417,9 +434,9 @@ def interrupts_raise() -> Iterator[None]:
 def launch(
     function: Callable[..., Any],
     *args: Any,
-    np: int = 2,
-    on: str = "local",
-    rendezvous: str = "torch",
+    np: int | None = None,
+    on: str | None = None,
+    rendezvous: str | None = None,
     gpu: bool | None = None,
     pack: bool | None = None,
     env: Mapping[str, str] | None = None,
@@ -430,15 +447,20 @@ def launch(
     grace: float = JobSpec.grace_s,
     ports: str | None = None,
     max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
+    session: str | None = None,
+    ranks: Sequence[int] = (),
+    idle: float | None = None,
     **kwargs: Any,
 ) -> Gang:
     """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its Gang object at once.
 
     Args:
         function: may be defined in the notebook, a local module or a package; sent with all it uses.
-        np: number of ranks; ``-N`` means N ranks on this machine.
-        on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in.
-        rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides.
+        np: number of ranks; ``-N`` means N ranks on this machine. None: 2, or those of the session.
+        on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in. None:
+            ``"local"``, or that of the session.
+        rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides. None: ``"torch"``, or
+            that of the session.
         gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
         pack: hosts of a cluster. True: as few as possible; False: as many as possible; None: as few as
             possible for ranks with GPUs of their own, otherwise the cluster's choice.
@@ -451,27 +473,40 @@ def launch(
         grace: seconds a rank that reacts to a stop may clean up.
         ports: range of ports to listen on for other machines, such as ``"40000-40100"``; None: any.
         max_closure: size limit of captured data, in bytes.
+        session: name of a session: ranks that stay, with their variables, for later calls and cells.
+            None: the ranks end with the call.
+        ranks: ranks of the session that take part; empty: all.
+        idle: seconds without a call or cell after which the session ends. None: one hour.
 
     Raises:
         CaptureError: an object that the function uses cannot be sent.
         PlacementError: the ranks cannot run as requested.
         TypeError, ValueError: an option is invalid.
     """
+    given: dict[str, Any] = {
+        "np": -np if isinstance(np, int) and np < 0 else np,
+        "placement": on,
+        "rendezvous": rendezvous,
+        "gpu": gpu,
+        "pack": pack,
+        "idle_s": idle,
+        "retries": retries or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
     spec = JobSpec(
-        np=-np if isinstance(np, int) and np < 0 else np,
-        placement=on,
-        rendezvous=rendezvous,
-        gpu=gpu,
-        pack=pack,
+        **given,
         env=tuple((env or {}).items()),
-        retries=retries,
         timeout_s=timeout,
         wait_s=wait,
         start_timeout_s=start_timeout,
         grace_s=grace,
         ports=None if ports is None else _port_range(ports),
         max_closure_bytes=max_closure,
+        session=session,
+        on_ranks=tuple(ranks),
     )
+    if session is not None:
+        spec = sessions.fitted(spec, given)
     planned = plan(spec)
     captured = capture.capture_call(
         function,
@@ -479,6 +514,7 @@ def launch(
         kwargs,
         max_closure_bytes=max_closure,
         ranks_have_gpu=planned.uses_gpu,
+        held=sessions.held(spec),
     )
     return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
 

@@ -22,10 +22,15 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
-from hydrogen_magic.driver import launcher, result_assignment
+from hydrogen_magic.driver import launcher, result_assignment, session
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.errors import CellSyntaxError, HydrogenError, ResultError
+from hydrogen_magic.errors import (
+    CellSyntaxError,
+    HydrogenError,
+    OptionValueError,
+    ResultError,
+)
 from hydrogen_magic.notebook import gang_command, ipython_cells
 from hydrogen_magic.notebook.arguments import (
     Arguments,
@@ -169,6 +174,7 @@ class Distributed(Magics):
         return replace(arguments, spec=replace(arguments.spec, name=name))
 
     def _run(self, arguments: Arguments, cell: str | None, title: str) -> Any:
+        arguments = _checked(lambda: _fitted(arguments))
         spec = arguments.spec
         planned = launcher.plan(spec)
         captured = self._captured(arguments, cell, planned)
@@ -216,6 +222,7 @@ class Distributed(Magics):
                 max_closure_bytes=spec.max_closure_bytes,
                 ranks_have_gpu=planned.uses_gpu,
                 seed=spec.seed,
+                held=session.held(spec),
             )
         except SyntaxError as error:
             raise _syntax_error(error, text.label) from None
@@ -250,7 +257,7 @@ class Distributed(Magics):
     def _take_results(self, gang: Gang, spec: JobSpec, originals: Originals) -> Any:
         """Assign the variables of ``--out``; return rank 0's value."""
         _raise_if_failed(gang)
-        results = gang.received.of(0)
+        results = gang.received.of(gang.first_rank)
         for text in result_assignment.assign(results, spec.out, self._ip.user_ns, originals):
             print(f"warning: {text}", file=sys.stderr)
         if results.errors:
@@ -277,6 +284,16 @@ def _setting(name: str, parse: Callable[[str], T], text: str) -> T:
         return parse(text)
     except ValueError as error:
         raise ArgumentsError(f"Distributed.{name} {error}") from None
+
+
+def _fitted(arguments: Arguments) -> Arguments:
+    """Return ``arguments`` with the options of their session. Raises ArgumentsError."""
+    if arguments.spec.session is None:
+        return arguments
+    try:
+        return replace(arguments, spec=session.fitted(arguments.spec, arguments.given))
+    except OptionValueError as error:
+        raise ArgumentsError(str(error)) from None
 
 
 def _checked(parsed: Callable[[], T]) -> T:
@@ -306,7 +323,7 @@ def _raise_if_failed(gang: Gang) -> None:
 
 def _lost_results(gang: Gang) -> str:
     """Return why results are missing, and where the other ones are."""
-    results = gang.received.of(0)
+    results = gang.received.of(gang.first_rank)
     assigned = [f"`{name}`" for name in results.arrived()]
     lines = [*results.errors.values(), gang.received.save(has_succeeded=True)]
     if not results.errors.get(CELL_VALUE) and results.value() is not None:

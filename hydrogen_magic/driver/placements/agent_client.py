@@ -12,6 +12,7 @@ import mmap
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import (
@@ -25,6 +26,7 @@ from hydrogen_magic.core.messages import (
     ProfileTrace,
     RankFile,
     ResultPart,
+    SessionLost,
     StopRanks,
     Swept,
     decode,
@@ -57,6 +59,10 @@ class AgentClient(ABC):
         self.keys = hub.admit(self._on_message, secret)
         self.greeted: asyncio.Future[None] = hub.loop.create_future()
         self._swept: asyncio.Future[None] | None = None
+        self.is_retained = False
+        """The ranks of the last attempt wait for another one."""
+        self.on_session_lost: Callable[[str], None] = lambda why: None
+        """Called with the reason when waiting ranks of a session have ended."""
 
     @property
     def is_ready(self) -> bool:
@@ -104,6 +110,7 @@ class AgentClient(ABC):
     def expect_sweep(self) -> asyncio.Future[None]:
         """Return a future that is done when nothing of the launched attempt is left."""
         self._response_limit_s = math.inf
+        self.is_retained = False
         self._swept = self.hub.loop.create_future()
         return self._swept
 
@@ -140,7 +147,10 @@ class AgentClient(ABC):
         elif isinstance(report, Swept) and report.gang == self.gang:
             if report.held is not None:  # else it is about to end
                 self.held = _host_and_port(report.held)
+            self.is_retained = report.is_retained
             self.finish(self._swept)
+        elif isinstance(report, SessionLost):
+            self.on_session_lost(report.why)
         elif isinstance(report, EventBatch) and self.attempt == (report.gang, report.attempt):
             self._emit(report)
 

@@ -21,6 +21,7 @@ from hydrogen_magic.core.messages import (
     AgentCommand,
     AgentConfig,
     AgentReport,
+    EndSession,
     EventBatch,
     FileContent,
     Hello,
@@ -32,6 +33,7 @@ from hydrogen_magic.core.messages import (
     RankFile,
     RanksCommand,
     ReportStacks,
+    SessionLost,
     Swept,
     decode,
 )
@@ -65,7 +67,7 @@ class AgentServer:
         self._config = config
         self._kernel_link = kernel_link
         self._pool = pool
-        self._retained = RetainedWorkers()
+        self._retained = RetainedWorkers(self._on_rank_lost)
         self._group: RankGroup | None = None
         self._link = AgentLink(config.endpoint, config.server_key, config.secret)
         self._outbox: list[list[Any]] = []
@@ -161,6 +163,10 @@ class AgentServer:
                 self._closing.set()
             case Ping():
                 self._send(Pong())
+            case EndSession():
+                if self._retained.key == command.worker_key:
+                    self._retained.finish()
+                    self._end_prepared_service()
             case ReportStacks():
                 self._start(self._report_stacks())
             case RanksCommand():
@@ -199,7 +205,10 @@ class AgentServer:
                 await self._kernel_link.finish(group)
             finally:  # whatever could not be sent, the kernel waits for this message
                 self._finish(group)
-        self._preparing = asyncio.ensure_future(self._prepare(request))
+        if group.keeps_service:
+            self._prepared_service = group.service
+        else:
+            self._preparing = asyncio.ensure_future(self._prepare(request))
 
     def _start_forkserver(self, request: LaunchRequest) -> None:
         self._pool.start(request.fingerprint, request.env, request.sys_path)
@@ -215,7 +224,8 @@ class AgentServer:
             self._send(Swept(group.gang, group.attempt, None))
             self._closing.set()  # of no use without a port; the kernel starts another agent
             raise
-        self._send(Swept(group.gang, group.attempt, _address(self._reserved_port)))
+        held = _address(self._reserved_port)
+        self._send(Swept(group.gang, group.attempt, held, group.is_retained))
         self._kernel_link.released(group.gang, group.attempt)
 
     async def _prepare(self, request: LaunchRequest) -> None:
@@ -318,14 +328,23 @@ class AgentServer:
             ):
                 self._pool.forget(pid, (status, usage.ru_maxrss << 10))
 
+    def _on_rank_lost(self, key: str, rank: int) -> None:
+        """A rank has exited between two cells of its session."""
+        self._end_prepared_service()
+        self._send(SessionLost(key, f"rank {rank} ended while no cell ran"))
+
+    def _end_prepared_service(self) -> None:
+        if self._prepared_service is not None:
+            self._prepared_service.end()
+            self._prepared_service = None
+
     async def _end(self) -> None:
         """Kill the gang and all our other descendants, at once."""
         if self._group is not None:
             self._group.kill()
             self._kernel_link.kernel_ended(self._group)
             await self._group.sweep()
-        if self._prepared_service is not None:
-            self._prepared_service.end()
+        self._end_prepared_service()
         self._retained.end()
         self._pool.end()
 

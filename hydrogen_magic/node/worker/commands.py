@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from hydrogen_magic.core.messages import (
     MessageError,
+    ReleaseRank,
     SetRecording,
     StartProfile,
     WorkerCommand,
@@ -30,11 +31,13 @@ class AgentCommands:
         reporter: Reporter,
         profiler: Profiler,
         follow_timeline: Callable[[bool], None],
+        release: Callable[[bool], None],
     ) -> None:
         self._reader = reader
         self._reporter = reporter
         self._profiler = profiler
         self._follow_timeline = follow_timeline
+        self._release = release
         self._is_open = True
 
     def poll(self) -> None:
@@ -70,6 +73,8 @@ class AgentCommands:
         match command:
             case SetRecording():
                 self._reporter.is_recording = command.on
+            case ReleaseRank():
+                self._release(command.is_forced)
             case StartProfile():
                 self._profiler.start(command.number, command.steps, command.path)
             case _:

@@ -32,6 +32,7 @@ from hydrogen_magic.core.messages import (
     SavedCheckpoint,
     ServiceSpec,
     ServiceStart,
+    WorkerCommand,
     WorkerReport,
     WorkerRetained,
     WorkerStart,
@@ -41,7 +42,7 @@ from hydrogen_magic.node.worker import process_setup
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.worker import inference, namespace
+    from hydrogen_magic.node.worker import inference, name_changes, namespace
     from hydrogen_magic.serialization.payload import Payload
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -123,15 +124,27 @@ def _run(
         return 1
     code = rank.run()
     while rank.is_retained:
-        received = framing.receive(reader)
+        received = _next_start(reader)
         if received is None:
-            os._exit(0)  # it is no longer needed
-        message, fds = received
-        later = decode(message, RankStart)
+            rank.leave()
+            return 0
+        later, fds = received
+        process_setup.asked_to_stop.clear()
         process_setup.update_environment(start.env, later.env)
-        rank, start = _Rank(control, reader, later, fds, rank.set_up), later
+        rank, start = _Rank(control, reader, later, fds, rank), later
         code = rank.run()
     return code
+
+
+def _next_start(reader: framing.FrameReader) -> tuple[RankStart, Sequence[int]] | None:
+    """Wait for the rank's next gang; None if it is no longer needed."""
+    while (received := framing.receive(reader)) is not None:
+        message, fds = received
+        command = decode(message, WorkerCommand)
+        if isinstance(command, RankStart):
+            return command, fds
+        framing.close_all(fds)  # for the gang that has just ended
+    return None
 
 
 def _report_start(control: socket.socket, start: RankStart, error: Exception) -> None:
@@ -144,7 +157,7 @@ def _report_start(control: socket.socket, start: RankStart, error: Exception) ->
 
 
 class _Rank:
-    """Run the cell on this rank; ``set_up`` is the set-up of an earlier gang."""
+    """Run the cell on this rank; ``earlier`` is this process in the gang before."""
 
     def __init__(
         self,
@@ -152,12 +165,13 @@ class _Rank:
         reader: framing.FrameReader,
         start: RankStart,
         fds: Sequence[int],
-        set_up: inference.SetUp | None = None,
+        earlier: _Rank | None = None,
     ) -> None:
         from hydrogen_magic.node.worker import (
             api,
             checkpoint,
             commands,
+            group_recovery,
             observe,
             profiler,
             reporter,
@@ -169,7 +183,12 @@ class _Rank:
         self.pid = os.getpid()
         self.closure_fd, *self.channels = fds
         self.infer_options = start.infer_options
-        self.set_up = set_up
+        self.set_up: inference.SetUp | None = None if earlier is None else earlier.set_up
+        self.session = start.session
+        self.groups: group_recovery.Groups = (
+            earlier.groups if earlier else group_recovery.Groups(start.group_recovery)
+        )
+        self.names: name_changes.NameChanges | None = None
         self.is_retained = False
         """It waits for another gang after this one."""
         self.control = control
@@ -188,7 +207,7 @@ class _Rank:
         forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
         self.reporter.on_tick = commands.AgentCommands(
-            reader, self.reporter, self.profiler, follow_timeline
+            reader, self.reporter, self.profiler, follow_timeline, self._release
         ).poll
 
     def _record_timeline(self, start: RankStart) -> Callable[[bool], None]:
@@ -211,8 +230,8 @@ class _Rank:
             code = self._work_unless_stopped()
         except BaseException as error:
             code = self._fail(error)
-        self.is_retained = self.is_retained and code == 0
-        self._report_retained() if self.is_retained else self._finish()
+        self.is_retained = self.session is not None or (self.is_retained and code == 0)
+        self._report_retained(code) if self.is_retained else self._finish()
         return code
 
     def _work_unless_stopped(self) -> int:
@@ -223,16 +242,45 @@ class _Rank:
             raise KeyboardInterrupt
         return self._work()
 
-    def _report_retained(self) -> None:
-        """Report that this gang is over for this process."""
+    def _report_retained(self, code: int) -> None:
+        """Report that this gang is over for this process, and what it holds for the next one."""
+        if self.session is not None:
+            self.reporter.post(self._held())
         self.reporter.close()
         process_setup.flush()
-        assert self.set_up is not None
+        files = self.set_up.files if self.set_up is not None and self.session is None else {}
         with self.lock:
-            framing.send(self.control, WorkerRetained(self.set_up.files))
+            framing.send(self.control, WorkerRetained(files, code))
+
+    def _held(self) -> ev.NamesChanged:
+        from hydrogen_magic.node.worker import name_changes
+
+        names = self.names or name_changes.NameChanges({})
+        return ev.NamesChanged(
+            self.reporter.now_s(),
+            self.rank,
+            received=names.received(),
+            assigned=names.assigned(),
+            deleted=names.deleted(),
+            rss_bytes=name_changes.memory_bytes(),
+            gpu_memory_bytes=name_changes.gpu_memory_bytes(),
+            n_collectives=self.groups.n_collectives(),
+            has_left_groups=self.groups.are_released,
+        )
+
+    def _release(self, is_forced: bool) -> None:
+        """Leave the collective that the main thread waits in; called on the reporter's thread."""
+        if is_forced or self.reporter.collectives.current is not None:
+            self.groups.release()
+
+    def leave(self) -> None:
+        """Leave the session, or the ranks of ``%%infer``, which have nothing to clean up."""
+        if self.session is not None:
+            self._finish()
 
     def _work(self) -> int:
-        loaded = self._load() if self.set_up is None else self.set_up.loaded
+        is_loaded = self.set_up is not None and self.session is None
+        loaded = self.set_up.loaded if is_loaded and self.set_up else self._load()
         os.close(self.closure_fd)
         self._enter("running")
         value = None
@@ -249,12 +297,18 @@ class _Rank:
         return 0
 
     def _load(self) -> namespace.LoadedClosure:
-        from hydrogen_magic.node.worker import api, namespace
+        from hydrogen_magic.node.worker import api, name_changes, namespace
         from hydrogen_magic.serialization import payload
 
         self._enter("loading")
+        if self.session is not None:
+            self.names = name_changes.NameChanges(vars(sys.modules["__main__"]))
+            for text in self.groups.renew(self.session):
+                self.reporter.notice("warning", text)
         closure = payload.from_memfd(self.closure_fd)
         loaded = namespace.load(closure)
+        if self.names is not None:
+            self.names.mark_received()
         del closure
         gc.unfreeze()
         if api.local_rank() == 0:  # once for the whole host
@@ -281,7 +335,8 @@ class _Rank:
         """Report ``error`` before any clean-up; return the exit code."""
         from hydrogen_magic.node.worker import main_thread
 
-        if isinstance(error, KeyboardInterrupt) and process_setup.asked_to_stop.is_set():
+        was_interrupted = isinstance(error, KeyboardInterrupt) or self.groups.are_released
+        if was_interrupted and process_setup.asked_to_stop.is_set():
             return _INTERRUPTED_EXIT_CODE
         if os.getpid() != self.pid:  # the cell forked: its child ends like any child
             return _end_child(error)

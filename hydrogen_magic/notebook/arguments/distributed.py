@@ -16,7 +16,9 @@ from hydrogen_magic.notebook.arguments.parsing import (
     add_limits,
     add_out,
     add_rendezvous,
+    add_session,
     add_where,
+    given_by,
     spec_of,
     split,
     unknown_message,
@@ -39,6 +41,8 @@ class Arguments:
     """True: ``script`` is a module name (``-m``)."""
     help: bool = False
     """True: only show :func:`usage`."""
+    given: frozenset[str] = frozenset()
+    """The fields of ``spec`` that the line itself sets."""
 
 
 def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -> Arguments:
@@ -57,7 +61,8 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     if unknown:
         raise ArgumentsError(unknown_message(unknown[0], parser))
     spec = _named(spec_of(found, defaults or JobSpec()), found)
-    arguments = Arguments(spec=spec, dry_run=found.dry_run, save=found.save)
+    given = given_by(found)
+    arguments = Arguments(spec=spec, dry_run=found.dry_run, save=found.save, given=given)
     return arguments if is_cell else _with_script(arguments, found)
 
 
@@ -79,6 +84,8 @@ def _parser(is_cell: bool) -> LineParser:
     add_where(parser)
     add_cluster(parser)
     add_rendezvous(parser)
+    if is_cell:
+        add_session(parser)
     add_limits(parser)
     add_out(parser)
     parser.add_argument(

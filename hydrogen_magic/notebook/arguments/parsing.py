@@ -17,12 +17,13 @@ from hydrogen_magic.core.argument_types import (
     not_one_of,
     parse_duration_s,
     parse_size_bytes,
+    rank_numbers,
     ranks,
     run_name,
     typed,
     variable_names,
 )
-from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.job import DEFAULT_SESSION, JobSpec
 
 
 class ArgumentsError(ValueError):
@@ -80,6 +81,33 @@ def add_cluster(parser: LineParser) -> None:
         type=typed(parse_duration_s),
         metavar="S",
         help="wait for hosts and slots of a cluster",
+    )
+
+
+def add_session(parser: LineParser) -> None:
+    """Add options for ranks that stay between cells."""
+    add = parser.add_argument
+    add(
+        "--session",
+        nargs="?",
+        const=DEFAULT_SESSION,
+        type=typed(run_name),
+        metavar="NAME",
+        help="run on ranks that stay, with their variables, for later cells",
+    )
+    add(
+        "--ranks",
+        dest="on_ranks",
+        type=typed(rank_numbers),
+        metavar="R[,R]",
+        help="ranks of the session that run the cell",
+    )
+    add(
+        "--idle",
+        dest="idle_s",
+        type=typed(parse_duration_s),
+        metavar="T",
+        help="end the session after T without a cell",
     )
 
 
@@ -150,6 +178,11 @@ def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
     return _checked(chosen, found)
 
 
+def given_by(found: argparse.Namespace) -> frozenset[str]:
+    """Return the fields of :class:`JobSpec` that the line sets."""
+    return frozenset(_chosen(found))
+
+
 def _chosen(found: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of :class:`JobSpec` that the line sets: an option's ``dest`` is its field."""
     names = {field.name for field in fields(JobSpec)} - {"out"}  # its meaning differs by magic
@@ -162,6 +195,10 @@ def _chosen(found: argparse.Namespace) -> dict[str, Any]:
 
 
 def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
+    if spec.session is None:
+        for option, name in (("--ranks", "on_ranks"), ("--idle", "idle_s")):
+            if getattr(found, name, None) is not None:
+                raise ArgumentsError(f"{option} belongs to a session: add --session, or drop it")
     if found.np is not None and found.np < 0:
         if found.on not in (None, "local"):
             raise ArgumentsError(

@@ -1,0 +1,272 @@
+"""Sessions: ranks that stay between cells, with their variables, process groups and devices.
+
+Each cell is a gang of its own, with its run log, view, Stop and culprit. Its agents keep the ranks, and the
+:class:`Session` here knows what they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.core.messages import SessionCell
+from hydrogen_magic.driver.placements import SessionAgentGroup
+from hydrogen_magic.driver.state.formatting import duration
+from hydrogen_magic.errors import HydrogenError, OptionValueError
+
+_MOST_NAMES = 8
+"""Names in a message."""
+_FIXED = {
+    "np": "--np",
+    "placement": "--on",
+    "rendezvous": "--with",
+    "gpu": "--gpu or --cpu",
+    "pack": "--pack or --spread",
+}
+"""Fields that all cells of a session share, and the options that set them."""
+
+
+@dataclass(frozen=True)
+class RankHoldings:
+    """What a rank of a session holds."""
+
+    names: Mapping[str, ev.HeldName] = field(default_factory=dict)
+    assigned: frozenset[str] = frozenset()
+    """Those that cells have bound on the rank; the others are as the notebook has sent them."""
+    rss_bytes: int = 0
+    gpu_memory_bytes: int | None = None
+
+    def after(self, event: ev.NamesChanged) -> RankHoldings:
+        """Return the holdings after a cell."""
+        gone = set(event.deleted)
+        names = {**self.names, **event.received, **event.assigned}
+        assigned = (self.assigned - event.received.keys()) | event.assigned.keys()
+        return RankHoldings(
+            {name: held for name, held in names.items() if name not in gone},
+            assigned - gone,
+            event.rss_bytes,
+            event.gpu_memory_bytes,
+        )
+
+
+class Session:
+    """The ranks of one session. Its state changes on the hub's loop; other threads read it."""
+
+    def __init__(
+        self, spec: JobSpec, plan: Plan, agents: SessionAgentGroup, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.name = spec.session or ""
+        self.key = f"session-{secrets.token_hex(8)}"
+        """Identifies it for its agents."""
+        self.spec = spec
+        """Of its first cell."""
+        self.plan = plan
+        self.agents = agents
+        self.since = time.time()
+        """Unix time of its start."""
+        self.why_ended = ""
+        """Empty while it lives."""
+        self.is_running = False
+        """A cell runs."""
+        self.ranks = {rank: RankHoldings() for rank in range(spec.np)}
+        """What each rank holds."""
+        self.idle_since_s = time.monotonic()
+        self._idle_s = spec.idle_s
+        self._n_cells = 0
+        self._epoch = 0
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        agents.on_lost = self._on_lost
+
+    # ── from any thread ──
+
+    def next_cell(self, spec: JobSpec) -> CellRun:
+        """Return the session's next cell. Raises HydrogenError if the session cannot run it."""
+        if self.is_running:
+            raise HydrogenError(
+                f"session {self.name!r} runs another cell: wait for it with %gang wait, or stop it"
+            )
+        self.is_running = True
+        self._idle_s = spec.idle_s
+        ranks = spec.on_ranks or tuple(range(self.spec.np))
+        cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np)
+        self._n_cells += 1
+        return CellRun(self, cell, ranks)
+
+    def held_by(self, ranks: Iterable[int]) -> dict[str, ev.HeldName]:
+        """Return the names that all of ``ranks`` hold; all ranks if there are none."""
+        holdings = [self.ranks[rank].names for rank in ranks or self.ranks]
+        return {
+            name: held for name, held in holdings[0].items() if all(name in h for h in holdings)
+        }
+
+    def end(self, why: str = "ended by %gang end") -> None:
+        """End it. Does not wait."""
+        self._loop.call_soon_threadsafe(self._end, why)
+
+    # ── on the loop ──
+
+    def finish_cell(self, reports: Mapping[int, ev.NamesChanged], has_failed: bool) -> str:
+        """Take what the ranks report at the end of a cell; return a text if the session is over."""
+        self.is_running = False
+        for rank, report in reports.items():
+            self.ranks[rank] = self.ranks[rank].after(report)
+        counts = {report.n_collectives for report in reports.values()}
+        has_left = any(report.has_left_groups for report in reports.values())
+        if has_left or (has_failed and len(counts) > 1):
+            self._epoch += 1
+        if not self.agents.is_retained:
+            if not self.why_ended:
+                self._note_end("its ranks have ended with the cell")
+            return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
+        self.idle_since_s = time.monotonic()
+        self._timer = self._loop.call_later(self._idle_s, self._end_idle)
+        return ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all ranks at the end of the last cell."""
+        return sum(rank.rss_bytes for rank in self.ranks.values())
+
+    @property
+    def shown_names(self) -> str:
+        """The variables that any rank holds, shortened: no functions, classes and modules."""
+        held = {name: one for rank in self.ranks.values() for name, one in rank.names.items()}
+        names = sorted(n for n, one in held.items() if one.kind == "value" and n[:1] != "_")
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        return ", ".join(names[:_MOST_NAMES]) + more
+
+    @property
+    def loss(self) -> str:
+        """What is lost with its ranks, as the end of a sentence."""
+        return f"; its ranks held {self.shown_names}" if self.shown_names else ""
+
+    def begin_cell(self) -> None:
+        """A cell begins."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_idle(self) -> None:
+        self._end(f"{duration(self._idle_s)} without a cell")
+
+    def _end(self, why: str) -> None:
+        if self.why_ended:
+            return
+        self._note_end(why)
+        if self.is_running:
+            self.agents.kill()
+        else:
+            self._ending = asyncio.ensure_future(self.agents.end_session())
+
+    def _on_lost(self, why: str) -> None:
+        if not self.why_ended:
+            self._note_end(why)
+            if not self.is_running:
+                self._ending = asyncio.ensure_future(self.agents.end_session())
+
+    def _note_end(self, why: str) -> None:
+        self.begin_cell()
+        self.why_ended = why
+
+
+class CellRun:
+    """One cell: see :class:`hydrogen_magic.driver.placements.SessionRun`."""
+
+    def __init__(self, session: Session, cell: SessionCell, ranks: tuple[int, ...]) -> None:
+        self.key = session.key
+        self.cell = cell
+        self.ranks = ranks
+        self._session = session
+        self._reports: dict[int, ev.NamesChanged] = {}
+        self._has_failed = False
+
+    def begin(self) -> None:
+        self._session.begin_cell()
+
+    def note(self, event: ev.Event) -> None:
+        if isinstance(event, ev.NamesChanged):
+            self._reports[event.rank] = event
+        self._has_failed |= isinstance(event, ev.RankExited) and event.exit_code != 0
+
+    def finish(self) -> str:
+        return self._session.finish_cell(self._reports, self._has_failed)
+
+
+# ── the sessions of this kernel ──────────────────────────────────────────────────────────────────
+
+_sessions: dict[str, Session] = {}
+"""By name; ended ones until the name is used again."""
+_lock = threading.Lock()
+
+
+def sessions() -> list[Session]:
+    """Return the live sessions of this kernel, oldest first."""
+    return [session for session in _sessions.values() if not session.why_ended]
+
+
+def live(name: str | None) -> Session | None:
+    """Return the live session of this name, None without one."""
+    session = _sessions.get(name or "")
+    return None if name is None or session is None or session.why_ended else session
+
+
+def held(spec: JobSpec) -> dict[str, ev.HeldName]:
+    """Return the names that all ranks of a cell hold; none without a live session."""
+    session = live(spec.session)
+    return {} if session is None else session.held_by(spec.on_ranks)
+
+
+def register(session: Session) -> str:
+    """Make ``session`` known; return a text about an earlier one of its name that ended by itself."""
+    with _lock:
+        before = _sessions.pop(session.name, None)
+        _sessions[session.name] = session
+    if before is None or before.why_ended.startswith("ended by"):
+        return ""
+    return f"a new session {session.name!r} begins; the last one ended: {before.why_ended}{before.loss}"
+
+
+def fitted(spec: JobSpec, given: Collection[str]) -> JobSpec:
+    """Return ``spec`` with the options that its session's first cell has chosen.
+
+    ``given``: the fields of ``spec`` that the user has set for this cell. Raises OptionValueError if they
+    differ from the session's, and for options that a session does not have.
+    """
+    session = live(spec.session)
+    if spec.retries and "retries" in given:
+        raise OptionValueError("a session's cells are not retried: drop --retries, or --session")
+    spec = replace(spec, retries=0)
+    if session is None:
+        if spec.on_ranks:
+            raise OptionValueError(
+                f"--ranks {','.join(map(str, spec.on_ranks))}: there is no session "
+                f"{spec.session!r} yet; its first cell runs on all ranks"
+            )
+        return spec
+    for name, option in _FIXED.items():
+        wanted, has = getattr(spec, name), getattr(session.spec, name)
+        if name in given and wanted != has:
+            raise OptionValueError(
+                f"session {session.name!r} was started with {option} {_shown(has)}, not "
+                f"{_shown(wanted)}: drop {option}, or end the session with %gang end {session.name}"
+            )
+    beyond = [rank for rank in spec.on_ranks if rank >= session.spec.np]
+    if beyond:
+        raise OptionValueError(
+            f"--ranks {beyond[0]}: session {session.name!r} has ranks 0 to {session.spec.np - 1}"
+        )
+    fixed = {name: getattr(session.spec, name) for name in _FIXED}
+    env = tuple({**dict(session.spec.env), **dict(spec.env)}.items())
+    idle_s = spec.idle_s if "idle_s" in given else session.spec.idle_s
+    return replace(spec, **fixed, env=env, idle_s=idle_s)
+
+
+def _shown(value: object) -> str:
+    return "unset" if value is None else str(value)
