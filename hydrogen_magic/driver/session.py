@@ -20,6 +20,7 @@ from hydrogen_magic.driver.placements import SessionAgentGroup
 from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.errors import HydrogenError, OptionValueError
 
+ENDED_BY_USER = "ended by %gang end"
 _MOST_NAMES = 8
 """Names in a message."""
 _FIXED = {
@@ -82,7 +83,8 @@ class Session:
         self._epoch = 0
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        agents.on_lost = self._on_lost
+        self._ending: asyncio.Future[None] | None = None
+        agents.on_lost = self._begin_end
 
     # ── from any thread ──
 
@@ -106,9 +108,9 @@ class Session:
             name: held for name, held in holdings[0].items() if all(name in h for h in holdings)
         }
 
-    def end(self, why: str = "ended by %gang end") -> None:
-        """End it. Does not wait."""
-        self._loop.call_soon_threadsafe(self._end, why)
+    def end(self) -> None:
+        """End it, and return when its ranks have been told to."""
+        asyncio.run_coroutine_threadsafe(self._end(ENDED_BY_USER), self._loop).result()
 
     # ── on the loop ──
 
@@ -121,18 +123,23 @@ class Session:
         has_left = any(report.has_left_groups for report in reports.values())
         if has_left or (has_failed and len(counts) > 1):
             self._epoch += 1
-        if not self.agents.is_retained:
-            if not self.why_ended:
-                self._note_end("its ranks have ended with the cell")
-            return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
-        self.idle_since_s = time.monotonic()
-        self._timer = self._loop.call_later(self._idle_s, self._end_idle)
-        return ""
+        if self.agents.is_retained:
+            self.idle_since_s = time.monotonic()
+            why = f"{duration(self._idle_s)} without a cell"
+            self._timer = self._loop.call_later(self._idle_s, self._begin_end, why)
+            return ""
+        self.why_ended = self.why_ended or "its ranks have ended with a cell"
+        return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
 
     @property
     def memory_bytes(self) -> int:
         """Memory of all ranks at the end of the last cell."""
         return sum(rank.rss_bytes for rank in self.ranks.values())
+
+    @property
+    def gpu_memory_bytes(self) -> int:
+        """GPU memory of all ranks at the end of the last cell."""
+        return sum(rank.gpu_memory_bytes or 0 for rank in self.ranks.values())
 
     @property
     def shown_names(self) -> str:
@@ -153,27 +160,19 @@ class Session:
             self._timer.cancel()
             self._timer = None
 
-    def _end_idle(self) -> None:
-        self._end(f"{duration(self._idle_s)} without a cell")
+    def _begin_end(self, why: str) -> None:
+        """End it in a task, which has to be referenced while it runs."""
+        self._ending = asyncio.ensure_future(self._end(why))
 
-    def _end(self, why: str) -> None:
+    async def _end(self, why: str) -> None:
         if self.why_ended:
             return
-        self._note_end(why)
-        if self.is_running:
-            self.agents.kill()
-        else:
-            self._ending = asyncio.ensure_future(self.agents.end_session())
-
-    def _on_lost(self, why: str) -> None:
-        if not self.why_ended:
-            self._note_end(why)
-            if not self.is_running:
-                self._ending = asyncio.ensure_future(self.agents.end_session())
-
-    def _note_end(self, why: str) -> None:
-        self.begin_cell()
+        self.begin_cell()  # no timer may end it again
         self.why_ended = why
+        if self.is_running:
+            self.agents.kill()  # its ranks end with the cell
+        else:
+            await self.agents.end_session()
 
 
 class CellRun:
@@ -228,7 +227,7 @@ def register(session: Session) -> str:
     with _lock:
         before = _sessions.pop(session.name, None)
         _sessions[session.name] = session
-    if before is None or before.why_ended.startswith("ended by"):
+    if before is None or before.why_ended == ENDED_BY_USER:
         return ""
     return f"a new session {session.name!r} begins; the last one ended: {before.why_ended}{before.loss}"
 

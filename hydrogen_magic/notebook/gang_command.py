@@ -156,7 +156,6 @@ def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 
 def _end(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
-    """End a session and wait until its ranks are gone."""
     running = {one.name: one for one in session.sessions()}
     name = command.session or (next(iter(running)) if len(running) == 1 else None)
     if name not in running:

@@ -75,6 +75,8 @@ class SessionRow(Protocol):
     @property
     def memory_bytes(self) -> int: ...
     @property
+    def gpu_memory_bytes(self) -> int: ...
+    @property
     def shown_names(self) -> str: ...
 
 
@@ -88,6 +90,8 @@ def _session_row(one: SessionRow) -> tuple[str, ...]:
     idle = "running" if one.is_running else duration(time.monotonic() - one.idle_since_s)
     started = time.strftime("%H:%M:%S", time.localtime(one.since))
     ranks, memory = str(one.spec.np), size_text(one.memory_bytes)
+    if one.gpu_memory_bytes:
+        memory += f", GPU {size_text(one.gpu_memory_bytes)}"
     return one.name, ranks, one.spec.placement, started, idle, memory, one.shown_names
 
 

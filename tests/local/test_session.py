@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.errors import CaptureError, RankFailedError
-from tests.gangs import wait_until
+from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -94,3 +98,84 @@ def test_another_number_of_ranks_is_refused(cells: Cells) -> None:
     with pytest.raises(UsageError, match="session 'lab' was started with --np 2, not 3"):
         cells.on_ranks("1", "--np 3")
     assert cells.on_ranks("hm.world_size()") == 2
+
+
+def test_a_cell_that_all_ranks_fail_leaves_the_process_group_alone(cells: Cells) -> None:
+    """A typo should not cost the groups that the user has made."""
+    cells.on_ranks(JOIN + "pair = dist.new_group([0, 1])", "--np 2")
+    with pytest.raises(RankFailedError):
+        cells.on_ranks("torch.one(1)")
+    reduced = "t = torch.ones(1)\ndist.all_reduce(t, group=pair)\nt.item()"
+    assert cells.on_ranks(reduced) == 2.0
+
+
+def test_a_stop_ends_the_cell_and_a_second_one_the_session(cells: Cells) -> None:
+    pid = cells.on_ranks(JOIN + "os.getpid()", "--np 2")
+    wait = "if hm.rank() == 0:\n    dist.all_reduce(torch.ones(1))\ntime.sleep(1000)"
+    gang = cells.on_ranks(wait, "--detach")
+    until(gang, lambda: gang.ranks[0].waiting_in)
+    gang.stop()
+    assert ended(gang).state == "STOPPED"
+    assert (cells.on_ranks("os.getpid()"), cells.all_ranks("hm.rank()")) == (pid, [0, 1])
+    stubborn = "while True:\n    try: time.sleep(1000)\n    except KeyboardInterrupt: pass"
+    gang = cells.on_ranks(stubborn, "--detach --grace 1000")
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    gang.stop()
+    gang.stop(kill=True)
+    assert ended(gang).state == "STOPPED" and "session 'lab' has ended" in notices_of(gang)
+    wait_until_gone([pid])
+
+
+def test_a_cell_on_some_ranks(cells: Cells) -> None:
+    """The others stay as they are; the value is that of the first rank that takes part."""
+    assert cells.on_ranks(JOIN + "n = 0\nhm.rank()", "--np 2") == 0
+    assert cells.on_ranks("n = 5\nhm.rank(), hm.world_size()", "--ranks 1") == (1, 2)
+    assert cells.all_ranks("n") == [0, 5]
+    cells.on_ranks("own = 1", "--ranks 1")
+    with pytest.raises(CaptureError, match="`own`"):
+        cells.on_ranks("own")
+    with pytest.raises(RankFailedError, match="rank 1"):
+        cells.on_ranks("raise ValueError(own)", "--ranks 1")
+    with pytest.raises(UsageError, match="has ranks 0 to 1"):
+        cells.on_ranks("n", "--ranks 2")
+    with pytest.raises(UsageError, match="there is no session 'other' yet"):
+        cells.run("%%distributed --session other --ranks 0\n1")
+
+
+def test_ranks_end_when_one_of_them_ends_between_cells(cells: Cells) -> None:
+    pids = cells.on_ranks(JOIN, "--np 2") or cells.all_ranks("os.getpid()")
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until_gone(pids)
+    wait_until(lambda: not sessions.sessions())
+    gang = cells.on_ranks("1", "--np 2 --detach")
+    assert "the last one ended: rank 1 ended while no cell ran" in notices_of(ended(gang))
+
+
+def test_an_idle_session_ends_and_runs_exit_handlers(
+    cells: Cells, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells.run(f"path = {str(tmp_path / 'left')!r}")
+    leave = "import atexit, pathlib\natexit.register(pathlib.Path(path + str(hm.rank())).touch);"
+    pids = cells.on_ranks(JOIN + leave, "--np 2") or cells.all_ranks("os.getpid()")
+    cells.run("%gang")
+    assert re.search(r"\nlab +2 +local .* found, path", capsys.readouterr().out)
+    cells.on_ranks("kept = 1", "--idle 0.2")
+    wait_until(lambda: not sessions.sessions())
+    wait_until_gone(pids)
+    assert len(list(tmp_path.glob("left*"))) == 2
+    gang = cells.on_ranks("1", "--np 2 --detach")
+    assert "0.2 s without a cell; its ranks held found, kept, path" in notices_of(ended(gang))
+    cells.run("%gang end lab")
+    assert "session 'lab' has ended" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="no session is running"):
+        cells.run("%gang end lab")
+
+
+@pytest.mark.horovod
+def test_horovod_is_initialized_again_after_a_failing_cell(cells: Cells) -> None:
+    cells.run("import horovod.torch as hvd")
+    pid = cells.on_ranks("hvd.init()\nos.getpid()", "--np 2 --with horovod")
+    with pytest.raises(RankFailedError, match="rank 1 failed: ValueError"):
+        cells.on_ranks("if hvd.rank() == 1: raise ValueError()\nhvd.allreduce(torch.ones(1))")
+    reduced = "hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), os.getpid()"
+    assert cells.on_ranks(reduced) == (2.0, pid)
