@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.messages import SessionCell
@@ -77,6 +78,8 @@ class Session:
         """A cell runs."""
         self.ranks = {rank: RankHoldings() for rank in range(spec.np)}
         """What each rank holds."""
+        self.hosts: dict[int, str] = {}
+        """Of the ranks."""
         self.idle_since_s = time.monotonic()
         self._idle_s = spec.idle_s
         self._n_cells = 0
@@ -130,6 +133,14 @@ class Session:
             return ""
         self.why_ended = self.why_ended or "its ranks have ended with a cell"
         return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
+
+    @property
+    def place(self) -> str:
+        """Where its ranks are: ``local``, or what they hold of a cluster."""
+        if plugins.placement(self.spec.placement).on_this_machine:
+            return self.spec.placement
+        hosts = ", ".join(sorted(set(self.hosts.values())))
+        return f"{self.spec.placement}: {self.spec.np} slots on {hosts or 'hosts to come'}"
 
     @property
     def memory_bytes(self) -> int:
@@ -190,6 +201,8 @@ class CellRun:
         self._session.begin_cell()
 
     def note(self, event: ev.Event) -> None:
+        if isinstance(event, ev.RankStarted):
+            self._session.hosts[event.rank] = event.host
         if isinstance(event, ev.NamesChanged):
             self._reports[event.rank] = event
         self._has_failed |= isinstance(event, ev.RankExited) and event.exit_code != 0

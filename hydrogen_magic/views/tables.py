@@ -67,6 +67,8 @@ class SessionRow(Protocol):
     @property
     def spec(self) -> JobSpec: ...
     @property
+    def place(self) -> str: ...
+    @property
     def since(self) -> float: ...
     @property
     def is_running(self) -> bool: ...
@@ -92,7 +94,7 @@ def _session_row(one: SessionRow) -> tuple[str, ...]:
     ranks, memory = str(one.spec.np), size_text(one.memory_bytes)
     if one.gpu_memory_bytes:
         memory += f", GPU {size_text(one.gpu_memory_bytes)}"
-    return one.name, ranks, one.spec.placement, started, idle, memory, one.shown_names
+    return one.name, ranks, one.place, started, idle, memory, one.shown_names
 
 
 def _plan_row(slot: Slot) -> tuple[str, str, str, str]:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
@@ -250,13 +250,17 @@ class AgentGroup(Protocol):
         ...
 
 
+@runtime_checkable
 class SessionAgentGroup(AgentGroup, Protocol):
     """An agent group whose ranks can stay: its ``launch`` is called again for the session's next cell."""
 
-    is_retained: bool
-    """The ranks wait for the next cell: :meth:`release` keeps them."""
     on_lost: Callable[[str], None]
     """Called with the reason when waiting ranks have ended."""
+
+    @property
+    def is_retained(self) -> bool:
+        """Whether the ranks wait for the next cell: :meth:`release` keeps them."""
+        ...
 
     async def end_session(self) -> None:
         """End the waiting ranks, and release the agents."""
@@ -287,7 +291,10 @@ class Placement(Planner):
 
     def open_session(self, spec: JobSpec) -> SessionAgentGroup:
         """Return an agent group whose ranks can stay. Raises PlacementError if that is impossible."""
-        raise PlacementError(f"`--on {spec.placement}` does not support --session")
+        group = self.open(spec)
+        if not isinstance(group, SessionAgentGroup):
+            raise PlacementError(f"`--on {spec.placement}` does not support --session")
+        return group
 
 
 class InKernelPlacement(Planner):

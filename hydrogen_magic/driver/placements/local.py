@@ -66,9 +66,6 @@ class LocalPlacement(Placement):
     def open(self, spec: JobSpec) -> LocalAgentGroup:
         return LocalAgentGroup()
 
-    def open_session(self, spec: JobSpec) -> LocalAgentGroup:
-        return LocalAgentGroup()
-
 
 def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:
     """One thread per rank unless the user chose a number, as with torchrun: ranks share the cores.

@@ -226,7 +226,8 @@ class AgentServer:
             raise
         held = _address(self._reserved_port)
         self._send(Swept(group.gang, group.attempt, held, group.is_retained))
-        self._kernel_link.released(group.gang, group.attempt)
+        if not group.keeps_service:
+            self._kernel_link.released(group.gang, group.attempt)
 
     async def _prepare(self, request: LaunchRequest) -> None:
         """Get ready for another gang like this one: the most likely next."""
