@@ -24,6 +24,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import Placement
 from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.errors import GangStoppedError, PlacementError, RankFailedError
 from hydrogen_magic.testing import ranks
@@ -184,8 +185,10 @@ class GangContract:
     def session(self) -> Iterator[str]:
         """Return the name of a session that is ended; skip the test if the placement has none."""
         spec = JobSpec(np=self.np, placement=self.placement, rendezvous=self.rendezvous)
+        placement = plugins.placement(self.placement)
         try:
-            plugins.placement(self.placement).open_session(spec)
+            assert isinstance(placement, Placement), "its rank is in this process"
+            placement.open_session(spec)
         except PlacementError as error:
             pytest.skip(str(error))
         name = f"contract of {type(self).__name__}"
