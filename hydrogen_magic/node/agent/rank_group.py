@@ -100,7 +100,10 @@ class RankGroup:
             self.is_retained = self._retain()
             if self.service is not None and not self.keeps_service:
                 self.service.end()
-            await self.sweep()
+            if (
+                not self.keeps_service
+            ):  # else what the ranks have started is theirs until the session ends
+                await self.sweep()
             for rank in self.ranks:
                 rank.close(is_retained=self.is_retained)
                 for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):

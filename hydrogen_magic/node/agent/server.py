@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import network
+from hydrogen_magic.core import network, processes
 from hydrogen_magic.core.messages import (
     Address,
     AgentCommand,
@@ -40,9 +40,10 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.node.agent import rendezvous_service
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.rank_group import RankGroup
+from hydrogen_magic.node.agent.rank_set import GIVE_UP_S
 from hydrogen_magic.node.agent.rendezvous_service import RunningService
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
-from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
+from hydrogen_magic.node.agent.worker_reuse import EXIT_S, RetainedWorkers
 from hydrogen_magic.transport.channel import AgentLink
 
 _BATCH_S = 0.05
@@ -167,6 +168,7 @@ class AgentServer:
                 if self._retained.key == command.worker_key:
                     self._retained.finish()
                     self._end_prepared_service()
+                    self._start(self._sweep_session())
             case ReportStacks():
                 self._start(self._report_stacks())
             case RanksCommand():
@@ -333,6 +335,18 @@ class AgentServer:
         """A rank has exited between two cells of its session."""
         self._end_prepared_service()
         self._send(SessionLost(key, f"rank {rank} ended while no cell ran"))
+
+    async def _sweep_session(self) -> None:
+        """Kill what a session's ranks have left behind; at the end of a gang that was started here
+        meanwhile, that gang does it.
+        """
+        await asyncio.sleep(EXIT_S)
+        if self._group is None and not self._retained.key:
+            await processes.end_descendants(os.getpid(), GIVE_UP_S, self._keepers)
+
+    def _keepers(self) -> set[int]:
+        served = self._prepared_service.pids() if self._prepared_service is not None else set()
+        return self._pool.keepers() | served
 
     def _end_prepared_service(self) -> None:
         if self._prepared_service is not None:

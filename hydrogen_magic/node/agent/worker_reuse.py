@@ -18,7 +18,7 @@ from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
 _IDLE_S = 600.0
 """They may hold gigabytes, on a GPU too: long enough for interactive work."""
-_EXIT_S = 2.0
+EXIT_S = 2.0
 """How long the exit handlers of a session's ranks may take."""
 
 
@@ -83,7 +83,7 @@ class RetainedWorkers:
 
     def finish(self) -> None:
         """Let them run their exit handlers, for a limited time."""
-        asyncio.get_running_loop().call_later(_EXIT_S, _kill, self._released())
+        asyncio.get_running_loop().call_later(EXIT_S, _kill, self._released())
 
     def _released(self) -> set[tuple[int, int]]:
         """Let go of the ranks; return their processes and those below, by pid and start time."""
