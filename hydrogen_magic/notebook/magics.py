@@ -232,6 +232,7 @@ class Distributed(Magics):
     def _infer(self, arguments: InferArguments, cell: str, title: str) -> Any:
         from hydrogen_magic.inference import request
 
+        arguments = _checked(lambda: _fitted(arguments))
         spec = arguments.spec
         frame = request.frame(arguments, self._ip.user_ns)
         planned = request.plan(frame, arguments)
@@ -286,7 +287,7 @@ def _setting(name: str, parse: Callable[[str], T], text: str) -> T:
         raise ArgumentsError(f"Distributed.{name} {error}") from None
 
 
-def _fitted(arguments: Arguments) -> Arguments:
+def _fitted(arguments: A) -> A:
     """Return ``arguments`` with the options of their session. Raises ArgumentsError."""
     if arguments.spec.session is None:
         return arguments

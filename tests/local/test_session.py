@@ -171,6 +171,21 @@ def test_an_idle_session_ends_and_runs_exit_handlers(
         cells.run("%gang end lab")
 
 
+def test_infer_runs_on_the_ranks_of_a_session(cells: Cells) -> None:
+    cells.run("import pandas as pd\nframe = pd.DataFrame({'x': range(10)})")
+    cells.on_ranks("scale = 3", "--np 2")
+    pids = cells.on_ranks(JOIN) or cells.all_ranks("os.getpid()")
+    predict = "def predict(batch): return {'y': batch['x'] * scale, 'pid': os.getpid()}"
+    for body in (predict, "scale = 4"):  # the ranks have ``predict`` from the first cell
+        cells.run(f"%%infer frame --session lab --quiet --batch-size 1 --out scored\n{body}")
+        scored = cells.shell.user_ns["scored"]
+        assert set(scored["pid"]) <= set(pids)
+    assert list(scored["y"]) == [4 * x for x in range(10)]
+    assert cells.all_ranks("scale") == [4, 4]
+    with pytest.raises(UsageError, match="--resume cannot tell"):
+        cells.run(f"%%infer frame --session lab --resume\n{predict}")
+
+
 @pytest.mark.horovod
 def test_horovod_is_initialized_again_after_a_failing_cell(cells: Cells) -> None:
     cells.run("import horovod.torch as hvd")

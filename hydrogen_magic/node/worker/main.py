@@ -320,8 +320,9 @@ class _Rank:
         """Predict until there is nothing left. The cell's own value is not asked for."""
         from hydrogen_magic.node.worker import inference
 
-        began_s, is_new = time.monotonic(), self.set_up is None
-        if self.set_up is None:
+        began_s = time.monotonic()
+        is_new = self.set_up is None or self.session is not None
+        if self.set_up is None or is_new:
             self.set_up = inference.set_up(loaded)
         cell_s = time.monotonic() - began_s if is_new else 0.0
         is_done = inference.serve(self.channels[0], self.set_up.predict, options, cell_s=cell_s)

@@ -84,8 +84,8 @@ def add_cluster(parser: LineParser) -> None:
     )
 
 
-def add_session(parser: LineParser) -> None:
-    """Add options for ranks that stay between cells."""
+def add_session(parser: LineParser, has_ranks: bool = True) -> None:
+    """Add options for ranks that stay between cells; ``has_ranks``: some of them may run the cell."""
     add = parser.add_argument
     add(
         "--session",
@@ -95,13 +95,14 @@ def add_session(parser: LineParser) -> None:
         metavar="NAME",
         help="run on ranks that stay, with their variables, for later cells",
     )
-    add(
-        "--ranks",
-        dest="on_ranks",
-        type=typed(rank_numbers),
-        metavar="R[,R]",
-        help="ranks of the session that run the cell",
-    )
+    if has_ranks:
+        add(
+            "--ranks",
+            dest="on_ranks",
+            type=typed(rank_numbers),
+            metavar="R[,R]",
+            help="ranks of the session that run the cell",
+        )
     add(
         "--idle",
         dest="idle_s",
