@@ -71,7 +71,7 @@ def _command_table() -> str:
     def rows() -> Iterator[tuple[str, str]]:
         for name, text in GANG_COMMANDS.items():
             arguments, colon, meaning = text.partition(": ")
-            is_argument = colon and arguments.startswith("ID")
+            is_argument = colon and arguments.startswith(("ID", "[NAME]"))
             line = f"%gang {name} {arguments}" if is_argument else f"%gang {name}"
             yield f"`{line}`", meaning if is_argument else text
 

@@ -20,7 +20,7 @@ GANG_COMMANDS = {
     "stacks": "ID: current stack of every thread of every rank",
     "compare": "ID ID …: curves of several runs in the same charts, and the values in which they differ",
     "timeline": "ID -o FILE: its spans as Chrome trace JSON, open in Perfetto",
-    "end": "[NAME]: end a session, or the only one",
+    "end": "[NAME]: end a session; without a name the only one",
     "wait": "ID [--timeout S]: wait until it ends, and raise if it failed",
     "doctor": "check this machine: versions, GPUs, space, a two-rank all_reduce",
 }
