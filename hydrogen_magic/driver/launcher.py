@@ -132,13 +132,12 @@ def launch_captured(
     placement = place or plugins.placement(spec.placement)
     _check_file_limit(spec.np if feed is not None else 0)
     # All refusals come first, before there is a gang.
-    start, cell, notes = _starter(placement, spec, planned)
+    start, running, notes = _starter(placement, spec, planned)
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
     known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
     run = _new_run(captured, spec, title, wall_time, known)
-    is_first = cell is None or cell.cell.number == 0
-    for text in (*notes, *(planned.notes if is_first else ()), *captured.warnings):
+    for text in (*notes, *captured.warnings):
         run.emit(ev.Notice(0.0, "warning", text))
     rendezvous = plugins.rendezvous(spec.rendezvous)
     job = Job(
@@ -153,7 +152,7 @@ def launch_captured(
         _sent_secrets(known, captured, spec),
         plugins.observers(),
         feed,
-        cell,
+        None if running is None else running.next_cell(spec),
     )
     return start(run, job)
 
@@ -233,23 +232,32 @@ def _is_in(name: str, module: str) -> bool:
 
 def _starter(
     placement: Placement | InKernelPlacement, spec: JobSpec, planned: Plan
-) -> tuple[Callable[[GangRun, Job], Gang], sessions.CellRun | None, list[str]]:
-    """Return what starts a gang there, or runs it, with the cell of its session, and texts for the user.
+) -> tuple[Callable[[GangRun, Job], Gang], sessions.Session | None, tuple[str, ...]]:
+    """Return what starts a gang there, or runs it, with its session, and texts for the user.
 
     Raises PlacementError if that is impossible.
     """
     if isinstance(placement, InKernelPlacement):
         if spec.session is not None:
             raise PlacementError(f"`--on {spec.placement}` does not support --session")
-        return partial(_run_here, placement), None, []
+        return partial(_run_here, placement), None, planned.notes
     if spec.session is None:
-        return partial(_start_controller, placement.open(spec), hub().loop), None, []
-    running, notes = sessions.live(spec.session), []
-    if running is None:
-        running = sessions.Session(spec, planned, placement.open_session(spec), hub().loop)
-        notes = [text for text in [sessions.register(running)] if text]
-    cell = running.next_cell(spec)
-    return partial(_start_controller, running.agents, hub().loop), cell, notes
+        agents: AgentGroup = placement.open(spec)
+        return partial(_start_controller, agents, hub().loop), None, planned.notes
+    session, notes = _session_of(placement, spec, planned)
+    return partial(_start_controller, session.agents, hub().loop), session, notes
+
+
+def _session_of(
+    placement: Placement, spec: JobSpec, planned: Plan
+) -> tuple[sessions.Session, tuple[str, ...]]:
+    """Return the session of that name, a new one if there is none, and texts for the user."""
+    session = sessions.live(spec.session)
+    if session is not None:
+        session.refuse_if_running()
+        return session, ()
+    session = sessions.Session(spec, planned, placement.open_session(spec), hub().loop)
+    return session, (*planned.notes, *sessions.register(session))
 
 
 def _start_controller(

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hydrogen_magic import plugins
@@ -22,6 +22,8 @@ from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.errors import HydrogenError, OptionValueError
 
 ENDED_BY_USER = "ended by %gang end"
+_END_S = 30.0
+"""An agent that is not needed any more is ended within ten seconds."""
 _MOST_NAMES = 8
 """Names in a message."""
 _FIXED = {
@@ -43,6 +45,8 @@ class RankHoldings:
     """Those that cells have bound on the rank; the others are as the notebook has sent them."""
     rss_bytes: int = 0
     gpu_memory_bytes: int | None = None
+    n_collectives: int = 0
+    """As in :class:`~hydrogen_magic.core.events.NamesChanged`."""
 
     def after(self, event: ev.NamesChanged) -> RankHoldings:
         """Return the holdings after a cell."""
@@ -54,6 +58,7 @@ class RankHoldings:
             assigned - gone,
             event.rss_bytes,
             event.gpu_memory_bytes,
+            event.n_collectives,
         )
 
 
@@ -91,12 +96,15 @@ class Session:
 
     # ── from any thread ──
 
-    def next_cell(self, spec: JobSpec) -> CellRun:
-        """Return the session's next cell. Raises HydrogenError if the session cannot run it."""
+    def refuse_if_running(self) -> None:
+        """Raise HydrogenError while a cell runs."""
         if self.is_running:
             raise HydrogenError(
                 f"session {self.name!r} runs another cell: wait for it with %gang wait, or stop it"
             )
+
+    def next_cell(self, spec: JobSpec) -> CellRun:
+        """Return the session's next cell, which has to be launched."""
         self.is_running = True
         self._idle_s = spec.idle_s
         ranks = spec.on_ranks or tuple(range(self.spec.np))
@@ -113,19 +121,22 @@ class Session:
 
     def end(self) -> None:
         """End it, and return when its ranks have been told to."""
-        asyncio.run_coroutine_threadsafe(self._end(ENDED_BY_USER), self._loop).result()
+        ending = asyncio.run_coroutine_threadsafe(self._end(ENDED_BY_USER), self._loop)
+        ending.result(timeout=_END_S)
 
     # ── on the loop ──
 
     def finish_cell(self, reports: Mapping[int, ev.NamesChanged], has_failed: bool) -> str:
         """Take what the ranks report at the end of a cell; return a text if the session is over."""
         self.is_running = False
+        entered = {r.n_collectives - self.ranks[n].n_collectives for n, r in reports.items()}
+        has_left = any(report.has_left_groups for report in reports.values())
+        if has_left or (has_failed and len(entered) > 1):
+            self._epoch += (
+                1  # the groups are given up, or ranks do not agree on the next collective
+            )
         for rank, report in reports.items():
             self.ranks[rank] = self.ranks[rank].after(report)
-        counts = {report.n_collectives for report in reports.values()}
-        has_left = any(report.has_left_groups for report in reports.values())
-        if has_left or (has_failed and len(counts) > 1):
-            self._epoch += 1
         if self.agents.is_retained:
             self.idle_since_s = time.monotonic()
             why = f"{duration(self._idle_s)} without a cell"
@@ -235,14 +246,14 @@ def held(spec: JobSpec) -> dict[str, ev.HeldName]:
     return {} if session is None else session.held_by(spec.on_ranks)
 
 
-def register(session: Session) -> str:
-    """Make ``session`` known; return a text about an earlier one of its name that ended by itself."""
+def register(session: Session) -> Iterator[str]:
+    """Make ``session`` known; yield a text about an earlier one of its name that ended by itself."""
     with _lock:
         before = _sessions.pop(session.name, None)
         _sessions[session.name] = session
-    if before is None or before.why_ended == ENDED_BY_USER:
-        return ""
-    return f"a new session {session.name!r} begins; the last one ended: {before.why_ended}{before.loss}"
+    if before is not None and before.why_ended != ENDED_BY_USER:
+        why = f"{before.why_ended}{before.loss}"
+        yield f"a new session {session.name!r} begins; the last one ended: {why}"
 
 
 def fitted(spec: JobSpec, given: Collection[str]) -> JobSpec:

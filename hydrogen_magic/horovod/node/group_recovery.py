@@ -33,8 +33,8 @@ def renew(is_whole: bool) -> list[str]:
     """Shut Horovod down, and initialize it again if all ranks do. Returns texts for the user."""
     release()
     if _process.must_join and is_whole:
-        _process.must_join = False
         sys.modules["horovod.torch"].init()
+        _process.must_join = False
     return []
 
 

@@ -80,15 +80,13 @@ def renew(is_whole: bool) -> Iterator[str]:
     _process.sockets.clear()
     if not (_process.must_join and is_whole):
         return
-    _process.must_join = False
     if _process.arguments is None:
         yield "the process group could not be joined again: it was not joined by the environment"
-        return
-    import torch.distributed
-
-    torch.distributed.init_process_group(**_process.arguments)
-    for model in _data_parallel_models():
-        _rebind(model)
+    else:
+        sys.modules["torch.distributed"].init_process_group(**_process.arguments)
+        for model in _data_parallel_models():
+            _rebind(model)
+    _process.must_join = False
 
 
 def _give_up(dist: Any) -> None:

@@ -44,7 +44,11 @@ class Groups:
         if cell.epoch == self._epoch and self._is_joined:
             return []
         self._epoch, self._is_joined = cell.epoch, cell.is_whole
-        return [] if self._library is None else list(self._library.renew(cell.is_whole))
+        try:
+            return [] if self._library is None else list(self._library.renew(cell.is_whole))
+        except BaseException:  # interrupted while it joins, or a peer is missing: all join again
+            self.are_released = True
+            raise
 
     def n_collectives(self) -> int:
         """Return how many collectives this rank has entered, 0 if unknown."""
