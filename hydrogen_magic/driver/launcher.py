@@ -516,14 +516,15 @@ def launch(
     if session is not None:
         spec = sessions.fitted(spec, given)
     planned = plan(spec)
-    captured = capture.capture_call(
-        function,
-        args,
-        kwargs,
-        max_closure_bytes=max_closure,
-        ranks_have_gpu=planned.uses_gpu,
-        held=sessions.held(spec),
-    )
+    with sessions.explained(spec):
+        captured = capture.capture_call(
+            function,
+            args,
+            kwargs,
+            max_closure_bytes=max_closure,
+            ranks_have_gpu=planned.uses_gpu,
+            held=sessions.held(spec),
+        )
     return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
 
 

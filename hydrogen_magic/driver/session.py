@@ -7,10 +7,12 @@ Each cell is a gang of its own, with its run log, view, Stop and culprit. Its ag
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from hydrogen_magic import plugins
@@ -18,8 +20,8 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.messages import SessionCell
 from hydrogen_magic.driver.placements import SessionAgentGroup
-from hydrogen_magic.driver.state.formatting import duration
-from hydrogen_magic.errors import HydrogenError, OptionValueError
+from hydrogen_magic.driver.state.formatting import duration, ranks_text
+from hydrogen_magic.errors import CaptureError, HydrogenError, OptionValueError
 
 ENDED_BY_USER = "ended by %gang end"
 _END_S = 30.0
@@ -86,7 +88,8 @@ class Session:
         self.hosts: dict[int, str] = {}
         """Of the ranks."""
         self.idle_since_s = time.monotonic()
-        self._idle_s = spec.idle_s
+        self.idle_s = spec.idle_s
+        """Time without a cell after which it ends."""
         self._n_cells = 0
         self._epoch = 0
         self._loop = loop
@@ -106,7 +109,7 @@ class Session:
     def next_cell(self, spec: JobSpec) -> CellRun:
         """Return the session's next cell, which has to be launched."""
         self.is_running = True
-        self._idle_s = spec.idle_s
+        self.idle_s = spec.idle_s
         ranks = spec.on_ranks or tuple(range(self.spec.np))
         cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np)
         self._n_cells += 1
@@ -131,17 +134,18 @@ class Session:
         self.is_running = False
         entered = {r.n_collectives - self.ranks[n].n_collectives for n, r in reports.items()}
         has_left = any(report.has_left_groups for report in reports.values())
-        if has_left or (has_failed and len(entered) > 1):
-            self._epoch += (
-                1  # the groups are given up, or ranks do not agree on the next collective
-            )
+        if has_left or (has_failed and len(entered) > 1):  # else ranks agree on the next collective
+            self._epoch += 1
         for rank, report in reports.items():
             self.ranks[rank] = self.ranks[rank].after(report)
-        if self.agents.is_retained:
+        if self.agents.is_retained and not self.why_ended:
             self.idle_since_s = time.monotonic()
-            why = f"{duration(self._idle_s)} without a cell"
-            self._timer = self._loop.call_later(self._idle_s, self._begin_end, why)
+            why = f"{duration(self.idle_s)} without a cell"
+            self._timer = self._loop.call_later(self.idle_s, self._begin_end, why)
             return ""
+        self._ending = asyncio.ensure_future(
+            self.agents.end_session()
+        )  # they returned before the kill
         self.why_ended = self.why_ended or "its ranks have ended with a cell"
         return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
 
@@ -231,7 +235,7 @@ _lock = threading.Lock()
 
 def sessions() -> list[Session]:
     """Return the live sessions of this kernel, oldest first."""
-    return [session for session in _sessions.values() if not session.why_ended]
+    return [session for session in list(_sessions.values()) if not session.why_ended]
 
 
 def live(name: str | None) -> Session | None:
@@ -256,23 +260,59 @@ def register(session: Session) -> Iterator[str]:
         yield f"a new session {session.name!r} begins; the last one ended: {why}"
 
 
+@contextmanager
+def explained(spec: JobSpec) -> Iterator[None]:
+    """Add to an error about an undefined name where the session had it."""
+    try:
+        yield
+    except CaptureError as error:
+        advice = _advice(_sessions.get(spec.session or ""), str(error))
+        if type(error) is not CaptureError or not advice:
+            raise
+        raise CaptureError(f"{error}\n{advice}") from None
+
+
+def _advice(session: Session | None, message: str) -> str:
+    if session is None:
+        return ""
+    if session.why_ended:
+        return f"session {session.name!r} has ended: {session.why_ended}{session.loss}"
+    for name in re.findall(r"`(\w+)`", message):
+        holders = [rank for rank, one in session.ranks.items() if name in one.names]
+        if holders:
+            listed = ",".join(map(str, holders))
+            return (
+                f"`{name}` is on {ranks_text(holders)} only: to use it there, add --ranks {listed}"
+            )
+    return ""
+
+
 def fitted(spec: JobSpec, given: Collection[str]) -> JobSpec:
     """Return ``spec`` with the options that its session's first cell has chosen.
 
     ``given``: the fields of ``spec`` that the user has set for this cell. Raises OptionValueError if they
     differ from the session's, and for options that a session does not have.
     """
-    session = live(spec.session)
     if spec.retries and "retries" in given:
         raise OptionValueError("a session's cells are not retried: drop --retries, or --session")
     spec = replace(spec, retries=0)
-    if session is None:
-        if spec.on_ranks:
-            raise OptionValueError(
-                f"--ranks {','.join(map(str, spec.on_ranks))}: there is no session "
-                f"{spec.session!r} yet; its first cell runs on all ranks"
-            )
-        return spec
+    session = live(spec.session)
+    if session is not None:
+        _check(session, spec, given)
+        fixed = {name: getattr(session.spec, name) for name in _FIXED}
+        env = tuple({**dict(session.spec.env), **dict(spec.env)}.items())
+        idle_s = spec.idle_s if "idle_s" in given else session.idle_s
+        return replace(spec, **fixed, env=env, idle_s=idle_s)
+    if spec.on_ranks:
+        listed = ",".join(map(str, spec.on_ranks))
+        raise OptionValueError(
+            f"--ranks {listed}: there is no session {spec.session!r} yet; its first cell runs on all ranks"
+        )
+    return spec
+
+
+def _check(session: Session, spec: JobSpec, given: Collection[str]) -> None:
+    """Raise OptionValueError if a cell asks for other ranks than the session has."""
     for name, option in _FIXED.items():
         wanted, has = getattr(spec, name), getattr(session.spec, name)
         if name in given and wanted != has:
@@ -285,10 +325,6 @@ def fitted(spec: JobSpec, given: Collection[str]) -> JobSpec:
         raise OptionValueError(
             f"--ranks {beyond[0]}: session {session.name!r} has ranks 0 to {session.spec.np - 1}"
         )
-    fixed = {name: getattr(session.spec, name) for name in _FIXED}
-    env = tuple({**dict(session.spec.env), **dict(spec.env)}.items())
-    idle_s = spec.idle_s if "idle_s" in given else session.spec.idle_s
-    return replace(spec, **fixed, env=env, idle_s=idle_s)
 
 
 def _shown(value: object) -> str:

@@ -214,16 +214,17 @@ class Distributed(Magics):
         shell = self._ip
         text = ipython_cells.cell_text(shell, cell)
         try:
-            return capture.capture_cell(
-                text,
-                shell.user_ns,
-                ipython_cells.earlier_sources(shell),
-                out=spec.out,
-                max_closure_bytes=spec.max_closure_bytes,
-                ranks_have_gpu=planned.uses_gpu,
-                seed=spec.seed,
-                held=session.held(spec),
-            )
+            with session.explained(spec):
+                return capture.capture_cell(
+                    text,
+                    shell.user_ns,
+                    ipython_cells.earlier_sources(shell),
+                    out=spec.out,
+                    max_closure_bytes=spec.max_closure_bytes,
+                    ranks_have_gpu=planned.uses_gpu,
+                    seed=spec.seed,
+                    held=session.held(spec),
+                )
         except SyntaxError as error:
             raise _syntax_error(error, text.label) from None
 

@@ -191,9 +191,9 @@ class LocalAgentGroup:
 
     async def release(self) -> None:
         if self._agent is not None and not self.is_retained:
-            self._agent.on_session_lost = lambda why: None
-            await local_agents.pool().give_back(self._agent)
-            self._agent = None
+            agent, self._agent = self._agent, None
+            agent.on_session_lost = lambda why: None
+            await local_agents.pool().give_back(agent)
 
     async def end_session(self) -> None:
         if self._agent is not None and self.is_retained:

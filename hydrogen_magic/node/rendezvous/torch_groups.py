@@ -23,11 +23,11 @@ class _Groups:
     """Links of the sockets that connect ranks, and their descriptors. A link is never used twice."""
     arguments: dict[str, Any] | None
     """Those of the ``init_process_group`` by the environment, None without one."""
-    must_join: bool
-    """The default group was given up."""
+    lost: Any
+    """The default group that was given up and has to be joined again, None without one."""
 
     def __init__(self) -> None:
-        self.sockets, self.arguments, self.must_join = {}, None, False
+        self.sockets, self.arguments, self.lost = {}, None, None
 
 
 _process = _Groups()
@@ -78,20 +78,20 @@ def renew(is_whole: bool) -> Iterator[str]:
         release()
         _give_up(dist)
     _process.sockets.clear()
-    if not (_process.must_join and is_whole):
+    if _process.lost is None or not is_whole:
         return
     if _process.arguments is None:
         yield "the process group could not be joined again: it was not joined by the environment"
     else:
         sys.modules["torch.distributed"].init_process_group(**_process.arguments)
-        for model in _data_parallel_models():
+        for model in _data_parallel_models(_process.lost):
             _rebind(model)
-    _process.must_join = False
+    _process.lost = None
 
 
 def _give_up(dist: Any) -> None:
+    _process.lost = dist.distributed_c10d._get_default_group()
     dist.distributed_c10d._abort_process_group()
-    _process.must_join = True
 
 
 def n_collectives() -> int:
@@ -113,11 +113,14 @@ def _initialized() -> Any:
 # ── DistributedDataParallel ──────────────────────────────────────────────────────────────────────
 
 
-def _data_parallel_models() -> list[Any]:
+def _data_parallel_models(group: Any) -> list[Any]:
+    """Return the models of ``group``."""
+    gc.unfreeze()  # %%infer freezes what its cell has made
     module = sys.modules.get("torch.nn.parallel.distributed")
     kind = getattr(module, "DistributedDataParallel", ())
     # By its type: ``isinstance`` asks objects, and some of torch's warn when they are touched.
-    return [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    models = [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    return [model for model in models if model.process_group is group]
 
 
 def _rebind(model: Any) -> None:

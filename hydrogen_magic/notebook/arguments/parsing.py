@@ -181,7 +181,8 @@ def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
 
 def given_by(found: argparse.Namespace) -> frozenset[str]:
     """Return the fields of :class:`JobSpec` that the line sets."""
-    return frozenset(_chosen(found))
+    implied = {"placement"} if found.np is not None and found.np < 0 else set()
+    return frozenset(_chosen(found)) | implied
 
 
 def _chosen(found: argparse.Namespace) -> dict[str, Any]:
