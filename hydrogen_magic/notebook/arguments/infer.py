@@ -6,7 +6,7 @@ import argparse
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hydrogen_magic import plugins
 from hydrogen_magic.core.argument_types import choice, count, typed, variable_names
@@ -48,7 +48,7 @@ class InferArguments:
     """Continue the last run of this cell over this frame."""
     dry_run: bool = False
     help: bool = False
-    given: frozenset[str] = frozenset()
+    given: frozenset[str] = field(default=frozenset(), compare=False)
     """The fields of ``spec`` that the line itself sets."""
 
 
