@@ -11,15 +11,15 @@ from __future__ import annotations
 import __future__
 
 import ast
+import dataclasses
 import functools
 import os
 import re
 import sys
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic.capture import script
@@ -33,8 +33,8 @@ from hydrogen_magic.capture.modules import (
 from hydrogen_magic.capture.reachable import reads_of
 from hydrogen_magic.capture.required_names import RequiredNames, similar
 from hydrogen_magic.capture.scopes import ScopeAnalysis, analyse
+from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.values import Captured, CapturedItem, CellText
-from hydrogen_magic.core.events import HeldName
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES
 from hydrogen_magic.errors import CaptureError, OptionTypeError
 from hydrogen_magic.serialization.closure import ClosureManifest, bundle
@@ -42,6 +42,7 @@ from hydrogen_magic.serialization.payload import Payload
 
 __all__ = [
     "Captured",
+    "SessionCapture",
     "CellText",
     "CapturedItem",
     "capture_call",
@@ -61,14 +62,14 @@ def capture_cell(
     ranks_have_gpu: bool = False,
     labels: Mapping[str, str] | None = None,
     seed: int | None = None,
-    held: Mapping[str, HeldName] = MappingProxyType({}),
+    session: SessionCapture | None = None,
 ) -> Captured:
     """Return ``cell`` with everything that it uses from the notebook.
 
     ``namespace``: the notebook's names. ``history``: sources of earlier cells, oldest first, for their
     import statements. ``out``: names to bring back. ``labels``: display names of cells, by the file name of
-    their code. ``seed``: rank r seeds its random numbers with ``seed + r``. ``held``: names that the ranks of
-    a session have.
+    their code. ``seed``: rank r seeds its random numbers with ``seed + r``. ``session``: the session whose
+    ranks run the cell; what they have is not sent again.
 
     Raises CaptureError if a name is undefined or a value cannot be sent, SyntaxError if the cell is not
     valid Python.
@@ -76,8 +77,10 @@ def capture_cell(
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
     labels = _cell_labels(namespace) if labels is None else labels
-    names, needs = _required_names(cell, code, offset, namespace, history, labels, out, held)
-    _check_out(out, names, {**namespace, **held})
+    session = dataclasses.replace(session, where=cell.label) if session else None
+    names, needs = _required_names(cell, code, offset, namespace, history, labels, out, session)
+    held = session.held if session else ()
+    _check_out(out, names, {*namespace, *held})
     header = ClosureManifest(
         "cell",
         code=code,
@@ -88,7 +91,7 @@ def capture_cell(
         sources={cell.filename: _visible(cell)},
         seed=seed,
     )
-    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out)
+    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out, session)
     builder.add_names()
     return builder.finish(header, {cell.filename: cell.label})
 
@@ -103,7 +106,7 @@ def capture_call(
     labels: Mapping[str, str] | None = None,
     namespace: Mapping[str, Any] | None = None,
     history: Sequence[str] = (),
-    held: Mapping[str, HeldName] = MappingProxyType({}),
+    session: SessionCapture | None = None,
 ) -> Captured:
     """Return the call ``function(*args, **kwargs)`` with everything that it uses from ``__main__``.
 
@@ -114,11 +117,17 @@ def capture_call(
     if namespace is None:
         namespace = sys.modules["__main__"].__dict__
     labels = _cell_labels(namespace) if labels is None else labels
+    if session is not None:
+        shown = f"{getattr(function, '__qualname__', function)}()"
+        session = dataclasses.replace(session, where=shown)
+    held = session.held if session else ()
     needs = RequiredNames(namespace, Imports(history), labels, held=held)
+    for name in session.push if session else ():
+        needs.add(name, "--push")
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
     needs.check()
-    builder = Builder(needs, max_closure_bytes, ranks_have_gpu)
+    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, session=session)
     builder.add_names()
     builder.add_call(call)
     header = ClosureManifest("call", futures=tuple(dict.fromkeys(needs.imports.futures)))
@@ -212,7 +221,7 @@ def _required_names(
     history: Sequence[str],
     labels: Mapping[str, str],
     out: Sequence[str] = (),
-    held: Mapping[str, HeldName] = MappingProxyType({}),
+    session: SessionCapture | None = None,
 ) -> tuple[ScopeAnalysis, RequiredNames]:
     """Return the names that the cell reads; raise CaptureError if one is undefined."""
     imports = Imports(history)
@@ -223,6 +232,7 @@ def _required_names(
         return [use.read.name for use in reads_of(namespace.get(name), namespace)]
 
     names = analyse(code, tree, compiled, called)
+    held = session.held if session else ()
     unknown = names.has_unknown_names
     needs = RequiredNames(namespace, imports, labels, names.assigned, unknown, held)
     for read in names.reads:
@@ -235,6 +245,8 @@ def _required_names(
     for name in out:  # the cell may change it through an alias only
         if name in namespace and name not in names.assigned:
             needs.add(name, "--out")
+    for name in session.push if session else ():
+        needs.add(name, "--push")
     needs.check()
     return names, needs
 
@@ -290,7 +302,7 @@ def _cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
     return {filename: f"Cell In[{number}]" for filename, number in numbers.items()}
 
 
-def _check_out(out: Sequence[str], names: ScopeAnalysis, namespace: Mapping[str, Any]) -> None:
+def _check_out(out: Sequence[str], names: ScopeAnalysis, namespace: Collection[str]) -> None:
     for name in out:
         if name in names.assigned or name in namespace or names.has_unknown_names:
             continue

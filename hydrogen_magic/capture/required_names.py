@@ -6,15 +6,12 @@ import builtins
 import copy
 import difflib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, Statement, module_name
 from hydrogen_magic.capture.reachable import FunctionRead, reads_of, stored_names
-from hydrogen_magic.capture.session_names import is_sent
-from hydrogen_magic.core.events import HeldName
 from hydrogen_magic.errors import CaptureError
 
 PROVIDED = frozenset({"get_ipython", "display"})
@@ -43,7 +40,7 @@ class RequiredNames:
         labels: Mapping[str, str],
         assigned: Iterable[str] = (),
         tolerant: bool = False,
-        held: Mapping[str, HeldName] = MappingProxyType({}),
+        held: Collection[str] = (),
     ) -> None:
         """``held``: names that the ranks of a session have."""
         self.namespace = namespace
@@ -77,8 +74,6 @@ class RequiredNames:
         self.read.add(name)
         if name in bound or self._done.get(name, _EVERYTHING) <= bound:
             return
-        if name in self.held and not is_sent(name, self.namespace, self.held):
-            return
         if name in self.namespace:
             self._done[name] = bound
         if self._is_ranks_own(name):
@@ -87,7 +82,7 @@ class RequiredNames:
             return
         elif name in self.namespace:
             self._add_value(name, self.namespace[name], why, bound)
-        elif not (may_lack or hasattr(builtins, name)):
+        elif not (may_lack or hasattr(builtins, name) or name in self.held):
             self._missing.setdefault(name, _MissingName(name, why))
 
     def add_reads(self, value: Any, bound: frozenset[str] = frozenset()) -> None:
@@ -140,7 +135,9 @@ class RequiredNames:
 
     def is_known(self, name: str) -> bool:
         """Whether ``name`` is resolved: by its own value, an import, or the cell itself."""
-        if name in self._done or name in self.assigned or name in self.held:
+        if name in self._done or name in self.assigned:
+            return True
+        if name in self.held and name not in self.namespace:
             return True
         return name not in self.namespace and hasattr(builtins, name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hydrogen_magic.capture.ownership import SessionUse
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.payload import Payload
 
@@ -63,3 +64,5 @@ class Captured:
     """Returns a digest of every captured value by its name; see :mod:`hydrogen_magic.capture.fingerprint`."""
     setting_digests: Callable[[], Mapping[str, str]] = dict
     """Returns those of settings that are objects and do not affect results."""
+    session: SessionUse | None = None
+    """What happens to the names that a cell of a session uses."""

@@ -392,11 +392,15 @@ class NamesChanged:
     at_s: float
     rank: int
     received: Mapping[str, HeldName]
-    """Names that the closure has bound, and the cell has not bound to another object."""
+    """Names that the closure has bound."""
     assigned: Mapping[str, HeldName]
-    """Names that the cell has bound to another object."""
+    """Names that the cell has assigned."""
     deleted: tuple[str, ...]
     """Names that the cell has deleted."""
+    changed: tuple[str, ...]
+    """Names whose values the cell has changed in place, of those that the notebook has too."""
+    uncertain: tuple[str, ...]
+    """Those whose values cannot be compared."""
     rss_bytes: int
     """Memory of the process."""
     gpu_memory_bytes: int | None

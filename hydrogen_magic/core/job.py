@@ -71,6 +71,8 @@ class JobSpec:
     """Name of the session whose ranks run the cell; None: the ranks end with the cell."""
     on_ranks: tuple[int, ...] = ()
     """Ranks of the session that run the cell; empty: all."""
+    push: tuple[str, ...] = ()
+    """Names whose value in the notebook replaces that of the session's ranks."""
     idle_s: float = 3600.0
     """Time without a cell after which the session ends."""
 

@@ -132,7 +132,9 @@ def launch_captured(
     placement = place or plugins.placement(spec.placement)
     _check_file_limit(spec.np if feed is not None else 0)
     # All refusals come first, before there is a gang.
-    start, running, notes = _starter(placement, spec, planned)
+    if captured.session is not None:
+        captured.session.check()
+    start, running, notes = _starter(placement, spec, planned, captured)
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
     known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
@@ -152,7 +154,7 @@ def launch_captured(
         _sent_secrets(known, captured, spec),
         plugins.observers(),
         feed,
-        None if running is None else running.next_cell(spec),
+        None if running is None else running.next_cell(spec, captured),
     )
     return start(run, job)
 
@@ -231,7 +233,10 @@ def _is_in(name: str, module: str) -> bool:
 
 
 def _starter(
-    placement: Placement | InKernelPlacement, spec: JobSpec, planned: Plan
+    placement: Placement | InKernelPlacement,
+    spec: JobSpec,
+    planned: Plan,
+    captured: capture.Captured,
 ) -> tuple[Callable[[GangRun, Job], Gang], sessions.Session | None, tuple[str, ...]]:
     """Return what starts a gang there, or runs it, with its session, and texts for the user.
 
@@ -244,19 +249,23 @@ def _starter(
     if spec.session is None:
         agents: AgentGroup = placement.open(spec)
         return partial(_start_controller, agents, hub().loop), None, planned.notes
-    session, notes = _session_of(placement, spec, planned)
+    session, notes = _session_of(placement, spec, planned, captured)
     return partial(_start_controller, session.agents, hub().loop), session, notes
 
 
 def _session_of(
-    placement: Placement, spec: JobSpec, planned: Plan
+    placement: Placement, spec: JobSpec, planned: Plan, captured: capture.Captured
 ) -> tuple[sessions.Session, tuple[str, ...]]:
     """Return the session of that name, a new one if there is none, and texts for the user."""
     session = sessions.live(spec.session)
     if session is not None:
         session.refuse_if_running()
         return session, ()
-    session = sessions.Session(spec, planned, placement.open_session(spec), hub().loop)
+    if captured.session is not None and captured.session.held:
+        why = "has ended since the cell was captured: run the cell again"
+        raise PlacementError(f"session {spec.session!r} {why}")
+    agents = placement.open_session(spec)
+    session = sessions.Session(spec, planned, agents, hub().loop, captured)
     return session, (*planned.notes, *sessions.register(session))
 
 
@@ -457,6 +466,7 @@ def launch(
     max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
     session: str | None = None,
     ranks: Sequence[int] = (),
+    push: Sequence[str] = (),
     idle: float | None = None,
     **kwargs: Any,
 ) -> Gang:
@@ -484,6 +494,7 @@ def launch(
         session: name of a session: ranks that stay, with their variables, for later calls and cells.
             None: the ranks end with the call.
         ranks: ranks of the session that take part; empty: all.
+        push: names whose value in the notebook replaces that of the session's ranks.
         idle: seconds without a call or cell after which the session ends. None: one hour.
 
     Raises:
@@ -512,6 +523,7 @@ def launch(
         max_closure_bytes=max_closure,
         session=session,
         on_ranks=tuple(ranks),
+        push=tuple(push),
     )
     if session is not None:
         spec = sessions.fitted(spec, given)
@@ -523,7 +535,7 @@ def launch(
             kwargs,
             max_closure_bytes=max_closure,
             ranks_have_gpu=planned.uses_gpu,
-            held=sessions.held(spec),
+            session=sessions.capture_for(spec),
         )
     return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
 

@@ -11,17 +11,22 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hydrogen_magic import plugins
+from hydrogen_magic.capture import Captured, SessionCapture
+from hydrogen_magic.capture.ownership import SessionNames, SessionUse
+from hydrogen_magic.capture.versions import versions_of
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.messages import SessionCell
 from hydrogen_magic.driver.placements import SessionAgentGroup
 from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.errors import CaptureError, HydrogenError, OptionValueError
+from hydrogen_magic.serialization.identity import Originals
 
 ENDED_BY_USER = "ended by %gang end"
 _END_S = 30.0
@@ -43,8 +48,6 @@ class RankHoldings:
     """What a rank of a session holds."""
 
     names: Mapping[str, ev.HeldName] = field(default_factory=dict)
-    assigned: frozenset[str] = frozenset()
-    """Those that cells have bound on the rank; the others are as the notebook has sent them."""
     rss_bytes: int = 0
     gpu_memory_bytes: int | None = None
     n_collectives: int = 0
@@ -52,24 +55,24 @@ class RankHoldings:
 
     def after(self, event: ev.NamesChanged) -> RankHoldings:
         """Return the holdings after a cell."""
-        gone = set(event.deleted)
         names = {**self.names, **event.received, **event.assigned}
-        assigned = (self.assigned - event.received.keys()) | event.assigned.keys()
-        return RankHoldings(
-            {name: held for name, held in names.items() if name not in gone},
-            assigned - gone,
-            event.rss_bytes,
-            event.gpu_memory_bytes,
-            event.n_collectives,
-        )
+        for name in event.deleted:
+            names.pop(name, None)
+        return RankHoldings(names, event.rss_bytes, event.gpu_memory_bytes, event.n_collectives)
 
 
 class Session:
     """The ranks of one session. Its state changes on the hub's loop; other threads read it."""
 
     def __init__(
-        self, spec: JobSpec, plan: Plan, agents: SessionAgentGroup, loop: asyncio.AbstractEventLoop
+        self,
+        spec: JobSpec,
+        plan: Plan,
+        agents: SessionAgentGroup,
+        loop: asyncio.AbstractEventLoop,
+        captured: Captured,
     ) -> None:
+        """``spec``, ``plan``, ``captured``: those of its first cell."""
         self.name = spec.session or ""
         self.key = f"session-{secrets.token_hex(8)}"
         """Identifies it for its agents."""
@@ -85,6 +88,10 @@ class Session:
         """A cell runs."""
         self.ranks = {rank: RankHoldings() for rank in range(spec.np)}
         """What each rank holds."""
+        self.names = captured.session.names if captured.session else SessionNames()
+        """Which side has changed a name."""
+        self.originals = captured.originals
+        """Numbers of the notebook's objects that the ranks have."""
         self.hosts: dict[int, str] = {}
         """Of the ranks."""
         self.idle_since_s = time.monotonic()
@@ -106,21 +113,14 @@ class Session:
                 f"session {self.name!r} runs another cell: wait for it with %gang wait, or stop it"
             )
 
-    def next_cell(self, spec: JobSpec) -> CellRun:
+    def next_cell(self, spec: JobSpec, captured: Captured) -> CellRun:
         """Return the session's next cell, which has to be launched."""
         self.is_running = True
         self.idle_s = spec.idle_s
         ranks = spec.on_ranks or tuple(range(self.spec.np))
         cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np)
         self._n_cells += 1
-        return CellRun(self, cell, ranks)
-
-    def held_by(self, ranks: Iterable[int]) -> dict[str, ev.HeldName]:
-        """Return the names that all of ``ranks`` hold; all ranks if there are none."""
-        holdings = [self.ranks[rank].names for rank in ranks or self.ranks]
-        return {
-            name: held for name, held in holdings[0].items() if all(name in h for h in holdings)
-        }
+        return CellRun(self, cell, ranks, captured.session)
 
     def end(self) -> None:
         """End it, and return when its ranks have been told to."""
@@ -204,11 +204,18 @@ class Session:
 class CellRun:
     """One cell: see :class:`hydrogen_magic.driver.placements.SessionRun`."""
 
-    def __init__(self, session: Session, cell: SessionCell, ranks: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        cell: SessionCell,
+        ranks: tuple[int, ...],
+        use: SessionUse | None,
+    ) -> None:
         self.key = session.key
         self.cell = cell
         self.ranks = ranks
         self._session = session
+        self._use = use
         self._reports: dict[int, ev.NamesChanged] = {}
         self._has_failed = False
 
@@ -223,6 +230,8 @@ class CellRun:
         self._has_failed |= isinstance(event, ev.RankExited) and event.exit_code != 0
 
     def finish(self) -> str:
+        if self._use is not None:
+            self._session.names.after_cell(self._use, self._reports)
         return self._session.finish_cell(self._reports, self._has_failed)
 
 
@@ -244,10 +253,29 @@ def live(name: str | None) -> Session | None:
     return None if name is None or session is None or session.why_ended else session
 
 
-def held(spec: JobSpec) -> dict[str, ev.HeldName]:
-    """Return the names that all ranks of a cell hold; none without a live session."""
+def capture_for(spec: JobSpec) -> SessionCapture | None:
+    """Return what a capture needs to know of the session of a cell; None if it has none."""
+    if spec.session is None:
+        return None
     session = live(spec.session)
-    return {} if session is None else session.held_by(spec.on_ranks)
+    names, originals = (
+        (session.names, session.originals) if session else (SessionNames(), Originals())
+    )
+    return SessionCapture(names, originals, _ranks_of(spec), spec.push)
+
+
+def _ranks_of(spec: JobSpec) -> frozenset[int]:
+    """Return the ranks that run a cell."""
+    return frozenset(spec.on_ranks or range(spec.np))
+
+
+def brought_back(spec: JobSpec, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
+    """Note that the ranks' values of ``names`` are now those of the notebook, too."""
+    session = live(spec.session)
+    if session is None or not names:
+        return
+    for name, version in versions_of(names, namespace, session.originals).items():
+        session.names.brought_back(name, version, _ranks_of(spec))
 
 
 def register(session: Session) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core.job import Plan, Slot
-from hydrogen_magic.driver import launcher, session
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements.remote import forwarded_settings
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources
@@ -136,7 +136,7 @@ def _refuse_path(given: Any, arguments: InferArguments) -> None:
 def start(given: Any, captured: Captured, arguments: InferArguments, title: str) -> InferenceRun:
     """Start to predict; a Spark DataFrame stays lazy if its result gets a name."""
     spec, options = arguments.spec, arguments.options
-    _check_predict(captured, session.held(spec))
+    _check_predict(captured, captured.session.held if captured.session else ())
     if sources.kind_of(given) != "spark":
         from hydrogen_magic.inference.local import infer
 

@@ -223,7 +223,7 @@ class Distributed(Magics):
                     max_closure_bytes=spec.max_closure_bytes,
                     ranks_have_gpu=planned.uses_gpu,
                     seed=spec.seed,
-                    held=session.held(spec),
+                    session=session.capture_for(spec),
                 )
         except SyntaxError as error:
             raise _syntax_error(error, text.label) from None
@@ -262,6 +262,8 @@ class Distributed(Magics):
         results = gang.received.of(gang.first_rank)
         for text in result_assignment.assign(results, spec.out, self._ip.user_ns, originals):
             print(f"warning: {text}", file=sys.stderr)
+        brought = [name for name in spec.out if name in results.arrived()]
+        session.brought_back(spec, brought, self._ip.user_ns)
         if results.errors:
             raise ResultError(_lost_results(gang))
         results.release()

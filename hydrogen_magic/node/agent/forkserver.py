@@ -55,7 +55,7 @@ _ALWAYS = (
     "hydrogen_magic.node.worker.api",
     "hydrogen_magic.node.worker.commands",
     "hydrogen_magic.node.worker.group_recovery",
-    "hydrogen_magic.node.worker.name_changes",
+    "hydrogen_magic.node.worker.held_names",
     "hydrogen_magic.node.worker.profiler",
     "hydrogen_magic.node.worker.results",
     "hydrogen_magic.node.worker.main_thread",

@@ -42,7 +42,7 @@ from hydrogen_magic.node.worker import process_setup
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.worker import inference, name_changes, namespace
+    from hydrogen_magic.node.worker import group_recovery, inference, namespace
     from hydrogen_magic.serialization.payload import Payload
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -176,6 +176,7 @@ class _Rank:
             profiler,
             reporter,
             send_interval,
+            session_names,
         )
         from hydrogen_magic.node.worker.observe import forward
 
@@ -188,7 +189,9 @@ class _Rank:
         self.groups: group_recovery.Groups = (
             earlier.groups if earlier else group_recovery.Groups(start.group_recovery)
         )
-        self.names: name_changes.NameChanges | None = None
+        self.names: session_names.RankNames = (
+            earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
+        )
         self.is_retained = False
         """It waits for another gang after this one."""
         self.control = control
@@ -245,28 +248,13 @@ class _Rank:
     def _report_retained(self, code: int) -> None:
         """Report that this gang is over for this process, and what it holds for the next one."""
         if self.session is not None:
-            self.reporter.post(self._held())
+            now_s = self.reporter.now_s()
+            self.reporter.post(self.names.report(now_s, self.rank, self.groups, self._warn))
         self.reporter.close()
         process_setup.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}
         with self.lock:
             framing.send(self.control, WorkerRetained(files, code))
-
-    def _held(self) -> ev.NamesChanged:
-        from hydrogen_magic.node.worker import name_changes
-
-        names = self.names or name_changes.NameChanges({})
-        return ev.NamesChanged(
-            self.reporter.now_s(),
-            self.rank,
-            received=names.received(),
-            assigned=names.assigned(),
-            deleted=names.deleted(),
-            rss_bytes=name_changes.memory_bytes(),
-            gpu_memory_bytes=name_changes.gpu_memory_bytes(),
-            n_collectives=self.groups.n_collectives(),
-            has_left_groups=self.groups.are_released,
-        )
 
     def _release(self, is_forced: bool) -> None:
         """Leave the collective that the main thread waits in; called on the reporter's thread."""
@@ -297,24 +285,28 @@ class _Rank:
         return 0
 
     def _load(self) -> namespace.LoadedClosure:
-        from hydrogen_magic.node.worker import api, name_changes, namespace
+        from hydrogen_magic.node.worker import namespace
         from hydrogen_magic.serialization import payload
 
         self._enter("loading")
         if self.session is not None:
-            self.names = name_changes.NameChanges(vars(sys.modules["__main__"]))
+            self.names.start()
             for text in self.groups.renew(self.session):
                 self.reporter.notice("warning", text)
         closure = payload.from_memfd(self.closure_fd)
-        loaded = namespace.load(closure)
-        if self.names is not None:
-            self.names.mark_received()
+        loaded = namespace.load(closure, names=None if self.session is None else self.names)
         del closure
         gc.unfreeze()
-        if api.local_rank() == 0:  # once for the whole host
-            for text in loaded.warnings:
-                self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
+        for text in loaded.warnings:
+            self._warn(text)
         return loaded
+
+    def _warn(self, text: str) -> None:
+        """Report a warning, once for the whole host."""
+        from hydrogen_magic.node.worker import api
+
+        if api.local_rank() == 0:
+            self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
 
     def _infer(self, loaded: namespace.LoadedClosure, options: Mapping[str, Any]) -> None:
         """Predict until there is nothing left. The cell's own value is not asked for."""

@@ -104,6 +104,14 @@ def add_session(parser: LineParser, has_ranks: bool = True) -> None:
             help="ranks of the session that run the cell",
         )
     add(
+        "--push",
+        action="append",
+        type=typed(variable_names),
+        default=[],
+        metavar="NAME[,NAME]",
+        help="send the notebook's value, also if the ranks of the session changed theirs",
+    )
+    add(
         "--idle",
         dest="idle_s",
         type=typed(parse_duration_s),
@@ -191,6 +199,8 @@ def _chosen(found: argparse.Namespace) -> dict[str, Any]:
     given = {name: value for name, value in vars(found).items() if name in names}
     given["np"] = abs(found.np) if found.np is not None else None
     given["placement"] = found.on
+    pushed = (name for names in getattr(found, "push", ()) for name in names)
+    given["push"] = tuple(dict.fromkeys(pushed)) or None
     given["env"] = tuple(dict(found.env).items()) or None
     given["detach"] = found.detach or None
     return {name: value for name, value in given.items() if value is not None}
@@ -198,8 +208,8 @@ def _chosen(found: argparse.Namespace) -> dict[str, Any]:
 
 def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     if spec.session is None:
-        for option, name in (("--ranks", "on_ranks"), ("--idle", "idle_s")):
-            if getattr(found, name, None) is not None:
+        for option, name in (("--ranks", "on_ranks"), ("--idle", "idle_s"), ("--push", "push")):
+            if getattr(found, name, None) not in (None, []):
                 raise ArgumentsError(f"{option} belongs to a session: add --session, or drop it")
     if found.np is not None and found.np < 0:
         if found.on not in (None, "local"):
