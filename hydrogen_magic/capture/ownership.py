@@ -147,6 +147,11 @@ class SessionNames:
         """Return the names that all of ``ranks`` have."""
         return [name for name, held in self.held.items() if ranks <= held.ranks]
 
+    def is_same_object(self, name: str, identity: object) -> bool:
+        """Whether the notebook's object is the one when both sides had the same value."""
+        version = self.held[name].version
+        return version is not None and version.identity == identity
+
     # ── what the notebook does ───────────────────────────────────────────────────────────────────
 
     def note_cells(self, sources: Sequence[str]) -> None:

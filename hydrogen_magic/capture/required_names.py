@@ -85,6 +85,10 @@ class RequiredNames:
         elif not (may_lack or hasattr(builtins, name) or name in self.held):
             self._missing.setdefault(name, _MissingName(name, why))
 
+    def ignore(self, name: str) -> None:
+        """Regard ``name`` as resolved, unless it was requested."""
+        self._done.setdefault(name, frozenset())
+
     def add_reads(self, value: Any, bound: frozenset[str] = frozenset()) -> None:
         """Request the names that the notebook's functions in ``value`` read, directly or by each other."""
         self._unread.append((value, bound))
@@ -178,7 +182,7 @@ class RequiredNames:
         """
 
         def place(name: str) -> tuple[bool, bool]:
-            return not issubclass(type(self.namespace[name]), _CODE), name not in out
+            return not issubclass(type(self.namespace[name]), CODE), name not in out
 
         return sorted(self.values, key=place)
 
@@ -191,7 +195,7 @@ def _is_ipythons(value: Any) -> bool:
     return str(home).partition(".")[0] in ("IPython", "ipykernel", "google")
 
 
-_CODE = (types.FunctionType, type)
+CODE = (types.FunctionType, type)
 
 
 class _Everything(frozenset[str]):

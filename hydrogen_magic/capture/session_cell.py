@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.capture.ownership import Action, CellNames, SessionNames, SessionUse
-from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.capture.reachable import reads_of
+from hydrogen_magic.capture.required_names import CODE, RequiredNames
 from hydrogen_magic.capture.versions import VersionReader
-from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
+from hydrogen_magic.serialization.pickler import is_main
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class SessionCapture:
     ) -> SessionUse:
         """Decide about the names in ``needs``, and remove those that are not sent."""
         self.names.note_cells(needs.namespace.get("In") or ())
+        self._add_definitions(needs)
         reader = VersionReader(needs, is_local, self.originals)
         versions = reader.read_all()
         cell = CellNames(versions, self.ranks, frozenset(self.push), frozenset(out))
@@ -47,6 +50,25 @@ class SessionCapture:
         for name in needs.possible.keys() & self.names.held.keys():
             del needs.possible[name]
         return use
+
+    def _add_definitions(self, needs: RequiredNames) -> None:
+        """Add functions and classes of the ranks that the notebook has defined again.
+
+        The cell may use them through objects of the ranks. What they read comes with them, unless the ranks
+        have it: it is not used by name.
+        """
+        for name in self.names.held:
+            value = needs.namespace.get(name)
+            if name in needs.values or not isinstance(value, CODE) or not is_main(value):
+                continue
+            if not self.names.is_same_object(name, ObjectIdentity(value)):
+                needs.values[name] = "defined again"
+                for use in reads_of(value, needs.namespace):
+                    read = use.read.name
+                    if read in self.names.held or read not in needs.namespace:
+                        needs.ignore(read)
+                    elif not use.read.is_text:
+                        needs.add(read, f"used by {use.function}")
 
     def code_on_ranks(self, use: SessionUse) -> frozenset[str]:
         """Return the functions and classes that the ranks have."""

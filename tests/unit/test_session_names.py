@@ -154,9 +154,13 @@ def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session)
 def test_a_redefined_class_replaces_that_of_the_ranks_model(session: Session) -> None:
     session.notebook.cell(NET.format("self.layer(x)"))
     session.cell("kept = model; kept.seen = 1")
-    session.notebook.cell(NET.format("0 * self.layer(x) + 7").replace("model = Net()", ""))
-    assert session.cell("Net; kept(torch.ones(1, 2)).item(), isinstance(kept, Net)") == (7.0, True)
-    assert "Net" in session.sent and "model" not in session.sent
+    session.notebook.cell("def act(x): return 0 * x + bias\nbias = 7\nunused = [model]")
+    forward = "act(self.layer(x)) if x.all() else later()"
+    session.notebook.cell(NET.format(forward).replace("model = Net()", "model.eval()"))
+    assert session.cell("kept(torch.ones(1, 2)).item()") == 7.0, "the cell does not name the class"
+    assert set(session.sent) == {"Net", "act", "bias"}
+    assert session.cell("kept.training, kept.seen") == (True, 1)
+    assert session.sent == []
 
 
 def test_a_class_that_a_cell_redefines_reaches_instances_after_it(session: Session) -> None:
