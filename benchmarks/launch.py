@@ -3,7 +3,8 @@
     python benchmarks/launch.py --rounds 5
 
 The caller has imported torch, as a notebook has. ``warm`` is the second and every later launch of
-a kernel, ``cold`` the first one of a fresh process (interpreter and torch import not counted).
+a kernel, ``cold`` the first one of a fresh process (interpreter and torch import not counted),
+``session`` a later call on ranks that stay.
 Launchers without a return value have rank 0 write a file, read when their call returns.
 """
 
@@ -82,6 +83,25 @@ def product_warm() -> float:
 
     with shown_elsewhere():
         return checked(lambda: hm.run(all_reduce_once, np=NP))
+
+
+def reduce_in_session() -> float:
+    """As :func:`all_reduce_once`, on ranks that stay: they join once, and do not leave."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return ones.item()
+
+
+def product_session(on: str = "local") -> float:
+    import hydrogen_magic as hm
+
+    with shown_elsewhere():
+        return checked(lambda: hm.run(reduce_in_session, np=NP, on=on, session=f"bench {on}"))
 
 
 def product_cold() -> float:
@@ -168,6 +188,7 @@ def main() -> None:
     peers = [
         Peer("fork floor", fork_floor(floor)),
         Peer("hydrogen_magic, warm", product_warm, lacks("hydrogen_magic.driver.launcher")),
+        Peer("hydrogen_magic, session", product_session, lacks("hydrogen_magic.driver.session")),
         Peer("hydrogen_magic, cold", product_cold, lacks("hydrogen_magic.driver.launcher")),
         Peer("notebook_launcher", notebook_launcher, lacks("accelerate")),
         Peer("torchrun", lambda: by_file(lambda path: torchrun(Path(__file__), "--rank", path))),
@@ -178,8 +199,9 @@ def main() -> None:
     print(f"launch: np {NP}, {machine()}", flush=True)
     ready = {peer.name: peer for peer in peers if not peer.missing}
     session = spark_session() if "TorchDistributor, local" in ready else None
-    if "hydrogen_magic, warm" in ready:
-        product_warm()  # the launch that makes it warm
+    for name in ("hydrogen_magic, warm", "hydrogen_magic, session"):
+        if name in ready:
+            ready[name].measure()  # the launch that makes it warm
     round_robin(peers, arguments.rounds)
     print_table("call to rank 0's result after one all_reduce", peers, "fork floor")
     floor.close()

@@ -33,7 +33,7 @@ from _common import (
     shown_elsewhere,
     timed,
 )
-from launch import NP, checked
+from launch import NP, checked, product_session
 from stop import GOAL_S, WAYS
 from stop import product as stopped
 
@@ -102,7 +102,11 @@ def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
     missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
     starts = [Peer(PRODUCT, product, missing), Peer(PEER, torch_distributor, missing)]
-    series = [Peer(CELL_TO_CELL, cell_to_cell, missing)]
+    on_spark = partial(product_session, "spark")
+    series = [
+        Peer(CELL_TO_CELL, cell_to_cell, missing),
+        Peer("the next cell of a session", on_spark, missing),
+    ]
     early = [Peer("refusal, new session", refused, missing)]
     later = [Peer("refusal, later", refused, missing)]
     stops = [Peer(f"stop, {way}", partial(stopped, way, "spark"), missing) for way in WAYS]

@@ -69,11 +69,18 @@ def _option_table(parser: argparse.ArgumentParser) -> str:
     return _table("option|meaning|default", rows)
 
 
+def _distributed_table() -> str:
+    """Return the options of cells, and those that only scripts have."""
+    cells, scripts = (list(options(distributed._parser(is_cell))) for is_cell in (True, False))
+    rows = [*cells, *(row for row in scripts if row not in cells)]
+    return _table("option|meaning|default", ((f"`{name}`", *rest) for name, *rest in rows))
+
+
 def _command_table() -> str:
     def rows() -> Iterator[tuple[str, str]]:
         for name, text in GANG_COMMANDS.items():
             arguments, colon, meaning = text.partition(": ")
-            is_argument = colon and arguments.startswith("ID")
+            is_argument = colon and arguments.startswith(("ID", "[NAME]"))
             line = f"%gang {name} {arguments}" if is_argument else f"%gang {name}"
             yield f"`{line}`", meaning if is_argument else text
 
@@ -91,7 +98,7 @@ def _setting_table() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "options of %distributed": lambda: _option_table(distributed._parser(is_cell=False)),
+    "options of %distributed": _distributed_table,
     "options of %%infer": lambda: _option_table(infer._parser()),
     "commands of %gang": _command_table,
     "settings": _setting_table,

@@ -1,7 +1,8 @@
 """Exceptions of hydrogen_magic.
 
 HydrogenError            a RuntimeError, as what other launchers raise
-├── CaptureError        the cell uses a name that is undefined or cannot be sent; nothing was started
+├── CaptureError        the cell uses a name that is undefined, that cannot be sent, or that both the notebook
+│   │                   and the ranks of its session have changed; nothing was started
 │   └── CellSyntaxError  the cell is not valid Python; shown as Python shows a SyntaxError
 ├── PlacementError      the ranks cannot run in the requested placement; nothing was started
 ├── RendezvousError     the ranks could not find each other
@@ -53,7 +54,7 @@ class HydrogenError(RuntimeError):
 
 
 class CaptureError(HydrogenError):
-    """A name in the cell is undefined, or its value cannot be sent to the ranks."""
+    """A name is undefined, cannot be sent, or was changed by the notebook and by its session's ranks."""
 
 
 class CellSyntaxError(CaptureError):

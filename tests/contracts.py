@@ -19,6 +19,7 @@ LIBRARY = Library(ranks.meet, ranks.numbers, ranks.all_reduce, ranks.leave)
 JAX = Library(jax_ranks.join, jax_ranks.numbers, jax_ranks.all_reduce)
 TENSORFLOW = Library(tensorflow_ranks.join, tensorflow_ranks.numbers, tensorflow_ranks.all_reduce)
 SILENT_END = "test_the_rank_that_ends_silently_is_named"
+SESSION = "test_a_session_keeps_its_ranks_until_it_ends"
 STANDS_STILL = "test_the_rank_that_stands_still_is_named"
 DOES_NOT_JOIN = "test_ranks_that_do_not_join_are_named"
 HAS_VALUES = "test_every_rank_has_its_value"

@@ -196,3 +196,14 @@ def allocate(n_bytes: int) -> None:
 
 def abort() -> None:
     os.abort()
+
+
+def join() -> None:
+    """Join the other ranks, and leave a variable for later cells of the session."""
+    sys.modules["__main__"].joined = ranks.meet()  # type: ignore[attr-defined]
+
+
+def joined() -> tuple[int, list[int], int]:
+    """Return that variable, those of all ranks, and this process's pid."""
+    rank = sys.modules["__main__"].joined
+    return rank, ranks.numbers(rank), os.getpid()

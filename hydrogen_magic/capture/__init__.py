@@ -11,13 +11,14 @@ from __future__ import annotations
 import __future__
 
 import ast
+import dataclasses
 import functools
 import os
 import re
 import sys
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from hydrogen_magic.capture.modules import (
 from hydrogen_magic.capture.reachable import reads_of
 from hydrogen_magic.capture.required_names import RequiredNames, similar
 from hydrogen_magic.capture.scopes import ScopeAnalysis, analyse
+from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.values import Captured, CapturedItem, CellText
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES
 from hydrogen_magic.errors import CaptureError, OptionTypeError
@@ -41,6 +43,7 @@ from hydrogen_magic.serialization.payload import Payload
 
 __all__ = [
     "Captured",
+    "SessionCapture",
     "CellText",
     "CapturedItem",
     "capture_call",
@@ -60,12 +63,14 @@ def capture_cell(
     ranks_have_gpu: bool = False,
     labels: Mapping[str, str] | None = None,
     seed: int | None = None,
+    session: SessionCapture | None = None,
 ) -> Captured:
     """Return ``cell`` with everything that it uses from the notebook.
 
     ``namespace``: the notebook's names. ``history``: sources of earlier cells, oldest first, for their
     import statements. ``out``: names to bring back. ``labels``: display names of cells, by the file name of
-    their code. ``seed``: rank r seeds its random numbers with ``seed + r``.
+    their code. ``seed``: rank r seeds its random numbers with ``seed + r``. ``session``: the session whose
+    ranks run the cell; what they have is not sent again.
 
     Raises CaptureError if a name is undefined or a value cannot be sent, SyntaxError if the cell is not
     valid Python.
@@ -73,8 +78,10 @@ def capture_cell(
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
     labels = _cell_labels(namespace) if labels is None else labels
-    names, needs = _required_names(cell, code, offset, namespace, history, labels, out)
-    _check_out(out, names, namespace)
+    session = dataclasses.replace(session, where=cell.label) if session else None
+    names, needs = _required_names(cell, code, offset, namespace, history, labels, out, session)
+    held = session.held if session else ()
+    _check_out(out, names, {*namespace, *held})
     header = ClosureManifest(
         "cell",
         code=code,
@@ -85,7 +92,7 @@ def capture_cell(
         sources={cell.filename: _visible(cell)},
         seed=seed,
     )
-    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out)
+    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out, session)
     builder.add_names()
     return replace(builder.finish(header, {cell.filename: cell.label}), source=cell.body)
 
@@ -100,6 +107,7 @@ def capture_call(
     labels: Mapping[str, str] | None = None,
     namespace: Mapping[str, Any] | None = None,
     history: Sequence[str] = (),
+    session: SessionCapture | None = None,
 ) -> Captured:
     """Return the call ``function(*args, **kwargs)`` with everything that it uses from ``__main__``.
 
@@ -110,11 +118,17 @@ def capture_call(
     if namespace is None:
         namespace = sys.modules["__main__"].__dict__
     labels = _cell_labels(namespace) if labels is None else labels
-    needs = RequiredNames(namespace, Imports(history), labels)
+    if session is not None:
+        shown = f"{getattr(function, '__qualname__', function)}()"
+        session = dataclasses.replace(session, where=shown)
+    held = session.held if session else ()
+    needs = RequiredNames(namespace, Imports(history), labels, held=held)
+    for name in session.push if session else ():
+        needs.add(name, "--push")
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
     needs.check()
-    builder = Builder(needs, max_closure_bytes, ranks_have_gpu)
+    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, session=session)
     builder.add_names()
     builder.add_call(call)
     header = ClosureManifest("call", futures=tuple(dict.fromkeys(needs.imports.futures)))
@@ -208,6 +222,7 @@ def _required_names(
     history: Sequence[str],
     labels: Mapping[str, str],
     out: Sequence[str] = (),
+    session: SessionCapture | None = None,
 ) -> tuple[ScopeAnalysis, RequiredNames]:
     """Return the names that the cell reads; raise CaptureError if one is undefined."""
     imports = Imports(history)
@@ -218,17 +233,21 @@ def _required_names(
         return [use.read.name for use in reads_of(namespace.get(name), namespace)]
 
     names = analyse(code, tree, compiled, called)
-    needs = RequiredNames(namespace, imports, labels, names.assigned, names.has_unknown_names)
+    held = session.held if session else ()
+    unknown = names.has_unknown_names
+    needs = RequiredNames(namespace, imports, labels, names.assigned, unknown, held)
     for read in names.reads:
         why, may_lack = _where(read.line, code, offset), read.line in names.guarded
         needs.add(read.name, why, read.assigned, may_lack)
-    possible = RequiredNames(namespace, imports, labels, names.assigned)
+    possible = RequiredNames(namespace, imports, labels, names.assigned, held=held)
     for read in names.possible_reads:
         possible.add(read.name, _where(read.line, code, offset), read.assigned, may_lack=True)
     needs.add_possible(possible)
     for name in out:  # the cell may change it through an alias only
         if name in namespace and name not in names.assigned:
             needs.add(name, "--out")
+    for name in session.push if session else ():
+        needs.add(name, "--push")
     needs.check()
     return names, needs
 
@@ -284,7 +303,7 @@ def _cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
     return {filename: f"Cell In[{number}]" for filename, number in numbers.items()}
 
 
-def _check_out(out: Sequence[str], names: ScopeAnalysis, namespace: Mapping[str, Any]) -> None:
+def _check_out(out: Sequence[str], names: ScopeAnalysis, namespace: Collection[str]) -> None:
     for name in out:
         if name in names.assigned or name in namespace or names.has_unknown_names:
             continue

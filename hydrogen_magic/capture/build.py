@@ -16,8 +16,10 @@ from typing import Any
 from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, is_installed
+from hydrogen_magic.capture.ownership import Action
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.scopes import ScopeAnalysis
+from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.settings import (
     ModuleChanges,
     SortedSettings,
@@ -31,7 +33,7 @@ from hydrogen_magic.capture.values import Captured, CapturedItem
 from hydrogen_magic.core.masking import is_secret_name
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
-from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, bundle
+from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, SessionSends, bundle
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
 _MAX_POSSIBLE_BYTES = 1 << 20
@@ -51,13 +53,20 @@ class Builder:
         ranks_have_gpu: bool,
         names: ScopeAnalysis | None = None,
         out: Sequence[str] = (),
+        session: SessionCapture | None = None,
     ) -> None:
+        """``session``: the session whose ranks run the cell."""
         self.needs = needs
         self.cell_modules = names.modules if names else ()
         self.cell_attributes = names.attributes if names else frozenset()
         self.local = LocalModules()
+        self.use = session.choose(needs, self.local.is_local, out) if session else None
         self._new_stream = functools.partial(
-            NamedPickles, ranks_have_gpu=ranks_have_gpu, is_local=self.local.is_local
+            NamedPickles,
+            ranks_have_gpu=ranks_have_gpu,
+            is_local=self.local.is_local,
+            originals=session.originals if session else None,
+            code_on_ranks=session.code_on_ranks(self.use) if session and self.use else frozenset(),
         )
         self.stream = self._new_stream(needs, max_bytes=max_bytes, out=out)
         self._max_bytes = max_bytes
@@ -169,6 +178,7 @@ class Builder:
             submodules=submodules,
             settings=self._settings.plain,
             names=tuple(self.names),
+            session=self._session_names(),
             sources={**_sources(pickler.filenames), **header.sources},
             labels={**self._labels(), **cells},
             provided=tuple(sorted(self.needs.provided)),
@@ -185,11 +195,18 @@ class Builder:
             self._params(),
             self._digests,
             lambda: self._digests_of(self._settings.of_objects()),
+            self.use,
         )
 
+    def _session_names(self) -> SessionSends | None:
+        if self.use is None:
+            return None
+        return SessionSends(self.use.of(Action.SEND), self.use.of(Action.FILL))
+
     def _params(self) -> dict[str, bool | int | float | str]:
-        """Return the plain values among the captured ones, and among the arguments of a call."""
-        found = {name: self.needs.namespace[name] for name in self.needs.values}
+        """Return the plain values among those of the cell, and among the arguments of a call."""
+        names = [*self.needs.values, *(self.use.unchanged if self.use else ())]
+        found = {name: self.needs.namespace[name] for name in names}
         if self.call:
             function, args, kwargs = self.call[""]
             with suppress(
@@ -231,9 +248,16 @@ class Builder:
 
     def _inventory(self) -> tuple[CapturedItem, ...]:
         needs, sizes = self.needs, self.stream.sizes
+        decisions = self.use.decisions if self.use else {}
+        values = {**dict.fromkeys(decisions, "on the ranks"), **needs.values}
         items = [
-            CapturedItem(name, _kind(needs.namespace[name]), sizes.get(name, 0), why)
-            for name, why in needs.values.items()
+            CapturedItem(
+                name,
+                _kind(needs.namespace[name]),
+                sizes.get(name, 0),
+                f"{decisions[name]}; {why}" if name in decisions else why,
+            )
+            for name, why in values.items()
         ]
         items.sort(key=lambda item: -item.nbytes)
         items += [

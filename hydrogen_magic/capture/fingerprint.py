@@ -6,7 +6,6 @@ code, nor on the order of sets.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import pickle
 import secrets
@@ -16,7 +15,7 @@ from typing import Any
 
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
-from hydrogen_magic.serialization.memory_layout import MemoryLayout
+from hydrogen_magic.serialization.memory_layout import MemoryLayout, bytes_of
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
 """Attributes of a class that depend on its place in the cell, or on the hash seed."""
@@ -26,8 +25,8 @@ _SHOWN_BY_REPR = (str, bytes, int, float, complex, bool, type(None))
 
 def digest_of(value: Any, needs: RequiredNames, is_local: Callable[[str], bool]) -> str:
     """Return the digest of a value that ``needs`` can pickle."""
-    file = _HashingFile()
-    pickler = _FingerprintPickler(file, needs, is_local)
+    file = HashingFile()
+    pickler = FingerprintPickler(file, needs, is_local)
     try:
         pickler.dump(value)
     except Exception:  # pickling runs the classes' own code: it may raise anything
@@ -37,7 +36,9 @@ def digest_of(value: Any, needs: RequiredNames, is_local: Callable[[str], bool])
     return file.sha.hexdigest()
 
 
-class _HashingFile:
+class HashingFile:
+    """A file that keeps only the digest of what is written."""
+
     def __init__(self) -> None:
         self.sha = hashlib.sha256()
 
@@ -50,9 +51,11 @@ class _HashingFile:
         self.sha.update(raw)
 
 
-class _FingerprintPickler(CapturePickler):
+class FingerprintPickler(CapturePickler):
+    """Writes a stream in which equal values have equal bytes."""
+
     def __init__(
-        self, file: _HashingFile, needs: RequiredNames, is_local: Callable[[str], bool]
+        self, file: HashingFile, needs: RequiredNames, is_local: Callable[[str], bool]
     ) -> None:
         super().__init__(
             file,
@@ -71,9 +74,7 @@ class _FingerprintPickler(CapturePickler):
         return NotImplemented
 
     def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
-        nbytes = storage.nbytes()
-        memory: Any = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
-        return pickle.PickleBuffer(memory), 0, nbytes
+        return bytes_of(storage), 0, storage.nbytes()
 
     def persistent_id(self, obj: Any) -> Any:
         """Pickle's hook: return what is pickled in place of ``obj``, None for itself."""

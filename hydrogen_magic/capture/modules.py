@@ -109,8 +109,14 @@ def _locations(root: str) -> list[Path]:
     if spec is None:
         return []
     if spec.submodule_search_locations is not None:
-        return [Path(place).resolve() for place in spec.submodule_search_locations]
-    return [Path(spec.origin).resolve()] if spec.has_location and spec.origin else []
+        return [_resolved(str(place)) for place in spec.submodule_search_locations]
+    return [_resolved(spec.origin)] if spec.has_location and spec.origin else []
+
+
+@functools.cache
+def _resolved(place: str) -> Path:
+    """Return the path without symbolic links; it is looked up for every module of every cell."""
+    return Path(place).resolve()
 
 
 def _spec(root: str) -> importlib.machinery.ModuleSpec | None:

@@ -6,7 +6,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -103,6 +103,10 @@ class CapturePickler(Pickler):
         self.needs = needs
         self.originals: Originals | None = None
         """Numbers of objects in the current value, if the value is to be brought back."""
+        self.restore_original = restore_numbered
+        """What makes such an object on a rank."""
+        self.code_on_ranks: frozenset[str] = frozenset()
+        """Names of functions and classes that the ranks have already."""
         self._is_local = is_local
         self.handlers[type(sys.stdout)] = self._reduce_stream
         for kind in _FILES:
@@ -119,7 +123,7 @@ class CapturePickler(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         number = None if self.originals is None else self.originals.number(obj)
         reduced = self._reduce(obj)
-        return reduced if number is None else numbered(restore_numbered, number, obj, reduced)
+        return reduced if number is None else numbered(self.restore_original, number, obj, reduced)
 
     def _reduce(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
@@ -145,9 +149,17 @@ class CapturePickler(Pickler):
             # The kernel has reloaded the module since: ranks use its current state anyway.
             self.modules.add(module)
             return resolve, (module, name)
-        return super()._reduce_class(cls, reduced)
+        return self._on_ranks(cls) or super()._reduce_class(cls, reduced)
+
+    def _on_ranks(self, obj: Any) -> Any:
+        """Reduce a function or class that the ranks have; None for others."""
+        if notebook_name(obj, self.needs.namespace) not in self.code_on_ranks:
+            return None
+        return resolve, ("__main__", obj.__qualname__)
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        if (there := self._on_ranks(func)) is not None:
+            return there
         home = self._home_of(func)
         if home in (None, "__main__"):
             self.filenames.add(func.__code__.co_filename)
@@ -324,6 +336,17 @@ _NOTHING = restore_same, (None,)
 """Stands for arrays in a stream that will be written again."""
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
+
+
+def notebook_name(obj: Any, namespace: Mapping[str, Any]) -> str | None:
+    """Return the name under which the notebook has a function or class, or the class around it."""
+    if not is_main(obj):
+        return None
+    root, *parts = obj.__qualname__.split(".")
+    found = namespace.get(root)
+    for part in parts:
+        found = getattr(found, part, None)
+    return root if found is obj else None
 
 
 def _refuse_spark_object(obj: Any) -> Any:

@@ -6,7 +6,7 @@ import builtins
 import copy
 import difflib
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,11 @@ class RequiredNames:
         labels: Mapping[str, str],
         assigned: Iterable[str] = (),
         tolerant: bool = False,
+        held: Collection[str] = (),
     ) -> None:
+        """``held``: names that the ranks of a session have."""
         self.namespace = namespace
+        self.held = held
         self.imports = imports
         self.labels = labels
         self.assigned = set(assigned)
@@ -79,8 +82,12 @@ class RequiredNames:
             return
         elif name in self.namespace:
             self._add_value(name, self.namespace[name], why, bound)
-        elif not (may_lack or hasattr(builtins, name)):
+        elif not (may_lack or hasattr(builtins, name) or name in self.held):
             self._missing.setdefault(name, _MissingName(name, why))
+
+    def ignore(self, name: str) -> None:
+        """Regard ``name`` as resolved, unless it was requested."""
+        self._done.setdefault(name, frozenset())
 
     def add_reads(self, value: Any, bound: frozenset[str] = frozenset()) -> None:
         """Request the names that the notebook's functions in ``value`` read, directly or by each other."""
@@ -134,6 +141,8 @@ class RequiredNames:
         """Whether ``name`` is resolved: by its own value, an import, or the cell itself."""
         if name in self._done or name in self.assigned:
             return True
+        if name in self.held and name not in self.namespace:
+            return True
         return name not in self.namespace and hasattr(builtins, name)
 
     def _is_ranks_own(self, name: str) -> bool:
@@ -173,7 +182,7 @@ class RequiredNames:
         """
 
         def place(name: str) -> tuple[bool, bool]:
-            return not issubclass(type(self.namespace[name]), _CODE), name not in out
+            return not issubclass(type(self.namespace[name]), CODE), name not in out
 
         return sorted(self.values, key=place)
 
@@ -186,7 +195,7 @@ def _is_ipythons(value: Any) -> bool:
     return str(home).partition(".")[0] in ("IPython", "ipykernel", "google")
 
 
-_CODE = (types.FunctionType, type)
+CODE = (types.FunctionType, type)
 
 
 class _Everything(frozenset[str]):

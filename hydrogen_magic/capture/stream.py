@@ -10,7 +10,7 @@ from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.identity import Originals, restore_original
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
 from hydrogen_magic.serialization.payload import Buffers, Payload
 from hydrogen_magic.serialization.pickling_errors import explain
@@ -51,11 +51,14 @@ class NamedPickles:
         is_local: Callable[[str], bool],
         out: Sequence[str] = (),
         layout: MemoryLayout | None = None,
+        originals: Originals | None = None,
+        code_on_ranks: frozenset[str] = frozenset(),
     ) -> None:
         self.max_bytes = max_bytes
-        self.originals = Originals()
-        """Objects that the variables in ``out`` refer to."""
+        self.originals = Originals() if originals is None else originals
+        """Objects that the variables in ``out`` refer to; in a session, all that have been sent."""
         self._out = frozenset(out)
+        self._numbers_all = originals is not None
         self.needs = needs
         self.sizes: dict[str, int] = {}
         """Bytes that each name added."""
@@ -70,6 +73,9 @@ class NamedPickles:
             is_local=is_local,
             layout=layout or MemoryLayout(),
         )
+        self.pickler.code_on_ranks = code_on_ranks
+        if self._numbers_all:
+            self.pickler.restore_original = restore_original
 
     def add(self, items: Iterable[tuple[str, Any]]) -> None:
         """Pickle values. Raises CaptureError with the name of an unpicklable one, and a remedy."""
@@ -78,7 +84,9 @@ class NamedPickles:
 
     def _add(self, name: str, value: Any) -> None:
         before = self.nbytes
-        self.pickler.originals = self.originals if name in self._out else None
+        # The arguments of a call are copies, as always.
+        is_numbered = name in self._out or (self._numbers_all and name != "")
+        self.pickler.originals = self.originals if is_numbered else None
         try:
             self.pickler.dump(value)
         except _TooLargeError:

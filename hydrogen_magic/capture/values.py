@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hydrogen_magic.capture.ownership import SessionUse
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.payload import Payload
 
@@ -65,3 +66,5 @@ class Captured:
     """Returns those of settings that are objects and do not affect results."""
     source: str = ""
     """Text of the cell as typed; empty for a script or a function."""
+    session: SessionUse | None = None
+    """What happens to the names that a cell of a session uses."""

@@ -71,6 +71,14 @@ def _whole(text: str) -> int:
         raise ValueError(f"should be a whole number, got {text!r}") from None
 
 
+def rank_numbers(text: str) -> tuple[int, ...]:
+    """Return the ranks in ``0,2`` in order; ValueError for other text."""
+    numbers = [count(part) for part in text.split(",") if part.strip()]
+    if not numbers:
+        raise ValueError(f"should be numbers of ranks, like 0,2; got {text!r}")
+    return tuple(sorted(set(numbers)))
+
+
 def env_variable(text: str) -> tuple[str, str]:
     """Return name and value of ``K=V``, or raise ValueError."""
     name, equals, value = text.partition("=")
@@ -90,14 +98,9 @@ def variable_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def rank_numbers(text: str) -> tuple[int, ...]:
-    """Return the ranks in ``0,2``, none for ``all``; ValueError for text that is not a list of ranks."""
-    if text.strip() == "all":
-        return ()
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise ValueError(f"should be all, or ranks like 0,2; got {text!r}")
-    return tuple(sorted(set(map(int, parts))))
+def displaying_ranks(text: str) -> tuple[int, ...]:
+    """Return the ranks in ``0,2`` in order, none for ``all``; ValueError for other text."""
+    return () if text.strip() == "all" else rank_numbers(text)
 
 
 def swept_values(text: str) -> tuple[str, str]:

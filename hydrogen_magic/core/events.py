@@ -231,7 +231,7 @@ class RankPhase:
     rank: int
     phase: str
     """``starting`` (process, imports of the forkserver), ``loading`` (closure), ``running`` (the cell's
-    own lines), ``finishing`` (result sent, exit handlers run)."""
+    own lines), ``finishing`` (result sent, exit handlers run); ``idle``: the cell leaves the rank out."""
     detail: str = ""
     """Its current activity: ``importing torch``."""
 
@@ -429,6 +429,44 @@ class RankStacks:
 
 
 @dataclass(frozen=True)
+class HeldName:
+    """A variable in the namespace of a session's rank."""
+
+    kind: str
+    """``value``, ``function``, ``class`` or ``module``."""
+    type: str
+    """Name of its type, without the module."""
+    nbytes: int | None = None
+    """Bytes of an array or tensor; None for other objects."""
+
+
+@dataclass(frozen=True)
+class NamesChanged:
+    """What a cell of a session has left on the rank, which waits for the next cell."""
+
+    at_s: float
+    rank: int
+    received: Mapping[str, HeldName]
+    """Names that the closure has bound."""
+    assigned: Mapping[str, HeldName]
+    """Names that the cell has assigned."""
+    deleted: tuple[str, ...]
+    """Names that the cell has deleted."""
+    changed: tuple[str, ...]
+    """Names whose values the cell has changed in place, of those that the notebook has too."""
+    uncertain: tuple[str, ...]
+    """Those whose values cannot be compared."""
+    rss_bytes: int
+    """Memory of the process."""
+    gpu_memory_bytes: int | None
+    """GPU memory that torch holds for the process; None without a GPU in use."""
+    n_collectives: int
+    """Collectives that the rank has entered in the default process group, 0 without one."""
+    has_left_groups: bool = False
+    """Its process groups were given up to release it from a collective."""
+
+
+@dataclass(frozen=True)
 class RankResult:
     """The rank's value has arrived; its bytes travel beside the events."""
 
@@ -481,6 +519,7 @@ Event = (
     | RankHealth
     | RankFailed
     | RankStacks
+    | NamesChanged
     | RankResult
     | RankExited
 )

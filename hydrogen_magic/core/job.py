@@ -19,6 +19,10 @@ DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
 """1 GiB: one machine copies this to its ranks in about a second; more is most likely a mistake."""
 
 
+DEFAULT_SESSION = "main"
+"""Name of the session of ``--session`` without a name."""
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """The user's request, with validated arguments."""
@@ -69,12 +73,20 @@ class JobSpec:
     """Name of the run in lists; empty: of its notebook and cell."""
     track: str | None = None
     """Name of a tracker, see :mod:`hydrogen_magic.plugins`."""
+    session: str | None = None
+    """Name of the session whose ranks run the cell; None: the ranks end with the cell."""
+    on_ranks: tuple[int, ...] = ()
+    """Ranks of the session that run the cell; empty: all."""
+    push: tuple[str, ...] = ()
+    """Names whose value in the notebook replaces that of the session's ranks."""
+    idle_s: float = 3600.0
+    """Time without a cell after which the session ends."""
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for values that no gang can run with."""
         for name, least in (("np", 1), ("retries", 0), ("max_closure_bytes", 1)):
             _check(name, getattr(self, name), (int,), least)
-        for name in ("start_timeout_s", "grace_s"):
+        for name in ("start_timeout_s", "grace_s", "idle_s"):
             _check(name, getattr(self, name), (int, float), 0)
         for name in ("timeout_s", "wait_s"):
             if getattr(self, name) is not None:

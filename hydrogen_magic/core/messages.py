@@ -147,6 +147,18 @@ class RankLaunch:
 
 
 @dataclass(frozen=True)
+class SessionCell:
+    """A gang that is one cell of a session: its ranks stay, with their variables, for the next cell."""
+
+    number: int
+    """Of the cell; 0 starts the ranks."""
+    epoch: int
+    """How often the ranks' process groups have been given up; a new epoch has a rendezvous of its own."""
+    is_whole: bool
+    """All ranks of the session take part."""
+
+
+@dataclass(frozen=True)
 class LaunchRequest(AgentCommand):
     """Start the ranks of one attempt on one host."""
 
@@ -189,6 +201,10 @@ class LaunchRequest(AgentCommand):
     """Options of ``%%infer``, None for an ordinary cell."""
     worker_key: str = ""
     """Equal keys may use the same workers one after the other; empty: new workers."""
+    session: SessionCell | None = None
+    """Set for a cell of a session, which :attr:`worker_key` identifies."""
+    group_recovery: str = ""
+    """:attr:`~hydrogen_magic.driver.rendezvous.Rendezvous.group_recovery`."""
 
 
 # ── other commands to an agent ───────────────────────────────────────────────────────────────────
@@ -247,6 +263,13 @@ class AnswerInput(RanksCommand):
     text: str = field(repr=False)
     error: str
     """Why there is no line, empty if there is one; ``EOF`` for its end."""
+
+
+@dataclass(frozen=True)
+class EndSession(AgentCommand):
+    """End the ranks that wait for the next cell of a session."""
+
+    worker_key: str
 
 
 @dataclass(frozen=True)
@@ -353,6 +376,17 @@ class Swept(AgentReport):
     attempt: int
     held: Address | None
     """As in :class:`Hello`; None if no port is free: the agent ends."""
+    is_retained: bool = False
+    """The ranks wait for another launch with the same key."""
+
+
+@dataclass(frozen=True)
+class SessionLost(AgentReport):
+    """A rank that waited for the next cell of a session has exited: its peers were ended."""
+
+    worker_key: str
+    why: str
+    """Such as "rank 1 was killed by SIGKILL"."""
 
 
 @dataclass(frozen=True)
@@ -539,6 +573,8 @@ class WorkerRetained(WorkerReport):
 
     files: Mapping[str, int]
     """Files that its cell read, with their modification times in ns at that moment."""
+    exit_code: int = 0
+    """Exit code that the process would have had."""
 
 
 @dataclass(frozen=True)
@@ -691,6 +727,10 @@ class RankStart(WorkerStart):
     """:attr:`LaunchRequest.displaying`."""
     is_debugging: bool
     """:attr:`LaunchRequest.is_debugging`."""
+    session: SessionCell | None = None
+    """:attr:`LaunchRequest.session`."""
+    group_recovery: str = ""
+    """:attr:`LaunchRequest.group_recovery`."""
 
 
 @dataclass(frozen=True)
@@ -698,6 +738,14 @@ class ServiceStart(WorkerStart):
     """Run a service on the listening socket that comes with it."""
 
     service: ServiceSpec
+
+
+@dataclass(frozen=True)
+class ReleaseRank(WorkerCommand):
+    """Leave the collective that the rank waits in: its process groups are given up."""
+
+    is_forced: bool
+    """Also if no collective is observed."""
 
 
 @dataclass(frozen=True)

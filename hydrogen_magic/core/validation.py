@@ -160,4 +160,8 @@ def plain(value: Any) -> Any:
         # Columns of a type: where the first is a plain value all are, thousands of them perhaps.
         is_nested = bool(value) and hasattr(type(value[0]), "__dataclass_fields__")
         return [plain(item) for item in value] if is_nested else list(value)
+    if isinstance(value, Mapping) and hasattr(
+        type(next(iter(value.values()), None)), "__dataclass_fields__"
+    ):
+        return {key: plain(item) for key, item in value.items()}
     return value

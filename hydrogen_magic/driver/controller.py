@@ -142,6 +142,10 @@ class GangController:
     async def _attempt(self, number: int) -> None:
         self._culprit = None
         self._run.emit(ev.AttemptStarted(self._job.now_s(), number))
+        if self._job.session is not None:
+            self._job.session.begin()
+        for rank in self._job.idle_ranks:
+            self._run.emit(ev.RankPhase(self._job.now_s(), rank, "idle"))
         attempt = Attempt(self._run.id, number, self._job)
         sink = EventSink(self._on_event, self._run.deliver, self._profiling.on_trace)
         watching = [
@@ -155,6 +159,7 @@ class GangController:
             for watch in watching:
                 watch.cancel()
             self._cancel_timer()
+            self._finish_cell()
         if self._job.feed is not None:
             self._job.feed.close()
         state = self._run.state
@@ -162,6 +167,10 @@ class GangController:
             found = verdict(state, math.inf)
             if found is not None and found.culprit is not None:
                 self._name_culprit(state, found.culprit)
+
+    def _finish_cell(self) -> None:
+        if self._job.session is not None and (text := self._job.session.finish()):
+            self._notice("warning", text)
 
     def _on_agent_lost(self, error: AgentLostError) -> None:
         """Report the end of all ranks, which their agents can report no longer."""
@@ -181,6 +190,8 @@ class GangController:
         if isinstance(event, ev.InputRequested):
             delay_s = 0.0 if self._job.spec.detach else _ATTENDED_S
             self._loop.call_later(delay_s, self._refuse_input, event)
+        if self._job.session is not None:
+            self._job.session.note(event)
         if isinstance(event, ev.AttemptFailed):
             self._stop("failure", False)
         elif isinstance(event, _FAILURE_EVENTS):
@@ -321,7 +332,9 @@ class GangController:
         state = self._run.state
         if self._is_unwanted() and self._culprit is None:
             return "STOPPED"
-        is_done = state.fault is None and all(rank.phase == "done" for rank in state.ranks)
+        is_done = state.fault is None and all(
+            rank.phase in ("done", "idle") for rank in state.ranks
+        )
         return "SUCCEEDED" if is_done else "FAILED"
 
     def _reason(self, outcome: str) -> str:

@@ -51,6 +51,11 @@ class Gang:
         """The current state of every rank."""
         return self._run.state.ranks
 
+    @property
+    def first_rank(self) -> int:
+        """The rank whose value is the gang's: 0, or the first of ``--ranks``."""
+        return next((rank.rank for rank in self.ranks if rank.phase != "idle"), 0)
+
     def snapshot(self) -> GangState:
         """Return the current state of the gang: a frozen value."""
         return self._run.state
@@ -175,11 +180,11 @@ class Gang:
 
     @property
     def result(self) -> Any:
-        """Rank 0's value. Waits for the end.
+        """The value of rank 0, or of the first of ``--ranks``. Waits for the end.
 
         Raises the errors of :meth:`raise_for_state`, and ResultError if the value did not arrive.
         """
-        return self._results_at_end().value(0)
+        return self._results_at_end().value(self.first_rank)
 
     @property
     def results(self) -> list[Any]:
@@ -197,7 +202,7 @@ class Gang:
         A variable that did not arrive is missing; looking it up raises ResultError with the reason. Waits
         for the end; raises the errors of :meth:`raise_for_state`.
         """
-        return self._results_at_end().of(0).variables()
+        return self._results_at_end().of(self.first_rank).variables()
 
     @property
     def received(self) -> GangResults:

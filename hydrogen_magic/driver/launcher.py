@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -41,6 +41,7 @@ from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
+from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
@@ -116,6 +117,8 @@ def plan(spec: JobSpec) -> Plan:
     Gangs cannot be nested: a rank cannot start a gang.
     """
     refuse_nested()
+    if (running := sessions.live(spec.session)) is not None:
+        return running.plan
     _check_file_limit(0)  # capturing local modules opens files, too
     plugins.check(spec)
     return plugins.placement(spec.placement).plan(spec)
@@ -137,12 +140,14 @@ def launch_captured(
     placement = place or plugins.placement(spec.placement)
     _check_file_limit(spec.np if feed is not None else 0)
     # All refusals come first, before there is a gang.
-    start = _starter(placement, spec)
+    if captured.session is not None:
+        captured.session.check()
+    start, running, notes = _starter(placement, spec, planned, captured)
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
     known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
     run = _new_run(captured, spec, title, wall_time, known)
-    for text in (*planned.notes, *captured.warnings):
+    for text in (*notes, *captured.warnings):
         run.emit(ev.Notice(0.0, "warning", text))
     if spec.track is not None:
         tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
@@ -159,6 +164,7 @@ def launch_captured(
         _sent_secrets(known, captured, spec),
         plugins.observers(),
         feed,
+        None if running is None else running.next_cell(spec, captured),
     )
     return start(run, job)
 
@@ -237,12 +243,40 @@ def _is_in(name: str, module: str) -> bool:
 
 
 def _starter(
-    placement: Placement | InKernelPlacement, spec: JobSpec
-) -> Callable[[GangRun, Job], Gang]:
-    """Return what starts a gang there, or runs it. Raises PlacementError if that is impossible."""
+    placement: Placement | InKernelPlacement,
+    spec: JobSpec,
+    planned: Plan,
+    captured: capture.Captured,
+) -> tuple[Callable[[GangRun, Job], Gang], sessions.Session | None, tuple[str, ...]]:
+    """Return what starts a gang there, or runs it, with its session, and texts for the user.
+
+    Raises PlacementError if that is impossible.
+    """
     if isinstance(placement, InKernelPlacement):
-        return partial(_run_here, placement)
-    return partial(_start_controller, placement.open(spec), hub().loop)
+        if spec.session is not None:
+            raise PlacementError(f"`--on {spec.placement}` does not support --session")
+        return partial(_run_here, placement), None, planned.notes
+    if spec.session is None:
+        agents: AgentGroup = placement.open(spec)
+        return partial(_start_controller, agents, hub().loop), None, planned.notes
+    session, notes = _session_of(placement, spec, planned, captured)
+    return partial(_start_controller, session.agents, hub().loop), session, notes
+
+
+def _session_of(
+    placement: Placement, spec: JobSpec, planned: Plan, captured: capture.Captured
+) -> tuple[sessions.Session, tuple[str, ...]]:
+    """Return the session of that name, a new one if there is none, and texts for the user."""
+    session = sessions.live(spec.session)
+    if session is not None:
+        session.refuse_if_running()
+        return session, ()
+    if captured.session is not None and captured.session.held:
+        why = "has ended since the cell was captured: run the cell again"
+        raise PlacementError(f"session {spec.session!r} {why}")
+    agents = placement.open_session(spec)
+    session = sessions.Session(spec, planned, agents, hub().loop, captured)
+    return session, (*planned.notes, *sessions.register(session))
 
 
 def _start_controller(
@@ -498,9 +532,9 @@ def interrupts_raise() -> Iterator[None]:
 def launch(
     function: Callable[..., Any],
     *args: Any,
-    np: int = 2,
-    on: str = "local",
-    rendezvous: str = "torch",
+    np: int | None = None,
+    on: str | None = None,
+    rendezvous: str | None = None,
     gpu: bool | None = None,
     pack: bool | None = None,
     env: Mapping[str, str] | None = None,
@@ -513,15 +547,21 @@ def launch(
     max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
     run_name: str = "",
     track: str | None = None,
+    session: str | None = None,
+    ranks: Sequence[int] = (),
+    push: Sequence[str] = (),
+    idle: float | None = None,
     **kwargs: Any,
 ) -> Gang:
     """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its Gang object at once.
 
     Args:
         function: may be defined in the notebook, a local module or a package; sent with all it uses.
-        np: number of ranks; ``-N`` means N ranks on this machine.
-        on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in.
-        rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides.
+        np: number of ranks; ``-N`` means N ranks on this machine. None: 2, or those of the session.
+        on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in. None:
+            ``"local"``, or that of the session.
+        rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides. None: ``"torch"``, or
+            that of the session.
         gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
         pack: hosts of a cluster. True: as few as possible; False: as many as possible; None: as few as
             possible for ranks with GPUs of their own, otherwise the cluster's choice.
@@ -537,20 +577,30 @@ def launch(
         run_name: name of the run in lists; by default the function's.
         track: name of a tracker that gets parameters and metrics: ``"mlflow"``, ``"wandb"``, or one of a
             plug-in; None: none.
+        session: name of a session: ranks that stay, with their variables, for later calls and cells.
+            None: the ranks end with the call.
+        ranks: ranks of the session that take part; empty: all.
+        push: names whose value in the notebook replaces that of the session's ranks.
+        idle: seconds without a call or cell after which the session ends. None: one hour.
 
     Raises:
         CaptureError: an object that the function uses cannot be sent.
         PlacementError: the ranks cannot run as requested.
         TypeError, ValueError: an option is invalid.
     """
+    given: dict[str, Any] = {
+        "np": -np if isinstance(np, int) and np < 0 else np,
+        "placement": on,
+        "rendezvous": rendezvous,
+        "gpu": gpu,
+        "pack": pack,
+        "idle_s": idle,
+        "retries": retries or None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
     spec = JobSpec(
-        np=-np if isinstance(np, int) and np < 0 else np,
-        placement=on,
-        rendezvous=rendezvous,
-        gpu=gpu,
-        pack=pack,
+        **given,
         env=tuple((env or {}).items()),
-        retries=retries,
         timeout_s=timeout,
         wait_s=wait,
         start_timeout_s=start_timeout,
@@ -559,15 +609,22 @@ def launch(
         max_closure_bytes=max_closure,
         name=run_name,
         track=track,
+        session=session,
+        on_ranks=tuple(ranks),
+        push=tuple(push),
     )
+    if session is not None:
+        spec = sessions.fitted(spec, given)
     planned = plan(spec)
-    captured = capture.capture_call(
-        function,
-        args,
-        kwargs,
-        max_closure_bytes=max_closure,
-        ranks_have_gpu=planned.uses_gpu,
-    )
+    with sessions.explained(spec):
+        captured = capture.capture_call(
+            function,
+            args,
+            kwargs,
+            max_closure_bytes=max_closure,
+            ranks_have_gpu=planned.uses_gpu,
+            session=sessions.capture_for(spec),
+        )
     return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
 
 

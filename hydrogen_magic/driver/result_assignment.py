@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import types
-from collections import deque
-from collections.abc import Iterable, Iterator, MutableMapping
-from itertools import islice
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.serialization.identity import Originals
-from hydrogen_magic.serialization.pickling_errors import children, variables_of
+from hydrogen_magic.serialization.stale_references import stale_references
 
 
 def assign(
@@ -32,69 +28,8 @@ def assign(
             if old is not new:  # `results` stands for a name that is not assigned
                 replaced[name] = old
                 namespace[name] = new
-    return list(_stale_references(replaced, set(names), namespace))
-
-
-# ── stale references ─────────────────────────────────────────────────────────────────────────────
-
-_OF_IPYTHON = {"In", "Out", "exit", "quit", "get_ipython"}
-_LEVELS = 3
-"""A list of models is one level, a dict of such lists two; the arguments of a partial are in a tuple."""
-_MAX_OBJECTS = 100_000
-"""Objects looked at for all variables of the notebook: a fraction of a second."""
-_MAX_CHILDREN = 1000
-"""Items of one container."""
-
-
-def _stale_references(
-    replaced: dict[str, Any], names: set[str], namespace: MutableMapping[str, Any]
-) -> Iterator[str]:
-    """Yield a warning for every variable that still refers to an object that was replaced."""
-    current = {part for name in replaced for part in _parts_of(namespace[name])}
-    wanted = {name: _parts_of(old) - current for name, old in replaced.items()}
-    if not any(wanted.values()):
-        return
-    search = _Search(set[int]().union(*wanted.values()))
-    referred = {
-        other: search.found_in(value)
-        for other, value in namespace.items()
-        if other not in names | _OF_IPYTHON and other[:1] != "_"
-    }
-    for name, parts in wanted.items():
-        users = [other for other, found in referred.items() if found & parts]
-        if users:
-            yield _stale_text(name, users, sorted(names))
-
-
-class _Search:
-    """Looks for objects among those that variables refer to, with a bound on the work for all of them."""
-
-    def __init__(self, wanted: set[int]) -> None:
-        self._wanted = wanted
-        self._left = _MAX_OBJECTS
-
-    def found_in(self, value: Any) -> set[int]:
-        """Return the identities of the wanted objects near ``value``."""
-        found: set[int] = set()
-        seen: dict[int, Any] = {}
-        todo = deque([(value, _LEVELS)])
-        while todo and self._left > 0:
-            obj, levels = todo.popleft()
-            if id(obj) in self._wanted:
-                found.add(id(obj))
-            if id(obj) in seen or levels == 0 or isinstance(obj, type):
-                continue
-            self._left -= 1
-            seen[id(obj)] = obj
-            levels = _LEVELS if _may_refer(obj) else levels - 1
-            todo.extend((one, levels) for one in islice(_held_by(obj), _MAX_CHILDREN))
-        return found
-
-
-def _held_by(obj: Any) -> Iterator[Any]:
-    """Yield the objects that ``obj`` refers to; what a function looks up by name is another variable."""
-    held = variables_of if type(obj) is types.FunctionType else children
-    return (one for _, one in held("", obj))
+    stale = stale_references(replaced, set(names), namespace)
+    return [_stale_text(name, users, sorted(names)) for name, users in stale.items()]
 
 
 def _stale_text(name: str, users: list[str], names: list[str]) -> str:
@@ -104,24 +39,3 @@ def _stale_text(name: str, users: list[str], names: list[str]) -> str:
         f"`{name}` is a new object, and {listed} still {verb} to the old one: bring {again} back "
         f"too (--out {','.join([*names, *users])}), or create {again} again"
     )
-
-
-def _parts_of(old: Any) -> set[int]:
-    """Return the identities of an object that others keep references to, and of its parts."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return set()
-    parts = {id(old)}
-    if isinstance(old, torch.nn.Module):
-        parts.update(map(id, (*old.modules(), *old.parameters())))
-    elif isinstance(old, torch.optim.Optimizer):
-        parts.update(id(one) for group in old.param_groups for one in group["params"])
-    elif not (isinstance(old, torch.Tensor) and old.requires_grad):
-        return set()
-    return parts
-
-
-def _may_refer(value: Any) -> bool:
-    """Whether everything in a value is worth a look: an object of torch's or of the notebook's classes."""
-    homes = {base.__module__.partition(".")[0] for base in type(value).__mro__}
-    return bool(homes & {"__main__", "torch"})

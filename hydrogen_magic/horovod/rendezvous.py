@@ -66,6 +66,7 @@ class HorovodRendezvous(Rendezvous):
     collectives = ("reduce", "gather", "broadcast", "barrier", "scatter", "alltoall")
     waits_in = "negotiation"
     shipped = ("hydrogen_magic.horovod.node",)
+    group_recovery = "hydrogen_magic.horovod.node.group_recovery"
     join_advice = "call hvd.init() and wrap the optimizer in hvd.DistributedOptimizer"
     timeline = LibraryTimeline(
         name="horovod",

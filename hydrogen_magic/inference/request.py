@@ -7,7 +7,7 @@ import difflib
 import dis
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any
 
@@ -71,6 +71,11 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
     spec = arguments.spec
     _refuse_path(given, arguments)
     if sources.kind_of(given) == "spark":
+        if spec.session is not None:
+            raise InferError(
+                f"{arguments.frame} is a Spark DataFrame, so Spark's executors predict its rows: drop "
+                f"--session, or fetch the rows first with {arguments.frame}.toPandas()"
+            )
         if arguments.has_placement and spec.placement != "spark":
             raise InferError(
                 f"{arguments.frame} is a Spark DataFrame, so Spark predicts its rows: drop --on "
@@ -87,8 +92,13 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
     return launcher.plan(spec)
 
 
-def _check_predict(captured: Captured) -> None:
-    """Raise InferError if the cell does not define ``predict``, in whatever way."""
+def _check_predict(captured: Captured, held: Collection[str] = ()) -> None:
+    """Raise InferError if the cell does not define ``predict``, in whatever way.
+
+    ``held``: names that the ranks of a session have.
+    """
+    if "predict" in held:
+        return
     header, _ = unbundle(captured.payload)
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     with warnings.catch_warnings():
@@ -126,7 +136,7 @@ def _refuse_path(given: Any, arguments: InferArguments) -> None:
 def start(given: Any, captured: Captured, arguments: InferArguments, title: str) -> InferenceRun:
     """Start to predict; a Spark DataFrame stays lazy if its result gets a name."""
     spec, options = arguments.spec, arguments.options
-    _check_predict(captured)
+    _check_predict(captured, captured.session.held if captured.session else ())
     if sources.kind_of(given) != "spark":
         from hydrogen_magic.inference.local import infer
 

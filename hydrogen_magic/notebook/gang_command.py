@@ -11,7 +11,7 @@ from typing import Any
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event
-from hydrogen_magic.driver import chrome_trace, history, launcher
+from hydrogen_magic.driver import chrome_trace, history, launcher, session
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.driver.rank_logs import RankLogs
@@ -23,7 +23,7 @@ from hydrogen_magic.driver.state.output_lines import clean, final_lines
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
 from hydrogen_magic.views import draws_html, draws_widgets, pick_view
-from hydrogen_magic.views.tables import gangs_table
+from hydrogen_magic.views.tables import gangs_table, sessions_table
 from hydrogen_magic.views.text_table import gang_lines
 
 _LISTED_RUNS = 10
@@ -108,6 +108,8 @@ def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write)
 def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     states = history.states(_LISTED_RUNS)
     say(gangs_table(states) if states else ["no gang has run yet: start one with %%distributed"])
+    if running := session.sessions():
+        say(["", *sessions_table(running)])
 
 
 def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
@@ -151,6 +153,16 @@ def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     for gang in chosen:
         gang.stop(kill=command.kill)
     say([f"stopping gang {gang.id}" for gang in chosen] or ["no gang is running"])
+
+
+def _end(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    running = {one.name: one for one in session.sessions()}
+    name = command.session or (next(iter(running)) if len(running) == 1 else None)
+    if name not in running:
+        known = f"sessions: {', '.join(running)}" if running else "no session is running"
+        raise ArgumentsError(f"%gang end {command.session or 'needs a name'}: {known}".strip())
+    running[name].end()
+    say([f"session {name!r} has ended{running[name].loss}"])
 
 
 def _logs(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
@@ -207,6 +219,7 @@ _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] =
     "list": _list,
     "show": _show,
     "stop": _stop,
+    "end": _end,
     "logs": _logs,
     "stacks": _stacks,
     "compare": _compare,

@@ -24,7 +24,7 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
-from hydrogen_magic.driver import launcher, result_assignment, sweep, sweep_values
+from hydrogen_magic.driver import launcher, result_assignment, session, sweep, sweep_values
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
@@ -174,6 +174,7 @@ class Distributed(Magics):
         return replace(arguments, spec=replace(arguments.spec, name=name))
 
     def _run(self, arguments: Arguments, cell: str | None, title: str) -> Any:
+        arguments = _checked(lambda: _fitted(arguments))
         spec = arguments.spec
         if arguments.sweep and cell is not None:
             return self._run_sweep(arguments, cell, title)
@@ -249,15 +250,17 @@ class Distributed(Magics):
         shell = self._ip
         text = ipython_cells.cell_text(shell, cell)
         try:
-            return capture.capture_cell(
-                text,
-                {**shell.user_ns, **values} if values else shell.user_ns,
-                ipython_cells.earlier_sources(shell),
-                out=spec.out,
-                max_closure_bytes=spec.max_closure_bytes,
-                ranks_have_gpu=planned.uses_gpu,
-                seed=spec.seed,
-            )
+            with session.explained(spec):
+                return capture.capture_cell(
+                    text,
+                    {**shell.user_ns, **values} if values else shell.user_ns,
+                    ipython_cells.earlier_sources(shell),
+                    out=spec.out,
+                    max_closure_bytes=spec.max_closure_bytes,
+                    ranks_have_gpu=planned.uses_gpu,
+                    seed=spec.seed,
+                    session=session.capture_for(spec),
+                )
         except SyntaxError as error:
             raise _syntax_error(error, text.label) from None
 
@@ -266,6 +269,7 @@ class Distributed(Magics):
     def _infer(self, arguments: InferArguments, cell: str, title: str) -> Any:
         from hydrogen_magic.inference import request
 
+        arguments = _checked(lambda: _fitted(arguments))
         spec = arguments.spec
         frame = request.frame(arguments, self._ip.user_ns)
         planned = request.plan(frame, arguments)
@@ -291,9 +295,11 @@ class Distributed(Magics):
     def _take_results(self, gang: Gang, spec: JobSpec, originals: Originals) -> Any:
         """Assign the variables of ``--out``; return rank 0's value."""
         _raise_if_failed(gang)
-        results = gang.received.of(0)
+        results = gang.received.of(gang.first_rank)
         for text in result_assignment.assign(results, spec.out, self._ip.user_ns, originals):
             print(f"warning: {text}", file=sys.stderr)
+        brought = [name for name in spec.out if name in results.arrived()]
+        session.brought_back(spec, brought, self._ip.user_ns)
         if results.errors:
             raise ResultError(_lost_results(gang))
         results.release()
@@ -318,6 +324,16 @@ def _setting(name: str, parse: Callable[[str], T], text: str) -> T:
         return parse(text)
     except ValueError as error:
         raise ArgumentsError(f"Distributed.{name} {error}") from None
+
+
+def _fitted(arguments: A) -> A:
+    """Return ``arguments`` with the options of their session. Raises ArgumentsError."""
+    if arguments.spec.session is None:
+        return arguments
+    try:
+        return replace(arguments, spec=session.fitted(arguments.spec, arguments.given))
+    except OptionValueError as error:
+        raise ArgumentsError(str(error)) from None
 
 
 def _checked(parsed: Callable[[], T]) -> T:
@@ -347,7 +363,7 @@ def _raise_if_failed(gang: Gang) -> None:
 
 def _lost_results(gang: Gang) -> str:
     """Return why results are missing, and where the other ones are."""
-    results = gang.received.of(0)
+    results = gang.received.of(gang.first_rank)
     assigned = [f"`{name}`" for name in results.arrived()]
     lines = [*results.errors.values(), gang.received.save(has_succeeded=True)]
     if not results.errors.get(CELL_VALUE) and results.value() is not None:

@@ -46,6 +46,16 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class SessionSends:
+    """The names that a cell sends to ranks that have names of earlier cells."""
+
+    shared: tuple[str, ...] = ()
+    """Afterwards, the notebook and the ranks have the same values of these."""
+    missing: tuple[str, ...] = ()
+    """Ranks that have these already keep their own values."""
+
+
+@dataclass(frozen=True)
 class ClosureManifest:
     """The part of a closure that a rank reads before the pickled values."""
 
@@ -77,6 +87,8 @@ class ClosureManifest:
     """``from __future__`` features that are active in the notebook."""
     out: tuple[str, ...] = ()
     """Names to bring back."""
+    session: SessionSends | None = None
+    """Set for a cell of a session."""
     target: str = ""
     """Script path or module name."""
     args: tuple[str, ...] = ()

@@ -294,6 +294,12 @@ def assigned_names(code: types.CodeType) -> Iterator[str]:
         yield from _operands(inner, "STORE_GLOBAL")
 
 
+def names_bound_by(cell: types.CodeType) -> Iterator[str]:
+    """Yield the global names that a cell assigns, itself or by functions in it."""
+    yield from _operands(cell, "STORE_NAME")
+    yield from assigned_names(cell)
+
+
 def imported_names(code: types.CodeType) -> Iterator[str]:
     """Yield the full names of modules that ``code`` imports when it runs."""
     for inner in code_objects(code):

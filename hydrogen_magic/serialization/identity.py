@@ -8,6 +8,11 @@ contents, and references to it in the results become references to the notebook'
 
     kernel                    rank                            kernel
     Originals.number ─► restore_numbered, take_numbered ─► restore_original, updating
+
+In a session, later cells update the objects of the ranks in the same way: everything that a cell sends is
+numbered, and a rank keeps the numbers of its objects from cell to cell.
+
+    Originals.number ─► restore_original, updating(RankObjects) ─► restore_original, updating
 """
 
 from __future__ import annotations
@@ -31,6 +36,26 @@ _NEVER_SENT = {"_compiled_call_impl"}
 """Attributes that torch's modules leave out of their state."""
 
 
+class ObjectIdentity:
+    """Equal for the same object, without keeping it alive."""
+
+    def __init__(self, obj: Any) -> None:
+        self._id = id(obj)
+        try:
+            self._reference: weakref.ref[Any] | None = weakref.ref(obj)
+        except (
+            TypeError
+        ):  # a list, a number: the source of a cell shows whether it assigns the name
+            self._reference = None
+
+    def __eq__(self, other: object) -> bool:
+        is_alive = self._reference is None or self._reference() is not None
+        return isinstance(other, ObjectIdentity) and is_alive and self._id == other._id
+
+    def __hash__(self) -> int:
+        return self._id
+
+
 class Originals:
     """Numbers the notebook's objects without keeping them alive."""
 
@@ -42,10 +67,11 @@ class Originals:
         """Return the number of ``obj``; None for kinds that are not updated in place."""
         if not _is_kind(obj):
             return None
-        if id(obj) not in self._numbers:
-            self._numbers[id(obj)] = len(self._references)
+        known = self._numbers.get(id(obj))
+        if known is None or self.get(known) is not obj:  # another object had the id before
+            known = self._numbers[id(obj)] = len(self._references)
             self._references.append(weakref.ref(obj))
-        return self._numbers[id(obj)]
+        return known
 
     def get(self, number: int) -> Any:
         """Return the object of this number, None if the notebook no longer has it."""
@@ -75,7 +101,7 @@ def numbered(restore: Callable[..., Any], number: int, obj: Any, reduced: Any) -
         return reduced
     make, args, *rest = reduced
     state, items, pairs, setter = (*rest, None, None, None, None)[:4]
-    if restore is restore_original and state is not None:
+    if restore is not restore_numbered and state is not None:
         setter = setter or restore_state
     return restore, (number, make, args), state, items, pairs, setter
 
@@ -99,15 +125,34 @@ def take_numbered() -> dict[int, tuple[int, Any]]:
     return taken
 
 
-# ── in the kernel ────────────────────────────────────────────────────────────────────────────────
+class RankObjects:
+    """A session's copies of the notebook's objects on one rank, by number."""
+
+    def __init__(self) -> None:
+        self._objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+    def get(self, number: int) -> Any:
+        """Return the object of this number, None if the rank no longer has it."""
+        return self._objects.get(number)
+
+    def add(self, number: int, obj: Any) -> None:
+        """Keep the number of ``obj`` as long as it is alive."""
+        self._objects[number] = obj
+
+    def numbered(self) -> dict[int, tuple[int, Any]]:
+        """Return ``id -> (number, object)``, as :func:`take_numbered` does."""
+        return {id(obj): (number, obj) for number, obj in self._objects.items()}
+
+
+# ── objects that are updated ─────────────────────────────────────────────────────────────────────
 
 _thread = threading.local()
 
 
 class _Updates:
-    """New contents of the notebook's objects, held back until all results have been unpickled."""
+    """New contents of existing objects, held back until everything has been unpickled."""
 
-    def __init__(self, originals: Originals) -> None:
+    def __init__(self, originals: Originals | RankObjects) -> None:
         self._originals = originals
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._states: list[tuple[Any, Any]] = []
@@ -118,22 +163,24 @@ class _Updates:
         self._is_used = is_used
 
     def target(self, number: int, new: Any) -> Any:
-        """Return the notebook's object for ``new``, or ``new`` if there is none like it."""
+        """Return the existing object for ``new``, or ``new`` if there is none like it."""
         old = self._originals.get(number) if self._is_used else None
         if old is None or type(old) is not type(new) or not _fits(old, new):
+            if isinstance(self._originals, RankObjects):
+                self._originals.add(number, new)
             return new
         self._contents[id(old)] = old, new
         return old
 
     def has_taken_state(self, obj: Any, state: Any) -> bool:
-        """Store the new state of one of the notebook's objects."""
+        """Store the new state of an existing object."""
         if id(obj) not in self._contents:
             return False
         self._states.append((obj, state))
         return True
 
     def commit(self) -> None:
-        """Give the notebook's objects their new contents: all of them, or none if a class raises."""
+        """Give the existing objects their new contents: all of them, or none if a class raises."""
         may_raise = any(_has_own_setter(obj) for obj, _ in self._states)
         with ExitStack() as undo:
             for old, new in self._contents.values():
@@ -148,8 +195,8 @@ class _Updates:
 
 
 @contextmanager
-def updating(originals: Originals) -> Iterator[_Updates]:
-    """Update the notebook's objects by what this thread unpickles meanwhile; not after an exception."""
+def updating(originals: Originals | RankObjects) -> Iterator[_Updates]:
+    """Update existing objects by what this thread unpickles meanwhile; not after an exception."""
     updates = _thread.updates = _Updates(originals)
     try:
         yield updates
@@ -159,7 +206,7 @@ def updating(originals: Originals) -> Iterator[_Updates]:
 
 
 def restore_original(number: int, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Make an object of a result, or return the notebook's object that it is a copy of."""
+    """Make an object, or return the existing object of this number."""
     new = make(*args)
     updates: _Updates | None = getattr(_thread, "updates", None)
     return new if updates is None else updates.target(number, new)

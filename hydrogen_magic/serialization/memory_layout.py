@@ -114,6 +114,17 @@ class MemoryLayout:
         return [(start, end) for start, end, is_shared in merged if is_shared]
 
 
+def bytes_of(storage: Any) -> pickle.PickleBuffer:
+    """Return the memory of a torch storage as a buffer, without a copy."""
+    nbytes = storage.nbytes()
+    memory: Any = (
+        (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else bytearray()
+    )
+    if nbytes:
+        memory._keeps_alive = storage
+    return pickle.PickleBuffer(memory)
+
+
 def extent_of(array: Any) -> tuple[int, int]:
     """Return the addresses between the first and last element of a NumPy array."""
     address = array.__array_interface__["data"][0]

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -21,7 +22,9 @@ from hydrogen_magic import plugins
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import Placement
 from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.errors import GangStoppedError, PlacementError, RankFailedError
 from hydrogen_magic.testing import ranks
@@ -156,7 +159,44 @@ class GangContract:
             self.ended(gang).raise_for_state()
         self.until_gone(family)
 
+    def test_a_session_keeps_its_ranks_until_it_ends(self) -> None:
+        """Through a stopped cell, and, if the rendezvous can recover, a cell that fails on one rank."""
+        self.needs_processes()
+        with self.session() as name:
+            pids = self.ended(self.launch(ranks.keep, session=name)).results
+            gang = self.launch(ranks.sleep, session=name)
+            self.until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+            gang.stop()
+            assert self.ended(gang).state == "STOPPED"
+            culprit = self.np - 1
+            error = self.failure_of(self.launch(ranks.raise_in_session, culprit, session=name))
+            assert (error.rank, "bad batch 17" in str(error)) == (culprit, True)
+            can_recover = bool(plugins.rendezvous(self.rendezvous).group_recovery)
+            assert (sessions.live(name) is not None) == can_recover
+            if can_recover:
+                held = self.ended(self.launch(ranks.kept, session=name)).results
+                assert held == [(pid, list(range(self.np))) for pid in pids]
+        if plugins.placement(self.placement).on_this_machine or self.sees_processes:
+            self.until_gone(pids)
+
     # ── what the tests are made of ──
+
+    @contextmanager
+    def session(self) -> Iterator[str]:
+        """Return the name of a session that is ended; skip the test if the placement has none."""
+        spec = JobSpec(np=self.np, placement=self.placement, rendezvous=self.rendezvous)
+        placement = plugins.placement(self.placement)
+        try:
+            assert isinstance(placement, Placement), "its rank is in this process"
+            placement.open_session(spec)
+        except PlacementError as error:
+            pytest.skip(str(error))
+        name = f"contract of {type(self).__name__}"
+        try:
+            yield name
+        finally:
+            if (running := sessions.live(name)) is not None:
+                running.end()
 
     def launch(self, function: Callable[..., Any], *args: Any, **options: Any) -> Gang:
         """Start a gang that calls ``function`` with the library and ``args``."""

@@ -26,7 +26,11 @@ __all__ = [
     "fail_once",
     "finish_early",
     "gather",
+    "keep",
+    "kept",
+    "raise_in_session",
     "raise_on",
+    "sleep",
     "stay_away",
     "wait",
 ]
@@ -75,6 +79,30 @@ def end_one(library: Library, culprit: int, how: str) -> None:
     if library.join(JOIN_S if how == "SIGSTOP" else _LONG_S) == culprit:
         _end(how)
     _reduce_for_ever(library)
+
+
+def keep(library: Library) -> int:
+    """Join the others, and leave a variable for later cells of the session."""
+    main = sys.modules["__main__"]
+    main.kept = library.join(_LONG_S)  # type: ignore[attr-defined]
+    return os.getpid()
+
+
+def raise_in_session(library: Library, culprit: int) -> None:
+    """Rank ``culprit`` raises while the others, which have joined before, are in a collective."""
+    if api.rank() == culprit:
+        raise ValueError("bad batch 17")
+    _reduce_for_ever(library)
+
+
+def kept(library: Library) -> tuple[int, list[int]]:
+    """Return this process's pid, and what the variables of all ranks hold."""
+    return os.getpid(), library.gather(sys.modules["__main__"].kept)
+
+
+def sleep(library: Library) -> None:
+    """Run until it is stopped."""
+    time.sleep(1000)
 
 
 def _end(how: str) -> None:

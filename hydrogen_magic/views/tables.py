@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rich.cells import cell_len, set_cell_size
 
-from hydrogen_magic.core.job import Plan, Slot
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.state.formatting import duration, number
@@ -57,6 +57,44 @@ def plan_table(plan: Plan) -> list[str]:
     more = ["", *table(("forwarded variable", "value"), forwarded)] if forwarded else []
     notes = [*filter(None, [plan.hosts_note]), *plan.notes]
     return [*table(("rank", "host", "local_rank", "device"), rows), *notes, *more]
+
+
+class SessionRow(Protocol):
+    """A live session."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> JobSpec: ...
+    @property
+    def place(self) -> str: ...
+    @property
+    def since(self) -> float: ...
+    @property
+    def is_running(self) -> bool: ...
+    @property
+    def idle_since_s(self) -> float: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def gpu_memory_bytes(self) -> int: ...
+    @property
+    def shown_names(self) -> str: ...
+
+
+def sessions_table(sessions: Iterable[SessionRow]) -> list[str]:
+    """Return the live sessions, and what their ranks hold."""
+    header = ("session", "ranks", "on", "started", "idle for", "memory", "names")
+    return table(header, map(_session_row, sessions))
+
+
+def _session_row(one: SessionRow) -> tuple[str, ...]:
+    idle = "running" if one.is_running else duration(time.monotonic() - one.idle_since_s)
+    started = time.strftime("%H:%M:%S", time.localtime(one.since))
+    ranks, memory = str(one.spec.np), size_text(one.memory_bytes)
+    if one.gpu_memory_bytes:
+        memory += f", GPU {size_text(one.gpu_memory_bytes)}"
+    return one.name, ranks, one.place, started, idle, memory, one.shown_names
 
 
 def _plan_row(slot: Slot) -> tuple[str, str, str, str]:

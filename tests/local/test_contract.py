@@ -24,6 +24,7 @@ from tests.contracts import (
     HAS_VALUES,
     JAX,
     LIBRARY,
+    SESSION,
     SILENT_END,
     STANDS_STILL,
     STARTS_AGAIN,
@@ -51,7 +52,7 @@ class TestLocalHorovod(GangContract):
 
 
 # Ranks import JAX, which takes seconds; ``test_jax`` has their values.
-@rarely(HAS_VALUES, SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN)
+@rarely(HAS_VALUES, SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN, SESSION)
 @pytest.mark.jax
 class TestLocalJax(GangContract):
     rendezvous = "jax"

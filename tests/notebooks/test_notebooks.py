@@ -27,6 +27,11 @@ STARTS = 3
 NOT_STARTED = "Kernel died before replying to kernel_info"
 """In jupyter_client's error: no cell has run yet."""
 
+ON_SPARK = """ON = "spark"
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()"""
+"""Follows the parameters of a notebook that also runs on Spark."""
+
 NOTEBOOKS = [
     pytest.param(
         path,
@@ -40,11 +45,23 @@ NOTEBOOKS = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(path, SMALLER.get(path.stem, ""), tmp_path, monkeypatch)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_session_runs_on_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run(FOLDER / "07_session.ipynb", ON_SPARK, tmp_path, monkeypatch)
+
+
+def _run(path: Path, parameters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a notebook. ``parameters``: code that follows its own parameters."""
     _start_spark_quickly(tmp_path, monkeypatch)
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    if path.stem in SMALLER:
-        _override(notebook, SMALLER[path.stem])
+    if parameters:
+        _override(notebook, parameters)
     # The notebook's own folder stays as it is: what cells write goes to a temporary one.
     resources = {"metadata": {"path": str(tmp_path)}}
     client = NotebookClient(notebook, timeout=CELL_S, kernel_name="python3", resources=resources)
@@ -82,7 +99,7 @@ def _execute(client: NotebookClient) -> None:
 def _override(notebook: nbformat.NotebookNode, code: str) -> None:
     """Put a cell with smaller numbers behind the cell with the notebook's own."""
     [place] = [n for n, cell in enumerate(notebook.cells) if "parameters" in _tags(cell)]
-    names = [line.partition(" = ")[0] for line in code.splitlines()]
+    names = [line.partition(" = ")[0] for line in code.splitlines() if line[:1].isupper()]
     assert all(f"{name} = " in notebook.cells[place].source for name in names), code
     notebook.cells.insert(place + 1, v4.new_code_cell(code))
 

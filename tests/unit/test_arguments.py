@@ -20,7 +20,8 @@ def test_every_option_reaches_the_spec() -> None:
     line = (
         "-n 4 --on local --with torch --gpu --spread --out model,history --out loss --retries 2 "
         "--timeout 5m --start-timeout 30 --grace 1.5 --env A=1 --env 'B=x y' --env C=#fff "
-        "--max-closure 2GiB --timeline trace.json --detach --quiet --dry-run --save train.py --seed 7"
+        "--max-closure 2GiB --timeline trace.json --detach --quiet --dry-run --save train.py --seed 7 "
+        "--session lab --ranks 2,0 --idle 10m"
     )
     arguments = parse(line)
     assert arguments.spec == JobSpec(
@@ -40,6 +41,9 @@ def test_every_option_reaches_the_spec() -> None:
         detach=True,
         quiet=True,
         seed=7,
+        session="lab",
+        on_ranks=(0, 2),
+        idle_s=600.0,
     )
     assert arguments.dry_run and arguments.save == "train.py" and arguments.script is None
 
@@ -48,6 +52,13 @@ def test_the_line_wins_over_the_defaults_and_leaves_the_rest() -> None:
     defaults = JobSpec(np=8, retries=1, gpu=True)
     assert parse("", defaults=defaults).spec == defaults
     assert parse("--np 3 --cpu", defaults=defaults).spec == JobSpec(np=3, retries=1, gpu=False)
+
+
+def test_a_session_knows_what_the_line_itself_sets() -> None:
+    defaults = JobSpec(np=8, gpu=True)
+    arguments = parse("--session --np -2 --cpu", defaults=defaults)
+    assert arguments.spec.session == "main"
+    assert arguments.given >= {"np", "placement", "gpu"} and "rendezvous" not in arguments.given
 
 
 @pytest.mark.parametrize("line", ["--np -2", "-n -2", "--np=-2", "-n-2"])
@@ -104,6 +115,8 @@ def test_a_comment_ends_the_line() -> None:
         ("--sweep lr=1,2 --save all.py", "one value of each name"),
         ("--sweep lr=1,2 --timeline all.json", "write the same file"),
         ("--env 'A=1", "unclosed quotation mark"),
+        ("--ranks 0", "--ranks belongs to a session: add --session"),
+        ("--session --ranks a", "should be a whole number, got 'a'"),
     ],
 )
 def test_a_wrong_line_is_answered_with_what_would_be_right(line: str, said: str) -> None:

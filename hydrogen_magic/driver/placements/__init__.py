@@ -15,13 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import ObserverSpec, ResultPart
+from hydrogen_magic.core.messages import ObserverSpec, ResultPart, SessionCell
 from hydrogen_magic.driver.rendezvous import Rendezvous
-from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
 
 __all__ = [
@@ -34,6 +34,8 @@ __all__ = [
     "Job",
     "Placement",
     "Planner",
+    "SessionAgentGroup",
+    "SessionRun",
     "EventSink",
 ]
 
@@ -75,6 +77,28 @@ class WorkFeed(Protocol):
 
     def end(self, outcome: str) -> None:
         """The gang is over, with this final state: release everything that is not needed any more."""
+        ...
+
+
+class SessionRun(Protocol):
+    """One cell of a session, and what the session learns of it. Called on the hub's loop."""
+
+    key: str
+    """Identifies the session for its agents."""
+    cell: SessionCell
+    ranks: tuple[int, ...]
+    """Those that take part."""
+
+    def begin(self) -> None:
+        """The cell begins."""
+        ...
+
+    def note(self, event: Event) -> None:
+        """Take an event of the cell."""
+        ...
+
+    def finish(self) -> str:
+        """The cell is over; return a text for the user if the session is over, too."""
         ...
 
 
@@ -125,6 +149,15 @@ class Job:
     """What the ranks attach."""
     feed: WorkFeed | None = None
     """Source of data for the ranks after the cell has run, None if the cell is all."""
+    session: SessionRun | None = None
+    """Set for a cell of a session."""
+
+    @property
+    def idle_ranks(self) -> list[int]:
+        """The session's ranks that the cell leaves out."""
+        taking_part = None if self.session is None else self.session.ranks
+        ranks = (slot.rank for slot in self.plan.slots)
+        return [rank for rank in ranks if taking_part is not None and rank not in taking_part]
 
     @property
     def closure_bytes(self) -> int:
@@ -224,6 +257,23 @@ class AgentGroup(Protocol):
         ...
 
 
+@runtime_checkable
+class SessionAgentGroup(AgentGroup, Protocol):
+    """An agent group whose ranks can stay: its ``launch`` is called again for the session's next cell."""
+
+    on_lost: Callable[[str], None]
+    """Called with the reason when waiting ranks have ended."""
+
+    @property
+    def is_retained(self) -> bool:
+        """Whether the ranks wait for the next cell: :meth:`release` keeps them."""
+        ...
+
+    async def end_session(self) -> None:
+        """End the waiting ranks, and release the agents."""
+        ...
+
+
 class Planner(ABC):
     """What both kinds of placements do."""
 
@@ -252,6 +302,13 @@ class Placement(Planner):
     @abstractmethod
     def open(self, spec: JobSpec) -> AgentGroup:
         """Return an agent group for one gang."""
+
+    def open_session(self, spec: JobSpec) -> SessionAgentGroup:
+        """Return an agent group whose ranks can stay. Raises PlacementError if that is impossible."""
+        group = self.open(spec)
+        if not isinstance(group, SessionAgentGroup):
+            raise PlacementError(f"`--on {spec.placement}` does not support --session")
+        return group
 
 
 class InKernelPlacement(Planner):

@@ -12,6 +12,7 @@ import mmap
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import (
@@ -27,6 +28,7 @@ from hydrogen_magic.core.messages import (
     ProfileTrace,
     RankFile,
     ResultPart,
+    SessionLost,
     StopRanks,
     Swept,
     decode,
@@ -61,6 +63,10 @@ class AgentClient(ABC):
         self.greeted: asyncio.Future[None] = hub.loop.create_future()
         self._swept: asyncio.Future[None] | None = None
         self._ports: asyncio.Future[PortsHeld] | None = None
+        self.is_retained = False
+        """The ranks of the last attempt wait for another one."""
+        self.on_session_lost: Callable[[str], None] = lambda why: None
+        """Called with the reason when waiting ranks of a session have ended."""
 
     @property
     def is_ready(self) -> bool:
@@ -125,6 +131,7 @@ class AgentClient(ABC):
     def expect_sweep(self) -> asyncio.Future[None]:
         """Return a future that is done when nothing of the launched attempt is left."""
         self._response_limit_s = math.inf
+        self.is_retained = False
         self._swept = self.hub.loop.create_future()
         return self._swept
 
@@ -161,10 +168,13 @@ class AgentClient(ABC):
         elif isinstance(report, Swept) and report.gang == self.gang:
             if report.held is not None:  # else it is about to end
                 self.held = _host_and_port(report.held)
+            self.is_retained = report.is_retained
             self.finish(self._swept)
         elif isinstance(report, PortsHeld):
             if self._ports is not None and not self._ports.done():
                 self._ports.set_result(report)
+        elif isinstance(report, SessionLost):
+            self.on_session_lost(report.why)
         elif isinstance(report, EventBatch) and self.attempt == (report.gang, report.attempt):
             self._emit(report)
 

@@ -52,7 +52,11 @@ def build(
     return LaunchRequest(
         gang=attempt.gang,
         attempt=attempt.number,
-        ranks=tuple(_rank_launch(plan, slot, rendezvous, host) for slot in host.slots),
+        ranks=tuple(
+            _rank_launch(plan, slot, rendezvous, host)
+            for slot in host.slots
+            if slot.rank not in job.idle_ranks
+        ),
         service=rendezvous.service if any(slot.rank == 0 for slot in host.slots) else None,
         env={**host.env, COOKIE: attempt.gang},
         cwd=host.cwd,
@@ -71,7 +75,9 @@ def build(
         is_debugging=spec.pdb,
         checkpoint_dir=host.checkpoint_dir,
         infer_options=dict(job.feed.options) if job.feed is not None else None,
-        worker_key=host.worker_key,
+        worker_key=host.worker_key if job.session is None else job.session.key,
+        session=None if job.session is None else job.session.cell,
+        group_recovery=job.rendezvous.group_recovery,
     )
 
 

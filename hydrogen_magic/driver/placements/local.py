@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hydrogen_magic.core import events as ev
@@ -15,6 +15,7 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import (
     AnswerInput,
+    EndSession,
     KillRanks,
     LaunchRequest,
     Ping,
@@ -34,6 +35,7 @@ from hydrogen_magic.driver.placements import (
     local_agents,
     rank_ports,
 )
+from hydrogen_magic.driver.placements.session_address import SessionAddress, rendezvous_number
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
 
@@ -97,22 +99,30 @@ def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:
 
 
 class LocalAgentGroup:
-    """See :class:`hydrogen_magic.driver.placements.AgentGroup`."""
+    """See :class:`hydrogen_magic.driver.placements.SessionAgentGroup`."""
 
     def __init__(self) -> None:
+        self.is_retained = False
+        self.on_lost: Callable[[str], None] = lambda why: None
         self._agent: local_agents.LocalAgent | None = None
+        self._rendezvous = SessionAddress()
+        self._key = ""
         self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
         """Requested recording state; None: as in the job."""
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         self._cancelled.clear()  # a stop of the attempt before
+        if (session := attempt.job.session) is not None:
+            self._key = session.key
         agent = await self._launched(attempt, sink)
         if agent is None:
             return
         watching = asyncio.ensure_future(_watch(agent, attempt, sink))
         try:
+            self.is_retained = False
             await agent.swept()
+            self.is_retained = agent.is_retained and session is not None
         finally:
             watching.cancel()
             agent.let_go()
@@ -135,7 +145,8 @@ class LocalAgentGroup:
                     return None
                 if located is not None:
                     handed = handed or _handed(job)
-                    request = _launch_request(located, agent, digest, self._is_recording)
+                    address = self._rendezvous.of(located, agent.held)
+                    request = _launch_request(located, agent, address, digest, self._is_recording)
                     agent.launch(request, handed, sink)
                     if not is_warm or await agent.responds():
                         return agent
@@ -148,7 +159,12 @@ class LocalAgentGroup:
     def _take_agent(self, digest: str, preload: Sequence[str]) -> local_agents.LocalAgent:
         if self._agent is None or not self._agent.is_usable:
             self._agent = local_agents.pool().take(local_agents.hub(), digest, preload)
+            self._agent.on_session_lost = self._on_lost
         return self._agent
+
+    def _on_lost(self, why: str) -> None:
+        self.is_retained = False
+        self.on_lost(why)
 
     async def _started(self, agent: local_agents.LocalAgent) -> None:
         """Wait for the agent's hello; only for a moment when the gang is to be stopped."""
@@ -200,9 +216,16 @@ class LocalAgentGroup:
             agent.send(AnswerInput(agent.gang, rank, number, text, error))
 
     async def release(self) -> None:
-        if self._agent is not None:
-            await local_agents.pool().give_back(self._agent)
-            self._agent = None
+        if self._agent is not None and not self.is_retained:
+            agent, self._agent = self._agent, None
+            agent.on_session_lost = lambda why: None
+            await local_agents.pool().give_back(agent)
+
+    async def end_session(self) -> None:
+        if self._agent is not None and self.is_retained:
+            self.is_retained = False
+            self._agent.send(EndSession(self._key))
+        await self.release()
 
 
 async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSink) -> None:
@@ -267,12 +290,16 @@ async def _located(attempt: Attempt, agent: local_agents.LocalAgent) -> Attempt 
 
 
 def _launch_request(
-    attempt: Attempt, agent: local_agents.LocalAgent, digest: str, is_recording: bool | None
+    attempt: Attempt,
+    agent: local_agents.LocalAgent,
+    address: tuple[str, int],
+    digest: str,
+    is_recording: bool | None,
 ) -> LaunchRequest:
     job = attempt.job
     plan, spec = job.plan, job.spec
     rendezvous = job.rendezvous.prepare(
-        plan, *agent.held, spec=spec, gang=attempt.gang, attempt=attempt.number
+        plan, *address, spec=spec, gang=attempt.gang, attempt=rendezvous_number(attempt)
     )
     checkpoints = checkpoint.environment(job.checkpoints, is_shared=True)
     host = launch_request.HostLaunch(

@@ -217,6 +217,7 @@ class LocalAgent(AgentClient):
             self._on_handover()  # results that it handed over before it ended
         self._disconnect()
         self.finish(self.greeted)
+        self.on_session_lost("its agent has ended")
         self._message_arrived.set()  # there will be no other
         if self._swept is not None and not self._swept.done():
             self._sweeping = asyncio.ensure_future(self._sweep())

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver.rendezvous import Rendezvous, RendezvousInfo, ServiceSpec, VictimErrors
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
-from hydrogen_magic.node.rendezvous import torch_store
+from hydrogen_magic.node.rendezvous import torch_groups, torch_store
 
 _POLL_S = 0.02
 """How soon a lone rank's first connection, or its end, is noticed."""
@@ -49,6 +49,7 @@ class TorchRendezvous(Rendezvous):
     forwarded = ("GLOO_", "NCCL_", "TORCH_")
     launcher = "torchrun --nproc-per-node 2"
     joining = ("init_process_group",)
+    group_recovery = torch_groups.__name__
     collectives = (
         "reduce", "gather", "broadcast", "barrier", "scatter", "all_to_all", "alltoall",
         "init_process_group",

@@ -352,7 +352,7 @@ def _library_path(file: str) -> str:
 
 
 def _victims(state: GangState) -> list[str]:
-    others = [rank for rank in state.ranks if rank.rank != state.culprit]
+    others = [r for r in state.ranks if r.rank != state.culprit and r.phase != "idle"]
     done = [rank.rank for rank in others if rank.phase == "done"]
     stopped = [rank.rank for rank in others if rank.phase != "done"]
     lines = [_were("had already finished", "had already finished", done)] if done else []

@@ -57,7 +57,7 @@ class RankState:
     pid: int | None = None
     phase: str = "waiting"
     """``waiting`` (no process yet), then the phases of :class:`~hydrogen_magic.core.events.RankPhase`,
-    then ``done``, ``failed`` or ``stopped``."""
+    then ``done``, ``failed`` or ``stopped``. ``idle``: a rank of the session that the cell leaves out."""
     detail: str = ""
     phase_since_s: float = 0.0
     bars: Mapping[int, ProgressBar] = field(default_factory=lambda: MappingProxyType({}))
@@ -111,7 +111,7 @@ class RankState:
 
     @property
     def is_over(self) -> bool:
-        return self.phase in ("done", "failed", "stopped")
+        return self.phase in ("done", "failed", "stopped", "idle")
 
 
 @dataclass(frozen=True)
@@ -444,6 +444,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.RankHealth: _health,
     ev.RankFailed: _failed,
     ev.RankStacks: _stacks,
+    ev.NamesChanged: lambda rank, e: rank,
     ev.RankResult: _result,
     ev.RankExited: _exited,
 }

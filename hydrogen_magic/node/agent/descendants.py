@@ -40,4 +40,5 @@ class DescendantSweeper:
                 "error", f"cannot be killed on {host}: {listed}; check the machine"
             )
         else:
-            processes.unlink_shared_memory(self._seen, self._began)
+            alive = {process.pid for process in processes.processes(self._seen)}  # retained ranks
+            processes.unlink_shared_memory(self._seen - alive, self._began)

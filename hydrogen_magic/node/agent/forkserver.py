@@ -54,6 +54,8 @@ _ALWAYS = (
     "hydrogen_magic.node.worker.reporter",
     "hydrogen_magic.node.worker.api",
     "hydrogen_magic.node.worker.commands",
+    "hydrogen_magic.node.worker.group_recovery",
+    "hydrogen_magic.node.worker.held_names",
     "hydrogen_magic.node.worker.profiler",
     "hydrogen_magic.node.worker.results",
     "hydrogen_magic.node.worker.main_thread",

@@ -71,12 +71,15 @@ class RankGroup:
         self._request = request
         self._pool = pool
         self._retained = retained
-        self._service = service
+        self.service = service
+        """What it serves for the rendezvous."""
         self._starter = RankStarter(request, pool, retained, service, self.reporter)
         self._sweeper = DescendantSweeper(self._keepers, self.reporter)
         self._gpus = RankGpus({rank.rank: rank.gpu for rank in request.ranks})
         self._is_recording = request.is_recording
         self._ending: asyncio.Task[None] | None = None
+        self.is_retained = False
+        """Its ranks wait for another gang."""
 
     @property
     def is_cancelled(self) -> bool:
@@ -96,12 +99,15 @@ class RankGroup:
         finally:
             self.timelines.finish()
             self._gpus.close()
-            if self._service is not None:
-                self._service.end()
-            is_retained = self._retain()
-            await self.sweep()
+            self.is_retained = self._retain()
+            if self.service is not None and not self.keeps_service:
+                self.service.end()
+            if (
+                not self.keeps_service
+            ):  # else what the ranks have started is theirs until the session ends
+                await self.sweep()
             for rank in self.ranks:
-                rank.close(is_retained=is_retained)
+                rank.close(is_retained=self.is_retained)
                 for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
                     left.unlink(missing_ok=True)  # it was killed while writing it
 
@@ -116,17 +122,26 @@ class RankGroup:
         if ended is not None:  # before the process was known to be this rank
             self.on_exit(worker.pid, *ended)
 
+    @property
+    def keeps_service(self) -> bool:
+        """Whether the next cell of the session needs the rendezvous of this one."""
+        return self.is_retained and self._request.session is not None
+
     def _retain(self) -> bool:
-        """Keep the ranks for another run of this gang, if all of them allow it and no end was requested."""
-        ranks = sorted(self.ranks, key=lambda rank: rank.rank)
-        retained = [
-            RetainedWorker(rank.worker, rank.retained_files)
-            for rank in ranks
+        """Keep the ranks for another gang, if all of them wait for it; return whether they do."""
+        key, is_session = self._request.worker_key, self._request.session is not None
+        if is_session and not self.ranks:  # it was stopped before it began
+            return self._retained.key == key
+        retained = {
+            rank.rank: RetainedWorker(rank.worker, rank.retained_files)
+            for rank in self.ranks
             if rank.retained_files is not None
-        ]
-        if self._ending is not None or len(retained) < len(self._request.ranks):
+        }
+        is_stopped = self._ending is not None and not is_session
+        if is_stopped or len(retained) < len(self._request.ranks):
+            self._retained.end()  # the ranks of a session that this cell left out
             return False
-        self._retained.hold(self._request.worker_key, retained)
+        self._retained.hold(key, retained, is_limited=not is_session)
         return True
 
     # ── reports ──
@@ -193,7 +208,7 @@ class RankGroup:
         """Handle a reaped child; return whether it belonged to this group."""
         if self.ranks.on_exit(pid, status, max_rss_bytes):
             return True
-        if self._service is None or not self._service.forget(pid):
+        if self.service is None or not self.service.forget(pid):
             return False
         if self._ending is None and self.ranks.running():
             self.report_fault(RendezvousError("the rendezvous store exited unexpectedly"))
@@ -226,7 +241,9 @@ class RankGroup:
         self._starter.cancel()
         self._sweeper.note(self.ranks)
         if self._ending is None:
-            self._ending = asyncio.ensure_future(self.ranks.terminate(self._request.grace_s))
+            is_session = self._request.session is not None
+            end = self.ranks.interrupt if is_session else self.ranks.terminate
+            self._ending = asyncio.ensure_future(end(self._request.grace_s))
 
     def kill(self, only: int | None = None) -> None:
         """Kill every rank at once, or ``only`` one that is no longer needed."""
@@ -242,7 +259,7 @@ class RankGroup:
 
     def _keepers(self) -> set[int]:
         """Return the pids that do not belong to the gang: forkserver, waiting workers, rendezvous server."""
-        served = self._service.pids() if self._service else set()
+        served = self.service.pids() if self.service else set()
         return self._pool.keepers() | self._retained.pids() | served
 
 
@@ -258,6 +275,8 @@ def _rank_start(request: LaunchRequest, launch: RankLaunch, *, is_recording: boo
         is_recording=is_recording,
         infer_options=request.infer_options,
         join_advice=request.join_advice,
+        session=request.session,
+        group_recovery=request.group_recovery,
         timeline_recorder=timeline.recorder if timeline else "",
         timeline_prefix=prefix,
         displaying=request.displaying,

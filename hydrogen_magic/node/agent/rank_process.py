@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from hydrogen_magic.core import address_space, processes
 from hydrogen_magic.core import events as ev
@@ -36,6 +37,7 @@ from hydrogen_magic.node.agent.stacks import StackReader
 from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.transport import framing
 
+_PIPE_BYTES = 1 << 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -123,7 +125,7 @@ class RankProcess:
                 trace = masked_file(fds[0], self._reporter.mask)
                 self._reporter.send_file(self.rank, report, trace)
             case WorkerRetained():
-                self._retain(report.files)
+                self._retain(report)
             case TimelineFile():
                 self.on_timeline(report)
             case SavedCheckpoint():
@@ -158,6 +160,10 @@ class RankProcess:
 
     def _read_interrupted(self) -> None:
         self.has_reacted = True
+        with suppress(
+            BlockingIOError
+        ):  # a retained worker may be interrupted again in a later gang
+            os.read(self.worker.interrupted, _PIPE_BYTES)
         asyncio.get_running_loop().remove_reader(self.worker.interrupted)
 
     def _now_s(self) -> float:
@@ -218,12 +224,12 @@ class RankProcess:
             self.exited = True
             self._report_exit(status, max_rss_bytes)
 
-    def _retain(self, files: Mapping[str, int]) -> None:
-        """Note that the process waits for another gang: this one sees it end well."""
-        self.retained_files = files
+    def _retain(self, report: WorkerRetained) -> None:
+        """Note that the process waits for another gang: this one sees it end."""
+        self.retained_files = report.files
         self.output.read_available()
         self.exited = True
-        self._report_exit(0, 0)
+        self._report_exit(report.exit_code << 8, 0)
         self.on_retained()
 
     def _report_exit(self, status: int, max_rss_bytes: int) -> None:

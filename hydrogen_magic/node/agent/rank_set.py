@@ -6,8 +6,9 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
-from hydrogen_magic.core.messages import WorkerCommand
+from hydrogen_magic.core.messages import ReleaseRank, WorkerCommand
 from hydrogen_magic.node.agent.rank_process import RankProcess
 
 _REACTION_S = 0.4
@@ -75,6 +76,25 @@ class RankSet:
         """Send a signal to every rank."""
         for process in self:
             process.signal(signum)
+
+    async def interrupt(self, grace_s: float) -> None:
+        """End the cell on the ranks of a session, which stay; those that have not returned then are killed.
+
+        A rank in a collective is released at once, one that has not returned after a moment in any case:
+        DDP waits where nothing observes it.
+        """
+        begun = time.monotonic()
+        self.signal(signal.SIGINT)
+        self.send(ReleaseRank(is_forced=False))
+        await self._wait_for_exit(begun + _REACTION_S)
+        self.send(ReleaseRank(is_forced=True))
+        await self._wait_for_exit(begun + grace_s)
+        self.signal(signal.SIGKILL)
+        await self._wait_for_exit(time.monotonic() + GIVE_UP_S)
+
+    async def _wait_for_exit(self, until_s: float) -> None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.all_exited.wait(), max(0.0, until_s - time.monotonic()))
 
     async def terminate(self, grace_s: float) -> None:
         """End the ranks by SIGINT, SIGTERM and SIGKILL; ``grace_s``: for those that react to SIGINT."""

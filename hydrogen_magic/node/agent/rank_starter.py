@@ -46,7 +46,6 @@ class RankStarter:
         try:
             if self.is_cancelled:
                 return None
-            start_forkserver()
             starting = asyncio.ensure_future(self._start(fds, start_forkserver, launch))
             self._starting = starting
             await asyncio.wait([starting])
@@ -69,20 +68,28 @@ class RankStarter:
         start_forkserver: Callable[[], None],
         launch: Callable[[RankLaunch, PooledWorker, Sequence[int]], None],
     ) -> None:
-        request, now_s = self.request, self.reporter.now_s
-        for rank in request.ranks:
-            detail = preload_text(request)
-            self.reporter.emit(ev.RankPhase(now_s(), rank.rank, "starting", detail))
-        workers = self.retained.take(request.worker_key)
-        if not workers:
-            wanted = len(request.ranks), request.preload, request.observers
-            take = functools.partial(self.pool.take, *wanted)
-            workers = await self._retry(take, start_forkserver)
+        request = self.request
+        numbers = [rank.rank for rank in request.ranks]
+        is_held = self.retained.holds(request.worker_key, numbers)
+        workers = [] if is_held else await self._new_workers(start_forkserver)
         if self.service is not None:
             await self._retry(self.service.begin, start_forkserver)
+        workers = workers or self.retained.take(numbers)
         closure_fd, *channels = fds
         for n, (rank, worker) in enumerate(zip(request.ranks, workers, strict=True)):
             launch(rank, worker, [closure_fd, *channels[n : n + 1]])
+
+    async def _new_workers(self, start_forkserver: Callable[[], None]) -> list[PooledWorker]:
+        request = self.request
+        if request.session is not None and request.session.number > 0:
+            raise ProcessLookupError("the ranks of the session have ended")
+        for rank in request.ranks:
+            detail = preload_text(request)
+            phase = ev.RankPhase(self.reporter.now_s(), rank.rank, "starting", detail)
+            self.reporter.emit(phase)
+        start_forkserver()
+        wanted = len(request.ranks), request.preload, request.observers
+        return await self._retry(functools.partial(self.pool.take, *wanted), start_forkserver)
 
     async def _retry(
         self, fork: Callable[[], Awaitable[_T]], start_forkserver: Callable[[], None]

@@ -32,6 +32,7 @@ class RunningService:
         self, service: ServiceSpec, request: LaunchRequest, port: socket.socket, pool: WorkerPool
     ) -> None:
         self._start = ServiceStart(request.env, request.cwd, request.sys_path, service)
+        self._epoch = _epoch_of(request)
         self._port = port
         self._pool = pool
         self._worker: PooledWorker | None = None
@@ -40,7 +41,7 @@ class RunningService:
 
     def fits(self, request: LaunchRequest) -> bool:
         """Whether this is what the launch would have served, by the same code; it may not have begun."""
-        same_code = self._start.sys_path == request.sys_path
+        same_code = self._start.sys_path == request.sys_path and self._epoch == _epoch_of(request)
         return self._start.service == request.service and same_code and not self._ended
 
     async def begin(self) -> None:
@@ -74,3 +75,8 @@ class RunningService:
         self._worker.close()
         self._worker, self._ended = None, True
         return True
+
+
+def _epoch_of(request: LaunchRequest) -> tuple[str, int]:
+    """Return what a service belongs to: the epochs of a session have different ones."""
+    return (request.worker_key, request.session.epoch) if request.session else ("", 0)

@@ -15,12 +15,13 @@ import sys
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import network
+from hydrogen_magic.core import network, processes
 from hydrogen_magic.core.messages import (
     Address,
     AgentCommand,
     AgentConfig,
     AgentReport,
+    EndSession,
     EventBatch,
     FileContent,
     Hello,
@@ -33,6 +34,7 @@ from hydrogen_magic.core.messages import (
     RankFile,
     RanksCommand,
     ReportStacks,
+    SessionLost,
     Swept,
     decode,
 )
@@ -40,9 +42,10 @@ from hydrogen_magic.node.agent import rendezvous_service
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.node.agent.rank_ports import RankPorts
+from hydrogen_magic.node.agent.rank_set import GIVE_UP_S
 from hydrogen_magic.node.agent.rendezvous_service import RunningService
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
-from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
+from hydrogen_magic.node.agent.worker_reuse import EXIT_S, RetainedWorkers
 from hydrogen_magic.transport.channel import AgentLink
 
 _BATCH_S = 0.05
@@ -67,7 +70,7 @@ class AgentServer:
         self._config = config
         self._kernel_link = kernel_link
         self._pool = pool
-        self._retained = RetainedWorkers()
+        self._retained = RetainedWorkers(self._on_rank_lost)
         self._group: RankGroup | None = None
         self._link = AgentLink(config.endpoint, config.server_key, config.secret)
         self._outbox: list[list[Any]] = []
@@ -166,6 +169,11 @@ class AgentServer:
                 self._send(Pong())
             case HoldPorts():
                 self._send(self._rank_ports.hold(command))
+            case EndSession():
+                if self._retained.key == command.worker_key:
+                    self._retained.finish()
+                    self._end_prepared_service()
+                    self._start(self._sweep_session())
             case ReportStacks():
                 self._start(self._report_stacks())
             case RanksCommand():
@@ -204,7 +212,10 @@ class AgentServer:
                 await self._kernel_link.finish(group)
             finally:  # whatever could not be sent, the kernel waits for this message
                 self._finish(group)
-        self._preparing = asyncio.ensure_future(self._prepare(request))
+        if group.keeps_service:
+            self._prepared_service = group.service
+        else:
+            self._preparing = asyncio.ensure_future(self._prepare(request))
 
     def _start_forkserver(self, request: LaunchRequest) -> None:
         self._pool.start(request.fingerprint, request.env, request.sys_path)
@@ -221,8 +232,10 @@ class AgentServer:
             self._send(Swept(group.gang, group.attempt, None))
             self._closing.set()  # of no use without a port; the kernel starts another agent
             raise
-        self._send(Swept(group.gang, group.attempt, _address(self._reserved_port)))
-        self._kernel_link.released(group.gang, group.attempt)
+        held = _address(self._reserved_port)
+        self._send(Swept(group.gang, group.attempt, held, group.is_retained))
+        if not group.keeps_service:
+            self._kernel_link.released(group.gang, group.attempt)
 
     async def _prepare(self, request: LaunchRequest) -> None:
         """Get ready for another gang like this one: the most likely next."""
@@ -324,14 +337,35 @@ class AgentServer:
             ):
                 self._pool.forget(pid, (status, usage.ru_maxrss << 10))
 
+    def _on_rank_lost(self, key: str, rank: int) -> None:
+        """A rank has exited between two cells of its session."""
+        self._end_prepared_service()
+        self._send(SessionLost(key, f"rank {rank} ended while no cell ran"))
+
+    async def _sweep_session(self) -> None:
+        """Kill what a session's ranks have left behind; at the end of a gang that was started here
+        meanwhile, that gang does it.
+        """
+        await asyncio.sleep(EXIT_S)
+        if self._group is None and not self._retained.key:
+            await processes.end_descendants(os.getpid(), GIVE_UP_S, self._keepers)
+
+    def _keepers(self) -> set[int]:
+        served = self._prepared_service.pids() if self._prepared_service is not None else set()
+        return self._pool.keepers() | served
+
+    def _end_prepared_service(self) -> None:
+        if self._prepared_service is not None:
+            self._prepared_service.end()
+            self._prepared_service = None
+
     async def _end(self) -> None:
         """Kill the gang and all our other descendants, at once."""
         if self._group is not None:
             self._group.kill()
             self._kernel_link.kernel_ended(self._group)
             await self._group.sweep()
-        if self._prepared_service is not None:
-            self._prepared_service.end()
+        self._end_prepared_service()
         self._retained.end()
         self._pool.end()
 

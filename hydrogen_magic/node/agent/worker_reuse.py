@@ -1,15 +1,15 @@
-"""Reuse of ranks between runs of the same cell: models stay loaded, on a GPU too.
+"""Ranks that wait for their next launch: those of a session, and those of ``%%infer``.
 
-The ranks belong to no gang meanwhile. They end when a different gang is launched here, after a
-while without a gang, when one of them ends, when a file that their cell read has changed, and with
-the agent.
+They keep their variables, models on a GPU too, and belong to no gang meanwhile. They end when one of them
+ends, when a launch with another key comes here, and with the agent. Those of ``%%infer`` also end after a
+while without a gang, and when a file that their cell read has changed. A session ends on request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.core import processes
@@ -18,6 +18,8 @@ from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
 _IDLE_S = 600.0
 """They may hold gigabytes, on a GPU too: long enough for interactive work."""
+EXIT_S = 2.0
+"""How long the exit handlers of a session's ranks may take."""
 
 
 @dataclass(frozen=True)
@@ -30,51 +32,79 @@ class RetainedWorker:
 
 
 class RetainedWorkers:
-    """The ranks of one earlier gang, in rank order, or none."""
+    """The ranks of earlier gangs with one key, or none.
 
-    def __init__(self) -> None:
-        self._key = ""
-        self._ranks: list[RetainedWorker] = []
+    ``on_lost`` is called with the key and the rank when one of them exits by itself.
+    """
+
+    def __init__(self, on_lost: Callable[[str, int], None]) -> None:
+        self.key = ""
+        self._on_lost = on_lost
+        self._ranks: dict[int, RetainedWorker] = {}
         self._idle: asyncio.TimerHandle | None = None
 
-    def hold(self, key: str, ranks: Sequence[RetainedWorker]) -> None:
-        """Keep ``ranks`` for a launch with the same key."""
-        self._key, self._ranks = key, list(ranks)
-        self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self.end)
+    def hold(
+        self, key: str, ranks: Mapping[int, RetainedWorker], *, is_limited: bool = True
+    ) -> None:
+        """Keep ``ranks`` for a launch with the same key; unless ``is_limited`` is false, for ten minutes."""
+        self.key = key
+        self._ranks.update(ranks)
+        if is_limited:
+            self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self.end)
 
-    def take(self, key: str) -> list[PooledWorker]:
-        """Return the workers if their key is ``key``; otherwise end them, and return none."""
-        if not key or key != self._key or any(are_changed(rank.files) for rank in self._ranks):
+    def holds(self, key: str, ranks: Sequence[int]) -> bool:
+        """Return whether ``ranks`` wait here for a launch with ``key``; ends those of another key."""
+        if not key or key != self.key or any(are_changed(r.files) for r in self._ranks.values()):
             self.end()
-        workers = [rank.worker for rank in self._ranks]
-        self._forget()
-        return workers
+        return all(rank in self._ranks for rank in ranks)
+
+    def take(self, ranks: Sequence[int]) -> list[PooledWorker]:
+        """Return the workers of ``ranks``, which :meth:`holds` has confirmed."""
+        self._cancel_timer()
+        return [self._ranks.pop(rank).worker for rank in ranks]
 
     def pids(self) -> set[int]:
         """Return the waiting processes, which own their descendants."""
-        return {rank.worker.pid for rank in self._ranks}
+        return {rank.worker.pid for rank in self._ranks.values()}
 
     def forget(self, pid: int) -> bool:
         """Handle the exit of ``pid``; without one of them, the others are useless."""
-        if pid not in self.pids():
+        found = [n for n, rank in self._ranks.items() if rank.worker.pid == pid]
+        if not found:
             return False
+        key = self.key
         self.end()
+        self._on_lost(key, found[0])
         return True
 
     def end(self) -> None:
         """Kill them at once, with all their descendants."""
-        family: set[int] = set()
-        for rank in self._ranks:
-            family |= {rank.worker.pid, *(p.pid for p in processes.descendants(rank.worker.pid))}
-            rank.worker.close()
-        for pid in family:
-            if not processes.is_tracker(pid):  # it exits on its own, after its own cleanup
-                processes.send_signal(pid, signal.SIGKILL)
-        self._forget()
+        _kill(self._released())
 
-    def _forget(self) -> None:
+    def finish(self) -> None:
+        """Let them run their exit handlers, for a limited time."""
+        asyncio.get_running_loop().call_later(EXIT_S, _kill, self._released())
+
+    def _released(self) -> set[tuple[int, int]]:
+        """Let go of the ranks; return their processes and those below, by pid and start time."""
+        pids = self.pids()
+        below = {child.pid for pid in pids for child in processes.descendants(pid)}
+        for rank in self._ranks.values():
+            rank.worker.close()
+        self._cancel_timer()
+        self.key, self._ranks = "", {}
+        return {(one.pid, one.start_ticks) for one in processes.processes(pids | below)}
+
+    def _cancel_timer(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
-        self._key = ""
-        self._ranks = []
+
+
+def _kill(family: Collection[tuple[int, int]]) -> None:
+    """Kill the processes with these pids and start times: a later one may have the same pid."""
+    for one in processes.processes([pid for pid, _ in family]):
+        is_same = (one.pid, one.start_ticks) in family
+        # A tracker exits on its own, after its own cleanup.
+        if is_same and not processes.is_tracker(one.pid):
+            processes.send_signal(one.pid, signal.SIGKILL)

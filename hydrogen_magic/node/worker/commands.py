@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hydrogen_magic.core.messages import (
     InputLine,
     MessageError,
+    ReleaseRank,
     SetRecording,
     StartProfile,
     WorkerCommand,
@@ -33,12 +34,14 @@ class AgentCommands:
         profiler: Profiler,
         follow_timeline: Callable[[bool], None],
         user_input: UserInput,
+        release: Callable[[bool], None],
     ) -> None:
         self._reader = reader
         self._input = user_input
         self._reporter = reporter
         self._profiler = profiler
         self._follow_timeline = follow_timeline
+        self._release = release
         self._is_open = True
 
     def poll(self) -> None:
@@ -76,6 +79,8 @@ class AgentCommands:
                 self._reporter.is_recording = command.on
             case InputLine():
                 self._input.answer(command)
+            case ReleaseRank():
+                self._release(command.is_forced)
             case StartProfile():
                 self._profiler.start(command.number, command.steps, command.path)
             case _:

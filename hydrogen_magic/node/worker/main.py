@@ -32,6 +32,7 @@ from hydrogen_magic.core.messages import (
     SavedCheckpoint,
     ServiceSpec,
     ServiceStart,
+    WorkerCommand,
     WorkerReport,
     WorkerRetained,
     WorkerStart,
@@ -41,7 +42,7 @@ from hydrogen_magic.node.worker import process_setup
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.worker import inference, namespace
+    from hydrogen_magic.node.worker import group_recovery, inference, namespace
     from hydrogen_magic.serialization.payload import Payload
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -123,15 +124,27 @@ def _run(
         return 1
     code = rank.run()
     while rank.is_retained:
-        received = framing.receive(reader)
+        received = _next_start(reader)
         if received is None:
-            os._exit(0)  # it is no longer needed
-        message, fds = received
-        later = decode(message, RankStart)
+            rank.leave()
+            return 0
+        later, fds = received
+        process_setup.asked_to_stop.clear()
         process_setup.update_environment(start.env, later.env)
-        rank, start = _Rank(control, reader, later, fds, rank.set_up), later
+        rank, start = _Rank(control, reader, later, fds, rank), later
         code = rank.run()
     return code
+
+
+def _next_start(reader: framing.FrameReader) -> tuple[RankStart, Sequence[int]] | None:
+    """Wait for the rank's next gang; None if it is no longer needed."""
+    while (received := framing.receive(reader)) is not None:
+        message, fds = received
+        command = decode(message, WorkerCommand)
+        if isinstance(command, RankStart):
+            return command, fds
+        framing.close_all(fds)  # for the gang that has just ended
+    return None
 
 
 def _report_start(control: socket.socket, start: RankStart, error: Exception) -> None:
@@ -144,7 +157,7 @@ def _report_start(control: socket.socket, start: RankStart, error: Exception) ->
 
 
 class _Rank:
-    """Run the cell on this rank; ``set_up`` is the set-up of an earlier gang."""
+    """Run the cell on this rank; ``earlier`` is this process in the gang before."""
 
     def __init__(
         self,
@@ -152,17 +165,19 @@ class _Rank:
         reader: framing.FrameReader,
         start: RankStart,
         fds: Sequence[int],
-        set_up: inference.SetUp | None = None,
+        earlier: _Rank | None = None,
     ) -> None:
         from hydrogen_magic.node.worker import (
             api,
             checkpoint,
             commands,
             displays,
+            group_recovery,
             observe,
             profiler,
             reporter,
             send_interval,
+            session_names,
             user_input,
         )
         from hydrogen_magic.node.worker.observe import forward
@@ -171,7 +186,14 @@ class _Rank:
         self.pid = os.getpid()
         self.closure_fd, *self.channels = fds
         self.infer_options = start.infer_options
-        self.set_up = set_up
+        self.set_up: inference.SetUp | None = None if earlier is None else earlier.set_up
+        self.session = start.session
+        self.groups: group_recovery.Groups = (
+            earlier.groups if earlier else group_recovery.Groups(start.group_recovery)
+        )
+        self.names: session_names.RankNames = (
+            earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
+        )
         self.is_debugging = start.is_debugging
         self.is_retained = False
         """It waits for another gang after this one."""
@@ -196,7 +218,7 @@ class _Rank:
         line = user_input.UserInput(self.reporter)
         line.install()
         self.reporter.on_tick = commands.AgentCommands(
-            reader, self.reporter, self.profiler, follow_timeline, line
+            reader, self.reporter, self.profiler, follow_timeline, line, self._release
         ).poll
 
     def _record_timeline(self, start: RankStart) -> Callable[[bool], None]:
@@ -219,8 +241,8 @@ class _Rank:
             code = self._work_or_debug()
         except BaseException as error:
             code = self._fail(error)
-        self.is_retained = self.is_retained and code == 0
-        self._report_retained() if self.is_retained else self._finish()
+        self.is_retained = self.session is not None or (self.is_retained and code == 0)
+        self._report_retained(code) if self.is_retained else self._finish()
         return code
 
     def _work_or_debug(self) -> int:
@@ -245,16 +267,30 @@ class _Rank:
             raise KeyboardInterrupt
         return self._work()
 
-    def _report_retained(self) -> None:
-        """Report that this gang is over for this process."""
+    def _report_retained(self, code: int) -> None:
+        """Report that this gang is over for this process, and what it holds for the next one."""
+        if self.session is not None:
+            now_s = self.reporter.now_s()
+            self.reporter.post(self.names.report(now_s, self.rank, self.groups, self._warn))
         self.reporter.close()
         process_setup.flush()
-        assert self.set_up is not None
+        files = self.set_up.files if self.set_up is not None and self.session is None else {}
         with self.lock:
-            framing.send(self.control, WorkerRetained(self.set_up.files))
+            framing.send(self.control, WorkerRetained(files, code))
+
+    def _release(self, is_forced: bool) -> None:
+        """Leave the collective that the main thread waits in; called on the reporter's thread."""
+        if is_forced or self.reporter.collectives.current is not None:
+            self.groups.release()
+
+    def leave(self) -> None:
+        """Leave the session, or the ranks of ``%%infer``, which have nothing to clean up."""
+        if self.session is not None:
+            self._finish()
 
     def _work(self) -> int:
-        loaded = self._load() if self.set_up is None else self.set_up.loaded
+        is_loaded = self.set_up is not None and self.session is None
+        loaded = self.set_up.loaded if is_loaded and self.set_up else self._load()
         os.close(self.closure_fd)
         self._enter("running")
         value = None
@@ -272,27 +308,38 @@ class _Rank:
         return 0
 
     def _load(self) -> namespace.LoadedClosure:
-        from hydrogen_magic.node.worker import api, namespace, user_input
+        from hydrogen_magic.node.worker import namespace, user_input
         from hydrogen_magic.serialization import payload
 
         self._enter("loading")
+        if self.session is not None:
+            self.names.start()
+            for text in self.groups.renew(self.session):
+                self.reporter.notice("warning", text)
         closure = payload.from_memfd(self.closure_fd)
-        loaded = namespace.load(closure)
+        loaded = namespace.load(closure, names=None if self.session is None else self.names)
         del closure
         gc.unfreeze()
         if self.is_debugging or user_input.may_ask(loaded.code()):
             user_input.let_peers_wait()
-        if api.local_rank() == 0:  # once for the whole host
-            for text in loaded.warnings:
-                self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
+        for text in loaded.warnings:
+            self._warn(text)
         return loaded
+
+    def _warn(self, text: str) -> None:
+        """Report a warning, once for the whole host."""
+        from hydrogen_magic.node.worker import api
+
+        if api.local_rank() == 0:
+            self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
 
     def _infer(self, loaded: namespace.LoadedClosure, options: Mapping[str, Any]) -> None:
         """Predict until there is nothing left. The cell's own value is not asked for."""
         from hydrogen_magic.node.worker import inference
 
-        began_s, is_new = time.monotonic(), self.set_up is None
-        if self.set_up is None:
+        began_s = time.monotonic()
+        is_new = self.set_up is None or self.session is not None
+        if self.set_up is None or is_new:
             self.set_up = inference.set_up(loaded)
         cell_s = time.monotonic() - began_s if is_new else 0.0
         is_done = inference.serve(self.channels[0], self.set_up.predict, options, cell_s=cell_s)
@@ -315,7 +362,8 @@ class _Rank:
         from hydrogen_magic.node.worker import figures, main_thread, user_input
 
         stops = (KeyboardInterrupt, user_input.StopRequestedError)
-        if isinstance(error, stops) and process_setup.asked_to_stop.is_set():
+        was_interrupted = isinstance(error, stops) or self.groups.are_released
+        if was_interrupted and process_setup.asked_to_stop.is_set():
             return _INTERRUPTED_EXIT_CODE
         if os.getpid() != self.pid:  # the cell forked: its child ends like any child
             return _end_child(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -12,6 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydrogen_magic.node.worker import redefinition
 from hydrogen_magic.serialization.closure import ModuleSource
 
 
@@ -73,6 +75,47 @@ class _ClosureLoader(importlib.abc.InspectLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         show_source(self.module.path, self.module.source)
         exec(self.get_code(module.__name__), module.__dict__)
+
+
+class SessionFinder(ClosureFinder):
+    """Finds the modules of all cells of a session so far, in their latest state."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def update(self, modules: Mapping[str, ModuleSource]) -> list[str]:
+        """Take the sources of a cell; return warnings.
+
+        An imported module with another source than before is loaded again, in place, as IPython's autoreload
+        does. Raises what its code raises, and the next cell tries again.
+        """
+        if self not in sys.meta_path:
+            for name in modules:
+                sys.modules.pop(name, None)
+            sys.meta_path.insert(0, self)
+        known = self.modules
+        edited = [n for n in sys.modules if n in known and modules.get(n, known[n]) != known[n]]
+        known.update({n: module for n, module in modules.items() if n not in edited})
+        # A module stands before those that its import has imported.
+        warnings = [text for n in reversed(edited) for text in self._reload(n, modules[n])]
+        if edited:
+            warnings.append(f"the ranks loaded edited modules again: {', '.join(sorted(edited))}")
+        return warnings
+
+    def _reload(self, name: str, source: ModuleSource) -> list[str]:
+        module, before = sys.modules[name], self.modules[name]
+        earlier = dict(vars(module))
+        self.modules[name] = source
+        try:
+            importlib.reload(module)
+        except BaseException:
+            self.modules[name] = before
+            raise
+        users = [
+            sys.modules["__main__"],
+            *(sys.modules[n] for n in self.modules if n in sys.modules),
+        ]
+        return redefinition.replace(earlier, vars(module), [vars(user) for user in users])
 
 
 def install(modules: Mapping[str, ModuleSource]) -> None:

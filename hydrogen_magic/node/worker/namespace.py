@@ -19,6 +19,7 @@ import types
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import filterfalse
 from pathlib import Path
@@ -26,8 +27,10 @@ from typing import Any
 
 from hydrogen_magic.node.worker import ipython_shell, module_importer, settings, spawn
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
+from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.closure import ClosureManifest, Setting, unbundle
+from hydrogen_magic.serialization.closure import ClosureManifest, ModuleSource, Setting, unbundle
+from hydrogen_magic.serialization.code_names import names_bound_by
 from hydrogen_magic.serialization.identity import take_numbered
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.reducers import take_writers
@@ -36,8 +39,12 @@ _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
 
 
-def load(closure: Payload, module: types.ModuleType | None = None) -> LoadedClosure:
+def load(
+    closure: Payload, module: types.ModuleType | None = None, names: RankNames | None = None
+) -> LoadedClosure:
     """Restore a closure into ``__main__``, or into ``module`` for a rank inside the kernel.
+
+    ``names``: what the rank has of earlier cells of its session.
 
     In its own process, a rank also gets the notebook's current local modules, and child processes that know
     the notebook's classes. Raises exceptions of importing and unpickling.
@@ -46,7 +53,7 @@ def load(closure: Payload, module: types.ModuleType | None = None) -> LoadedClos
     if not own_process:
         closure = _copied(closure)
     header, body = unbundle(closure)
-    loaded = LoadedClosure(header, module or sys.modules["__main__"], own_process)
+    loaded = LoadedClosure(header, module or sys.modules["__main__"], own_process, names)
     with loaded.as_main():
         loaded.restore(body)
     return loaded
@@ -65,7 +72,11 @@ class LoadedClosure:
     """A closure on a rank, ready to run."""
 
     def __init__(
-        self, header: ClosureManifest, module: types.ModuleType, own_process: bool
+        self,
+        header: ClosureManifest,
+        module: types.ModuleType,
+        own_process: bool,
+        names: RankNames | None = None,
     ) -> None:
         self.is_script = header.kind in ("script", "module")
         """It is a script or module: ``run`` may end with SystemExit and has no value."""
@@ -78,6 +89,7 @@ class LoadedClosure:
         self._header = header
         self._module = module
         self._own_process = own_process
+        self._names = names
         self._call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
         self._shared: list[Any] = []
         self._numbered: dict[int, tuple[int, Any]] = {}
@@ -105,13 +117,21 @@ class LoadedClosure:
         for filename, text in header.sources.items():
             module_importer.show_source(filename, text)
         if self._own_process:
-            module_importer.install(header.modules)
-            spawn.install(header)
+            self._install_modules()
         ipython_shell.provide(header.provided, namespace, own_process=self._own_process)
         self._apply_settings(filter(settings.concerns_imports, header.settings))
         self._replay_imports(namespace)
         self._apply_settings(filterfalse(settings.concerns_imports, header.settings))
         self._read_names(body, namespace)
+
+    def _install_modules(self) -> None:
+        modules: Mapping[str, ModuleSource] = self._header.modules
+        if self._names is None:
+            module_importer.install(modules)
+        else:
+            self.warnings += self._names.finder.update(modules)
+            modules = self._names.finder.modules
+        spawn.install(replace(self._header, modules=dict(modules)))
 
     def _apply_settings(self, chosen: Iterable[Setting]) -> None:
         if self._own_process:
@@ -135,6 +155,17 @@ class LoadedClosure:
     def _read_names(self, body: Payload, namespace: dict[str, Any]) -> None:
         take_writers()
         take_numbered()
+        values = self._values(body)
+        if self._names is not None and self._header.session is not None:
+            self.warnings += self._names.receive(values, self._header.session)
+            return
+        for name, value in values:
+            namespace[name] = value
+        self._shared = take_writers()
+        self._numbered = take_numbered()
+
+    def _values(self, body: Payload) -> Iterator[tuple[str, Any]]:
+        """Unpickle the names and their values; settings are applied where they stand."""
         unpickler = pickle.Unpickler(io.BytesIO(body.pickled), buffers=body.buffers)
         for name in self._header.names:
             value = unpickler.load()
@@ -142,11 +173,9 @@ class LoadedClosure:
                 self.settings.append(value)
                 self._apply_settings([value])
             elif name:
-                namespace[name] = value
+                yield name, value
             else:
                 self._call = value
-        self._shared = take_writers()
-        self._numbered = take_numbered()
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────
 
@@ -166,7 +195,10 @@ class LoadedClosure:
 
     def _run_cell(self) -> Any:
         namespace = self._module.__dict__
-        result = eval(self._compiled(), namespace)
+        code = self._compiled()
+        if self._names is not None:
+            self._names.begin(self._header, frozenset(names_bound_by(code)))
+        result = eval(code, namespace)
         if inspect.iscoroutine(result):
             _await(result)
         return namespace.pop(_VALUE, None)
@@ -188,6 +220,8 @@ class LoadedClosure:
 
     def _run_call(self) -> Any:
         assert self._call is not None
+        if self._names is not None:
+            self._names.begin(self._header)
         function, args, kwargs = self._call
         value = function(*args, **kwargs)
         return _await(value) if inspect.iscoroutine(value) else value
@@ -243,6 +277,8 @@ class LoadedClosure:
 
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results; use it inside :meth:`as_main`."""
+        if self._names is not None:
+            return self._names.result_pickler(*args)
         return ResultPickler(*args, shared=self._shared, originals=self._numbered)
 
 

@@ -16,8 +16,10 @@ from hydrogen_magic.notebook.arguments.parsing import (
     add_limits,
     add_out,
     add_rendezvous,
+    add_session,
     add_track,
     add_where,
+    given_by,
     spec_of,
     split,
     unknown_message,
@@ -44,6 +46,8 @@ class Arguments:
     """True: ``script`` is a module name (``-m``)."""
     help: bool = False
     """True: only show :func:`usage`."""
+    given: frozenset[str] = frozenset()
+    """The fields of ``spec`` that the line itself sets."""
 
 
 def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -> Arguments:
@@ -69,6 +73,7 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
         save=found.save,
         sweep=sweep,
         sweep_jobs=found.sweep_jobs,
+        given=given_by(found),
     )
     _check_sweep(arguments)
     return arguments if is_cell else _with_script(arguments, found)
@@ -92,6 +97,8 @@ def _parser(is_cell: bool) -> LineParser:
     add_where(parser)
     add_cluster(parser)
     add_rendezvous(parser)
+    if is_cell:
+        add_session(parser)
     add_limits(parser)
     add_out(parser)
     parser.add_argument(

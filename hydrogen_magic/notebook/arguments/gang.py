@@ -20,6 +20,7 @@ GANG_COMMANDS = {
     "stacks": "ID: current stack of every thread of every rank",
     "compare": "ID ID …: curves of several runs in the same charts, and the values in which they differ",
     "timeline": "ID -o FILE: its spans as Chrome trace JSON, open in Perfetto",
+    "end": "[NAME]: end a session; without a name the only one",
     "wait": "ID [--timeout S]: wait until it ends, and raise if it failed",
     "doctor": "check this machine: versions, GPUs, space, a two-rank all_reduce",
 }
@@ -34,6 +35,8 @@ class GangCommand:
     """One of :data:`GANG_COMMANDS`."""
     gang: str | None = None
     """Id of a gang, or its beginning; None means the newest gang."""
+    session: str | None = None
+    """Name of the session of ``end``; None: the only one."""
     compared: tuple[str, ...] = ()
     """Ids of the runs of ``compare``, or their beginnings or names."""
     all: bool = False
@@ -74,6 +77,8 @@ def _gang_parser(verb: str) -> LineParser:
     parser = LineParser(prog=f"%gang {verb}", add_help=False, allow_abbrev=False)
     if verb == "compare":
         parser.add_argument("compared", nargs="*")
+    elif verb == "end":
+        parser.add_argument("session", nargs="?")
     elif verb not in ("list", "doctor"):
         parser.add_argument("gang", nargs="?")
     if verb == "stop":

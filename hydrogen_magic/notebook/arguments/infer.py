@@ -6,7 +6,7 @@ import argparse
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hydrogen_magic import plugins
 from hydrogen_magic.core.argument_types import choice, count, typed, variable_names
@@ -18,7 +18,9 @@ from hydrogen_magic.notebook.arguments.parsing import (
     LineParser,
     add_display,
     add_limits,
+    add_session,
     add_where,
+    given_by,
     spec_of,
     split,
     unknown_message,
@@ -46,6 +48,8 @@ class InferArguments:
     """Continue the last run of this cell over this frame."""
     dry_run: bool = False
     help: bool = False
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The fields of ``spec`` that the line itself sets."""
 
 
 def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
@@ -61,8 +65,20 @@ def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
     spec = replace(spec_of(found, defaults), rendezvous="torch", out=())
     _refuse_inline(spec)
     out, target = _name_or_path(found.out)
+    if found.resume and spec.session is not None:
+        raise ArgumentsError(
+            "--resume cannot tell whether the ranks of a session hold what they held: drop one of the two"
+        )
     return InferArguments(
-        frame, spec, _options(found), out, target, found.on is not None, found.resume, found.dry_run
+        frame,
+        spec,
+        _options(found),
+        out,
+        target,
+        found.on is not None,
+        found.resume,
+        found.dry_run,
+        given=given_by(found),
     )
 
 
@@ -97,6 +113,7 @@ def _parser() -> LineParser:
     )
     add("--resume", action="store_true", help="continue with the rows that an earlier run finished")
     add_where(parser)
+    add_session(parser, has_ranks=False)
     add_limits(parser)
     add_display(parser)
     return parser

@@ -12,6 +12,7 @@ from hydrogen_magic import plugins
 from hydrogen_magic.core.argument_types import (
     choice,
     count,
+    displaying_ranks,
     env_variable,
     new_file,
     not_one_of,
@@ -23,7 +24,7 @@ from hydrogen_magic.core.argument_types import (
     typed,
     variable_names,
 )
-from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.job import DEFAULT_SESSION, JobSpec
 
 
 class ArgumentsError(ValueError):
@@ -81,6 +82,42 @@ def add_cluster(parser: LineParser) -> None:
         type=typed(parse_duration_s),
         metavar="S",
         help="wait for hosts and slots of a cluster",
+    )
+
+
+def add_session(parser: LineParser, has_ranks: bool = True) -> None:
+    """Add options for ranks that stay between cells; ``has_ranks``: some of them may run the cell."""
+    add = parser.add_argument
+    add(
+        "--session",
+        nargs="?",
+        const=DEFAULT_SESSION,
+        type=typed(run_name),
+        metavar="NAME",
+        help="run on ranks that stay, with their variables, for later cells",
+    )
+    if has_ranks:
+        add(
+            "--ranks",
+            dest="on_ranks",
+            type=typed(rank_numbers),
+            metavar="R[,R]",
+            help="ranks of the session that run the cell",
+        )
+    add(
+        "--push",
+        action="append",
+        type=typed(variable_names),
+        default=[],
+        metavar="NAME[,NAME]",
+        help="send the notebook's value, also if the ranks of the session changed theirs",
+    )
+    add(
+        "--idle",
+        dest="idle_s",
+        type=typed(parse_duration_s),
+        metavar="T",
+        help="end the session after T without a cell",
     )
 
 
@@ -144,7 +181,7 @@ def add_display(parser: LineParser) -> None:
     add("--name", type=typed(run_name), metavar="NAME", help="name of the run in lists")
     add(
         "--display",
-        type=typed(rank_numbers),
+        type=typed(displaying_ranks),
         metavar="RANKS",
         help="ranks whose displays and figures are shown: all, or numbers like 0,2",
     )
@@ -168,18 +205,30 @@ def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
         raise ArgumentsError(str(error)) from None
 
 
+def given_by(found: argparse.Namespace) -> frozenset[str]:
+    """Return the fields of :class:`JobSpec` that the line sets."""
+    implied = {"placement"} if found.np is not None and found.np < 0 else set()
+    return frozenset(_chosen(found)) | implied
+
+
 def _chosen(found: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of :class:`JobSpec` that the line sets: an option's ``dest`` is its field."""
     names = {field.name for field in fields(JobSpec)} - {"out"}  # its meaning differs by magic
     given = {name: value for name, value in vars(found).items() if name in names}
     given["np"] = abs(found.np) if found.np is not None else None
     given["placement"] = found.on
+    pushed = (name for names in getattr(found, "push", ()) for name in names)
+    given["push"] = tuple(dict.fromkeys(pushed)) or None
     given["env"] = tuple(dict(found.env).items()) or None
     given["detach"] = found.detach or None
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
+    if spec.session is None:
+        for option, name in (("--ranks", "on_ranks"), ("--idle", "idle_s"), ("--push", "push")):
+            if getattr(found, name, None) not in (None, []):
+                raise ArgumentsError(f"{option} belongs to a session: add --session, or drop it")
     if found.np is not None and found.np < 0:
         if found.on not in (None, "local"):
             raise ArgumentsError(

@@ -36,7 +36,10 @@ _RATE_STALE_S = 5.0
 """Steps are counted a few times a second: without new steps for this long, the rate has dropped."""
 
 _ENDS = {"SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
-_PHASES = ("waiting", "starting", "loading", "running", "finishing", "done", "failed", "stopped")
+_PHASES = (
+    *("waiting", "starting", "loading", "running", "finishing"),
+    *("done", "failed", "stopped", "idle"),
+)
 
 
 def gang_row(state: GangState, now_s: float) -> dict[str, Any]:

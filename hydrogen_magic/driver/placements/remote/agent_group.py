@@ -18,26 +18,50 @@ from hydrogen_magic.driver.placements.remote.provider import HostProvider
 
 
 class RemoteAgentGroup:
-    """See :class:`hydrogen_magic.driver.placements.AgentGroup`."""
+    """See :class:`hydrogen_magic.driver.placements.SessionAgentGroup`."""
 
     def __init__(self, hosts: Callable[[], HostProvider]) -> None:
         """``hosts``: returns the provider of an attempt's hosts."""
+        self.on_lost: Callable[[str], None] = lambda why: None
         self._hosts = hosts
+        self._session: RemoteAttempt | None = None
+        """The first cell's, which keeps the hosts and ranks of a session."""
         self._running: RemoteAttempt | None = None
         self._lost_hosts: dict[str, float] = {}
         """See :attr:`HostProvider.lost_hosts`."""
         self._is_recording: bool | None = None
         """Requested recording state; None: as in the job."""
 
+    @property
+    def is_retained(self) -> bool:
+        """Whether ranks wait for the next cell of a session."""
+        return self._session is not None and self._session.is_retained
+
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
+        if self._session is not None and self._session.is_retained:
+            await self._run_cell(self._session, attempt, sink)
+            return
         hosts = self._hosts()
         hosts.lost_hosts = dict(self._lost_hosts)
         self._running = RemoteAttempt(attempt, sink, hosts, self._is_recording)
+        self._running.on_lost = self.on_lost
         try:
             await self._running.run()
         finally:
             self._lost_hosts.update(self._running.lost_hosts)
+            self._session, self._running = self._running, None
+
+    async def _run_cell(self, session: RemoteAttempt, attempt: Attempt, sink: EventSink) -> None:
+        self._running = session
+        session.is_recording = self._is_recording
+        try:
+            await session.run_cell(attempt, sink)
+        finally:
             self._running = None
+
+    async def end_session(self) -> None:
+        if self._session is not None:
+            self._session.end_session()
 
     def stop(self) -> None:
         if self._running is not None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import AgentCommand, ReleaseTasks, TaskHello
+from hydrogen_magic.core.messages import AgentCommand, EndSession, ReleaseTasks, TaskHello
 from hydrogen_magic.driver.placements import Attempt, EventSink, rank_ports
 from hydrogen_magic.driver.placements.remote import (
     forwarded_settings,
@@ -29,6 +29,7 @@ from hydrogen_magic.driver.placements.remote.provider import (
     HostProvider,
     HostsRevokedError,
 )
+from hydrogen_magic.driver.placements.session_address import SessionAddress
 from hydrogen_magic.errors import HydrogenError
 
 _ENDS_BY_ITSELF = "its ranks end when its task or the agent notices this"
@@ -68,11 +69,15 @@ class RemoteAttempt:
         """As in :func:`hydrogen_magic.driver.placements.launch_request.build`."""
         self.lost_hosts: dict[str, float] = {}
         """Hosts that stopped responding; see :attr:`HostProvider.lost_hosts`."""
-        self._attempt = attempt
-        self._job = attempt.job
-        self._to_gang = sink
-        self._sink = EventSink(self._emit, sink.deliver, sink.take_trace)
+        self.is_retained = False
+        """Its hosts and ranks wait for the next cell of a session: see :meth:`run_cell`."""
+        self.on_lost: Callable[[str], None] = lambda why: None
+        """Called with the reason when hosts or ranks that wait have ended."""
+        self._key = (attempt.gang, attempt.number)
+        """Of the tasks."""
+        self._begin(attempt, sink)
         self._hosts = hosts
+        self._rendezvous = SessionAddress()
         self._tasks: asyncio.Future[None]
         """Done when the tasks on the hosts have ended."""
         self._attached: dict[int, rank_assignment.AttachedTask] = {}
@@ -93,6 +98,11 @@ class RemoteAttempt:
         """An agent has reported that a task has ended before its rank."""
         self._releasing: asyncio.Future[None] | None = None
 
+    def _begin(self, attempt: Attempt, sink: EventSink) -> None:
+        self._attempt, self._job = attempt, attempt.job
+        self._to_gang = sink
+        self._sink = EventSink(self._emit, sink.deliver, sink.take_trace)
+
     def _emit(self, event: ev.Event) -> None:
         self._has_failed |= isinstance(event, (ev.RankFailed, ev.AttemptFailed))
         self._has_lost_tasks |= isinstance(event, ev.RankFailed) and event.error.type == "TaskLost"
@@ -107,9 +117,9 @@ class RemoteAttempt:
 
     async def run(self) -> None:
         """Return when nothing of the ranks is left."""
-        pool, key = agent_pool(), (self._attempt.gang, self._attempt.number)
+        pool = agent_pool()
         invited = pool.invite(self._job.spec.np)
-        pool.waiters[key] = self
+        pool.waiters[self._key] = self
         tasks = HostTasks(
             self._attempt, self._hosts.noun, pool, invited, lambda: bool(self._attached)
         )
@@ -120,11 +130,39 @@ class RemoteAttempt:
             if not self._is_unwanted:
                 await self._run_ranks()
         finally:
-            del pool.waiters[key]
             pool.uninvite(invited)
-            for task in self._attached.values():
-                task.agent.send(ReleaseTasks(*key))
-            self._releasing = asyncio.ensure_future(self._release())
+            if not self.is_retained:
+                self._leave()
+
+    async def run_cell(self, attempt: Attempt, sink: EventSink) -> None:
+        """Run a later cell of the session; return when all ranks have ended it."""
+        self._begin(attempt, sink)
+        self._is_unwanted = self.is_retained = self._has_failed = False
+        try:
+            await self._run_ranks()
+        finally:
+            if not self.is_retained:
+                self._leave()
+
+    def end_session(self) -> None:
+        """End the waiting ranks, and release the hosts."""
+        if self.is_retained:
+            self.is_retained = False
+            self._leave()
+
+    def _leave(self) -> None:
+        """Let the tasks return, and with them what waits there for another cell."""
+        agent_pool().waiters.pop(self._key, None)
+        for task in self._attached.values():
+            if self._job.session is not None:
+                task.agent.on_session_lost = lambda why: None
+                task.agent.send(EndSession(self._job.session.key))
+            task.agent.send(ReleaseTasks(*self._key))
+        self._releasing = asyncio.ensure_future(self._release())
+
+    def _on_lost(self, why: str) -> None:
+        if self.is_retained:
+            self.on_lost(why)
 
     async def _use_hosts(self, tasks: HostTasks) -> None:
         await self._hosts.acquire(self._attempt, self._sink)
@@ -132,6 +170,8 @@ class RemoteAttempt:
 
     def _on_tasks_done(self, tasks: asyncio.Future[None]) -> None:
         self._changed.set()
+        if not tasks.cancelled():
+            self._on_lost(str(tasks.exception() or f"its tasks on {self._hosts.noun} ended"))
 
     async def _assemble(self) -> None:
         """Wait until all tasks have attached, or the gang is not wanted; raises if the tasks have ended."""
@@ -170,6 +210,7 @@ class RemoteAttempt:
     def on_detached(self, task: TaskHello) -> None:
         """A task has exited before its rank was started; the provider's own report follows."""
         self._attached.pop(task.number, None)
+        self._on_lost(f"a {task.kind} ended on host {task.host or task.machine}")
 
     # ── ranks ──
 
@@ -184,7 +225,8 @@ class RemoteAttempt:
         assignment = await self._with_ports(assignment)
         if self._is_unwanted:
             return
-        requests = launch_requests.for_agents(self._attempt, assignment, self.is_recording)
+        address = self._rendezvous.of(self._attempt, assignment.agents[0].held)
+        requests = launch_requests.for_agents(self._attempt, assignment, address, self.is_recording)
         self._running = list(requests)
         self._sweeps = [
             agent.launch(self._attempt, self._sink, request) for agent, request in requests.items()
@@ -198,6 +240,7 @@ class RemoteAttempt:
         ]
         try:
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            self._retain(assignment)
         finally:
             watching.cancel()
             transfer.stop()
@@ -219,6 +262,15 @@ class RemoteAttempt:
         ranks_of = {agent: assignment.ranks_on(agent) for agent in assignment.agents}
         plan = await rank_ports.with_ports(assignment.plan, self._job.rendezvous, ranks_of)
         return replace(assignment, plan=plan)
+
+    def _retain(self, assignment: rank_assignment.RankAssignment) -> None:
+        """Keep the hosts if the ranks of all of them wait for the next cell of a session."""
+        are_waiting = all(agent.is_retained for agent in self._running) and not self._lost
+        if self._job.session is None or self._tasks.done() or not are_waiting:
+            return
+        self.is_retained = True
+        for agent in assignment.agents:
+            agent.on_session_lost = self._on_lost
 
     async def _raise_if_revoked(self) -> None:
         """Raise HostsRevokedError if that is why tasks were lost: agents may report that first."""

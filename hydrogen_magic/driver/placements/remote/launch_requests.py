@@ -7,25 +7,34 @@ from hydrogen_magic.driver.placements import Attempt, launch_request, local_agen
 from hydrogen_magic.driver.placements.remote import forwarded_settings, host_tasks
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.driver.placements.remote.rank_assignment import RankAssignment
+from hydrogen_magic.driver.placements.session_address import rendezvous_number
 
 
 def for_agents(
-    attempt: Attempt, assignment: RankAssignment, is_recording: bool | None
+    attempt: Attempt,
+    assignment: RankAssignment,
+    address: tuple[str, int],
+    is_recording: bool | None,
 ) -> dict[RemoteAgent, LaunchRequest]:
-    """Return each agent's request, with its own ranks; the first agent also serves the rendezvous."""
+    """Return each agent's request, with its own ranks; the first agent also serves the rendezvous.
+
+    Agents without a rank that takes part have none.
+    """
     job, plan = attempt.job, assignment.plan
     rendezvous = job.rendezvous.prepare(
         plan,
-        *assignment.agents[0].held,
+        *address,
         spec=job.spec,
         gang=attempt.gang,
-        attempt=attempt.number,
+        attempt=rendezvous_number(attempt),
     )
+    idle = set(job.idle_ranks)
     return {
         agent: launch_request.build(
             attempt, plan, rendezvous, _host_launch(attempt, assignment, agent), is_recording
         )
         for agent in assignment.agents
+        if not idle.issuperset(assignment.ranks_on(agent))
     }
 
 

@@ -118,7 +118,9 @@ class SparkHosts(HostProvider):
             _report(free, attempt, sink)
         self._tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
         ranks = "1 rank" if np == 1 else f"{np} ranks"
-        description = f"hydrogen_magic gang {attempt.gang}, {ranks}"
+        session = attempt.job.spec.session
+        what = f"gang {attempt.gang}" if session is None else f"session {session}"
+        description = f"hydrogen_magic {what}, {ranks}"
         instructions = tasks.instructions(endpoints(self._session, attempt.job.spec.ports))
         hosts = await self._preferred_hosts(attempt, sink)
         profile = self._capacity.profile

@@ -38,7 +38,10 @@ def install(prefix: str, send: _Send) -> Callable[[bool], None]:
 
     Returns what begins or ends a timeline where that is due; it never waits.
     """
-    timeline = _process.timeline = _Timeline(prefix, send)
+    before, timeline = _process.timeline, _Timeline(prefix, send)
+    _process.timeline = timeline
+    if before is not None:  # of an earlier cell of the session, in which Horovod was initialized
+        before.hand_over(timeline)
     return timeline.follow
 
 
@@ -152,6 +155,13 @@ class _Timeline:
         if reporter is not None:
             self.follow(reporter.is_recording)
         self._wait()
+
+    def hand_over(self, other: _Timeline) -> None:
+        """End, and begin ``other`` if Horovod is initialized."""
+        is_initialized = self._is_initialized
+        self.end()
+        if is_initialized is not None:
+            other.begin(is_initialized, self._start, self._stop)
 
     def end(self) -> None:
         """Horovod is about to be shut down: data that its writer has not written by then would be lost.

@@ -9,6 +9,7 @@ DDP reduces gradients in C++, outside of this observer: only the stack shows tha
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core.events import COLLECTIVES
+from hydrogen_magic.node.rendezvous import torch_groups
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.rendezvous_mismatch import explained
 
@@ -53,11 +55,21 @@ def attach(module: ModuleType) -> None:
         original = getattr(module, name, None)
         if original is None:
             continue  # older versions of torch lack some of them
-        call = explained(original) if name == "init_process_group" else original
         is_joining = name == "init_process_group"
+        call = explained(_noted(original)) if is_joining else original
         _replace(module, name, tracked_collective(name, call, torch, is_joining=is_joining))
+    torch_groups.attach(module)
     _replace(module, "destroy_process_group", _tracked_destroy(module.destroy_process_group))
     module.Work.wait = _recorded_wait(torch, module.Work.wait)
+
+
+def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        torch_groups.note_arguments(inspect.signature(init).bind_partial(*args, **kwargs).arguments)
+        return init(*args, **kwargs)
+
+    return init_process_group
 
 
 def _replace(module: ModuleType, name: str, wrapped: Callable[..., Any]) -> None:

@@ -93,12 +93,12 @@ function cell(
 function colorOfPhase(phase: string, theme: Theme): string {
   if (phase === "done") return theme.good;
   if (phase === "failed") return theme.error;
-  return phase === "stopped" ? theme.faint : theme.accent;
+  return phase === "stopped" || phase === "idle" ? theme.faint : theme.accent;
 }
 
 function alphaOf(phase: string, progress: number): number {
   if (phase === "done") return 0.75;
-  if (phase === "failed" || phase === "stopped") return 0.25;
+  if (phase === "failed" || phase === "stopped" || phase === "idle") return 0.25;
   if (phase === "waiting" || phase === "starting" || phase === "loading") return 0;
   return progress === UNKNOWN ? 0.3 : 0.12 + (0.88 * progress) / 100;
 }

@@ -1,0 +1,359 @@
+"""Sessions: ranks that stay between cells, with their variables, process groups and devices.
+
+Each cell is a gang of its own, with its run log, view, Stop and culprit. Its agents keep the ranks, and the
+:class:`Session` here knows what they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hydrogen_magic import plugins
+from hydrogen_magic.capture import Captured, SessionCapture
+from hydrogen_magic.capture.ownership import SessionNames, SessionUse
+from hydrogen_magic.capture.versions import versions_of
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.core.messages import SessionCell
+from hydrogen_magic.driver.placements import SessionAgentGroup
+from hydrogen_magic.driver.state.formatting import duration, ranks_text
+from hydrogen_magic.errors import CaptureError, HydrogenError, OptionValueError
+from hydrogen_magic.serialization.identity import Originals
+
+ENDED_BY_USER = "ended by %gang end"
+_END_S = 30.0
+"""An agent that is not needed any more is ended within ten seconds."""
+_MOST_NAMES = 8
+"""Names in a message."""
+_FIXED = {
+    "np": "--np",
+    "placement": "--on",
+    "rendezvous": "--with",
+    "gpu": "--gpu or --cpu",
+    "pack": "--pack or --spread",
+}
+"""Fields that all cells of a session share, and the options that set them."""
+
+
+@dataclass(frozen=True)
+class RankHoldings:
+    """What a rank of a session holds."""
+
+    names: Mapping[str, ev.HeldName] = field(default_factory=dict)
+    rss_bytes: int = 0
+    gpu_memory_bytes: int | None = None
+    n_collectives: int = 0
+    """As in :class:`~hydrogen_magic.core.events.NamesChanged`."""
+
+    def after(self, event: ev.NamesChanged) -> RankHoldings:
+        """Return the holdings after a cell."""
+        names = {**self.names, **event.received, **event.assigned}
+        for name in event.deleted:
+            names.pop(name, None)
+        return RankHoldings(names, event.rss_bytes, event.gpu_memory_bytes, event.n_collectives)
+
+
+class Session:
+    """The ranks of one session. Its state changes on the hub's loop; other threads read it."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        plan: Plan,
+        agents: SessionAgentGroup,
+        loop: asyncio.AbstractEventLoop,
+        captured: Captured,
+    ) -> None:
+        """``spec``, ``plan``, ``captured``: those of its first cell."""
+        self.name = spec.session or ""
+        self.key = f"session-{secrets.token_hex(8)}"
+        """Identifies it for its agents."""
+        self.spec = spec
+        """Of its first cell."""
+        self.plan = plan
+        self.agents = agents
+        self.since = time.time()
+        """Unix time of its start."""
+        self.why_ended = ""
+        """Empty while it lives."""
+        self.is_running = False
+        """A cell runs."""
+        self.ranks = {rank: RankHoldings() for rank in range(spec.np)}
+        """What each rank holds."""
+        self.names = captured.session.names if captured.session else SessionNames()
+        """Which side has changed a name."""
+        self.originals = captured.originals
+        """Numbers of the notebook's objects that the ranks have."""
+        self.hosts: dict[int, str] = {}
+        """Of the ranks."""
+        self.idle_since_s = time.monotonic()
+        self.idle_s = spec.idle_s
+        """Time without a cell after which it ends."""
+        self._n_cells = 0
+        self._epoch = 0
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Future[None] | None = None
+        agents.on_lost = self._begin_end
+
+    # ── from any thread ──
+
+    def refuse_if_running(self) -> None:
+        """Raise HydrogenError while a cell runs."""
+        if self.is_running:
+            raise HydrogenError(
+                f"session {self.name!r} runs another cell: wait for it with %gang wait, or stop it"
+            )
+
+    def next_cell(self, spec: JobSpec, captured: Captured) -> CellRun:
+        """Return the session's next cell, which has to be launched."""
+        self.is_running = True
+        self.idle_s = spec.idle_s
+        ranks = spec.on_ranks or tuple(range(self.spec.np))
+        cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np)
+        self._n_cells += 1
+        return CellRun(self, cell, ranks, captured.session)
+
+    def end(self) -> None:
+        """End it, and return when its ranks have been told to."""
+        ending = asyncio.run_coroutine_threadsafe(self._end(ENDED_BY_USER), self._loop)
+        ending.result(timeout=_END_S)
+
+    # ── on the loop ──
+
+    def finish_cell(self, reports: Mapping[int, ev.NamesChanged], has_failed: bool) -> str:
+        """Take what the ranks report at the end of a cell; return a text if the session is over."""
+        self.is_running = False
+        entered = {r.n_collectives - self.ranks[n].n_collectives for n, r in reports.items()}
+        has_left = any(report.has_left_groups for report in reports.values())
+        if has_left or (has_failed and len(entered) > 1):  # else ranks agree on the next collective
+            self._epoch += 1
+        for rank, report in reports.items():
+            self.ranks[rank] = self.ranks[rank].after(report)
+        if self.agents.is_retained and not self.why_ended:
+            self.idle_since_s = time.monotonic()
+            why = f"{duration(self.idle_s)} without a cell"
+            self._timer = self._loop.call_later(self.idle_s, self._begin_end, why)
+            return ""
+        self._ending = asyncio.ensure_future(
+            self.agents.end_session()
+        )  # they returned before the kill
+        self.why_ended = self.why_ended or "its ranks have ended with a cell"
+        return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
+
+    @property
+    def place(self) -> str:
+        """Where its ranks are: ``local``, or what they hold of a cluster."""
+        if plugins.placement(self.spec.placement).on_this_machine:
+            return self.spec.placement
+        hosts = ", ".join(sorted(set(self.hosts.values())))
+        return f"{self.spec.placement}: {self.spec.np} slots on {hosts or 'hosts to come'}"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all ranks at the end of the last cell."""
+        return sum(rank.rss_bytes for rank in self.ranks.values())
+
+    @property
+    def gpu_memory_bytes(self) -> int:
+        """GPU memory of all ranks at the end of the last cell."""
+        return sum(rank.gpu_memory_bytes or 0 for rank in self.ranks.values())
+
+    @property
+    def shown_names(self) -> str:
+        """The variables that any rank holds, shortened: no functions, classes and modules."""
+        held = {name: one for rank in self.ranks.values() for name, one in rank.names.items()}
+        names = sorted(n for n, one in held.items() if one.kind == "value" and n[:1] != "_")
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        return ", ".join(names[:_MOST_NAMES]) + more
+
+    @property
+    def loss(self) -> str:
+        """What is lost with its ranks, as the end of a sentence."""
+        return f"; its ranks held {self.shown_names}" if self.shown_names else ""
+
+    def begin_cell(self) -> None:
+        """A cell begins."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begin_end(self, why: str) -> None:
+        """End it in a task, which has to be referenced while it runs."""
+        self._ending = asyncio.ensure_future(self._end(why))
+
+    async def _end(self, why: str) -> None:
+        if self.why_ended:
+            return
+        self.begin_cell()  # no timer may end it again
+        self.why_ended = why
+        if self.is_running:
+            self.agents.kill()  # its ranks end with the cell
+        else:
+            await self.agents.end_session()
+
+
+class CellRun:
+    """One cell: see :class:`hydrogen_magic.driver.placements.SessionRun`."""
+
+    def __init__(
+        self,
+        session: Session,
+        cell: SessionCell,
+        ranks: tuple[int, ...],
+        use: SessionUse | None,
+    ) -> None:
+        self.key = session.key
+        self.cell = cell
+        self.ranks = ranks
+        self._session = session
+        self._use = use
+        self._reports: dict[int, ev.NamesChanged] = {}
+        self._has_failed = False
+
+    def begin(self) -> None:
+        self._session.begin_cell()
+
+    def note(self, event: ev.Event) -> None:
+        if isinstance(event, ev.RankStarted):
+            self._session.hosts[event.rank] = event.host
+        if isinstance(event, ev.NamesChanged):
+            self._reports[event.rank] = event
+        self._has_failed |= isinstance(event, ev.RankExited) and event.exit_code != 0
+
+    def finish(self) -> str:
+        if self._use is not None:
+            self._session.names.after_cell(self._use, self._reports)
+        return self._session.finish_cell(self._reports, self._has_failed)
+
+
+# ── the sessions of this kernel ──────────────────────────────────────────────────────────────────
+
+_sessions: dict[str, Session] = {}
+"""By name; ended ones until the name is used again."""
+_lock = threading.Lock()
+
+
+def sessions() -> list[Session]:
+    """Return the live sessions of this kernel, oldest first."""
+    return [session for session in list(_sessions.values()) if not session.why_ended]
+
+
+def live(name: str | None) -> Session | None:
+    """Return the live session of this name, None without one."""
+    session = _sessions.get(name or "")
+    return None if name is None or session is None or session.why_ended else session
+
+
+def capture_for(spec: JobSpec) -> SessionCapture | None:
+    """Return what a capture needs to know of the session of a cell; None if it has none."""
+    if spec.session is None:
+        return None
+    session = live(spec.session)
+    names, originals = (
+        (session.names, session.originals) if session else (SessionNames(), Originals())
+    )
+    return SessionCapture(names, originals, _ranks_of(spec), spec.push)
+
+
+def _ranks_of(spec: JobSpec) -> frozenset[int]:
+    """Return the ranks that run a cell."""
+    return frozenset(spec.on_ranks or range(spec.np))
+
+
+def brought_back(spec: JobSpec, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
+    """Note that the ranks' values of ``names`` are now those of the notebook, too."""
+    session = live(spec.session)
+    if session is None or not names:
+        return
+    for name, version in versions_of(names, namespace, session.originals).items():
+        session.names.brought_back(name, version, _ranks_of(spec))
+
+
+def register(session: Session) -> Iterator[str]:
+    """Make ``session`` known; yield a text about an earlier one of its name that ended by itself."""
+    with _lock:
+        before = _sessions.pop(session.name, None)
+        _sessions[session.name] = session
+    if before is not None and before.why_ended != ENDED_BY_USER:
+        why = f"{before.why_ended}{before.loss}"
+        yield f"a new session {session.name!r} begins; the last one ended: {why}"
+
+
+@contextmanager
+def explained(spec: JobSpec) -> Iterator[None]:
+    """Add to an error about an undefined name where the session had it."""
+    try:
+        yield
+    except CaptureError as error:
+        advice = _advice(_sessions.get(spec.session or ""), str(error))
+        if type(error) is not CaptureError or not advice:
+            raise
+        raise CaptureError(f"{error}\n{advice}") from None
+
+
+def _advice(session: Session | None, message: str) -> str:
+    if session is None:
+        return ""
+    if session.why_ended:
+        return f"session {session.name!r} has ended: {session.why_ended}{session.loss}"
+    for name in re.findall(r"`(\w+)`", message):
+        holders = [rank for rank, one in session.ranks.items() if name in one.names]
+        if holders:
+            listed = ",".join(map(str, holders))
+            return (
+                f"`{name}` is on {ranks_text(holders)} only: to use it there, add --ranks {listed}"
+            )
+    return ""
+
+
+def fitted(spec: JobSpec, given: Collection[str]) -> JobSpec:
+    """Return ``spec`` with the options that its session's first cell has chosen.
+
+    ``given``: the fields of ``spec`` that the user has set for this cell. Raises OptionValueError if they
+    differ from the session's, and for options that a session does not have.
+    """
+    if spec.retries and "retries" in given:
+        raise OptionValueError("a session's cells are not retried: drop --retries, or --session")
+    spec = replace(spec, retries=0)
+    session = live(spec.session)
+    if session is not None:
+        _check(session, spec, given)
+        fixed = {name: getattr(session.spec, name) for name in _FIXED}
+        env = tuple({**dict(session.spec.env), **dict(spec.env)}.items())
+        idle_s = spec.idle_s if "idle_s" in given else session.idle_s
+        return replace(spec, **fixed, env=env, idle_s=idle_s)
+    if spec.on_ranks:
+        listed = ",".join(map(str, spec.on_ranks))
+        raise OptionValueError(
+            f"--ranks {listed}: there is no session {spec.session!r} yet; its first cell runs on all ranks"
+        )
+    return spec
+
+
+def _check(session: Session, spec: JobSpec, given: Collection[str]) -> None:
+    """Raise OptionValueError if a cell asks for other ranks than the session has."""
+    for name, option in _FIXED.items():
+        wanted, has = getattr(spec, name), getattr(session.spec, name)
+        if name in given and wanted != has:
+            raise OptionValueError(
+                f"session {session.name!r} was started with {option} {_shown(has)}, not "
+                f"{_shown(wanted)}: drop {option}, or end the session with %gang end {session.name}"
+            )
+    beyond = [rank for rank in spec.on_ranks if rank >= session.spec.np]
+    if beyond:
+        raise OptionValueError(
+            f"--ranks {beyond[0]}: session {session.name!r} has ranks 0 to {session.spec.np - 1}"
+        )
+
+
+def _shown(value: object) -> str:
+    return "unset" if value is None else str(value)

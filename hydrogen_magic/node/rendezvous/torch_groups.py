@@ -1,0 +1,171 @@
+"""torch's process groups on a rank of a session: see :mod:`hydrogen_magic.node.worker.group_recovery`.
+
+Gloo has no abort. Its waits end when the connection of a pair of ranks closes, so that is done to the sockets
+that were opened while a group was created. NCCL has one, in torch's ``_abort_process_group``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+
+class _Groups:
+    """What is known of this process's groups; torch's functions cannot pass it on."""
+
+    sockets: dict[str, int]
+    """Links of the sockets that connect ranks, and their descriptors. A link is never used twice."""
+    arguments: dict[str, Any] | None
+    """Those of the ``init_process_group`` by the environment, None without one."""
+    lost: Any
+    """The default group that was given up and has to be joined again, None without one."""
+
+    def __init__(self) -> None:
+        self.sockets, self.arguments, self.lost = {}, None, None
+
+
+_process = _Groups()
+
+
+def attach(module: ModuleType) -> None:
+    """Observe ``torch.distributed.distributed_c10d`` creating groups."""
+    create = getattr(module, "_new_process_group_helper", None)
+    if create is not None:  # private
+        module._new_process_group_helper = _noting_sockets(create)  # type: ignore[attr-defined]
+
+
+def _noting_sockets(create: Callable[..., Any]) -> Callable[..., Any]:
+    def new_process_group(*args: Any, **kwargs: Any) -> Any:
+        before = _sockets()
+        try:
+            return create(*args, **kwargs)
+        finally:
+            new = _sockets().items() - before.items()
+            _process.sockets.update(new)
+
+    return new_process_group
+
+
+def note_arguments(given: Mapping[str, Any]) -> None:
+    """Note how the user joins: the arguments of ``init_process_group`` by name."""
+    by_environment = given.get("init_method") in (None, "env://") and given.get("store") is None
+    place = ("init_method", "store", "rank", "world_size")
+    kept = {name: value for name, value in given.items() if name not in place}
+    _process.arguments = kept if by_environment else None
+
+
+def release() -> bool:
+    """Make collectives of this process fail; return whether it has groups, or is joining one."""
+    dist = _initialized()
+    if dist is not None and "nccl" in dist.get_backend_config():
+        _give_up(dist)
+    links = {**_process.sockets, **dict(_store_connections())}
+    for link, fd in links.items():
+        _shut_down(link, fd)
+    return bool(links)
+
+
+def renew(is_whole: bool) -> Iterator[str]:
+    """Leave all groups; join the default one again if all ranks do. Yields texts for the user."""
+    dist = _initialized()
+    if dist is not None:
+        release()
+        _give_up(dist)
+    _process.sockets.clear()
+    if _process.lost is None or not is_whole:
+        return
+    if _process.arguments is None:
+        yield "the process group could not be joined again: it was not joined by the environment"
+    else:
+        sys.modules["torch.distributed"].init_process_group(**_process.arguments)
+        for model in _data_parallel_models(_process.lost):
+            _rebind(model)
+    _process.lost = None
+
+
+def _give_up(dist: Any) -> None:
+    _process.lost = dist.distributed_c10d._get_default_group()
+    dist.distributed_c10d._abort_process_group()
+
+
+def n_collectives() -> int:
+    """Return the sequence number of the default group."""
+    dist = _initialized()
+    if dist is None:
+        return 0
+    with suppress(RuntimeError):  # the group is broken, or its backend has none
+        return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
+    return 0
+
+
+def _initialized() -> Any:
+    """Return ``torch.distributed`` if this process has joined the default group."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
+
+
+# ── DistributedDataParallel ──────────────────────────────────────────────────────────────────────
+
+
+def _data_parallel_models(group: Any) -> list[Any]:
+    """Return the models of ``group``."""
+    gc.unfreeze()  # %%infer freezes what its cell has made
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    kind = getattr(module, "DistributedDataParallel", ())
+    # By its type: ``isinstance`` asks objects, and some of torch's warn when they are touched.
+    models = [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    return [model for model in models if model.process_group is group]
+
+
+def _rebind(model: Any) -> None:
+    """Give ``model`` the new default group and a new reducer, as if it were unpickled."""
+    model.process_group = sys.modules["torch.distributed"].distributed_c10d._get_default_group()
+    model.__setstate__(model.__getstate__())
+
+
+# ── sockets ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sockets() -> dict[str, int]:
+    """Return the open sockets of this process: link -> descriptor."""
+    return {link: fd for fd in _descriptors() if (link := _link(fd)).startswith("socket:")}
+
+
+def _descriptors() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def _link(fd: int) -> str:
+    with suppress(OSError):  # closed meanwhile
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
+def _store_connections() -> Iterator[tuple[str, int]]:
+    """Yield the connections to the store, in which ranks wait while they join."""
+    port = os.environ.get("MASTER_PORT", "")
+    for link, fd in _sockets().items():
+        peer = _peer(fd)
+        if peer is not None and str(peer[1]) == port:
+            yield link, fd
+
+
+def _peer(fd: int) -> Any:
+    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:
+        if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+            return duplicate.getpeername()
+    return None
+
+
+def _shut_down(link: str, fd: int) -> None:
+    """End the connection if the descriptor is still that socket. Gloo aborts if a listening one ends."""
+    if _link(fd) != link or _peer(fd) is None:
+        return
+    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:
+        duplicate.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,47 @@
+"""What the ranks of a session report about their variables and memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.core.events import HeldName
+
+_CODE = (types.FunctionType, type)
+
+
+def describe(value: Any) -> HeldName:
+    """Return what a session shows of a variable."""
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        what = "module"
+    elif issubclass(kind, _CODE):
+        what = "class" if issubclass(kind, type) else "function"
+    else:
+        what = "value"
+    return HeldName(what, kind.__qualname__, _size_bytes(value))
+
+
+def _size_bytes(value: Any) -> int | None:
+    """Return the size of an array or tensor; of other objects it would take the user's own code."""
+    if type(value).__module__.partition(".")[0] not in ("numpy", "torch"):
+        return None
+    nbytes = getattr(value, "nbytes", None)
+    return nbytes if type(nbytes) is int else None
+
+
+def memory_bytes() -> int:
+    """Return the memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def gpu_memory_bytes() -> int | None:
+    """Return the GPU memory that torch holds for this process, None without a GPU in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.memory_reserved())

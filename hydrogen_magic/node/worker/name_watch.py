@@ -1,0 +1,159 @@
+"""What a cell of a session did to the names of its rank: assigned, changed in place, deleted.
+
+A name that the cell's code assigns, or that refers to another object afterwards, is assigned. Changes in
+place are looked for in values that both sides had, by their contents: torch's version counters miss
+fused optimizers and writes through ``.data``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import types
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.serialization import reducers
+from hydrogen_magic.serialization.identity import ObjectIdentity
+from hydrogen_magic.serialization.memory_layout import bytes_of
+from hydrogen_magic.serialization.pickler import Pickler
+
+_MAX_BYTES = 64 << 20
+"""A larger value is not read after each cell: this much takes 30 ms."""
+_NOT_THE_USERS = frozenset({"get_ipython", "display", "_exit_code"})
+"""Names that a rank provides itself."""
+_BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+
+
+@dataclass(frozen=True)
+class NameChanges:
+    """What a cell did to the names of a rank."""
+
+    received: tuple[str, ...] = ()
+    """Names that the closure has bound."""
+    assigned: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Values that both sides had, and that have other contents now."""
+    uncertain: tuple[str, ...] = ()
+    """Values that both sides had, and whose contents cannot be compared."""
+    deleted: tuple[str, ...] = ()
+
+
+class NameWatch:
+    """Follows the names of one rank from cell to cell."""
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        self._namespace = namespace
+        self._start: dict[str, ObjectIdentity] = {}
+        self._before: dict[str, ObjectIdentity] = {}
+        self._sent: frozenset[str] = frozenset()
+        self._shared: dict[str, int | None] = {}
+        """Checksums of values that both sides have; None: not comparable."""
+
+    def start(self) -> None:
+        """Look at the names before the closure binds some of them."""
+        self._start = dict(self._identities())
+
+    def begin(self, sent: Collection[str]) -> None:
+        """Look at the names before the cell; ``sent``: both sides have the same values of these."""
+        self.share(sent)
+        self._before = dict(self._identities())
+        self._sent = frozenset(sent)
+
+    def share(self, names: Iterable[str]) -> None:
+        """Look for changes in ``names`` from now on: both sides have the same values."""
+        for name in names:
+            if name in self._namespace:
+                self._shared[name] = _checksum(self._namespace[name])
+
+    def end(self, stored: Iterable[str]) -> NameChanges:
+        """Return what changed since :meth:`begin`; ``stored``: the names that the cell's code assigns."""
+        now, before, start = dict(self._identities()), self._before, self._start
+        stored = set(stored)
+        received = [n for n in before if n in self._sent or start.get(n) != before[n]]
+        assigned = [name for name in now if name in stored or before.get(name) != now[name]]
+        deleted = [name for name in before if name not in now]
+        for name in (*assigned, *deleted):
+            self._shared.pop(name, None)
+        return NameChanges(tuple(received), tuple(assigned), *self._changes(), tuple(deleted))
+
+    def _changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names that were changed in place, and those that cannot be compared."""
+        uncertain = [name for name, known in self._shared.items() if known is None]
+        compared = self._shared.keys() - uncertain
+        changed = [n for n in compared if _checksum(self._namespace[n]) != self._shared[n]]
+        for name in changed:
+            del self._shared[name]
+        return tuple(sorted(changed)), tuple(uncertain)
+
+    def _identities(self) -> Iterator[tuple[str, ObjectIdentity]]:
+        for name, value in self._namespace.items():
+            if name[:2] != "__" and name not in _NOT_THE_USERS:
+                yield name, ObjectIdentity(value)
+
+
+# ── contents ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _checksum(value: Any) -> int | None:
+    """Return a checksum of the contents of a value; None if it is too large, or cannot be pickled."""
+    sink = _Checksum()
+    pickler = _ContentPickler(sink)
+    try:
+        pickler.dump(value)
+    except Exception:  # pickling runs the classes' own code: it may raise anything
+        return None
+    finally:
+        pickler.clear_memo()  # which keeps the value alive: a pickler is part of a reference cycle
+    return sink.value
+
+
+class _TooLargeError(Exception):
+    """The value is larger than what is read after each cell."""
+
+
+class _Checksum:
+    """A file that keeps only the CRC of what is written: a change is missed once in four billion."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._nbytes = 0
+
+    def write(self, data: Any) -> None:
+        self.reserve(memoryview(data).nbytes)
+        self.value = zlib.crc32(data, self.value)
+
+    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        self.write(buffer.raw())
+
+    def reserve(self, nbytes: int) -> None:
+        """Count bytes. Raises _TooLargeError."""
+        self._nbytes += nbytes
+        if self._nbytes > _MAX_BYTES:
+            raise _TooLargeError
+
+
+class _ContentPickler(Pickler):
+    """Reads a value: the memory of arrays and tensors in place; code and modules by identity."""
+
+    cuda_travels_as = "cuda"
+
+    def __init__(self, sink: _Checksum) -> None:
+        super().__init__(sink, pickle.HIGHEST_PROTOCOL, sink.add_buffer)
+        self._sink = sink
+
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is reducers.restore_same:
+            return NotImplemented
+        if isinstance(obj, _BY_IDENTITY):
+            return reducers.restore_same, (id(obj),)
+        return super().reducer_override(obj)
+
+    def _reduce_storage(self, storage: Any) -> Any:
+        if storage.device.type != "cpu":
+            self._sink.reserve(storage.nbytes())  # before it is copied from the GPU
+        return super()._reduce_storage(storage)
+
+    def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
+        return bytes_of(storage), 0, storage.nbytes()

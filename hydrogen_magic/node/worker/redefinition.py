@@ -1,0 +1,115 @@
+"""Functions and classes that replace earlier ones of the same name, as IPython's autoreload does it.
+
+Instances of the earlier class become instances of the new one, and its subclasses derive from the new one.
+Functions that objects refer to, such as callbacks and bound methods, run the new code.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_SLOTS = ("__defaults__", "__kwdefaults__", "__doc__", "__annotations__", "__dict__")
+_Pair = tuple[Any, Any]
+
+
+def replace(
+    earlier: Mapping[str, Any],
+    namespace: Mapping[str, Any],
+    users: Sequence[dict[str, Any]] = (),
+) -> list[str]:
+    """Replace the functions and classes in ``earlier`` by those of the same name in a module's namespace.
+
+    Definitions of other modules stay as they are. ``users``: namespaces that may have imported them by name.
+    Return warnings about objects that cannot change their class.
+    """
+    home = namespace["__name__"]
+    kept = {id(value) for value in namespace.values()}
+    """Another name refers to these: ``earlier = f`` before ``f`` is defined again."""
+    found = ((earlier[name], namespace[name]) for name in earlier.keys() & namespace.keys())
+    tops = [(old, new) for old, new in found if id(old) not in kept and not _extends(new, old)]
+    pairs = [pair for top in tops for pair in _pairs(*top, home)]
+    for user in users:
+        _rebind(user, {id(old): new for old, new in pairs})
+    classes = {old: new for old, new in pairs if isinstance(old, type)}
+    warnings = _move_instances(classes) if classes else []
+    for old, new in classes.items():
+        _move_subclasses(old, new)
+    for old, new in pairs:
+        if isinstance(old, types.FunctionType):
+            _replace_code(old, new)
+    return warnings
+
+
+def _pairs(old: Any, new: Any, home: str) -> Iterator[_Pair]:
+    """Yield the functions and classes of module ``home`` in ``old``, and what replaces each of them."""
+    old, new = _unwrapped(old), _unwrapped(new)
+    if old is new or type(old) is not type(new):
+        return
+    if isinstance(old, property):
+        for part in ("fget", "fset", "fdel"):
+            yield from _pairs(getattr(old, part), getattr(new, part), home)
+    elif isinstance(old, (type, types.FunctionType)) and old.__module__ == new.__module__ == home:
+        yield old, new
+        own, others = vars(old), vars(new)
+        for name in own.keys() & others.keys() if isinstance(old, type) else ():
+            yield from _pairs(own[name], others[name], home)
+
+
+def _rebind(user: dict[str, Any], current: Mapping[int, Any]) -> None:
+    for name, value in list(user.items()):
+        if id(value) in current:
+            user[name] = current[id(value)]
+
+
+def _extends(new: Any, old: Any) -> bool:
+    """Whether both are classes, and the new one derives from the old one."""
+    return isinstance(new, type) and isinstance(old, type) and issubclass(new, old)
+
+
+def _unwrapped(obj: Any) -> Any:
+    """Return the function in a static method, class method or cached property."""
+    if isinstance(obj, (staticmethod, classmethod)):
+        return obj.__func__
+    return obj.func if isinstance(obj, functools.cached_property) else obj
+
+
+def _move_instances(classes: Mapping[type, type]) -> list[str]:
+    """Make instances of the earlier classes instances of the new ones; return warnings."""
+    n_left: dict[type, int] = {}
+    for obj in gc.get_objects():
+        kind = type(obj)
+        if kind in classes:
+            try:
+                object.__setattr__(obj, "__class__", classes[kind])
+            except TypeError:  # their layouts differ
+                n_left[kind] = n_left.get(kind, 0) + 1
+    return [
+        f"{n} instance{'s' if n > 1 else ''} of the earlier class {kind.__qualname__} cannot become an "
+        "instance of the new one, whose __slots__ or bases differ: create it again"
+        for kind, n in n_left.items()
+    ]
+
+
+def _move_subclasses(old: type, new: type) -> None:
+    subclasses: list[type] = type.__subclasses__(old)
+    for subclass in subclasses:
+        bases = tuple(new if base is old else base for base in subclass.__bases__)
+        try:
+            subclass.__bases__ = bases
+        except TypeError:  # their layouts differ
+            continue
+
+
+def _replace_code(old: types.FunctionType, new: types.FunctionType) -> None:
+    """Let ``old`` run the code of ``new``; functions with different free variables stay as they are."""
+    if len(old.__code__.co_freevars) != len(new.__code__.co_freevars):
+        return
+    for cell, fresh in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
+        cell.cell_contents = fresh.cell_contents
+    old.__code__ = new.__code__
+    for name in _SLOTS:
+        setattr(old, name, getattr(new, name))

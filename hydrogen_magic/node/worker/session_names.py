@@ -1,0 +1,118 @@
+"""What a rank of a session keeps of the notebook from cell to cell."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hydrogen_magic.core.events import NamesChanged
+from hydrogen_magic.node.worker import redefinition
+from hydrogen_magic.node.worker.group_recovery import Groups
+from hydrogen_magic.node.worker.held_names import describe, gpu_memory_bytes, memory_bytes
+from hydrogen_magic.node.worker.module_importer import SessionFinder
+from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
+from hydrogen_magic.node.worker.result_pickler import ResultPickler
+from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
+from hydrogen_magic.serialization.identity import RankObjects, updating
+from hydrogen_magic.serialization.reducers import take_writers
+from hydrogen_magic.serialization.stale_references import stale_references
+
+_CODE = (types.FunctionType, type)
+
+
+class RankNames:
+    """The names of a rank, and which of its objects are the notebook's."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.objects = RankObjects()
+        self.finder = SessionFinder()
+        self._shared_code: dict[str, Any] = {}
+        """Functions and classes that the notebook also has, by name."""
+        self._namespace = namespace
+        self._watch = NameWatch(namespace)
+        self._code: dict[str, Any] = {}
+        """Functions and classes when the cell began."""
+        self._cell: ClosureManifest | None = None
+        """The cell that runs."""
+        self._stored: frozenset[str] = frozenset()
+
+    def start(self) -> None:
+        """A new cell has come."""
+        self._cell = None
+        self._watch.start()
+
+    def receive(self, values: Iterator[tuple[str, Any]], sends: SessionSends) -> list[str]:
+        """Bind the names that a cell has brought; return warnings.
+
+        The rank's copies of the notebook's objects are updated in place, after their classes.
+        """
+        warnings, received = list[str](), list[str]()
+        earlier, replaced = dict[str, Any](), dict[str, Any]()
+        with updating(self.objects):
+            for name, value in values:
+                received.append(name)
+                if earlier and not isinstance(value, _CODE):
+                    warnings += redefinition.replace(earlier, self._namespace)
+                    earlier = {}
+                if name in self._namespace:
+                    if name in sends.missing:
+                        continue
+                    old = self._namespace[name]
+                    earlier |= {name: old} if isinstance(value, _CODE) else {}
+                    replaced |= {name: old} if old is not value else {}
+                self._namespace[name] = value
+        self._shared_code |= {obj.__qualname__: obj for obj in take_writers()}
+        warnings += redefinition.replace(earlier, self._namespace)
+        stale = stale_references(replaced, received, self._namespace)
+        return warnings + [_stale_text(name, users) for name, users in stale.items()]
+
+    def begin(self, cell: ClosureManifest, stored: frozenset[str] = frozenset()) -> None:
+        """Look at the names before the cell runs; ``stored``: see :meth:`NameWatch.end`."""
+        self._cell, self._stored = cell, stored
+        self._watch.begin(cell.session.shared if cell.session else ())
+        self._code = {n: v for n, v in self._namespace.items() if isinstance(v, _CODE)}
+
+    def end(self) -> tuple[NameChanges, list[str]]:
+        """Return what the cell has done, and warnings. Its definitions replace earlier ones."""
+        if self._cell is None:  # it could not be loaded
+            return NameChanges(), []
+        warnings = redefinition.replace(self._code, self._namespace)
+        found = self._watch.end(self._stored)
+        self._watch.share(self._cell.out)  # the notebook gets these
+        return found, warnings
+
+    def report(
+        self, at_s: float, rank: int, groups: Groups, warn: Callable[[str], None]
+    ) -> NamesChanged:
+        """Return the rank's report at the end of the cell."""
+        namespace = self._namespace
+        did, warnings = self.end()
+        for text in warnings:
+            warn(text)
+        return NamesChanged(
+            at_s,
+            rank,
+            received={
+                name: describe(namespace[name]) for name in did.received if name in namespace
+            },
+            assigned={name: describe(namespace[name]) for name in did.assigned},
+            deleted=did.deleted,
+            changed=did.changed,
+            uncertain=did.uncertain,
+            rss_bytes=memory_bytes(),
+            gpu_memory_bytes=gpu_memory_bytes(),
+            n_collectives=groups.n_collectives(),
+            has_left_groups=groups.are_released,
+        )
+
+    def result_pickler(self, *args: Any) -> ResultPickler:
+        """Return a pickler for results, which update the notebook's objects."""
+        shared = list(self._shared_code.values())
+        return ResultPickler(*args, shared=shared, originals=self.objects.numbered())
+
+
+def _stale_text(name: str, users: Sequence[str]) -> str:
+    listed = ", ".join(f"`{user}`" for user in users)
+    verb, again = ("refers", "it") if len(users) == 1 else ("refer", "them")
+    return f"the ranks got a new `{name}`, and {listed} still {verb} to the one before: create {again} again"

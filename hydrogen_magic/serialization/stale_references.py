@@ -1,0 +1,97 @@
+"""Variables that still refer to a model, tensor or optimizer that another variable has replaced."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from hydrogen_magic.serialization.pickling_errors import children, variables_of
+
+_OF_IPYTHON = {"In", "Out", "exit", "quit", "get_ipython"}
+_LEVELS = 3
+"""A list of models is one level, a dict of such lists two; the arguments of a partial are in a tuple."""
+_MAX_OBJECTS = 100_000
+"""Objects looked at for all variables of the notebook: a fraction of a second."""
+_MAX_CHILDREN = 1000
+"""Items of one container."""
+
+
+def stale_references(
+    replaced: Mapping[str, Any], renewed: Collection[str], namespace: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Return the variables that refer to an object before its replacement, by the name of the replaced one.
+
+    ``replaced``: earlier values of variables in ``namespace``, which have new ones there. ``renewed``: these
+    variables, and others that have new contents.
+    """
+    current = {part for name in replaced for part in _parts_of(namespace[name])}
+    wanted = {name: _parts_of(old) - current for name, old in replaced.items()}
+    if not any(wanted.values()):
+        return {}
+    search = _Search(set[int]().union(*wanted.values()))
+    referred = {
+        other: search.found_in(value)
+        for other, value in namespace.items()
+        if other not in {*renewed, *_OF_IPYTHON} and other[:1] != "_"
+    }
+    found = {
+        name: [other for other, near in referred.items() if near & parts]
+        for name, parts in wanted.items()
+    }
+    return {name: users for name, users in found.items() if users}
+
+
+class _Search:
+    """Looks for objects among those that variables refer to, with a bound on the work for all of them."""
+
+    def __init__(self, wanted: set[int]) -> None:
+        self._wanted = wanted
+        self._left = _MAX_OBJECTS
+
+    def found_in(self, value: Any) -> set[int]:
+        """Return the identities of the wanted objects near ``value``."""
+        found: set[int] = set()
+        seen: dict[int, Any] = {}
+        todo = deque([(value, _LEVELS)])
+        while todo and self._left > 0:
+            obj, levels = todo.popleft()
+            if id(obj) in self._wanted:
+                found.add(id(obj))
+            if id(obj) in seen or levels == 0 or isinstance(obj, type):
+                continue
+            self._left -= 1
+            seen[id(obj)] = obj
+            levels = _LEVELS if _may_refer(obj) else levels - 1
+            todo.extend((one, levels) for one in islice(_held_by(obj), _MAX_CHILDREN))
+        return found
+
+
+def _held_by(obj: Any) -> Iterator[Any]:
+    """Yield the objects that ``obj`` refers to; what a function looks up by name is another variable."""
+    held = variables_of if type(obj) is types.FunctionType else children
+    return (one for _, one in held("", obj))
+
+
+def _parts_of(old: Any) -> set[int]:
+    """Return the identities of an object that others keep references to, and of its parts."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return set()
+    parts = {id(old)}
+    if isinstance(old, torch.nn.Module):
+        parts.update(map(id, (*old.modules(), *old.parameters())))
+    elif isinstance(old, torch.optim.Optimizer):
+        parts.update(id(one) for group in old.param_groups for one in group["params"])
+    elif not (isinstance(old, torch.Tensor) and old.requires_grad):
+        return set()
+    return parts
+
+
+def _may_refer(value: Any) -> bool:
+    """Whether everything in a value is worth a look: an object of torch's or of the notebook's classes."""
+    homes = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    return bool(homes & {"__main__", "torch"})

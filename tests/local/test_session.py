@@ -1,0 +1,196 @@
+"""Sessions on this machine: ranks that stay between cells."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from hydrogen_magic.driver import session as sessions
+from hydrogen_magic.errors import CaptureError, RankFailedError
+from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+IMPORTS = (
+    "import os, sys, time\nimport torch, torch.distributed as dist\nimport hydrogen_magic as hm"
+)
+JOIN = "dist.init_process_group('gloo')\n"
+
+
+class Cells:
+    """Runs cells in a shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.run(IMPORTS)
+
+    def run(self, text: str) -> Any:
+        done = self.shell.run_cell(text, store_history=True)
+        done.raise_error()
+        return done.result
+
+    def on_ranks(self, text: str, options: str = "") -> Any:
+        """Run a cell in the session ``lab`` of two ranks."""
+        return self.run(f"%%distributed --session lab --quiet {options}\n{text}")
+
+    def all_ranks(self, expression: str) -> list[Any]:
+        """Return the value of an expression on both ranks, by the session's process group."""
+        gather = f"found = [None] * 2; dist.all_gather_object(found, {expression})\nfound"
+        found: list[Any] = self.on_ranks(gather)
+        return found
+
+
+@pytest.fixture
+def cells(notebook_shell: InteractiveShell) -> Any:
+    yield Cells(notebook_shell)
+    for session in sessions.sessions():
+        session.end()
+    wait_until(lambda: not sessions.sessions())
+
+
+def test_later_cells_run_on_the_same_ranks_with_their_variables(cells: Cells) -> None:
+    cells.run("x = 3\ndef f(): return x + 1")
+    pid = cells.on_ranks(JOIN + "y = [x]\nz = f()\nos.getpid()", "--np 2")
+    cells.run("x = 4\ndef f(): return x + 100")
+    assert cells.on_ranks("y.append(x)\n(os.getpid(), y, z, f())") == (pid, [3, 4], 4, 104)
+    assert cells.all_ranks("hm.rank()") == [0, 1], "the process group is still joined"
+    assert cells.on_ranks("del z\ny = len(y)", "--out y") is None
+    assert cells.shell.user_ns["y"] == 2
+    with pytest.raises(CaptureError, match="`z`"):
+        cells.on_ranks("z")
+
+
+def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
+    """The peer waits in a collective, and later in the backward pass of DDP, until it is released."""
+    model = "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+    step = "net(torch.ones(1, 2)).sum().backward()\n"
+    pid = cells.on_ranks(JOIN + model + step + "os.getpid()", "--np 2")
+    for wait in ("dist.all_reduce(torch.ones(1))", step):
+        with pytest.raises(RankFailedError) as caught:
+            cells.on_ranks(f"if hm.rank() == 1:\n    raise ValueError('bad batch')\n{wait}")
+        assert (caught.value.rank, "bad batch" in caught.value.report) == (1, True)
+        assert cells.on_ranks(step + "float(net.module.weight.grad.sum()) != 0, os.getpid()") == (
+            True,
+            pid,
+        )
+        assert cells.all_ranks("hm.rank()") == [0, 1]
+
+
+def test_a_rank_that_dies_ends_the_session_and_the_report_names_its_variables(cells: Cells) -> None:
+    cells.on_ranks("weights = torch.ones(3)", "--np 2")
+    (session,) = sessions.sessions()
+    with pytest.raises(RankFailedError, match="rank 1"):
+        cells.on_ranks("if hm.rank() == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(1000)")
+    assert "ranks held weights" in session.loss and not sessions.sessions()
+    with pytest.raises(CaptureError, match=r"'lab' has ended.* held weights"):
+        cells.on_ranks("weights", "--np 2")
+
+
+def test_another_number_of_ranks_is_refused(cells: Cells) -> None:
+    cells.on_ranks("1", "--np 2")
+    with pytest.raises(UsageError, match="session 'lab' was started with --np 2, not 3"):
+        cells.on_ranks("1", "--np 3")
+    assert cells.on_ranks("hm.world_size()") == 2
+
+
+def test_a_cell_that_all_ranks_fail_leaves_the_process_group_alone(cells: Cells) -> None:
+    """A typo should not cost the groups that the user has made."""
+    cells.on_ranks(JOIN + "pair = dist.new_group([0, 1])", "--np 2")
+    with pytest.raises(RankFailedError):
+        cells.on_ranks("torch.one(1)")
+    reduced = "t = torch.ones(1)\ndist.all_reduce(t, group=pair)\nt.item()"
+    assert cells.on_ranks(reduced) == 2.0
+
+
+def test_a_stop_ends_the_cell_and_a_second_one_the_session(cells: Cells) -> None:
+    pid = cells.on_ranks(JOIN + "os.getpid()", "--np 2")
+    wait = "if hm.rank() == 0:\n    dist.all_reduce(torch.ones(1))\ntime.sleep(1000)"
+    gang = cells.on_ranks(wait, "--detach")
+    until(gang, lambda: gang.ranks[0].waiting_in)
+    gang.stop()
+    assert ended(gang).state == "STOPPED"
+    assert (cells.on_ranks("os.getpid()"), cells.all_ranks("hm.rank()")) == (pid, [0, 1])
+    stubborn = "while True:\n    try: time.sleep(1000)\n    except KeyboardInterrupt: pass"
+    gang = cells.on_ranks(stubborn, "--detach --grace 1000")
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    gang.stop()
+    gang.stop(kill=True)
+    assert ended(gang).state == "STOPPED" and "session 'lab' has ended" in notices_of(gang)
+    wait_until_gone([pid])
+
+
+def test_a_cell_on_some_ranks(cells: Cells) -> None:
+    """The others stay as they are; the value is that of the first rank that takes part."""
+    assert cells.on_ranks(JOIN + "n = 0\nhm.rank()", "--np 2") == 0
+    assert cells.on_ranks("n = 5\nhm.rank(), hm.world_size()", "--ranks 1") == (1, 2)
+    assert cells.all_ranks("n") == [0, 5]
+    cells.on_ranks("own = 1", "--ranks 1")
+    with pytest.raises(CaptureError, match="`own` is on rank 1 only"):
+        cells.on_ranks("own")
+    with pytest.raises(RankFailedError, match="rank 1"):
+        cells.on_ranks("raise ValueError(own)", "--ranks 1")
+    with pytest.raises(UsageError, match="has ranks 0 to 1"):
+        cells.on_ranks("n", "--ranks 2")
+    with pytest.raises(UsageError, match="there is no session 'other' yet"):
+        cells.run("%%distributed --session other --ranks 0\n1")
+
+
+def test_ranks_end_when_one_of_them_ends_between_cells(cells: Cells) -> None:
+    pids = cells.on_ranks(JOIN, "--np 2") or cells.all_ranks("os.getpid()")
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until_gone(pids)
+    wait_until(lambda: not sessions.sessions())
+    gang = cells.on_ranks("1", "--np 2 --detach")
+    assert "the last one ended: rank 1 ended while no cell ran" in notices_of(ended(gang))
+
+
+def test_an_idle_session_ends_and_runs_exit_handlers(
+    cells: Cells, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells.run(f"path = {str(tmp_path / 'left')!r}")
+    leave = "import atexit, pathlib\natexit.register(pathlib.Path(path + str(hm.rank())).touch);"
+    pids = cells.on_ranks(JOIN + leave, "--np 2") or cells.all_ranks("os.getpid()")
+    cells.run("%gang")
+    assert re.search(r"\nlab +2 +local .* found, path", capsys.readouterr().out)
+    cells.on_ranks("kept = 1", "--idle 0.2")
+    wait_until(lambda: not sessions.sessions())
+    wait_until_gone(pids)
+    assert len(list(tmp_path.glob("left*"))) == 2
+    gang = cells.on_ranks("1", "--np 2 --detach")
+    assert "0.2 s without a cell; its ranks held found, kept, path" in notices_of(ended(gang))
+    cells.run("%gang end lab")
+    assert "session 'lab' has ended" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="no session is running"):
+        cells.run("%gang end lab")
+
+
+def test_infer_runs_on_the_ranks_of_a_session(cells: Cells) -> None:
+    cells.run("import pandas as pd\nframe = pd.DataFrame({'x': range(10)})")
+    cells.on_ranks("scale = 3", "--np 2")
+    pids = cells.on_ranks(JOIN) or cells.all_ranks("os.getpid()")
+    predict = "def predict(batch): return {'y': batch['x'] * scale, 'pid': os.getpid()}"
+    for body in (predict, "scale = 4"):  # the ranks have ``predict`` from the first cell
+        cells.run(f"%%infer frame --session lab --quiet --batch-size 1 --out scored\n{body}")
+        scored = cells.shell.user_ns["scored"]
+        assert set(scored["pid"]) <= set(pids)
+    assert list(scored["y"]) == [4 * x for x in range(10)]
+    assert cells.all_ranks("scale") == [4, 4]
+    with pytest.raises(UsageError, match="--resume cannot tell"):
+        cells.run(f"%%infer frame --session lab --resume\n{predict}")
+
+
+@pytest.mark.horovod
+def test_horovod_is_initialized_again_after_a_failing_cell(cells: Cells) -> None:
+    cells.run("import horovod.torch as hvd")
+    pid = cells.on_ranks("hvd.init()\nos.getpid()", "--np 2 --with horovod")
+    with pytest.raises(RankFailedError, match="rank 1 failed: ValueError"):
+        cells.on_ranks("if hvd.rank() == 1: raise ValueError()\nhvd.allreduce(torch.ones(1))")
+    reduced = "hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), os.getpid()"
+    assert cells.on_ranks(reduced) == (2.0, pid)

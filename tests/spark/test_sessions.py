@@ -1,0 +1,68 @@
+"""Sessions of ranks on Spark: the barrier stage stays open, and its slots are held, between cells."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.driver import session as sessions
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements.spark import session as spark_sessions
+from hydrogen_magic.notebook.arguments import GangCommand
+from hydrogen_magic.notebook.gang_command import manage
+from tests import spark_ranks
+from tests.gangs import ended, wait_until, wait_until_gone
+from tests.spark_gangs import launch
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.usefixtures("spark", "warm_agents"),
+    pytest.mark.timeout(300),
+]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("classic", marks=pytest.mark.xdist_group("spark")),
+        pytest.param("connect", marks=pytest.mark.xdist_group("connect")),
+    ],
+)
+def spark(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def first() -> Iterator[Gang]:
+    """The first cell of a session of two ranks, which have joined each other and hold a variable."""
+    gang = ended(launch(spark_ranks.join, session="lab", np=2))
+    gang.raise_for_state()
+    yield gang
+    for lab in sessions.sessions():
+        lab.end()
+
+
+def test_the_stage_stays_open_until_the_session_ends(first: Gang) -> None:
+    found, again = (ended(launch(spark_ranks.joined, session="lab")).results for _ in range(2))
+    assert [rank for rank, _, _ in found] == [0, 1] and found == again
+    stage = f"hydrogen_magic-{first.id}-0"
+    held = functools.partial(spark_sessions.find().running_tasks, stage)
+    assert held() in (2, None), "None: the server does not tell"
+    listed: list[str] = []
+    manage(GangCommand(), listed.append)
+    assert f"spark: 2 slots on {os.uname().nodename}" in "".join(listed)
+    sessions.sessions()[0].end()
+    wait_until_gone([pid for _, _, pid in found])
+    wait_until(lambda: not held())
+
+
+def test_a_rank_that_ends_between_cells_ends_the_session(first: Gang) -> None:
+    (lab,) = sessions.sessions()
+    (_, _, pid), *_ = ended(launch(spark_ranks.joined, session="lab")).results
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: lab.why_ended)
+    assert lab.why_ended == "rank 0 ended while no cell ran" and "joined" in lab.loss

@@ -1,0 +1,88 @@
+"""What ranks of a session report about their names after a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from hydrogen_magic.node.worker import name_watch
+from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
+from hydrogen_magic.serialization.code_names import names_bound_by
+
+
+def changes(names: dict[str, Any], cell: str, sent: tuple[str, ...] = ()) -> NameChanges:
+    """Run a cell, and return what it did to ``names``, of which the notebook sent some."""
+    watch = NameWatch(names)
+    watch.start()
+    watch.begin(sent)
+    code = compile(cell, "<cell>", "exec")
+    exec(code, names)
+    return watch.end(names_bound_by(code))
+
+
+def _step(kind: str, **options: Any) -> Callable[[torch.nn.Module], None]:
+    def step(model: torch.nn.Module) -> None:
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1, **options)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+IN_PLACE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "list": ([[1], 2], lambda value: value[0].append(3)),
+    "array": (numpy.zeros((4, 4)).T[1:, ::2], lambda value: value.fill(1)),
+    "large array": (numpy.zeros(5000), lambda value: value.__setitem__(4999, 1)),
+    "optimizer": (torch.nn.Linear(2, 2), _step("SGD")),
+    "fused optimizer": (torch.nn.Linear(2, 2), _step("Adam", fused=True)),
+    "data": (torch.nn.Linear(2, 2), lambda model: model.weight.data.add_(1)),
+    "mode": (torch.nn.Linear(2, 2), lambda model: model.eval()),
+    "layer": (
+        torch.nn.Sequential(torch.nn.Linear(2, 2)),
+        lambda model: model.append(torch.nn.ReLU()),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_a_change_in_place_is_seen_once(kind: str) -> None:
+    value, change = IN_PLACE[kind]
+    names = {"x": value, "change": change}
+    watch = NameWatch(names)
+    watch.start()
+    watch.begin(["x"])
+    assert watch.end(()) == NameChanges(received=("x",))
+    for did in (("x",), ()):
+        watch.start()
+        watch.begin([])
+        change(value) if did else None
+        assert watch.end(()) == NameChanges(changed=did)
+
+
+def test_use_alone_is_no_change() -> None:
+    model, frame = torch.nn.Linear(2, 2), {"rows": numpy.arange(9000)}
+    cell = "model(ones).sum().backward(); total = frame['rows'].sum()"
+    names = {"model": model, "frame": frame, "ones": torch.ones(1, 2)}
+    assert changes(names, cell, ("model", "frame")) == NameChanges(("model", "frame"), ("total",))
+
+
+def test_assigned_names_are_those_of_the_code_and_those_that_refer_to_another_object() -> None:
+    names = {"a": 1, "b": [1], "c": {1}, "d": 1, "e": 1}
+    function = "def f():\n global c\n c = {1}\nf()"
+    cell = f"import os\na = 1\nglobals()['b'] = [1]\nfor d in [1]: pass\ndel e\n{function}"
+    found = changes(names, cell, tuple(names))
+    assert found == NameChanges(
+        ("a", "b", "c", "d", "e"), ("a", "b", "c", "d", "os", "f"), deleted=("e",)
+    )
+
+
+def test_a_value_too_large_to_compare_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_watch, "_MAX_BYTES", 1000)
+    names = {"large": torch.zeros(1000), "small": torch.zeros(10)}
+    assert changes(names, "small.add_(1)", ("large", "small")) == NameChanges(
+        ("large", "small"), changed=("small",), uncertain=("large",)
+    )

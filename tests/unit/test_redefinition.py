@@ -1,0 +1,160 @@
+"""Functions and classes that are defined again in a session."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import textwrap
+import types
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.node.worker import redefinition
+from hydrogen_magic.node.worker.module_importer import SessionFinder
+from hydrogen_magic.serialization.closure import ModuleSource
+
+EARLIER = """
+class Base:
+    def name(self): return "base"
+class Net(Base):
+    class Part:
+        def of(self): return 1
+    @property
+    def size(self): return 1
+    @staticmethod
+    def kind(): return 1
+    def name(self): return "net of " + super().name()
+    def gone(self): return 1
+class Deep(Net):
+    def name(self): return "deep " + super().name()
+def scale(x, by=1): return x * by
+"""
+LATER = """
+class Net(Base):
+    class Part:
+        def of(self): return 2
+    @property
+    def size(self): return 2
+    @staticmethod
+    def kind(): return 2
+    def name(self): return "new net of " + super().name()
+    def added(self): return self.value
+def scale(x, by=10): return x * by + 1
+"""
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the namespace of a ``__main__``."""
+    module = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(EARLIER, vars(module))
+    return vars(module)
+
+
+def redefine(main: dict[str, Any], source: str) -> list[str]:
+    """Run ``source`` as a later cell, whose definitions replace those of the ranks."""
+    earlier = dict(main)
+    exec(source, main)
+    return redefinition.replace(earlier, main)
+
+
+def test_existing_instances_get_the_new_class(main: dict[str, Any]) -> None:
+    net, deep, part = main["Net"](), main["Deep"](), main["Net"].Part()
+    net.value = 3
+    assert redefine(main, LATER) == []
+    assert isinstance(net, main["Net"]) and isinstance(deep, main["Net"])
+    assert (net.name(), net.size, net.kind(), net.added()) == ("new net of base", 2, 2, 3)
+    assert deep.name() == "deep new net of base"
+    assert part.of() == 2
+    assert not hasattr(net, "gone")
+    assert pickle.loads(pickle.dumps(net)).added() == copy.deepcopy(net).added() == 3
+
+
+def test_functions_that_objects_refer_to_run_the_new_code(main: dict[str, Any]) -> None:
+    net = main["Net"]()
+    callbacks = [main["scale"], net.name, main["Net"].kind]
+    redefine(main, LATER)
+    assert [callbacks[0](2), callbacks[1](), callbacks[2]()] == [21, "new net of base", 2]
+
+
+def test_a_closure_gets_what_the_new_one_refers_to(main: dict[str, Any]) -> None:
+    maker = "def maker(n):\n def add(x): return x + n\n return add\n"
+    exec(f"{maker}add = maker(1)", main)
+    callback = main["add"]
+    redefine(main, f"{maker}add = maker(5)")
+    assert callback(1) == 6
+
+
+def test_an_instance_of_another_layout_is_reported_and_keeps_its_class(
+    main: dict[str, Any],
+) -> None:
+    exec("class Row:\n __slots__ = ('a',)\n def of(self): return 1", main)
+    row = main["Row"]()
+    (warning,) = redefine(main, "class Row:\n __slots__ = ('a', 'b')\n def of(self): return 2")
+    assert "1 instance of the earlier class Row" in warning and "create it again" in warning
+    assert not isinstance(row, main["Row"])
+
+
+def test_definitions_of_other_modules_stay(main: dict[str, Any]) -> None:
+    exec("import textwrap\nclass Net(Base):\n of = textwrap.dedent\nf = textwrap.dedent", main)
+    redefine(main, "class Net(Base):\n of = textwrap.indent\nf = textwrap.indent")
+    assert textwrap.dedent("  a") == "a"
+
+
+def test_an_alias_and_a_base_keep_the_earlier_definition(main: dict[str, Any]) -> None:
+    redefine(main, "earlier = scale\ndef scale(x): return earlier(x) + 1")
+    assert main["scale"](2) == 3
+    redefine(main, "class Net(Net):\n def name(self): return 'more ' + super().name()")
+    assert main["Net"]().name() == "more net of base"
+
+
+# ── local modules ────────────────────────────────────────────────────────────────────────────────
+
+
+def sources(**texts: str) -> dict[str, ModuleSource]:
+    return {name: ModuleSource(text, f"/nowhere/{name}.py") for name, text in texts.items()}
+
+
+@pytest.fixture
+def finder(monkeypatch: pytest.MonkeyPatch) -> SessionFinder:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in ("low_level", "high_level"):
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    return SessionFinder()
+
+
+@pytest.mark.parametrize("order", [("high_level", "low_level"), ("low_level", "high_level")])
+def test_an_edited_module_is_loaded_again_where_it_is_used(
+    finder: SessionFinder, main: dict[str, Any], order: tuple[str, str]
+) -> None:
+    low = "class Layer:\n def of(self): return {0}\n{1}\ndef scale(): return {0}\n"
+    high = "import low_level\nfrom low_level import Layer, scale\ncount = []\ndef make(): return Layer()"
+    assert finder.update(sources(low_level=low.format(1, ""), high_level=high)) == []
+    for name in order:
+        exec(f"import {name}", main)
+    exec("from low_level import Layer, scale; layer = Layer(); hook = [scale]", main)
+    count = main["high_level"].count
+    edited = low.format(2, " def added(self): return 3")
+    (note,) = finder.update(sources(low_level=edited, high_level=high))
+    assert note == "the ranks loaded edited modules again: low_level"
+    made = main["high_level"].make()
+    assert (made.added(), main["layer"].added(), main["scale"](), main["hook"][0]()) == (3, 3, 2, 2)
+    assert type(made) is main["Layer"] is main["low_level"].Layer is type(main["layer"])
+    assert main["high_level"].count is count, "an unchanged module is left alone"
+    assert finder.update(sources(low_level=edited, high_level=high)) == []
+
+
+def test_a_broken_edit_raises_in_each_cell_until_it_is_repaired(
+    finder: SessionFinder, main: dict[str, Any]
+) -> None:
+    finder.update(sources(low_level="x = 1"))
+    exec("import low_level", main)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            finder.update(sources(low_level="1 / 0"))
+    finder.update(sources(low_level="x = 2"))
+    assert main["low_level"].x == 2

@@ -1,0 +1,226 @@
+"""Cells of a session in one process: what is captured for ranks that have names, and what they then hold."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.capture import SessionCapture
+from hydrogen_magic.capture.ownership import SessionNames
+from hydrogen_magic.capture.versions import versions_of
+from hydrogen_magic.core.events import HeldName
+from hydrogen_magic.driver import result_assignment
+from hydrogen_magic.driver.session import RankHoldings
+from hydrogen_magic.driver.state.gang_results import RankResults
+from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.node.worker import namespace, results
+from hydrogen_magic.node.worker.group_recovery import Groups
+from hydrogen_magic.node.worker.session_names import RankNames
+from hydrogen_magic.serialization.identity import Originals
+from tests.capture_rig import Notebook, open_notebook
+
+RANK_0 = frozenset({0})
+
+
+class Session:
+    """A notebook, and a rank of a session in the same process."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook = notebook
+        self.names = SessionNames()
+        self.originals = Originals()
+        self.rank = types.ModuleType("__main__")
+        self.rank_names = RankNames(vars(self.rank))
+        self.sent: list[str] = []
+        """Names that the last cell sent."""
+        self.holdings = RankHoldings()
+        self.params: Mapping[str, Any] = {}
+        """Values that tell the run apart in lists."""
+        self.warnings: list[str] = []
+
+    def cell(self, text: str, *, push: tuple[str, ...] = (), out: tuple[str, ...] = ()) -> Any:
+        """Run a cell of the session."""
+        session = SessionCapture(self.names, self.originals, RANK_0, push)
+        captured = self.notebook.capture(text, session=session, out=out)
+        use = captured.session
+        assert use is not None
+        use.check()
+        self.params = captured.params
+        self.sent = [i.name for i in captured.inventory if i.why.startswith("sent")]
+        self.rank_names.start()
+        loaded = namespace.load(captured.payload, self.rank, self.rank_names)
+        try:
+            value = loaded.run()
+        finally:
+            self.warnings = list(loaded.warnings)
+            report = self.rank_names.report(0.0, 0, Groups(""), self.warnings.append)
+            self.holdings = self.holdings.after(report)
+            self.names.after_cell(use, {0: report})
+        if out:
+            self._take(loaded, captured, out)
+        return value
+
+    def _take(self, loaded: Any, captured: Any, out: tuple[str, ...]) -> None:
+        parts: list[Any] = []
+        results.deliver(
+            loaded, None, 0, lambda part, section, on_write: parts.append((part, section))
+        )
+        found = RankResults(0, parts)
+        result_assignment.assign(found, out, self.notebook.names, captured.originals)
+        for name, version in versions_of(out, self.notebook.names, self.originals).items():
+            self.names.brought_back(name, version, RANK_0)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with open_notebook() as notebook:
+        yield Session(notebook)
+
+
+NET = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def forward(self, x):
+        return {}
+model = Net()
+"""
+
+
+def test_a_name_is_sent_once_and_again_after_each_kind_of_change(session: Session) -> None:
+    run = session.notebook.cell
+    run("import numpy as np, torch\na = np.zeros(9000); b = [1]; c = 5; d = {'t': torch.ones(2)}")
+    cell = "float(a.sum()), b, c, d['t'].tolist()"
+    assert session.cell(cell) == (0.0, [1], 5, [1.0, 1.0])
+    assert session.sent == ["a", "d", "b", "c"]
+    session.cell(cell)
+    assert session.sent == [] and session.params == {"c": 5}
+    run("a[8999] = 2; b.append(2); c = 6; d['t'] *= 3")
+    assert session.cell(cell) == (2.0, [1, 2], 6, [3.0, 3.0])
+    assert sorted(session.sent) == ["a", "b", "c", "d"]
+
+
+def test_a_model_trained_by_the_ranks_stays_until_the_user_decides(session: Session) -> None:
+    run = session.notebook.cell
+    run(NET.format("self.layer(x)"))
+    run("opt = torch.optim.SGD(model.parameters(), lr=0.1)")
+    train = "model(torch.ones(1, 2)).sum().backward(); opt.step()"
+    session.cell(train)
+    ours, theirs = session.notebook.names, vars(session.rank)
+    before = theirs["model"].layer.weight.detach().clone()
+    assert not before.equal(ours["model"].layer.weight)
+    assert session.cell("model.layer.weight.tolist()") == before.tolist()
+    run("model.layer.weight.data.zero_()")
+    with pytest.raises(CaptureError, match="`model`: the ranks changed it in Cell In"):
+        session.cell(train)
+    assert theirs["model"].layer.weight.equal(before)
+    session.cell("model", push=("model", "opt"))
+    assert not theirs["model"].layer.weight.any()
+    session.cell(train)
+    assert theirs["model"].layer.weight.all(), "the optimizer is still attached"
+
+
+def test_a_later_optimizer_is_attached_to_the_model_that_ranks_have(session: Session) -> None:
+    session.notebook.cell(NET.format("self.layer(x)"))
+    session.cell("seen = [model, model.layer.weight]")
+    session.notebook.cell("opt = torch.optim.SGD(model.parameters(), lr=0.1)")
+    held = "opt.param_groups[0]['params'][0] is model.layer.weight is seen[1], model is seen[0]"
+    assert session.cell(held) == (True, True)
+    assert session.sent == ["opt"]
+    session.notebook.cell("opt.param_groups[0]['lr'] = 5; model.eval()")
+    assert session.cell(held) == (True, True)
+    assert session.cell("opt.param_groups[0]['lr'], model.training") == (5, False)
+
+
+def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session) -> None:
+    session.notebook.cell(NET.format("self.layer(x)"))
+    session.cell("with torch.no_grad(): model.layer.weight += 1")
+    session.notebook.cell("weight = model.layer.weight; model.eval()")
+    with pytest.raises(CaptureError, match="--out model keeps those of the ranks"):
+        session.cell("model")
+    session.cell("model", out=("model",))
+    ours = session.notebook.names
+    assert ours["weight"] is ours["model"].layer.weight
+    assert ours["weight"].equal(vars(session.rank)["model"].layer.weight)
+    session.cell("model")
+    assert session.sent == []
+
+
+def test_a_redefined_class_replaces_that_of_the_ranks_model(session: Session) -> None:
+    session.notebook.cell(NET.format("self.layer(x)"))
+    session.cell("kept = model; kept.seen = 1")
+    session.notebook.cell("def act(x): return 0 * x + bias\nbias = 7\nunused = [model]")
+    forward = "act(self.layer(x)) if x.all() else later()"
+    session.notebook.cell(NET.format(forward).replace("model = Net()", "model.eval()"))
+    assert session.cell("kept(torch.ones(1, 2)).item()") == 7.0, "the cell does not name the class"
+    assert set(session.sent) == {"Net", "act", "bias"}
+    assert session.cell("kept.training, kept.seen") == (True, 1)
+    assert session.sent == []
+
+
+def test_a_class_that_a_cell_redefines_reaches_instances_after_it(session: Session) -> None:
+    session.cell("class A:\n    def f(self): return 1\na = A()\ndef g(): return 1\nhooks = [g]")
+    session.cell("class A:\n    def f(self): return 2\ndef g(): return 2")
+    assert session.cell("a.f(), isinstance(a, A), hooks[0]()") == (2, True, 2)
+
+
+def test_the_notebooks_older_value_of_a_name_that_ranks_assigned_is_not_sent(
+    session: Session,
+) -> None:
+    session.notebook.cell("x = 'old'")
+    session.cell("x = 'of the ranks'")
+    assert session.cell("x") == "of the ranks"
+    session.notebook.cell("x = 'newer'")
+    with pytest.raises(CaptureError, match="`x`: the ranks assigned it"):
+        session.cell("x")
+    assert session.cell("x", push=("x",)) == "newer"
+
+
+def test_a_number_assigned_again_is_seen_by_the_source_of_the_cell(session: Session) -> None:
+    session.notebook.cell("epoch = 0")
+    session.cell("epoch += 1")
+    assert session.cell("epoch") == 1
+    session.notebook.cell("epoch = 0")
+    with pytest.raises(CaptureError, match="`epoch`"):
+        session.cell("epoch")
+
+
+def test_what_the_ranks_change_in_place_is_kept_when_the_cell_fails(session: Session) -> None:
+    session.notebook.cell("log = []")
+    with pytest.raises(ZeroDivisionError):
+        session.cell("log.append(1); 1 / 0")
+    assert session.cell("log") == [1]
+    session.notebook.cell("log.append(2)")
+    with pytest.raises(CaptureError, match="`log`: the ranks changed it"):
+        session.cell("log")
+
+
+def test_an_optimizer_that_ranks_made_for_an_earlier_model_is_named(session: Session) -> None:
+    session.notebook.cell(NET.format("self.layer(x)"))
+    session.cell("opt = torch.optim.SGD(model.parameters(), lr=1)")
+    session.notebook.cell("model = Net()")
+    session.cell("model")
+    assert session.warnings == [
+        "the ranks got a new `model`, and `opt` still refers to the one before: create it again"
+    ]
+
+
+def test_holdings_follow_the_cells(session: Session) -> None:
+    session.notebook.cell("import numpy\nsent = numpy.zeros(3); gone = 1")
+    session.cell("import math\nmade = [sent, gone]\nclass Made: pass\ndef f(): pass")
+    assert session.holdings.names == {
+        "sent": HeldName("value", "ndarray", 24),
+        "gone": HeldName("value", "int"),
+        "math": HeldName("module", "module"),
+        "made": HeldName("value", "list"),
+        "Made": HeldName("class", "type"),
+        "f": HeldName("function", "function"),
+    }
+    session.cell("del gone, f; sent = 1.5")
+    assert session.holdings.names.keys() == {"sent", "math", "made", "Made"}
+    assert session.holdings.names["sent"] == HeldName("value", "float")
