@@ -61,6 +61,7 @@ __all__ = [
     "PLACEMENTS",
     "Placement",
     "Plan",
+    "Planner",
     "RENDEZVOUS",
     "Rendezvous",
     "RendezvousInfo",

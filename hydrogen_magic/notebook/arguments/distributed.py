@@ -85,6 +85,12 @@ def _parser(is_cell: bool) -> LineParser:
         "--save", type=typed(python_file), metavar="FILE.py", help="also write a script"
     )
     add_display(parser)
+    parser.add_argument(
+        "--outlive",
+        action="store_true",
+        default=None,
+        help="the gang continues when the kernel ends; implies --detach",
+    )
     if not is_cell:
         rest = argparse.REMAINDER
         parser.add_argument("-m", dest="module", nargs=rest, help="module to run, its arguments")

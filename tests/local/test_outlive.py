@@ -1,0 +1,222 @@
+"""Gangs that outlive their kernel (``--outlive``)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from jupyter_core.utils import ensure_event_loop
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
+from hydrogen_magic.driver.owner import connection
+from hydrogen_magic.driver.owner.connection import AttachedGang, attach
+from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
+from tests.gangs import ended, until, wait_until, wait_until_gone
+from tests.jupyter import Kernel
+
+TRAINING = """
+import pathlib, time
+import hydrogen_magic as hm
+print("begins", flush=True)
+for step in hm.track(range(10_000), desc="epoch"):
+    hm.log(step=step, loss=1 / (step + 1))
+    if pathlib.Path({go!r}).exists():
+        break
+    time.sleep(0.02)
+class Model:
+    weights = [step] * 3
+model = Model()
+hm.rank() + 41
+"""
+"""Trains until there is a file ``go``."""
+
+RESUMING = """
+import os, signal
+import hydrogen_magic as hm
+began = hm.checkpoint.load() or 0
+for step in range(began, 6):
+    hm.checkpoint.save(step + 1)
+    if step == 3 and began == 0 and hm.rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+began
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jupyter_loop() -> None:
+    """Make jupyter_core's event loop, which is never closed, before the first look for leaks."""
+    ensure_event_loop()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> str:
+    return TRAINING.format(go=str(tmp_path / "go"))
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, hydrogen_home: Path) -> Iterator[Kernel]:
+    kernel = Kernel(hydrogen_home, tmp_path)
+    kernel.load()
+    yield kernel
+    kernel.shut_down()
+
+
+Launch = Callable[..., AttachedGang]
+
+
+@pytest.fixture
+def launched(notebook_shell: InteractiveShell, training: str) -> Iterator[Launch]:
+    """Launches the training from this process."""
+    gangs = []
+
+    def launch(line: str = "--np 2", cell: str = training) -> AttachedGang:
+        gang = notebook_shell.run_cell_magic("distributed", f"--outlive {line}", cell)
+        assert isinstance(gang, AttachedGang)
+        gangs.append(gang)
+        return gang
+
+    yield launch
+    for gang in gangs:
+        if not gang.wait(0):
+            attach(gang.id, take=True).stop(kill=True)
+            gang.wait(60)
+
+
+def owner_of(gang_id: str) -> int:
+    """Return the pid of the gang's owner."""
+    found = run_log.summary(gang_id)
+    assert found is not None
+    return int(found.launched.owner.split(":")[1])
+
+
+def losses(gang_id: str, rank: int = 0) -> list[int]:
+    """Return the steps that the rank's record has."""
+    logged = (event for event in run_log.read(gang_id) if isinstance(event, ev.Metrics))
+    return [step for event in logged if event.rank == rank for step in event.steps]
+
+
+def terminal(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hydrogen_magic", "gang", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
+    kernel: Kernel, training: str, tmp_path: Path
+) -> None:
+    launched = kernel.run(f"%%distributed --np 2 --outlive --out model\n{training}")
+    assert not launched.error and "is stopped after 24 hours" in launched.stream()
+    gang_id = kernel.value("_.id").strip("'")
+    wait_until(lambda: len(losses(gang_id)) > 5)
+    kernel.restart(now=False)
+    assert f"gang {gang_id} is still running (cell 2, since " in (said := kernel.load())
+    assert f" %): %gang attach {gang_id}" in said
+    assert gang_id in (listed := kernel.run("%gang").stream()) and "RUNNING" in listed
+    attached = kernel.run(f"%gang attach {gang_id}")
+    assert "begins" in attached.stream()  # printed before there was this kernel
+    os.kill(kernel.pid, signal.SIGKILL)
+    kernel.revive()
+    at = len(losses(gang_id))
+    wait_until(lambda: len(losses(gang_id)) > at)
+    kernel.load()
+    kernel.run(f"gang = get_ipython().run_line_magic('gang', 'attach {gang_id}')")
+    refused = kernel.run(f"%gang attach {gang_id} --out model")
+    assert "is still running" in refused.stream("stderr")
+    (tmp_path / "go").touch()
+    assert kernel.value("gang.wait(60), gang.result, gang.results") == "(True, 41, [41, 42])"
+    assert kernel.value("sorted(gang.metrics[gang.metrics['rank'] == 0].step) == list(range(max("
+                        "gang.metrics.step) + 1))") == "True"  # fmt: skip
+    kernel.run("model = 'mine'")
+    assert kernel.value("gang.out['model'].weights[0] > 5, model") == "(True, 'mine')"
+    taken = kernel.run(f"%gang attach {gang_id} --out model")
+    assert "assigned model (replaced: model)" in taken.stream()
+    assert kernel.value("model.weights[0] > 5") == "True"
+    assert sorted(os.listdir(run_log.run_dir(gang_id))) == [
+        "events.jsonl", "rank-0.log", "rank-1.log", "results-0", "results-1",
+    ]  # fmt: skip
+
+
+def test_one_controls_and_others_watch(launched: Launch) -> None:
+    gang = launched()
+    watching = connection.connect(gang.id, "control").follow()
+    assert [event for event in watching.events() if isinstance(event, ev.GangLaunched)]
+    with pytest.raises(HydrogenError, match=r"is controlled by .*stop it there, or take control"):
+        watching.stop()
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    assert "running" not in watching.stacks().get(0, "running"), "whoever watches sees stacks"
+    refused = terminal("stop", gang.id)
+    assert (refused.returncode, "is controlled by" in refused.stderr) == (1, True)
+    assert watching.connection is not None
+    watching.connection.take_control()
+    with pytest.raises(HydrogenError, match="is controlled by"):
+        wait_until(lambda: gang.record(False))
+    watching.connection.close()
+    assert gang.connection is not None
+    wait_until(lambda: gang.connection.control.is_yours)
+    gang.stop()
+    ended(gang)
+    assert (gang.state, gang.snapshot().reason) == ("STOPPED", "stopped by you")
+    with pytest.raises(GangStoppedError):
+        gang.raise_for_state()
+
+
+def test_a_terminal_lists_follows_and_stops_it(launched: Launch, tmp_path: Path) -> None:
+    gang = launched("--np 2 --name night")
+    assert "night" in terminal("list").stdout
+    command = [sys.executable, "-m", "hydrogen_magic", "gang", "attach", "night"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert any("begins" in line for line in following.stdout)
+        following.send_signal(signal.SIGINT)
+        assert "continues" in following.stdout.read()
+    assert following.returncode == 0
+    assert not gang.wait(0.2)
+    assert "begins" in terminal("logs", gang.id, "--rank", "1").stdout
+    stopped = terminal("stop", gang.id, "--take")
+    assert stopped.stdout == f"stopping gang {gang.id}\n"
+    assert ended(gang).state == "STOPPED"
+    after = terminal("attach", gang.id)
+    assert (after.returncode, "begins" in after.stdout) == (1, True)
+
+
+def test_its_ranks_end_with_its_owner(launched: Launch, kernel: Kernel) -> None:
+    gang = launched()
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    pids = [rank.pid for rank in gang.ranks if rank.pid is not None]
+    os.kill(owner_of(gang.id), signal.SIGKILL)
+    wait_until_gone(pids)
+    ended(gang)
+    assert (gang.state, gang.snapshot().reason) == ("STOPPED", ev.OWNER_ENDED)
+    kernel.run("%unload_ext hydrogen_magic")
+    said = kernel.load()
+    assert f"gang {gang.id} has ended: its owner process ended unexpectedly" in said
+
+
+def test_a_terminated_owner_stops_its_gang(launched: Launch) -> None:
+    gang = launched()
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    os.kill(owner_of(gang.id), signal.SIGTERM)
+    assert "its owner process was terminated" in ended(gang).snapshot().reason
+
+
+def test_a_launch_that_fails_is_raised_in_the_kernel(
+    launched: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(PlacementError, match="GPU"):
+        launched("--np 2 --gpu")
+
+
+def test_it_is_retried_from_its_checkpoint_while_nobody_is_attached(launched: Launch) -> None:
+    gang = launched("--np 2 --retries 1", RESUMING)
+    assert gang.connection is not None
+    gang.connection.close()
+    wait_until_gone([owner_of(gang.id)])
+    again = connection._ended(gang.id)
+    assert (again.result, again.snapshot().attempt, again.state) == (4, 1, "SUCCEEDED")
