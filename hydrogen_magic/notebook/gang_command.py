@@ -244,7 +244,9 @@ def reachable(name: str | None, *, take: bool = False) -> Gang:
     if not live and not outliving:
         raise ArgumentsError("this kernel has started no gang yet")
     found = _complete(name, {**outliving, **_named(live)}, "of this kernel")
-    return attach(found, take=take) if take or found in outliving else live[found]
+    known = live.get(found)
+    is_attached = known is None or (take and known.snapshot().outlives)
+    return attach(found, take=take) if is_attached else live[found]
 
 
 def _find(name: str | None) -> Gang | RecordedGang:

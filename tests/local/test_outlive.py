@@ -152,12 +152,10 @@ def test_one_controls_and_others_watch(launched: Launch) -> None:
     assert "running" not in watching.stacks().get(0, "running"), "whoever watches sees stacks"
     refused = terminal("stop", gang.id)
     assert (refused.returncode, "is controlled by" in refused.stderr) == (1, True)
-    assert watching.connection is not None
     watching.connection.take_control()
     with pytest.raises(HydrogenError, match="is controlled by"):
         wait_until(lambda: gang.record(False))
     watching.connection.close()
-    assert gang.connection is not None
     wait_until(lambda: gang.connection.control.is_yours)
     gang.stop()
     ended(gang)
@@ -215,8 +213,7 @@ def test_a_launch_that_fails_is_raised_in_the_kernel(
 
 def test_it_is_retried_from_its_checkpoint_while_nobody_is_attached(launched: Launch) -> None:
     gang = launched("--np 2 --retries 1", RESUMING)
-    assert gang.connection is not None
     gang.connection.close()
     wait_until_gone([owner_of(gang.id)])
-    again = connection._ended(gang.id)
+    again = attach(gang.id)
     assert (again.result, again.snapshot().attempt, again.state) == (4, 1, "SUCCEEDED")

@@ -45,7 +45,7 @@ _RECORD_S = 15.0
 class AttachedGang(Gang):
     """A gang that another process owns."""
 
-    connection: OwnerConnection | None = None
+    connection: OwnerConnection
 
 
 class OwnerConnection:
@@ -56,7 +56,8 @@ class OwnerConnection:
         self._sock = sock
         self._reader = framing.FrameReader(sock)
         self._sending = threading.Lock()
-        self._is_closed = False
+        self.is_open = True
+        """False after :meth:`close`."""
         self._send(Attach(wants, _own_name()))
         self.attached = self._first_answer()
         self._has_history = threading.Event()
@@ -78,7 +79,7 @@ class OwnerConnection:
 
     def close(self) -> None:
         """Detach; the gang continues."""
-        self._is_closed = True
+        self.is_open = False
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -125,7 +126,7 @@ class OwnerConnection:
             return answer
         self._sock.close()
         if isinstance(answer, LaunchRefused):
-            raise answer_error(answer)
+            raise _error_of(answer)
         raise ConnectionError("the owner process exited")
 
     def _reports(self) -> Iterator[OwnerReport]:
@@ -141,11 +142,11 @@ class OwnerConnection:
             pass  # closed, or of another version: the record has the rest
         finally:
             self._has_history.set()
-        if self._is_closed:
-            run.finish()  # views of the gang end, too
-        else:
+        if self.is_open:
             _finish(run)
             self._sock.close()
+        else:
+            run.finish()  # views of the gang end, too
 
     def _take(self, report: OwnerReport, run: GangRun) -> None:
         if isinstance(report, Control):
@@ -182,7 +183,7 @@ def _add_rest(run: GangRun) -> None:
         run.log.append(ev.GangEnded(run.state.now_s, "STOPPED", reason))
 
 
-def answer_error(refused: LaunchRefused) -> Exception:
+def _error_of(refused: LaunchRefused) -> Exception:
     """Return the error of a launch that the owner refused."""
     from hydrogen_magic import errors
 
@@ -195,7 +196,7 @@ def answer_error(refused: LaunchRefused) -> Exception:
 def _own_name() -> str:
     """Return what messages call this process."""
     notebook = os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
-    return f"{notebook or 'another kernel'} (pid {os.getpid()})"
+    return f"{notebook} (process {os.getpid()})" if notebook else f"process {os.getpid()}"
 
 
 # ── attaching ────────────────────────────────────────────────────────────────────────────────────
@@ -208,7 +209,7 @@ def attach(gang_id: str, *, take: bool = False) -> Gang:
     runs on another machine.
     """
     known = launcher.gangs().get(gang_id)
-    if isinstance(known, AttachedGang) and known.connection is not None:
+    if isinstance(known, AttachedGang) and known.connection.is_open:
         if take and not known.snapshot().is_terminal:
             known.connection.take_control()
         return known

@@ -43,7 +43,9 @@ class _Connection:
         self.sock = sock
         self.name = attach.name
         self.is_lost = False
-        self._known: Control | None = None
+        self.sending: threading.Thread | None = None
+        self.known_control: Control | None = None
+        """What the other end knows of who has control."""
 
     def send(self, report: OwnerReport) -> None:
         try:
@@ -53,9 +55,9 @@ class _Connection:
 
     def send_control(self, control: Control) -> None:
         """Send who has control, if that has changed."""
-        if self._known not in (None, control):
+        if control != self.known_control:
+            self.known_control = control
             self.send(control)
-        self._known = control
 
 
 class OwnerServer:
@@ -68,7 +70,6 @@ class OwnerServer:
         """Those that may have control, oldest first."""
         self._controller: _Connection | None = None
         self._lock = threading.Lock()
-        self._sending: list[threading.Thread] = []
 
     def start(self) -> None:
         """Accept connections from now on."""
@@ -83,8 +84,8 @@ class OwnerServer:
         self._listener.close()
         deadline_s = time.monotonic() + _FLUSH_S
         with self._lock:
-            sending = list(self._sending)
-        for thread in sending:
+            sending = [connection.sending for connection in self._connections]
+        for thread in filter(None, sending):
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _accept(self) -> None:
@@ -117,15 +118,16 @@ class OwnerServer:
                 self._end(connection)
 
     def _begin(self, connection: _Connection, *, is_taken: bool) -> None:
-        sending = threading.Thread(target=self._send_events, args=(connection,), daemon=True)
         with self._lock:
             self._connections.append(connection)
             if is_taken or self._controller is None:
                 self._controller = connection
-            self._sending.append(sending)
-        connection.send_control(self._control_of(connection))
-        connection.send(self._attached(connection))
+        attached = self._attached(connection)
+        connection.known_control = attached.control
+        connection.send(attached)
+        sending = threading.Thread(target=self._send_events, args=(connection,), daemon=True)
         sending.start()
+        connection.sending = sending
 
     def _end(self, connection: _Connection) -> None:
         """Pass its control on to the connection that has waited longest."""
