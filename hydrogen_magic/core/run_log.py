@@ -36,6 +36,9 @@ from hydrogen_magic.errors import HydrogenError
 OWNER_SOCKET = "owner.sock"
 """Where the owner of a gang that outlives its kernel listens, in the directory of its run."""
 
+UNSEEN = "unseen"
+"""File of a gang that outlived its kernel and ended while no kernel was attached."""
+
 _EVENTS = "events.jsonl"
 _KEEP_RUNS = 50
 """Weeks of work for one person; most records are well below a megabyte."""

@@ -23,6 +23,7 @@ from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import clean, final_lines
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
+from hydrogen_magic.notebook.outliving import attachable_lines
 from hydrogen_magic.views import draws_html, draws_widgets, pick_view
 from hydrogen_magic.views.tables import gangs_table
 from hydrogen_magic.views.text_table import gang_lines
@@ -113,6 +114,7 @@ def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write)
 def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     states = history.states(_LISTED_RUNS)
     say(gangs_table(states) if states else ["no gang has run yet: start one with %%distributed"])
+    say(list(attachable_lines()))
 
 
 def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:

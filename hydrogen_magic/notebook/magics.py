@@ -390,7 +390,7 @@ def load(shell: InteractiveShell) -> None:
     shell.register_magics(magic)
     shell.events.register("post_run_cell", magic.get_ready)
     _report_stopped_runs()
-    for line in outliving.running_lines():
+    for line in outliving.attachable_lines():
         print(line)
 
 

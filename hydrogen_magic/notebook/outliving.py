@@ -25,15 +25,23 @@ def is_outliving(gang_id: str) -> bool:
     return found is not None and found.launched.outlives
 
 
-def running_lines() -> Iterator[str]:
-    """Yield a line for each gang that runs without this kernel."""
+def attachable_lines() -> Iterator[str]:
+    """Yield a line for each gang that runs without this kernel, or ended without any."""
     for found in run_log.recent():
-        launched = found.launched
-        is_running = found.ended is None and run_log.is_alive(launched.owner)
-        if launched.outlives and is_running and found.gang not in launcher.gangs():
-            known = [launched.name, _since(launched.wall_time), _progress(found.gang)]
-            about = ", ".join(filter(None, known))
-            yield f"gang {found.gang} is still running ({about}): %gang attach {found.gang}"
+        is_elsewhere = found.launched.outlives and found.gang not in launcher.gangs()
+        if is_elsewhere and (state := _state(found)):
+            yield f"gang {found.gang} {state}: %gang attach {found.gang}"
+
+
+def _state(found: run_log.Summary) -> str:
+    """Return what a new kernel should know of a gang, empty for nothing."""
+    about = [found.launched.name, _since(found.launched.wall_time)]
+    if found.ended is None and run_log.is_alive(found.launched.owner):
+        about += filter(None, [_progress(found.gang)])
+        return f"is still running ({', '.join(about)})"
+    if found.ended is not None and (run_log.run_dir(found.gang) / run_log.UNSEEN).exists():
+        return f"has ended: {found.ended.reason} ({', '.join(about)})"
+    return ""
 
 
 def ended_lines(gang_ids: Iterable[str]) -> Iterator[str]:

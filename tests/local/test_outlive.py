@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,11 +16,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_core.utils import ensure_event_loop
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import run_log
-from hydrogen_magic.driver.owner import connection
+from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.driver.owner import connection, local_socket
 from hydrogen_magic.driver.owner.connection import AttachedGang, attach
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
-from tests.gangs import ended, until, wait_until, wait_until_gone
+from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
 from tests.jupyter import Kernel
 
 TRAINING = """
@@ -113,11 +115,14 @@ def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
     launched = kernel.run(f"%%distributed --np 2 --outlive --out model\n{training}")
     assert not launched.error and "is stopped after 24 hours" in launched.stream()
     gang_id = kernel.value("_.id").strip("'")
+    (owner,) = processes.processes([owner_of(gang_id)])
+    # Other programs end the children of a kernel, or its session, when they end the kernel.
+    assert owner.ppid != kernel.pid and os.getsid(owner.pid) != os.getsid(kernel.pid)
     wait_until(lambda: len(losses(gang_id)) > 5)
     kernel.restart(now=False)
     assert f"gang {gang_id} is still running (cell 2, since " in (said := kernel.load())
     assert f" %): %gang attach {gang_id}" in said
-    assert gang_id in (listed := kernel.run("%gang").stream()) and "RUNNING" in listed
+    assert f"gang {gang_id} is still running" in kernel.run("%gang").stream()
     attached = kernel.run(f"%gang attach {gang_id}")
     assert "begins" in attached.stream()  # printed before there was this kernel
     os.kill(kernel.pid, signal.SIGKILL)
@@ -215,5 +220,43 @@ def test_it_is_retried_from_its_checkpoint_while_nobody_is_attached(launched: La
     gang = launched("--np 2 --retries 1", RESUMING)
     gang.connection.close()
     wait_until_gone([owner_of(gang.id)])
+    assert f"gang {gang.id} has ended: 2 ranks finished (" in (listed := terminal("list").stdout)
+    assert listed.endswith(f": %gang attach {gang.id}\n")
     again = attach(gang.id)
     assert (again.result, again.snapshot().attempt, again.state) == (4, 1, "SUCCEEDED")
+    assert "has ended" not in terminal("list").stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_not_served(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with local_socket.listen(tmp_path) as listener, local_socket.connect(tmp_path, 5) as mine:
+        assert stat.S_IMODE((tmp_path / run_log.OWNER_SOCKET).stat().st_mode) == 0o600
+        own, _ = listener.accept()
+        with own:
+            assert local_socket.is_of_this_user(own) and mine.fileno() >= 0
+        (tmp_path / run_log.OWNER_SOCKET).chmod(0o666)
+        listener.settimeout(PATIENCE_S)
+        code = f"import os, socket\nos.chdir({str(tmp_path)!r})\nos.setuid(65534)\n"
+        code += "sock = socket.socket(socket.AF_UNIX)\nsock.connect('owner.sock')\nsock.recv(1)"
+        with subprocess.Popen([sys.executable, "-c", code]) as other:
+            sock, _ = listener.accept()
+            with sock:
+                assert not local_socket.is_of_this_user(sock)
+        assert other.returncode == 0
+
+
+@pytest.mark.exhaustive
+def test_a_full_disk_is_reported_and_loses_nothing(launched: Launch, tmp_path: Path) -> None:
+    gang = launched()
+    owner = owner_of(gang.id)
+    until(gang, lambda: gang.snapshot().last_metrics)
+    soft, hard = resource.prlimit(owner, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    until(gang, lambda: "the rest of this run is not recorded" in notices_of(gang))
+    shown = len(gang.events())
+    until(gang, lambda: len(gang.events()) > shown + 10)
+    (tmp_path / "go").touch()
+    wait_until(lambda: "the results cannot be stored in the run log" in notices_of(gang))
+    resource.prlimit(owner, resource.RLIMIT_FSIZE, (soft, hard))
+    assert ended(gang).results == [41, 42]
+    assert run_log.read(gang.id) == gang.events()

@@ -38,6 +38,8 @@ from hydrogen_magic.views import static_picture
 _ANSWER_S = 5.0
 """How long an owner may take to answer; a stopped process (SIGSTOP) does not."""
 _POLL_S = 0.1
+_HISTORY_S = 60.0
+"""Later events are added while the gang is shown; a gigabyte of them arrives in less."""
 _RECORD_S = 15.0
 """How long agents may take to end a gang whose owner was killed."""
 
@@ -73,7 +75,7 @@ class OwnerConnection:
         gang.connection = self
         name = f"hydrogen_magic connection to gang {gang.id}"
         threading.Thread(target=self._follow, args=(run, gang), name=name, daemon=True).start()
-        self._has_history.wait()
+        self._has_history.wait(_HISTORY_S)
         launcher.register(gang)
         return gang
 
@@ -246,6 +248,7 @@ def _silent(gang_id: str) -> str:
 def _ended(gang_id: str) -> Gang:
     """Return a gang that has ended, from its record."""
     path = run_log.run_dir(gang_id)
+    (path / run_log.UNSEEN).unlink(missing_ok=True)
     results = SavedResults(gang_id, path)
     run = GangRun(gang_id, run_log.Record(path, None, lambda text: None), results=results)
     for event in run_log.read(gang_id):

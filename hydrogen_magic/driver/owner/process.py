@@ -44,6 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     server = OwnerServer(gang, listener)
     server.serve(sock, reader)
     _own(gang, server)
+    if not server.is_attended:
+        (gang.folder / run_log.UNSEEN).touch(mode=0o600)
     _write_timeline(gang, request.spec.timeline)
     with suppress(OSError):  # still full
         run_log.complete(gang.id, gang.events())

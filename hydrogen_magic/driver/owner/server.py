@@ -79,6 +79,11 @@ class OwnerServer:
         """Serve one connection, of which ``reader`` may have read the beginning."""
         threading.Thread(target=self._serve, args=(sock, reader), daemon=True).start()
 
+    @property
+    def is_attended(self) -> bool:
+        """Whether a kernel or a terminal is attached."""
+        return self._controller is not None
+
     def close(self) -> None:
         """Return when every connection has all events, or is too slow."""
         self._listener.close()

@@ -87,6 +87,7 @@ def _started(request: OwnGang, captured: Captured) -> OwnerConnection:
             why = said.splitlines()[-1] if said else str(error)
             raise PlacementError(f"the owner process of the gang did not start: {why}") from error
         finally:
+            starting.kill()  # it has exited, unless its start took too long
             starting.wait()
 
 
