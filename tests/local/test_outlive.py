@@ -260,3 +260,18 @@ def test_a_full_disk_is_reported_and_loses_nothing(launched: Launch, tmp_path: P
     resource.prlimit(owner, resource.RLIMIT_FSIZE, (soft, hard))
     assert ended(gang).results == [41, 42]
     assert run_log.read(gang.id) == gang.events()
+
+
+def test_its_limit_and_its_timeline_need_no_kernel(
+    notebook_shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wait.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
+    line = "--outlive --np 1 --timeout 3s --timeline trace.json wait.py"
+    gang = notebook_shell.run_line_magic("distributed", line)
+    assert isinstance(gang, AttachedGang)
+    gang.connection.close()
+    wait_until_gone([owner_of(gang.id)])
+    again = attach(gang.id)
+    assert again.snapshot().reason == "stopped: it ran longer than --timeout 3 s"
+    assert "waits" in again.logs[0] and "traceEvents" in Path("trace.json").read_text()
