@@ -107,7 +107,7 @@ class OwnerServer:
     # ── one connection ──
 
     def _serve(self, sock: socket.socket, reader: framing.FrameReader) -> None:
-        with sock, suppress(MessageError, OSError):  # malformed, or lost: this connection ends
+        with sock, suppress(ValueError, OSError):  # malformed, or lost: this connection ends
             attach = _next(reader)
             if not isinstance(attach, Attach):
                 return
