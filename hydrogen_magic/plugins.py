@@ -67,6 +67,7 @@ __all__ = [
     "PLACEMENTS",
     "Placement",
     "Plan",
+    "Planner",
     "RENDEZVOUS",
     "Rendezvous",
     "RendezvousInfo",

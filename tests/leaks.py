@@ -125,8 +125,9 @@ def _is_ours(environment: dict[str, str]) -> bool:
 
 
 def is_agent(pid: int) -> bool:
-    """True for a process that runs the agent (or was forked from one)."""
-    return "hydrogen_magic.node.agent" in command(pid)
+    """True for a process that runs the agent (or was forked from one), or owns a gang."""
+    run = command(pid)
+    return "hydrogen_magic.node.agent" in run or "hydrogen_magic.driver.owner" in run
 
 
 def gang_processes(everything: Iterable[processes.Process]) -> dict[int, str]:

@@ -195,7 +195,7 @@ class Builder:
             self._params(),
             self._digests,
             lambda: self._digests_of(self._settings.of_objects()),
-            self.use,
+            session=self.use,
         )
 
     def _session_names(self) -> SessionSends | None:

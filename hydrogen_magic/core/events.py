@@ -23,6 +23,8 @@ from hydrogen_magic.core.validation import checked, plain
 
 KERNEL_ENDED = "the kernel ended"
 """Reason of a gang whose agent outlived the kernel for a moment: the user has not seen it yet."""
+OWNER_ENDED = "the owner process ended"
+"""The same for a gang with an owner of its own (``--outlive``)."""
 
 
 # ── parts of events ──────────────────────────────────────────────────────────────────────────────
@@ -85,13 +87,17 @@ class GangLaunched:
     wall_time: float
     """Unix time of the launch, the one wall-clock time in a record."""
     owner: str
-    """``boot id:pid:start time`` of the kernel: shows after a restart whether it is still alive."""
+    """``boot id:pid:start time`` of the kernel or other owner: shows later whether it is still alive."""
     cells: Mapping[str, str]
     """File name in tracebacks -> the label shown to the user ("Cell In[5]")."""
     name: str = ""
     """Name of the run: of ``--name``, or of its notebook and cell."""
     params: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     """Plain values that the cell captured, such as ``lr``, by name."""
+    host: str = ""
+    """Machine of the owner."""
+    outlives: bool = False
+    """The owner is a process of its own, which outlives the kernel."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class JobSpec:
     """Record spans: ``""`` only displays them, a path also writes a Chrome trace."""
     detach: bool = False
     """Return a handle at once instead of waiting."""
+    outlive: bool = False
+    """The gang continues when its kernel ends; implies ``detach``."""
     quiet: bool = False
     """No live view; only output and result."""
     display: tuple[int, ...] = (0,)

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeVar
 
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.core.timeline_files import LibraryTimeline
 from hydrogen_magic.core.validation import EventError, checked, plain
@@ -43,6 +44,14 @@ class AgentReport(Message):
 
 class TaskCommand(Message):
     """From the kernel to a Spark task of ``%%infer``."""
+
+
+class OwnerCommand(Message):
+    """From a kernel or a terminal to the owner of a gang that outlives its kernel."""
+
+
+class OwnerReport(Message):
+    """From such an owner to a kernel or a terminal."""
 
 
 @dataclass(frozen=True)
@@ -861,6 +870,107 @@ class TaskStatus(Message):
     """The one under way, and those that ended since the last report."""
     stacks: str = ""
     """The stacks of its threads, after :class:`ReportStacks`."""
+
+
+# ── gangs that outlive their kernel ──────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class OwnGang(Message):
+    """To a new owner: what it launches. The closure comes with it, as a memory file."""
+
+    spec: JobSpec
+    title: str
+    cells: Mapping[str, str]
+    params: Mapping[str, bool | int | float | str] = field(repr=False)
+    preload: tuple[str, ...]
+    required_modules: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """As in :class:`~hydrogen_magic.capture.values.Captured`."""
+    env: Mapping[str, str] = field(repr=False)
+    """Environment of the kernel."""
+    cwd: str
+    sys_path: tuple[str, ...]
+    shadowed: tuple[str, ...]
+    """Modules of the standard library that :attr:`sys_path` hides."""
+
+
+@dataclass(frozen=True)
+class Attach(OwnerCommand):
+    """First message of every connection; answered by :class:`Attached`."""
+
+    wants: str
+    """``status`` (the answer alone), ``control`` (if nobody else has it) or ``take`` (in any case)."""
+    name: str
+    """Who asks, for messages to the others."""
+
+
+@dataclass(frozen=True)
+class TakeControl(OwnerCommand):
+    """From now on this connection controls the gang."""
+
+
+@dataclass(frozen=True)
+class StopGang(OwnerCommand):
+    """As :meth:`hydrogen_magic.Gang.stop`."""
+
+    kill: bool
+
+
+@dataclass(frozen=True)
+class ReportGangStacks(OwnerCommand):
+    """As :meth:`hydrogen_magic.Gang.ask_stacks`."""
+
+
+@dataclass(frozen=True)
+class RecordGang(OwnerCommand):
+    """As :meth:`hydrogen_magic.Gang.record`."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class ProfileGang(OwnerCommand):
+    """As :meth:`hydrogen_magic.Gang.profile`."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
+class LaunchRefused(OwnerReport):
+    """There is no gang: its launch raised an error."""
+
+    error: str
+    """Name of its class."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Control(OwnerReport):
+    """Who controls the gang."""
+
+    is_yours: bool
+    holder: str
+    """Name of the connection that has control; empty for none."""
+
+
+@dataclass(frozen=True)
+class Attached(OwnerReport):
+    """The gang at the time of :class:`Attach`; all its events follow."""
+
+    gang: str
+    control: Control
+    n_events: int
+    progress: float | None
+    """0 to 1 if a rank shows how far it is."""
+
+
+@dataclass(frozen=True)
+class OwnerEvents(OwnerReport):
+    """The gang's next events."""
+
+    events: tuple[object, ...]
+    """As :func:`hydrogen_magic.core.events.encode` returns them."""
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────

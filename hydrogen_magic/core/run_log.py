@@ -7,6 +7,8 @@ died. There is one directory per gang, readable only by its owner::
                                      rank-<r>.log     written by the agent
                                      <library>-timeline-<n>.json   written by the library
                                      kept/           finished rows of %%infer, or a link to them
+                                     owner.sock      where the owner of an outliving gang listens
+                                     results-<r>     results of a rank that no kernel has got
 
 A record is optional: failure to write it never disturbs the run.
 """
@@ -22,13 +24,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.errors import HydrogenError
+
+OWNER_SOCKET = "owner.sock"
+"""Where the owner of a gang that outlives its kernel listens, in the directory of its run."""
+
+UNSEEN = "unseen"
+"""File of a gang that outlived its kernel and ended while no kernel was attached."""
 
 _EVENTS = "events.jsonl"
 _KEEP_RUNS = 50
@@ -143,6 +152,8 @@ class Record:
 
     def append(self, event: ev.Event) -> None:
         """Write ``event``. An error of the disk does not raise: it is reported once, and writing stops."""
+        if self._fd is None:
+            return
         line = _line(event)
         problem = None
         with self._lock:
@@ -285,23 +296,50 @@ def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
 
 
 def end_abandoned(gang_id: str) -> None:
-    """Record that the user has been informed of a run that ended because its kernel did."""
-    write_end(run_dir(gang_id), "its kernel ended")
+    """Record that the user has been informed of a run that ended because its owner did."""
+    found = summary(gang_id)
+    write_end(run_dir(gang_id), "its kernel ended" if found is None else why_over(found.launched))
+
+
+def why_over(launched: ev.GangLaunched) -> str:
+    """Return why a gang is over whose owner no longer runs."""
+    boots = (owner.partition("/")[0] for owner in (launched.owner, _machine()))
+    if launched.host == os.uname().nodename and len(set(boots)) > 1:
+        return "its machine was restarted"
+    return "its owner process ended unexpectedly" if launched.outlives else "its kernel ended"
+
+
+def complete(gang_id: str, events: Sequence[ev.Event]) -> None:
+    """Append what the record lacks of ``events``, all those of a run: its disk was full for a while.
+
+    Raises OSError.
+    """
+    with open(run_dir(gang_id) / _EVENTS, "r+b", buffering=0) as file:
+        data = file.readall()
+        end = data.rfind(b"\n") + 1
+        file.truncate(end)
+        file.seek(end)
+        file.write(b"".join(map(_line, events[data.count(b"\n", 0, end) :])))
 
 
 def write_end(run_dir: Path, reason: str) -> None:
-    """Finish the record of a gang whose kernel has exited: ``STOPPED``, for ``reason``.
+    """Finish the record of a gang whose owner has exited: ``STOPPED``, for ``reason``.
 
     Does nothing if the record is damaged or cannot be written: the record is optional, and the
     agent that writes it has processes to end.
     """
+    with suppress(OSError):
+        (run_dir / OWNER_SOCKET).unlink(missing_ok=True)
     try:
         fd = os.open(run_dir / _EVENTS, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
         # Unbuffered: a full disk must raise here, not when the file is closed.
         with os.fdopen(fd, "r+b", buffering=0) as file:
             data = file.readall()
             complete = data.rfind(b"\n") + 1
-            last = complete and _decode(data[:complete].splitlines()[-1], run_dir.name)
+            lines = data[:complete].splitlines()
+            last = complete and _decode(lines[-1], run_dir.name)
+            if reason == ev.KERNEL_ENDED and complete and _outlives(lines[0], run_dir.name):
+                reason = ev.OWNER_ENDED
             end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason)
             file.truncate(complete)  # removes a line that a killed kernel did not complete
             file.write(_line(end))
@@ -309,8 +347,13 @@ def write_end(run_dir: Path, reason: str) -> None:
         return
 
 
+def _outlives(first: bytes, gang_id: str) -> bool:
+    launched = _decode(first, gang_id)
+    return isinstance(launched, ev.GangLaunched) and launched.outlives
+
+
 def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
-    told = found.ended is not None and found.ended.reason != ev.KERNEL_ENDED
+    told = found.ended is not None and found.ended.reason not in (ev.KERNEL_ENDED, ev.OWNER_ENDED)
     if told or is_alive(found.launched.owner):
         return False
     if _machine_of(found.launched.owner) == _machine():

@@ -42,7 +42,7 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 @cache
 def _times(cls: Any) -> Mapping[str, int]:
-    """Return the fields that hold times, or columns of times, with the maximum of each."""
+    """Return the fields that hold times, columns of times, or None, with the maximum of each."""
     longest = {"_s": _LONGEST_S, "_ns": _LONGEST_S * 10**9}
     return {
         name: most for name in _hints(cls) for unit, most in longest.items() if name.endswith(unit)
@@ -128,7 +128,7 @@ def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
         for name, part in value.items()
     }
     for name, longest in _times(declared).items():
-        if name in parts:
+        if parts.get(name) is not None:
             _check_times(parts[name], longest, f"{where}.{name}")
     try:
         return declared(**parts)

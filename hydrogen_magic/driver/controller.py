@@ -37,6 +37,7 @@ _STOP_WORDS = {
     "user": "stopped by you",
     "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
     "kernel": "stopped: the kernel ended",
+    "owner": "stopped: its owner process was terminated (SIGTERM)",
 }
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hydrogen_magic.core.events import Event, RankStacks
-from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.profile_merge import MAX_STEPS
 from hydrogen_magic.driver.state.gang_results import GangResults
@@ -25,6 +24,16 @@ Picture = Callable[[GangState, Sequence[Event]], str]
 """Draws a gang that has ended as HTML."""
 
 
+class GangControl(Protocol):
+    """Carries out requests to a running gang, from any thread, without waiting."""
+
+    def stop(self, reason: str, kill: bool = False) -> None: ...
+    def ask_stacks(self) -> None: ...
+    def record(self, on: bool) -> None: ...
+    def profile(self, steps: int) -> None: ...
+    def answer_input(self, rank: int, number: int, text: str, error: str = "") -> None: ...
+
+
 class Gang:
     """All ranks of one run.
 
@@ -32,7 +41,7 @@ class Gang:
     """
 
     def __init__(
-        self, run: GangRun, control: GangController | None = None, picture: Picture | None = None
+        self, run: GangRun, control: GangControl | None = None, picture: Picture | None = None
     ) -> None:
         self.id = run.id
         self._run = run
@@ -146,7 +155,7 @@ class Gang:
             self._running.answer_input(rank, number, text, error)
 
     @property
-    def _running(self) -> GangController | None:
+    def _running(self) -> GangControl | None:
         """The gang's controller, None after its end."""
         return None if self._run.state.is_terminal else self._control
 
@@ -162,8 +171,12 @@ class Gang:
 
     def stop(self, kill: bool = False) -> None:
         """Ask the ranks to end and then force them; with ``kill`` at once. Does not wait."""
+        self.stop_for("user", kill)
+
+    def stop_for(self, reason: str, kill: bool = False) -> None:
+        """Stop it for a reason that :class:`~hydrogen_magic.core.events.StopRequested` names."""
         if self._control is not None:
-            self._control.stop("user", kill)
+            self._control.stop(reason, kill)
 
     @property
     def is_stopping(self) -> bool:

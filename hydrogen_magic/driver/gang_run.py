@@ -30,13 +30,19 @@ from hydrogen_magic.serialization.payload import Payload
 class GangRun:
     """Events, results and end of one run. Thread-safe."""
 
-    def __init__(self, gang_id: str, record: run_log.Record, mask: Mask | None = None) -> None:
+    def __init__(
+        self,
+        gang_id: str,
+        record: run_log.Record,
+        mask: Mask | None = None,
+        results: GangResults | None = None,
+    ) -> None:
         self.id = gang_id
         self.mask = mask or Mask()
         """Removes secrets from what is shown and recorded."""
         self.log = EventLog(gang_id, record, self.mask)
         self.rank_logs = RankLogs(record.path, self.log.events)
-        self.results = GangResults(gang_id, record.path)
+        self.results = results or GangResults(gang_id, record.path)
         """Results of the ranks; after a failure or a stop they are in the run log instead."""
         self.ended = threading.Event()
         """Nothing of the gang is left."""

@@ -65,7 +65,8 @@ def as_of_now(state: GangState) -> GangState:
     """Return a recorded state; a run whose kernel died was stopped by that."""
     if state.is_terminal or run_log.is_alive(state.owner):
         return state
-    return replace(state, state="STOPPED", reason="its kernel ended")
+    ended = "owner process ended unexpectedly" if state.outlives else "kernel ended"
+    return replace(state, state="STOPPED", reason=f"its {ended}")
 
 
 def _last_state(found: run_log.Summary) -> GangState:

@@ -59,6 +59,7 @@ from hydrogen_magic.driver.placements import (
 )
 from hydrogen_magic.driver.placements.local_agents import IMPORTED_ON_FIRST_USE, hub
 from hydrogen_magic.driver.state import gang_results
+from hydrogen_magic.driver.state.stored_results import StoredResults
 from hydrogen_magic.driver.tracking import SweepGroup
 from hydrogen_magic.errors import (
     HydrogenError,
@@ -183,7 +184,8 @@ def _new_run(
     gang_id = _new_id()
     problems: list[str] = []
     record = run_log.Record.create(gang_id, problems.append)
-    run = GangRun(gang_id, record, Mask(known))
+    results = StoredResults(gang_id, record.path) if spec.outlive else None
+    run = GangRun(gang_id, record, Mask(known), results)
     run.emit(
         ev.GangLaunched(
             0.0,
@@ -197,15 +199,19 @@ def _new_run(
             dict(captured.cells),
             spec.name or title,
             dict(captured.params),
+            os.uname().nodename,
+            spec.outlive,
         )
     )
     record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))
+    if results is not None:
+        results.on_problem = record.on_problem
     for text in problems:
         run.emit(ev.Notice(0.0, "warning", text))
     return run
 
 
-def _register(gang: Gang) -> Gang:
+def register(gang: Gang) -> Gang:
     """Make ``gang`` known in this kernel."""
     _known[gang.id] = gang
     _forget_large_results()
@@ -283,7 +289,7 @@ def _start_controller(
     agent_group: AgentGroup, loop: asyncio.AbstractEventLoop, run: GangRun, job: Job
 ) -> Gang:
     controller = GangController(run, job, agent_group, loop)
-    gang = _register(Gang(run, controller, static_picture))
+    gang = register(Gang(run, controller, static_picture))
     _running[gang.id] = gang
     done = asyncio.run_coroutine_threadsafe(controller.run(), loop)
     done.add_done_callback(lambda future: _on_controller_end(run, future))
@@ -299,7 +305,7 @@ def _on_controller_end(run: GangRun, done: Future[None]) -> None:
 
 def _run_here(placement: InKernelPlacement, run: GangRun, job: Job) -> Gang:
     """Run the one rank here and now; its exception stays the user's own, for ``%debug``."""
-    gang = _register(Gang(run, picture=static_picture))
+    gang = register(Gang(run, picture=static_picture))
     run.emit(ev.AttemptStarted(0.0, 0))
     error: BaseException | None = None
     try:
@@ -332,13 +338,18 @@ def sweep_abandoned() -> list[str]:
     themselves independent of their rank.
     """
     abandoned = run_log.unfinished(run_log.is_alive)
-    owners = {launched.owner for launched in map(_launched, abandoned) if launched is not None}
-    if owners:
-        processes.sweep_orphans(processes.OWNER, owners)
-    for gang_id in abandoned:
-        run_log.end_abandoned(gang_id)
+    end_abandoned(abandoned)
     run_log.prune()
     return abandoned
+
+
+def end_abandoned(gang_ids: Iterable[str]) -> None:
+    """End processes of these gangs, whose owners no longer run, and finish their records."""
+    launched = [one for one in map(_launched, gang_ids) if one is not None]
+    if launched:
+        processes.sweep_orphans(processes.OWNER, {one.owner for one in launched})
+    for one in launched:
+        run_log.end_abandoned(one.gang)
 
 
 def _launched(gang_id: str) -> ev.GangLaunched | None:

@@ -14,6 +14,7 @@ from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver import chrome_trace, history, launcher, session
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.metrics import frame
+from hydrogen_magic.driver.owner.connection import attach
 from hydrogen_magic.driver.rank_logs import RankLogs
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.failure_report import report
@@ -22,6 +23,7 @@ from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import clean, final_lines
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
+from hydrogen_magic.notebook.outliving import attachable_lines
 from hydrogen_magic.views import draws_html, draws_widgets, pick_view
 from hydrogen_magic.views.tables import gangs_table, sessions_table
 from hydrogen_magic.views.text_table import gang_lines
@@ -92,6 +94,10 @@ class RecordedGang:
         raise self._out_of_reach("profile it")
 
     def _out_of_reach(self, what: str) -> HydrogenError:
+        if self.snapshot().outlives:
+            return HydrogenError(
+                f"this kernel is not attached: %gang attach {self.id}, then {what}"
+            )
         return HydrogenError(
             f"gang {self.id} belongs to another kernel: {what} in the notebook that started it"
         )
@@ -110,6 +116,7 @@ def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     say(gangs_table(states) if states else ["no gang has run yet: start one with %%distributed"])
     if running := session.sessions():
         say(["", *sessions_table(running)])
+    say(list(attachable_lines()))
 
 
 def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
@@ -134,6 +141,13 @@ def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
     view.close(state)
 
 
+def _attach(command: GangCommand, say: Callable[[list[str]], Any]) -> Gang:
+    gang = reachable(command.gang, take=command.take)
+    if not command.out:
+        launcher.follow(gang, pick_view(detached=True, actions=gang))
+    return gang
+
+
 def _compare(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     from hydrogen_magic.views.comparison import MOST_RUNS, Comparison
 
@@ -149,7 +163,8 @@ def _compare(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     running = {k: gang for k, gang in launcher.gangs().items() if not gang.snapshot().is_terminal}
-    chosen = list(running.values()) if command.all else [_live(command.gang)]
+    own = list(running.values())
+    chosen = own if command.all else [reachable(command.gang, take=command.take)]
     for gang in chosen:
         gang.stop(kill=command.kill)
     say([f"stopping gang {gang.id}" for gang in chosen] or ["no gang is running"])
@@ -202,7 +217,7 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 
 def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:
-    gang = _live(command.gang)
+    gang = reachable(command.gang)
     if not gang.wait(command.timeout_s):
         raise GangTimeoutError(f"gang {gang.id} is still running after {command.timeout_s:g} s")
     return gang.result
@@ -218,6 +233,7 @@ def _doctor(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] = {
     "list": _list,
     "show": _show,
+    "attach": _attach,
     "stop": _stop,
     "end": _end,
     "logs": _logs,
@@ -232,12 +248,20 @@ _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] =
 # ── finding a gang ───────────────────────────────────────────────────────────────────────────────
 
 
-def _live(name: str | None) -> Gang:
-    """Return a gang of this kernel by the beginning of its id; the newest for None."""
-    gangs = launcher.gangs()
-    if not gangs:
+def reachable(name: str | None, *, take: bool = False) -> Gang:
+    """Return a gang of this kernel, or attach to one that outlives its kernel; the newest for None."""
+    live = launcher.gangs()
+    outliving = {
+        found.gang: found.launched.name
+        for found in reversed(run_log.recent())
+        if found.launched.outlives and found.gang not in live
+    }
+    if not live and not outliving:
         raise ArgumentsError("this kernel has started no gang yet")
-    return gangs[_complete(name, _named(gangs), "of this kernel")]
+    found = _complete(name, {**outliving, **_named(live)}, "of this kernel")
+    known = live.get(found)
+    is_attached = known is None or (take and known.snapshot().outlives)
+    return attach(found, take=take) if is_attached else live[found]
 
 
 def _find(name: str | None) -> Gang | RecordedGang:

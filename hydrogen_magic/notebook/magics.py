@@ -26,12 +26,14 @@ from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import launcher, result_assignment, session, sweep, sweep_values
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.owner.start import launch_outliving
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
-from hydrogen_magic.notebook import gang_command, ipython_cells
+from hydrogen_magic.notebook import gang_command, ipython_cells, outliving
 from hydrogen_magic.notebook.arguments import (
     Arguments,
     ArgumentsError,
+    GangCommand,
     InferArguments,
     infer_usage,
     parse,
@@ -120,7 +122,14 @@ class Distributed(Magics):
         """List, show and stop gangs: ``%gang --help``. On a cell the same as ``%%distributed``."""
         if cell is not None:
             return self._distributed(line, cell)
-        return _checked(lambda: gang_command.manage(parse_gang(line), sys.stdout.write))
+        return _checked(lambda: self._manage(parse_gang(line)))
+
+    def _manage(self, command: GangCommand) -> Any:
+        found = gang_command.manage(command, sys.stdout.write)
+        if command.out:
+            print(outliving.assign(found, command.out, self._ip.user_ns))
+            return None
+        return found
 
     @cell_magic
     def infer(self, line: str, cell: str) -> Any:
@@ -184,9 +193,12 @@ class Distributed(Magics):
             _print_dry_run(captured, planned)
             return None
         with launcher.interrupts_held():
-            gang = launcher.launch_captured(captured, spec, title=title)
+            launch = launch_outliving if spec.outlive else launcher.launch_captured
+            gang = launch(captured, spec, title=title)
             if spec.detach:
                 self._follow(gang, spec)
+                if spec.outlive and spec.timeout_s is None:
+                    print(f"gang {gang.id} {outliving.LIMIT}")
                 return gang
             originals = captured.originals
             del captured  # with the notebook's arrays, which need not outlive the launch
@@ -399,7 +411,7 @@ def _ends_silently(shell: Any, cell: str) -> bool:
 
 def _write_timeline(gang: Gang, spec: JobSpec) -> None:
     """Write the trace for ``--timeline FILE``, also for a gang that failed."""
-    if not spec.timeline:
+    if not spec.timeline or spec.outlive:  # the owner of an outliving gang writes it
         return
     try:
         gang.timeline(spec.timeline)
@@ -435,6 +447,8 @@ def load(shell: InteractiveShell) -> None:
     shell.register_magics(magic)
     shell.events.register("post_run_cell", magic.get_ready)
     _report_stopped_runs()
+    for line in outliving.attachable_lines():
+        print(line)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -467,7 +481,10 @@ def _module_of(magic: Any) -> str:
 
 
 def _report_stopped_runs() -> None:
-    stopped = launcher.sweep_abandoned()
+    abandoned = launcher.sweep_abandoned()
+    for line in outliving.ended_lines(abandoned):
+        print(line)
+    stopped = [gang_id for gang_id in abandoned if not outliving.is_outliving(gang_id)]
     if stopped:
         runs = "1 earlier run was" if len(stopped) == 1 else f"{len(stopped)} earlier runs were"
         names = ", ".join(stopped[:5])

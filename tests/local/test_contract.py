@@ -11,12 +11,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import pytest
 
+from hydrogen_magic import capture
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.owner.start import launch_outliving
 from hydrogen_magic.testing.contract import GangContract
 from tests.contracts import (
     DOES_NOT_JOIN,
@@ -146,3 +150,21 @@ def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=60
     )
     assert done.stdout.splitlines() == ["[0]", "[0]", "bad batch 17", "[0]"], done.stderr
+
+
+@pytest.mark.exhaustive  # each of its gangs starts an owner and an agent
+class TestOutliving(GangContract):
+    """Gangs that outlive their kernel, which is attached."""
+
+    library = LIBRARY
+
+    def launch(self, function: Callable[..., Any], *args: Any, **options: Any) -> Gang:
+        spec = JobSpec(
+            np=options.get("np", self.np),
+            env=tuple(options.get("env", {}).items()),
+            retries=options.get("retries", 0),
+            start_timeout_s=options.get("start_timeout", JobSpec.start_timeout_s),
+            outlive=True,
+        )
+        captured = capture.capture_call(function, (self.library, *args), {})
+        return launch_outliving(captured, spec, title="contract")

@@ -73,6 +73,10 @@ def test_inline_means_one_rank_whatever_the_default_is() -> None:
     assert parse("", defaults=JobSpec(np=4, placement="inline")).spec.np == 1
 
 
+def test_a_gang_that_outlives_its_kernel_is_detached() -> None:
+    assert parse("--outlive").spec == JobSpec(outlive=True, detach=True)
+
+
 def test_a_comment_ends_the_line() -> None:
     assert parse("--np 3  # one isn't enough").spec.np == 3
 
@@ -96,6 +100,8 @@ def test_a_comment_ends_the_line() -> None:
             "--on inline runs one rank inside the kernel, so --np 2 is not possible",
         ),
         ("--on inline --detach", "cannot --detach"),
+        ("--on inline --outlive", "cannot --outlive"),
+        ("--on spark --outlive", "a Spark job ends with the session of its kernel; keep"),
         ("--np -2 --on spark", "--np -2 means 2 ranks on this machine"),
         ("--retries -1", "0 or more"),
         ("--timeout soon", "5m or 1h30m"),
@@ -217,6 +223,8 @@ def test_gang_commands() -> None:
     assert parse_gang("stop --all") == GangCommand("stop", all=True)
     assert parse_gang("logs 3f --rank 1") == GangCommand("logs", gang="3f", rank=1)
     assert parse_gang("timeline 3f -o t.json") == GangCommand("timeline", gang="3f", file="t.json")
+    assert parse_gang("attach 3f --take") == GangCommand("attach", gang="3f", take=True)
+    assert parse_gang("attach --out a,b") == GangCommand("attach", out=("a", "b"))
     assert parse_gang("wait 3f --timeout 1m") == GangCommand("wait", gang="3f", timeout_s=60.0)
 
 

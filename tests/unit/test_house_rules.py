@@ -41,8 +41,8 @@ LAYERS = (
     ),
     ("driver",),
     ("views",),
-    ("driver.launcher", "driver.history", "driver.sweep", "inference"),
-    ("compat", "notebook", "testing", "__init__"),
+    ("driver.launcher", "driver.owner", "driver.history", "driver.sweep", "inference"),
+    ("compat", "notebook", "testing", "__init__", "__main__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
 

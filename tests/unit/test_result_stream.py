@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydrogen_magic.core.messages import ResultPart
+from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.driver.state.gang_results import GangResults, RankResults
+from hydrogen_magic.driver.state.stored_results import SavedResults, StoredResults
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import result_stream
 from hydrogen_magic.serialization.payload import Payload
@@ -180,3 +182,32 @@ def test_a_later_attempt_replaces_results_only_when_it_sends_some(tmp_path: Path
     results.add(0, 1, ResultPart(CELL_VALUE), newer)
     assert results.value(0) == 2
     assert isinstance(results.value_or_error(1), ResultError)
+
+
+def test_a_full_disk_delays_what_an_owner_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = StoredResults("3f2a", tmp_path)
+    for rank in range(2):
+        for name, section in packed({CELL_VALUE: rank, "model": [rank]}).items():
+            results.add(rank, 0, ResultPart(name), section)
+    full = [OSError(28, "No space left on device")] * 2
+    save = result_stream.save
+
+    def fails_at_first(*arguments: Any) -> None:
+        if full:
+            raise full.pop()
+        save(*arguments)
+
+    said: list[str] = []
+    results.on_problem = said.append
+    monkeypatch.setattr(result_stream, "save", fails_at_first)
+    monkeypatch.setattr(stored_results, "_AGAIN_S", 0.0)
+    assert results.are_worth_saving(True) and results.save(True) == ""
+    assert len(said) == 1 and "No space left on device" in said[0] and "trying again" in said[0]
+    loaded = SavedResults("3f2a", tmp_path)
+    assert [loaded.value(0), loaded.value(1), loaded.of(1).result("model")] == [0, 1, [1]]
+    assert isinstance(loaded.value_or_error(2), ResultError)
+    monkeypatch.setattr(stored_results, "_PATIENCE_S", 0.0)
+    full.extend([OSError(28, "No space left on device")] * 3)
+    assert results.save(True).endswith("they are lost")

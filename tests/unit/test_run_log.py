@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,37 @@ def test_writing_an_end_never_raises() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert run_log.read("cut") == [launched("cut"), METRICS]
+
+
+def test_a_record_that_a_full_disk_cut_off_is_completed_at_the_end() -> None:
+    file = write("g1", launched("g1"), METRICS) / "events.jsonl"
+    with file.open("ab") as torn:
+        torn.write(b'["Metr')
+    events = [launched("g1"), METRICS, METRICS, ENDED]
+    run_log.complete("g1", events)
+    run_log.complete("g1", events)
+    assert run_log.read("g1") == events
+
+
+def test_a_record_says_why_the_gang_is_over() -> None:
+    dead = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
+    here = replace(launched("g1", owner=dead), host=os.uname().nodename)
+    assert run_log.why_over(here) == "its kernel ended"
+    outliving = replace(here, outlives=True)
+    assert run_log.why_over(outliving) == "its owner process ended unexpectedly"
+    before = replace(outliving, owner=f"earlier-boot/{dead.partition('/')[2]}")
+    assert run_log.why_over(before) == "its machine was restarted"
+    assert "owner process" in run_log.why_over(replace(before, host="another"))
+    path = write("g2", replace(outliving, gang="g2"), METRICS)
+    (path / run_log.OWNER_SOCKET).touch()
+    run_log.write_end(path, ev.KERNEL_ENDED)  # as an agent does it
+    assert [e.reason for e in run_log.read("g2")[2:] if isinstance(e, ev.GangEnded)] == [
+        ev.OWNER_ENDED
+    ]
+    assert not (path / run_log.OWNER_SOCKET).exists()
+    assert run_log.unfinished(run_log.is_alive) == ["g2"], "the user has not been informed"
+    run_log.end_abandoned("g2")
+    assert run_log.unfinished(run_log.is_alive) == []
 
 
 def test_ids_cannot_lead_out_of_the_directory() -> None:

@@ -281,6 +281,9 @@ class Planner(ABC):
     """The one rank runs in the kernel itself."""
     on_this_machine = True
     """Ranks use the libraries installed here: the rendezvous' own is checked before the launch."""
+    ends_with_kernel = "its ranks end with the kernel; keep the kernel running, or use --on local"
+    """Why ``--outlive`` is refused and what to do instead; empty if a process other than the kernel can
+    launch gangs there."""
 
     @abstractmethod
     def plan(self, spec: JobSpec) -> Plan:

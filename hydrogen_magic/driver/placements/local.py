@@ -51,6 +51,8 @@ _START_S = 3.0
 class LocalPlacement(Placement):
     """One process for each rank on this machine."""
 
+    ends_with_kernel = ""
+
     def plan(self, spec: JobSpec) -> Plan:
         if not hasattr(os, "pidfd_open"):
             raise PlacementError(

@@ -142,6 +142,8 @@ class GangState:
     """Time of the newest event."""
     wall_time: float = 0.0
     owner: str = ""
+    outlives: bool = False
+    """Its owner is not a kernel."""
     cells: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     culprit: int | None = None
     fault: ev.ErrorReport | None = None
@@ -213,6 +215,7 @@ def _launched(state: GangState, e: ev.GangLaunched) -> GangState:
         rendezvous=e.rendezvous,
         wall_time=e.wall_time,
         owner=e.owner,
+        outlives=e.outlives,
         cells=e.cells,
         ranks=tuple(RankState(rank) for rank in range(e.np)),
     )

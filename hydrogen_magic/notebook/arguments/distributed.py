@@ -120,6 +120,12 @@ def _parser(is_cell: bool) -> LineParser:
     )
     add_track(parser)
     add_display(parser)
+    parser.add_argument(
+        "--outlive",
+        action="store_true",
+        default=None,
+        help="the gang continues when the kernel ends; implies --detach",
+    )
     if not is_cell:
         rest = argparse.REMAINDER
         parser.add_argument("-m", dest="module", nargs=rest, help="module to run, its arguments")

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hydrogen_magic.core.argument_types import count, not_one_of, parse_duration_s, typed
+from hydrogen_magic.core.argument_types import (
+    count,
+    not_one_of,
+    parse_duration_s,
+    typed,
+    variable_names,
+)
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
     LineParser,
@@ -15,6 +21,7 @@ from hydrogen_magic.notebook.arguments.parsing import (
 GANG_COMMANDS = {
     "list": "every gang of this kernel and the recent ones before it",
     "show": "ID: its state, rank by rank",
+    "attach": "ID [--take] [--out NAMES]: show and control a gang that outlives its kernel",
     "stop": "ID | --all: stop it (--kill: at once)",
     "logs": "ID [--rank R]: everything its ranks wrote",
     "stacks": "ID: current stack of every thread of every rank",
@@ -44,6 +51,10 @@ class GangCommand:
     rank: int | None = None
     file: str | None = None
     timeout_s: float | None = None
+    take: bool = False
+    """Take control from another kernel."""
+    out: tuple[str, ...] = ()
+    """Variables of rank 0 to assign in the notebook."""
 
 
 def parse_gang(line: str) -> GangCommand:
@@ -62,6 +73,7 @@ def parse_gang(line: str) -> GangCommand:
         said = not_one_of(unknown[0], options_of(parser))
         raise ArgumentsError(f"%gang {verb} {unknown[0]}: {said}")
     given = vars(found)
+    given["out"] = tuple(given.get("out") or ())
     given["compared"] = tuple(dict.fromkeys(given.get("compared", ())))
     command = GangCommand(verb=verb, **given)
     if verb == "timeline" and command.file is None:
@@ -86,6 +98,10 @@ def _gang_parser(verb: str) -> LineParser:
         parser.add_argument("--kill", action="store_true")
     if verb in ("logs", "stacks"):
         parser.add_argument("--rank", type=typed(count))
+    if verb in ("attach", "stop"):
+        parser.add_argument("--take", action="store_true")
+    if verb == "attach":
+        parser.add_argument("--out", type=typed(variable_names))
     if verb == "timeline":
         parser.add_argument("-o", "--output", dest="file")
     if verb == "wait":

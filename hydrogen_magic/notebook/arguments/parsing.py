@@ -236,18 +236,30 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
                 f"{found.on}: write --np {-found.np} --on {found.on}, or drop --on"
             )
         spec = replace(spec, placement="local")
-    if not plugins.placement(spec.placement).in_process:
+    placement = plugins.placement(spec.placement)
+    if spec.outlive and not placement.in_process:
+        return _outliving(spec, placement)
+    if not placement.in_process:
         return spec
     if found.np not in (None, 1):
         raise ArgumentsError(
             f"--on {spec.placement} runs one rank inside the kernel, so --np {found.np} is not "
             "possible: drop --np, or use --on local"
         )
-    if spec.detach:
+    if spec.detach or spec.outlive:
+        option = "--outlive" if spec.outlive else "--detach"
         raise ArgumentsError(
-            f"--on {spec.placement} runs inside the kernel and cannot --detach: drop one of the two"
+            f"--on {spec.placement} runs inside the kernel and cannot {option}: drop one of the two"
         )
     return replace(spec, np=1)
+
+
+def _outliving(spec: JobSpec, placement: plugins.Planner) -> JobSpec:
+    if placement.ends_with_kernel:
+        raise ArgumentsError(
+            f"--on {spec.placement} cannot --outlive: {placement.ends_with_kernel}"
+        )
+    return replace(spec, detach=True)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────

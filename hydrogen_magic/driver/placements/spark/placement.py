@@ -24,6 +24,10 @@ class SparkPlacement(Placement):
     """The tasks of a barrier stage on the notebook's Spark session."""
 
     on_this_machine = False
+    ends_with_kernel = (
+        "a Spark job ends with the session of its kernel; keep the kernel running, or write the cell "
+        "as a script with --save train.py and submit that"
+    )
 
     def plan(self, spec: JobSpec) -> Plan:
         """Return a plan whose hosts are preferences at most: Spark decides which host a rank gets."""

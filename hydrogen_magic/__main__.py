@@ -1,0 +1,59 @@
+"""``python -m hydrogen_magic gang …``: gangs from a terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.notebook import gang_command
+from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand, parse_gang
+from hydrogen_magic.views import pick_view
+
+_USAGE = """\
+usage: python -m hydrogen_magic gang [COMMAND]
+
+  list              recorded gangs, and those that run without their kernel
+  attach ID         follow output and state; Ctrl-C detaches, and the gang continues
+  stop ID           stop it (--kill: at once; --take: although a kernel controls it)
+  logs ID           everything its ranks wrote (--rank R)
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out a command; return the exit status."""
+    if arguments[:1] != ["gang"] or set(arguments) & {"-h", "--help"}:
+        print(_USAGE, end="")
+        return 0 if set(arguments) & {"-h", "--help"} else 2
+    try:
+        return _manage(parse_gang(shlex.join(arguments[1:])))
+    except (ArgumentsError, HydrogenError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _manage(command: GangCommand) -> int:
+    if command.verb == "attach":
+        return _follow(gang_command.reachable(command.gang, take=command.take))
+    gang_command.manage(command)
+    return 0
+
+
+def _follow(gang: Gang) -> int:
+    view = pick_view(actions=gang)
+    try:
+        launcher.show(gang, view)
+    except KeyboardInterrupt:
+        view.close(gang.snapshot())
+        print(f"detached from gang {gang.id}, which continues")
+        return 0
+    view.close(gang.snapshot())
+    gang.raise_for_state()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

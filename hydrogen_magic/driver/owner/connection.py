@@ -1,0 +1,260 @@
+"""A kernel's side of the connection to the owner of a gang: a :class:`Gang` that another process runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.messages import (
+    Attach,
+    Attached,
+    Control,
+    LaunchRefused,
+    OwnerCommand,
+    OwnerEvents,
+    OwnerReport,
+    ProfileGang,
+    RecordGang,
+    ReportGangStacks,
+    StopGang,
+    TakeControl,
+    decode,
+)
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.gang_run import GangRun
+from hydrogen_magic.driver.owner import local_socket
+from hydrogen_magic.driver.state.stored_results import SavedResults
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.transport import framing
+from hydrogen_magic.views import static_picture
+
+_ANSWER_S = 5.0
+"""How long an owner may take to answer; a stopped process (SIGSTOP) does not."""
+_POLL_S = 0.1
+_HISTORY_S = 60.0
+"""Later events are added while the gang is shown; a gigabyte of them arrives in less."""
+_RECORD_S = 15.0
+"""How long agents may take to end a gang whose owner was killed."""
+
+
+class AttachedGang(Gang):
+    """A gang that another process owns."""
+
+    connection: OwnerConnection
+
+
+class OwnerConnection:
+    """Controls the gang as its controller does, if this connection has control."""
+
+    def __init__(self, sock: socket.socket, wants: str) -> None:
+        """Attach; raises OSError if the owner exits meanwhile, HydrogenError if it refuses."""
+        self._sock = sock
+        self._reader = framing.FrameReader(sock)
+        self._sending = threading.Lock()
+        self.is_open = True
+        """False after :meth:`close`."""
+        self._send(Attach(wants, _own_name()))
+        self.attached = self._first_answer()
+        self._has_history = threading.Event()
+        self._has_control = threading.Event()
+        self._set_control(self.attached.control)
+
+    def follow(self) -> AttachedGang:
+        """Return the gang, with all events until now; a thread adds the later ones."""
+        path = run_log.run_dir(self.attached.gang)
+        record = run_log.Record(path, None, lambda text: None)
+        run = GangRun(path.name, record, results=SavedResults(path.name, path))
+        gang = AttachedGang(run, self, static_picture)
+        gang.connection = self
+        name = f"hydrogen_magic connection to gang {gang.id}"
+        threading.Thread(target=self._follow, args=(run, gang), name=name, daemon=True).start()
+        self._has_history.wait(_HISTORY_S)
+        launcher.register(gang)
+        return gang
+
+    def close(self) -> None:
+        """Detach; the gang continues."""
+        self.is_open = False
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    # ── requests ──
+
+    def take_control(self) -> None:
+        """Take control from another connection. Raises HydrogenError if the owner does not answer."""
+        self._send(TakeControl())
+        if not self._has_control.wait(_ANSWER_S):
+            raise HydrogenError(_silent(self.attached.gang))
+
+    def stop(self, reason: str, kill: bool = False) -> None:
+        self._command(StopGang(kill), "stop it")
+
+    def ask_stacks(self) -> None:
+        self._send(ReportGangStacks())
+
+    def record(self, on: bool) -> None:
+        self._command(RecordGang(on), "record it")
+
+    def profile(self, steps: int) -> None:
+        self._command(ProfileGang(steps), "profile it")
+
+    def answer_input(self, rank: int, number: int, text: str, error: str = "") -> None:
+        """Do nothing: no cell waits for an outliving gang, so its owner has refused the request."""
+
+    def _command(self, command: OwnerCommand, what: str) -> None:
+        if not self.control.is_yours:
+            gang, holder = self.attached.gang, self.control.holder
+            raise HydrogenError(
+                f"gang {gang} is controlled by {holder}: {what} there, or take control here with "
+                f"%gang attach {gang} --take"
+            )
+        self._send(command)
+
+    def _send(self, command: OwnerCommand) -> None:
+        with self._sending, suppress(BrokenPipeError, ConnectionResetError):  # see _finish()
+            framing.send(self._sock, command)
+
+    # ── reports ──
+
+    def _first_answer(self) -> Attached:
+        answer = next(self._reports(), None)
+        if isinstance(answer, Attached):
+            self._sock.settimeout(None)
+            return answer
+        self._sock.close()
+        if isinstance(answer, LaunchRefused):
+            raise _error_of(answer)
+        raise ConnectionError("the owner process exited")
+
+    def _reports(self) -> Iterator[OwnerReport]:
+        while (received := framing.receive(self._reader)) is not None:
+            yield decode(received[0], OwnerReport)
+
+    def _follow(self, run: GangRun, gang: Gang) -> None:
+        """Add events until the owner exits. ``gang`` is kept, and with it in the kernel's list."""
+        try:
+            for report in self._reports():
+                self._take(report, run)
+        except (OSError, ValueError):
+            pass  # closed, or of another version: the record has the rest
+        finally:
+            self._has_history.set()
+        if self.is_open:
+            _finish(run)
+            self._sock.close()
+        else:
+            run.finish()  # views of the gang end, too
+
+    def _take(self, report: OwnerReport, run: GangRun) -> None:
+        if isinstance(report, Control):
+            self._set_control(report)
+        elif isinstance(report, OwnerEvents):
+            for event in report.events:
+                run.log.append(ev.decode(event))
+        if len(run.log.events) >= self.attached.n_events:
+            self._has_history.set()
+
+    def _set_control(self, control: Control) -> None:
+        self.control = control
+        self._has_control.set() if control.is_yours else self._has_control.clear()
+
+
+def _finish(run: GangRun) -> None:
+    """End a run whose owner has exited; if it was killed, when its agents have ended the ranks."""
+    deadline_s = time.monotonic() + _RECORD_S
+    while (found := run_log.summary(run.id)) is not None and found.ended is None:
+        if time.monotonic() > deadline_s and not run_log.is_alive(found.launched.owner):
+            launcher.end_abandoned([run.id])
+        time.sleep(_POLL_S)
+    _add_rest(run)
+    run.finish()
+
+
+def _add_rest(run: GangRun) -> None:
+    """Add the events that only the record has."""
+    with suppress(HydrogenError, ev.EventError):
+        for event in run_log.read(run.id)[len(run.log.events) :]:
+            run.log.append(event)
+    if not run.state.is_terminal:  # without a record
+        reason = "its owner process ended unexpectedly"
+        run.log.append(ev.GangEnded(run.state.now_s, "STOPPED", reason))
+
+
+def _error_of(refused: LaunchRefused) -> Exception:
+    """Return the error of a launch that the owner refused."""
+    from hydrogen_magic import errors
+
+    kind = getattr(errors, refused.error, None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        return kind(refused.text)
+    return HydrogenError(f"{refused.error}: {refused.text}")
+
+
+def _own_name() -> str:
+    """Return what messages call this process."""
+    notebook = os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
+    return f"{notebook} (process {os.getpid()})" if notebook else f"process {os.getpid()}"
+
+
+# ── attaching ────────────────────────────────────────────────────────────────────────────────────
+
+
+def attach(gang_id: str, *, take: bool = False) -> Gang:
+    """Return a gang that outlives its kernel: with its owner while it runs, else from its record.
+
+    ``take``: take control from another kernel. Raises HydrogenError if its owner does not answer, or
+    runs on another machine.
+    """
+    known = launcher.gangs().get(gang_id)
+    if isinstance(known, AttachedGang) and known.connection.is_open:
+        if take and not known.snapshot().is_terminal:
+            known.connection.take_control()
+        return known
+    found = run_log.summary(gang_id)
+    deadline_s = time.monotonic() + _ANSWER_S
+    while found is not None and found.ended is None and run_log.is_alive(found.launched.owner):
+        with suppress(ConnectionError, FileNotFoundError):  # it begins or ends right now
+            return connect(gang_id, "take" if take else "control").follow()
+        if time.monotonic() > deadline_s:
+            raise HydrogenError(_silent(gang_id))
+        time.sleep(_POLL_S)
+        found = run_log.summary(gang_id)
+    if found is not None and found.ended is None:
+        if not run_log.is_over(found):
+            raise HydrogenError(f"gang {gang_id} runs on {found.launched.host}: attach to it there")
+        launcher.end_abandoned([gang_id])
+    return _ended(gang_id)
+
+
+def connect(gang_id: str, wants: str) -> OwnerConnection:
+    """Return a new connection. Raises OSError if no owner listens, HydrogenError if it does not answer."""
+    sock = local_socket.connect(run_log.run_dir(gang_id), _ANSWER_S)
+    try:
+        return OwnerConnection(sock, wants)
+    except TimeoutError:
+        sock.close()
+        raise HydrogenError(_silent(gang_id)) from None
+
+
+def _silent(gang_id: str) -> str:
+    return f"the owner process of gang {gang_id} did not answer for {_ANSWER_S:g} s"
+
+
+def _ended(gang_id: str) -> Gang:
+    """Return a gang that has ended, from its record."""
+    path = run_log.run_dir(gang_id)
+    (path / run_log.UNSEEN).unlink(missing_ok=True)
+    results = SavedResults(gang_id, path)
+    run = GangRun(gang_id, run_log.Record(path, None, lambda text: None), results=results)
+    for event in run_log.read(gang_id):
+        run.log.append(event)
+    _finish(run)
+    return launcher.register(Gang(run, picture=static_picture))

@@ -1,0 +1,63 @@
+"""The Unix socket on which an owner listens; only processes of the same user reach it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydrogen_magic.core.run_log import OWNER_SOCKET
+
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred``: pid, uid, gid."""
+
+
+def listen(folder: Path) -> socket.socket:
+    """Return a socket that listens in ``folder``, a directory that only its user can enter.
+
+    Raises OSError, for example on a file system without sockets.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        with _address(folder) as address:
+            listener.bind(address)
+        os.chmod(folder / OWNER_SOCKET, 0o600)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(folder: Path, timeout_s: float) -> socket.socket:
+    """Return a connection to the owner of a gang. Raises OSError if none listens."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(timeout_s)
+    try:
+        with _address(folder) as address:
+            connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def is_of_this_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end runs as this user."""
+    size = _CREDENTIALS.size
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    return bool(uid == os.geteuid())
+
+
+@contextmanager
+def _address(folder: Path) -> Iterator[str]:
+    """Yield the socket's address: the path itself may exceed the 107 bytes that the system accepts."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}/{OWNER_SOCKET}"
+    finally:
+        os.close(fd)

@@ -1,0 +1,119 @@
+"""The owner: a process that launches a gang, serves kernels that attach, and exits at the gang's end."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hydrogen_magic.capture import Captured
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.messages import LaunchRefused, OwnGang, decode
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.owner import local_socket
+from hydrogen_magic.driver.owner.server import OwnerServer
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.transport import framing
+
+_STDERR = "owner.log"
+"""File of the run log with this process's stderr; deleted if it is empty."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Own the gang that the kernel asks for by an inherited socket."""
+    if os.fork() > 0:
+        os._exit(0)  # so that this process is not the kernel's child, which others may end with it
+    sock = socket.socket(fileno=int(arguments[0]))
+    reader = framing.FrameReader(sock)
+    received = framing.receive(reader)
+    if received is None:
+        return  # the kernel has already exited
+    request, (closure,) = decode(received[0], OwnGang), received[1]
+    try:
+        gang, listener = _launched(request, closure)
+    except Exception as error:  # whatever it is, the kernel raises it
+        framing.send(sock, LaunchRefused(type(error).__name__, str(error)))
+        return
+    server = OwnerServer(gang, listener)
+    server.serve(sock, reader)
+    _own(gang, server)
+    if not server.is_attended:
+        (gang.folder / run_log.UNSEEN).touch(mode=0o600)
+    _write_timeline(gang, request.spec.timeline)
+    with suppress(OSError):  # still full
+        run_log.complete(gang.id, gang.events())
+    _leave_nothing(gang.folder)
+
+
+def _launched(request: OwnGang, closure: int) -> tuple[Gang, socket.socket]:
+    _become_like_kernel(request)
+    captured = Captured(
+        payload=payload.from_memfd(closure),
+        inventory=(),
+        preload=request.preload,
+        cells=request.cells,
+        warnings=request.warnings,
+        required_modules=request.required_modules,
+        params=request.params,
+    )
+    os.close(closure)
+    gang = launcher.launch_captured(captured, request.spec, title=request.title)
+    try:
+        listener = local_socket.listen(gang.folder)
+    except OSError:
+        gang.stop(kill=True)
+        gang.wait()
+        raise
+    _redirect_stderr(gang.folder / _STDERR)
+    return gang, listener
+
+
+def _become_like_kernel(request: OwnGang) -> None:
+    """Take over the environment, working directory and module path, on which a launch depends."""
+    os.environ.clear()
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    for name in request.shadowed:
+        importlib.import_module(name)
+    sys.path[:] = request.sys_path
+
+
+def _redirect_stderr(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _own(gang: Gang, server: OwnerServer) -> None:
+    """Return when the gang has ended and all that is attached knows it."""
+    signal.signal(signal.SIGTERM, lambda signum, frame: gang.stop_for("owner"))
+    server.start()
+    gang.wait()
+    server.close()
+    local_agents.close()
+
+
+def _write_timeline(gang: Gang, path: str | None) -> None:
+    """Write the trace for ``--timeline FILE``, for which no kernel may be there."""
+    if path:
+        try:
+            gang.timeline(path)
+        except OSError as error:
+            print(f"the timeline could not be written: {error}", file=sys.stderr)
+
+
+def _leave_nothing(folder: Path) -> None:
+    (folder / run_log.OWNER_SOCKET).unlink(missing_ok=True)
+    if os.path.getsize(folder / _STDERR) == 0:
+        (folder / _STDERR).unlink()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

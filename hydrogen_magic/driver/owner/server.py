@@ -1,0 +1,204 @@
+"""The owner's side of its connections: sends the gang's events, and carries out requests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import (
+    Attach,
+    Attached,
+    Control,
+    MessageError,
+    OwnerCommand,
+    OwnerEvents,
+    OwnerReport,
+    ProfileGang,
+    RecordGang,
+    ReportGangStacks,
+    StopGang,
+    TakeControl,
+    decode,
+)
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.owner import local_socket
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.transport import framing
+
+_BATCH_S = 0.05
+"""Events are collected for this long; a view updates ten times a second."""
+_MOST_EVENTS = 2000
+"""In one message: a few hundred kilobytes."""
+_FLUSH_S = 5.0
+"""How long a slow reader may take to receive the last events."""
+
+
+class _Connection:
+    """A kernel or a terminal that is attached to the gang."""
+
+    def __init__(self, sock: socket.socket, attach: Attach) -> None:
+        self.sock = sock
+        self.name = attach.name
+        self.is_lost = False
+        self.sending: threading.Thread | None = None
+        self.known_control: Control | None = None
+        """What the other end knows of who has control."""
+
+    def send(self, report: OwnerReport) -> None:
+        try:
+            framing.send(self.sock, report)
+        except OSError:  # it has exited, or its machine is out of descriptors
+            self.is_lost = True
+
+    def send_control(self, control: Control) -> None:
+        """Send who has control, if that has changed."""
+        if control != self.known_control:
+            self.known_control = control
+            self.send(control)
+
+
+class OwnerServer:
+    """Serves connections, each in two threads. One of them, at most, controls the gang."""
+
+    def __init__(self, gang: Gang, listener: socket.socket) -> None:
+        self._gang = gang
+        self._listener = listener
+        self._connections: list[_Connection] = []
+        """Those that may have control, oldest first."""
+        self._controller: _Connection | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Accept connections from now on."""
+        threading.Thread(target=self._accept, name="owner", daemon=True).start()
+
+    def serve(self, sock: socket.socket, reader: framing.FrameReader) -> None:
+        """Serve one connection, of which ``reader`` may have read the beginning."""
+        threading.Thread(target=self._serve, args=(sock, reader), daemon=True).start()
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether a kernel or a terminal is attached."""
+        return self._controller is not None
+
+    def close(self) -> None:
+        """Return when every connection has all events, or is too slow."""
+        self._listener.close()
+        deadline_s = time.monotonic() + _FLUSH_S
+        with self._lock:
+            sending = [connection.sending for connection in self._connections]
+        for thread in filter(None, sending):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            if local_socket.is_of_this_user(sock):
+                self.serve(sock, framing.FrameReader(sock))
+            else:
+                sock.close()
+
+    # ── one connection ──
+
+    def _serve(self, sock: socket.socket, reader: framing.FrameReader) -> None:
+        with sock, suppress(ValueError, OSError):  # malformed, or lost: this connection ends
+            attach = _next(reader)
+            if not isinstance(attach, Attach):
+                return
+            connection = _Connection(sock, attach)
+            if attach.wants == "status":
+                connection.send(self._attached(connection))
+                return
+            try:
+                self._begin(connection, is_taken=attach.wants == "take")
+                while (command := _next(reader)) is not None:
+                    self._take(command, connection)
+            finally:
+                self._end(connection)
+
+    def _begin(self, connection: _Connection, *, is_taken: bool) -> None:
+        with self._lock:
+            self._connections.append(connection)
+            if is_taken or self._controller is None:
+                self._controller = connection
+        attached = self._attached(connection)
+        connection.known_control = attached.control
+        connection.send(attached)
+        sending = threading.Thread(target=self._send_events, args=(connection,), daemon=True)
+        sending.start()
+        connection.sending = sending
+
+    def _end(self, connection: _Connection) -> None:
+        """Pass its control on to the connection that has waited longest."""
+        connection.is_lost = True
+        with self._lock:
+            self._connections.remove(connection)
+            if connection is self._controller:
+                self._controller = next(iter(self._connections), None)
+
+    def _take(self, command: OwnerCommand, connection: _Connection) -> None:
+        match command:
+            case TakeControl():
+                with self._lock:
+                    self._controller = connection
+            case ReportGangStacks():
+                self._gang.ask_stacks()
+            case _ if connection is self._controller:
+                self._carry_out(command)
+
+    def _carry_out(self, command: OwnerCommand) -> None:
+        match command:
+            case StopGang():
+                self._gang.stop(command.kill)
+            case RecordGang():
+                self._gang.record(command.on)
+            case ProfileGang():
+                self._gang.profile(command.steps)
+            case _:
+                raise MessageError(f"unexpected {type(command).__name__}")
+
+    def _send_events(self, connection: _Connection) -> None:
+        sent, has_ended = 0, False
+        while not connection.is_lost:
+            fresh = self._gang.events(sent)[:_MOST_EVENTS]
+            if fresh:
+                connection.send(OwnerEvents(tuple(map(ev.encode, fresh))))
+                sent += len(fresh)
+            elif has_ended:
+                return
+            else:
+                connection.send_control(self._control_of(connection))
+                has_ended = self._gang.wait(_BATCH_S)
+
+    def _control_of(self, connection: _Connection) -> Control:
+        holder = self._controller
+        return Control(connection is holder, holder.name if holder is not None else "")
+
+    def _attached(self, connection: _Connection) -> Attached:
+        control, n_events = self._control_of(connection), len(self._gang.events())
+        return Attached(self._gang.id, control, n_events, progress(self._gang.snapshot()))
+
+
+def _next(reader: framing.FrameReader) -> OwnerCommand | None:
+    """Return the next command, None at the end of the connection."""
+    received = framing.receive(reader)
+    if received is None:
+        return None
+    message, fds = received
+    framing.close_all(fds)
+    return decode(message, OwnerCommand)
+
+
+def progress(state: GangState) -> float | None:
+    """Return how far the outermost progress bar of the slowest rank is, from 0 to 1, if there is one."""
+    shown = []
+    for rank in state.ranks:
+        known = (bar.fraction for bar in rank.bars.values() if not bar.closed)
+        shown += [next((fraction for fraction in known if fraction is not None), None)]
+    return min((fraction for fraction in shown if fraction is not None), default=None)

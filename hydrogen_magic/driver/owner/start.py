@@ -1,0 +1,118 @@
+"""The launch of a gang that outlives its kernel."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+from dataclasses import replace
+from typing import IO
+
+from hydrogen_magic.capture import Captured
+from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.messages import OwnGang
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.owner.connection import OwnerConnection
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.node.agent import command_line
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.transport import framing
+
+_START_S = 120.0
+"""How long an owner may take to start: an interpreter and imports, on a machine under load."""
+_LONGEST_S = 1e8
+"""Three years: an option may be infinite, a time in a message may not."""
+LIMIT_S = 86400.0
+"""A gang that nobody attends to must end at some time: the timeout by default, a day."""
+_MARKS = (processes.OWNER, processes.AGENT, processes.COOKIE)
+
+
+def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
+    """Launch a gang whose owner is a new process; return it, attached and controlled from here.
+
+    It is stopped after :data:`LIMIT_S` if ``spec`` has no timeout. Raises PlacementError.
+    """
+    _check_record()
+    if spec.timeout_s is None:
+        spec = replace(spec, timeout_s=LIMIT_S)
+    request = OwnGang(
+        spec=_finite(spec),
+        title=title,
+        cells=dict(captured.cells),
+        params=dict(captured.params),
+        preload=tuple(captured.preload),
+        required_modules=tuple(captured.required_modules),
+        warnings=tuple(captured.warnings),
+        env={name: value for name, value in os.environ.items() if name not in _MARKS},
+        cwd=local_agents.directory(),
+        sys_path=tuple(local_agents.import_path()),
+        shadowed=tuple(local_agents.shadowed_modules()),
+    )
+    return _started(request, captured).follow()
+
+
+def _check_record() -> None:
+    try:
+        run_log.runs_dir()
+    except OSError as error:
+        raise PlacementError(
+            f"--outlive needs a directory for the run log: {error}; set HYDROGEN_MAGIC_HOME to a "
+            "writable directory"
+        ) from None
+
+
+def _finite(spec: JobSpec) -> JobSpec:
+    times = ("timeout_s", "wait_s", "start_timeout_s", "grace_s")
+    given = {name: getattr(spec, name) for name in times}
+    return replace(spec, **{k: min(v, _LONGEST_S) for k, v in given.items() if v is not None})
+
+
+def _started(request: OwnGang, captured: Captured) -> OwnerConnection:
+    """Start an owner; return the connection to it once the gang is launched."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(_START_S)
+    with tempfile.TemporaryFile() as stderr, theirs:
+        starting = _start_process(theirs, stderr)
+        theirs.close()
+        try:
+            _send(ours, request, captured)
+            return OwnerConnection(ours, "control")
+        except OSError as error:
+            ours.close()
+            stderr.seek(0)
+            said = stderr.read().decode(errors="replace").strip()
+            why = said.splitlines()[-1] if said else str(error)
+            raise PlacementError(f"the owner process of the gang did not start: {why}") from error
+        finally:
+            starting.kill()  # it has exited, unless its start took too long
+            starting.wait()
+
+
+def _send(sock: socket.socket, request: OwnGang, captured: Captured) -> None:
+    closure = payload.to_memfd(captured.payload, "closure")
+    try:
+        framing.send(sock, request, [closure])
+    finally:
+        os.close(closure)
+
+
+def _start_process(theirs: socket.socket, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own; it forks, and the process that we know exits."""
+    environ = {name: value for name, value in os.environ.items() if name not in _MARKS}
+    return subprocess.Popen(
+        command_line.command(
+            "hydrogen_magic.driver.owner.process",
+            local_agents.import_path(),
+            str(theirs.fileno()),
+        ),
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env=command_line.environment(environ),
+        cwd="/",
+    )

@@ -1,0 +1,64 @@
+"""Results of gangs that outlive their kernel: the owner stores them in the run log, kernels load them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hydrogen_magic.driver.state.gang_results import (
+    GangResults,
+    RankResults,
+    load_saved,
+    saved_path,
+)
+from hydrogen_magic.serialization import result_stream
+
+_AGAIN_S = 5.0
+_PATIENCE_S = 600.0
+"""How long a full disk may delay the end of a gang, which would lose its results."""
+
+
+class StoredResults(GangResults):
+    """Results that are in the run log at the end of the gang. They are never unpickled here."""
+
+    def __init__(self, gang_id: str, folder: Path) -> None:
+        super().__init__(gang_id, folder)
+        self.on_problem: Callable[[str], None] = lambda text: None
+        """Called with a sentence while the results cannot be stored."""
+
+    def are_worth_saving(self, has_succeeded: bool) -> bool:
+        return bool(self._ranks) if has_succeeded else super().are_worth_saving(False)
+
+    def save(self, has_succeeded: bool, *, is_complete: bool = False) -> str:
+        """Save the results of all ranks; after a failure or a stop those of rank 0."""
+        if not has_succeeded:
+            return super().save(False, is_complete=is_complete)
+        deadline_s = time.monotonic() + _PATIENCE_S
+        if problem := self._try_to_store():
+            self.on_problem(f"{problem}; trying again for {_PATIENCE_S / 60:.0f} minutes")
+        while problem and time.monotonic() < deadline_s:
+            time.sleep(_AGAIN_S)
+            problem = self._try_to_store()
+        return f"{problem}; they are lost" if problem else ""
+
+    def _try_to_store(self) -> str:
+        """Return why the results cannot be stored, empty once they are."""
+        try:
+            for rank, results in self._ranks.items():
+                result_stream.save(results.parts, saved_path(self._folder, rank))
+        except OSError as error:
+            return f"the results cannot be stored in the run log ({error})"
+        return ""
+
+
+class SavedResults(GangResults):
+    """Results in the run log, loaded on first use."""
+
+    def of(self, rank: int) -> RankResults:
+        if rank not in self._ranks:
+            try:
+                self._ranks[rank] = load_saved(self._folder, rank)
+            except (OSError, ValueError):  # the gang has not ended, or the file is damaged
+                return RankResults(rank, [])
+        return self._ranks[rank]

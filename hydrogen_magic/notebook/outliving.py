@@ -1,0 +1,91 @@
+"""Gangs that outlive their kernel, as a new kernel reports them and takes their results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.driver import launcher, result_assignment
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.owner.connection import connect
+from hydrogen_magic.driver.owner.start import LIMIT_S
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.notebook.arguments import ArgumentsError
+from hydrogen_magic.serialization.identity import Originals
+
+LIMIT = f"is stopped after {LIMIT_S / 3600:.0f} hours; --timeout sets another limit"
+
+
+def is_outliving(gang_id: str) -> bool:
+    """Whether the run was launched to outlive its kernel."""
+    found = run_log.summary(gang_id)
+    return found is not None and found.launched.outlives
+
+
+def attachable_lines() -> Iterator[str]:
+    """Yield a line for each gang that runs without this kernel, or ended without any."""
+    for found in run_log.recent():
+        is_elsewhere = found.launched.outlives and found.gang not in launcher.gangs()
+        if is_elsewhere and (state := _state(found)):
+            yield f"gang {found.gang} {state}: %gang attach {found.gang}"
+
+
+def _state(found: run_log.Summary) -> str:
+    """Return what a new kernel should know of a gang, empty for nothing."""
+    about = [found.launched.name, _since(found.launched.wall_time)]
+    if found.ended is None and run_log.is_alive(found.launched.owner):
+        about += filter(None, [_progress(found.gang)])
+        return f"is still running ({', '.join(about)})"
+    if found.ended is not None and (run_log.run_dir(found.gang) / run_log.UNSEEN).exists():
+        return f"has ended: {found.ended.reason} ({', '.join(about)})"
+    return ""
+
+
+def ended_lines(gang_ids: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each of these gangs whose owner ended unexpectedly."""
+    for gang_id in filter(is_outliving, gang_ids):
+        found = run_log.summary(gang_id)
+        if found is not None and found.ended is not None:
+            yield f"gang {gang_id} has ended: {found.ended.reason} (%gang show {gang_id})"
+
+
+def _since(wall_time: float) -> str:
+    began, now = time.localtime(wall_time), time.localtime()
+    is_today = (began.tm_year, began.tm_yday) == (now.tm_year, now.tm_yday)
+    return time.strftime("since %H:%M" if is_today else "since %d %b %H:%M", began)
+
+
+def _progress(gang_id: str) -> str:
+    """Return how far the gang is; empty if it does not say."""
+    with suppress(OSError, HydrogenError):
+        connection = connect(gang_id, "status")
+        connection.close()
+        if connection.attached.progress is not None:
+            return f"{100 * connection.attached.progress:.0f} %"
+    return ""
+
+
+def assign(gang: Gang, names: Sequence[str], namespace: MutableMapping[str, Any]) -> str:
+    """Assign these variables of rank 0 in ``namespace``; return a sentence about it.
+
+    Raises ArgumentsError if the gang still runs or has no such variable, and the gang's own error.
+    """
+    if not gang.snapshot().is_terminal:
+        raise ArgumentsError(
+            f"gang {gang.id} is still running, and its variables arrive at its end: wait for it with "
+            f"%gang wait {gang.id}"
+        )
+    gang.raise_for_state()
+    results = gang.received.of(0)
+    there = [name for name in results.names if name]
+    for name in names:
+        if name not in there:
+            raise ArgumentsError(f"--out {name}: gang {gang.id} has {', '.join(there) or 'none'}")
+        results.result(name)  # raises if it cannot be loaded
+    replaced = [name for name in names if name in namespace]
+    result_assignment.assign(results, names, namespace, Originals())
+    text = f"assigned {', '.join(names)}"
+    return f"{text} (replaced: {', '.join(replaced)})" if replaced else text

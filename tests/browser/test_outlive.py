@@ -1,0 +1,43 @@
+"""A gang that outlives its kernel, in JupyterLab: attached to after a restart, and stopped there."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import NewRun
+from tests.browser.gangs import LOAD
+from tests.browser.tabs import Tabs
+from tests.browser.test_stop import STOP
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.exhaustive,
+    pytest.mark.usefixtures("warm_agents"),
+]
+
+OUTLIVING = """%%distributed --np 2 --outlive --name night
+import time
+import hydrogen_magic as hm
+for step in hm.track(range(1000), desc="epoch"):
+    hm.log(step=step, loss=1 / (step + 1))
+    if step % 20 == 0:
+        print("step", step, flush=True)
+    time.sleep(0.1)
+"""
+ATTACH = "%gang attach night"
+
+
+def test_the_live_view_comes_back_after_a_restart(tabs: Tabs, new_run: NewRun) -> None:
+    page = tabs.open(OUTLIVING, ATTACH)
+    page.run(OUTLIVING)
+    expect(page.widget(OUTLIVING)).to_contain_text("step 20")
+    page.restart_kernel()
+    page.run(LOAD)
+    page.shows(LOAD, f"gang {new_run().id} is still running (night, since ")
+    page.run(ATTACH)
+    expect(page.state(ATTACH)).to_have_attribute("data-state", "running")
+    expect(page.widget(ATTACH)).to_contain_text("step 0")
+    page.widget(ATTACH).locator(STOP).click()
+    expect(page.state(ATTACH)).to_have_attribute("data-state", "stopped")
+    page.close()

@@ -1,0 +1,277 @@
+"""Gangs that outlive their kernel (``--outlive``)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from jupyter_core.utils import ensure_event_loop
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.driver.owner import connection, local_socket
+from hydrogen_magic.driver.owner.connection import AttachedGang, attach
+from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
+from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
+from tests.jupyter import Kernel
+
+TRAINING = """
+import pathlib, time
+import hydrogen_magic as hm
+print("begins", flush=True)
+for step in hm.track(range(10_000), desc="epoch"):
+    hm.log(step=step, loss=1 / (step + 1))
+    if pathlib.Path({go!r}).exists():
+        break
+    time.sleep(0.02)
+class Model:
+    weights = [step] * 3
+model = Model()
+hm.rank() + 41
+"""
+"""Trains until there is a file ``go``."""
+
+RESUMING = """
+import os, signal
+import hydrogen_magic as hm
+began = hm.checkpoint.load() or 0
+for step in range(began, 6):
+    hm.checkpoint.save(step + 1)
+    if step == 3 and began == 0 and hm.rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+began
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jupyter_loop() -> None:
+    """Make jupyter_core's event loop, which is never closed, before the first look for leaks."""
+    ensure_event_loop()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> str:
+    return TRAINING.format(go=str(tmp_path / "go"))
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, hydrogen_home: Path) -> Iterator[Kernel]:
+    kernel = Kernel(hydrogen_home, tmp_path)
+    kernel.load()
+    yield kernel
+    kernel.shut_down()
+
+
+Launch = Callable[..., AttachedGang]
+
+
+@pytest.fixture
+def launched(notebook_shell: InteractiveShell, training: str) -> Iterator[Launch]:
+    """Launches the training from this process."""
+    gangs = []
+
+    def launch(line: str = "--np 2", cell: str = training) -> AttachedGang:
+        gang = notebook_shell.run_cell_magic("distributed", f"--outlive {line}", cell)
+        assert isinstance(gang, AttachedGang)
+        gangs.append(gang)
+        return gang
+
+    yield launch
+    for gang in gangs:
+        if not gang.wait(0):
+            attach(gang.id, take=True).stop(kill=True)
+            gang.wait(60)
+
+
+def owner_of(gang_id: str) -> int:
+    """Return the pid of the gang's owner."""
+    found = run_log.summary(gang_id)
+    assert found is not None
+    return int(found.launched.owner.split(":")[1])
+
+
+def losses(gang_id: str, rank: int = 0) -> list[int]:
+    """Return the steps that the rank's record has."""
+    logged = (event for event in run_log.read(gang_id) if isinstance(event, ev.Metrics))
+    return [step for event in logged if event.rank == rank for step in event.steps]
+
+
+def terminal(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hydrogen_magic", "gang", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
+    kernel: Kernel, training: str, tmp_path: Path
+) -> None:
+    launched = kernel.run(f"%%distributed --np 2 --outlive --out model\n{training}")
+    assert not launched.error and "is stopped after 24 hours" in launched.stream()
+    gang_id = kernel.value("_.id").strip("'")
+    (owner,) = processes.processes([owner_of(gang_id)])
+    # Other programs end the children of a kernel, or its session, when they end the kernel.
+    assert owner.ppid != kernel.pid and os.getsid(owner.pid) != os.getsid(kernel.pid)
+    wait_until(lambda: len(losses(gang_id)) > 5)
+    kernel.restart(now=False)
+    assert f"gang {gang_id} is still running (cell 2, since " in (said := kernel.load())
+    assert f" %): %gang attach {gang_id}" in said
+    assert f"gang {gang_id} is still running" in kernel.run("%gang").stream()
+    attached = kernel.run(f"%gang attach {gang_id}")
+    assert "begins" in attached.stream()  # printed before there was this kernel
+    os.kill(kernel.pid, signal.SIGKILL)
+    kernel.revive()
+    at = len(losses(gang_id))
+    wait_until(lambda: len(losses(gang_id)) > at)
+    kernel.load()
+    kernel.run(f"gang = get_ipython().run_line_magic('gang', 'attach {gang_id}')")
+    refused = kernel.run(f"%gang attach {gang_id} --out model")
+    assert "is still running" in refused.stream("stderr")
+    (tmp_path / "go").touch()
+    assert kernel.value("gang.wait(60), gang.result, gang.results") == "(True, 41, [41, 42])"
+    kernel.run("steps = [s for s, r in zip(gang.metrics['step'], gang.metrics['rank']) if r == 0]")
+    assert kernel.value("sorted(steps) == list(range(max(steps) + 1))") == "True"
+    kernel.run("model = 'mine'")
+    assert kernel.value("gang.out['model'].weights[0] > 5, model") == "(True, 'mine')"
+    taken = kernel.run(f"%gang attach {gang_id} --out model")
+    assert "assigned model (replaced: model)" in taken.stream()
+    assert kernel.value("model.weights[0] > 5") == "True"
+    assert sorted(os.listdir(run_log.run_dir(gang_id))) == [
+        "events.jsonl", "rank-0.log", "rank-1.log", "results-0", "results-1",
+    ]  # fmt: skip
+
+
+def test_one_controls_and_others_watch(launched: Launch) -> None:
+    gang = launched()
+    watching = connection.connect(gang.id, "control").follow()
+    assert [event for event in watching.events() if isinstance(event, ev.GangLaunched)]
+    with pytest.raises(HydrogenError, match=r"is controlled by .*stop it there, or take control"):
+        watching.stop()
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    assert "running" not in watching.stacks().get(0, "running"), "whoever watches sees stacks"
+    refused = terminal("stop", gang.id)
+    assert (refused.returncode, "is controlled by" in refused.stderr) == (1, True)
+    watching.connection.take_control()
+    with pytest.raises(HydrogenError, match="is controlled by"):
+        wait_until(lambda: gang.record(False))
+    watching.connection.close()
+    wait_until(lambda: gang.connection.control.is_yours)
+    gang.stop()
+    ended(gang)
+    assert (gang.state, gang.snapshot().reason) == ("STOPPED", "stopped by you")
+    with pytest.raises(GangStoppedError):
+        gang.raise_for_state()
+
+
+def test_a_terminal_lists_follows_and_stops_it(launched: Launch, tmp_path: Path) -> None:
+    gang = launched("--np 2 --name night")
+    assert "night" in terminal("list").stdout
+    command = [sys.executable, "-m", "hydrogen_magic", "gang", "attach", "night"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert any("begins" in line for line in following.stdout)
+        following.send_signal(signal.SIGINT)
+        assert "continues" in following.stdout.read()
+    assert following.returncode == 0
+    assert not gang.wait(0.2)
+    assert "begins" in terminal("logs", gang.id, "--rank", "1").stdout
+    stopped = terminal("stop", gang.id, "--take")
+    assert stopped.stdout == f"stopping gang {gang.id}\n"
+    assert ended(gang).state == "STOPPED"
+    after = terminal("attach", gang.id)
+    assert (after.returncode, "begins" in after.stdout) == (1, True)
+
+
+def test_its_ranks_end_with_its_owner(launched: Launch, kernel: Kernel) -> None:
+    gang = launched()
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    pids = [rank.pid for rank in gang.ranks if rank.pid is not None]
+    os.kill(owner_of(gang.id), signal.SIGKILL)
+    wait_until_gone(pids)
+    ended(gang)
+    assert (gang.state, gang.snapshot().reason) == ("STOPPED", ev.OWNER_ENDED)
+    kernel.run("%unload_ext hydrogen_magic")
+    said = kernel.load()
+    assert f"gang {gang.id} has ended: its owner process ended unexpectedly" in said
+
+
+def test_a_terminated_owner_stops_its_gang(launched: Launch) -> None:
+    gang = launched()
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    os.kill(owner_of(gang.id), signal.SIGTERM)
+    assert "its owner process was terminated" in ended(gang).snapshot().reason
+
+
+def test_a_launch_that_fails_is_raised_in_the_kernel(
+    launched: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(PlacementError, match="GPU"):
+        launched("--np 2 --gpu")
+
+
+def test_it_is_retried_from_its_checkpoint_while_nobody_is_attached(launched: Launch) -> None:
+    gang = launched("--np 2 --retries 1", RESUMING)
+    gang.connection.close()
+    wait_until_gone([owner_of(gang.id)])
+    assert f"gang {gang.id} has ended: 2 ranks finished (" in (listed := terminal("list").stdout)
+    assert listed.endswith(f": %gang attach {gang.id}\n")
+    again = attach(gang.id)
+    assert (again.result, again.snapshot().attempt, again.state) == (4, 1, "SUCCEEDED")
+    assert "has ended" not in terminal("list").stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_not_served(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with local_socket.listen(tmp_path) as listener, local_socket.connect(tmp_path, 5) as mine:
+        assert stat.S_IMODE((tmp_path / run_log.OWNER_SOCKET).stat().st_mode) == 0o600
+        own, _ = listener.accept()
+        with own:
+            assert local_socket.is_of_this_user(own) and mine.fileno() >= 0
+        (tmp_path / run_log.OWNER_SOCKET).chmod(0o666)
+        listener.settimeout(PATIENCE_S)
+        code = f"import os, socket\nos.chdir({str(tmp_path)!r})\nos.setuid(65534)\n"
+        code += "sock = socket.socket(socket.AF_UNIX)\nsock.connect('owner.sock')\nsock.recv(1)"
+        with subprocess.Popen([sys.executable, "-c", code]) as other:
+            sock, _ = listener.accept()
+            with sock:
+                assert not local_socket.is_of_this_user(sock)
+        assert other.returncode == 0
+
+
+@pytest.mark.exhaustive
+def test_a_full_disk_is_reported_and_loses_nothing(launched: Launch, tmp_path: Path) -> None:
+    gang = launched()
+    owner = owner_of(gang.id)
+    until(gang, lambda: gang.snapshot().last_metrics)
+    soft, hard = resource.prlimit(owner, resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    until(gang, lambda: "the rest of this run is not recorded" in notices_of(gang))
+    shown = len(gang.events())
+    until(gang, lambda: len(gang.events()) > shown + 10)
+    (tmp_path / "go").touch()
+    wait_until(lambda: "the results cannot be stored in the run log" in notices_of(gang))
+    resource.prlimit(owner, resource.RLIMIT_FSIZE, (soft, hard))
+    assert ended(gang).results == [41, 42]
+    assert run_log.read(gang.id) == gang.events()
+
+
+def test_its_limit_and_its_timeline_need_no_kernel(
+    notebook_shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("wait.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
+    line = "--outlive --np 1 --timeout 3s --timeline trace.json wait.py"
+    gang = notebook_shell.run_line_magic("distributed", line)
+    assert isinstance(gang, AttachedGang)
+    gang.connection.close()
+    wait_until_gone([owner_of(gang.id)])
+    again = attach(gang.id)
+    assert again.snapshot().reason == "stopped: it ran longer than --timeout 3 s"
+    assert "waits" in again.logs[0] and "traceEvents" in Path("trace.json").read_text()
