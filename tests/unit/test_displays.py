@@ -105,7 +105,7 @@ class Rank:
         ]
 
 
-def test_an_animation_skips_what_nobody_could_see() -> None:
+def test_an_animation_skips_frames_that_would_not_be_seen() -> None:
     rank = Rank()
     for frame in range(100):
         rank.queue.clear(wait=True)

@@ -122,7 +122,7 @@ class DisplayQueue:
         return ev.Display(0.0, self._rank, self._mark, action, data or {}, metadata, name, label)
 
     def _begin_page(self, keep: ev.Display | None = None) -> None:
-        """Forget outputs that would be removed before anyone could see them."""
+        """Forget outputs that would be removed before a page shows them."""
         self._waiting.clear()
         if keep is not None:
             self._waiting.append(keep)

@@ -53,7 +53,7 @@ class UserInput:
     def ask(self, prompt: object = "", /) -> str:
         """Return a line of the user.
 
-        Raises EOFError at the end of the input, HydrogenError if there is nobody to ask.
+        Raises EOFError at the end of the input, HydrogenError if there is no input line.
         """
         return self._line(str(prompt), is_password=False)
 
