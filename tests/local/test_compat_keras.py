@@ -17,11 +17,13 @@ import hydrogen_magic as hm
 from hydrogen_magic.compat import HorovodRunner
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
-from tests.gangs import ended
+from tests.gangs import PATIENCE_S, ended
 from tests.keras_ranks import BATCH, EPOCHS, MOMENTUM, RATE, train
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
+IMPORTING_S = 4 * PATIENCE_S
+"""For ranks that import Keras on a machine that is busy with other tests."""
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "keras.md"
 N_RANKS, N_STEPS = 2, 4
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
@@ -69,7 +71,7 @@ def check(results: list[Any], rates: list[float], *, is_corrected: bool = True) 
 
 def test_gradients_are_averaged_by_torch() -> None:
     """Every rank ends with the weights and the optimizer's state of training in one process."""
-    gang = ended(hm.launch(train, X, Y, np=N_RANKS, warmup_epochs=2))
+    gang = ended(hm.launch(train, X, Y, np=N_RANKS, warmup_epochs=2), IMPORTING_S)
     gang.raise_for_state()
     begin, other_begin = (result[0][0] for result in gang.results)
     assert not np.allclose(begin, other_begin), "the second rank has begun elsewhere"
@@ -100,7 +102,9 @@ def test_without_a_gang_there_is_one_rank() -> None:
 def test_gradients_are_averaged_by_jax() -> None:
     """Ranks begin with equal weights, and every step is one of all ranks together."""
     schedule = {"warmup_epochs": 2, "momentum_correction": False}
-    gang = ended(hm.launch(train, X, Y, "jax", np=N_RANKS, rendezvous="jax", **schedule))
+    gang = ended(
+        hm.launch(train, X, Y, "jax", np=N_RANKS, rendezvous="jax", **schedule), IMPORTING_S
+    )
     gang.raise_for_state()
     check(gang.results, WARMING, is_corrected=False)
 
