@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +113,16 @@ def until_reported_again(gang: Gang, n: int) -> None:
         return [event.rank for event in gang.events(before) if isinstance(event, ev.Steps)]
 
     until(gang, lambda: all(reports().count(rank.rank) >= n for rank in gang.ranks))
+
+
+def agent_pids() -> list[int]:
+    """Return the processes of this kernel's agents on this machine."""
+    return [
+        process.pid
+        for process in processes.processes()
+        if process.ppid == os.getpid()
+        and b"hydrogen_magic.node.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    ]
 
 
 def free_ports(count: int) -> list[int]:

@@ -29,6 +29,7 @@ from hydrogen_magic.errors import (
 from tests import leaks, ranks
 from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import (
+    agent_pids,
     alive,
     ended,
     failure_of,
@@ -317,15 +318,6 @@ def test_many_children(count: int) -> None:
 
 
 # ── an agent dies ────────────────────────────────────────────────────────────────────────────────
-
-
-def agent_pids() -> list[int]:
-    return [
-        process.pid
-        for process in processes.processes()
-        if process.ppid == os.getpid()
-        and b"hydrogen_magic.node.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-    ]
 
 
 def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:

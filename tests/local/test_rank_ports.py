@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from hydrogen_magic.node.agent.rank_ports import RankPorts
 from hydrogen_magic.plugins import JobSpec, Plan, Rendezvous, RendezvousInfo, place
 from hydrogen_magic.testing.entry_points import declare
 from tests import directory_hosts
-from tests.gangs import ended, free_ports
+from tests.gangs import agent_pids, ended, free_ports, wait_until_gone
 from tests.listening_ranks import PORT, listen
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -61,6 +63,19 @@ def test_every_rank_has_a_port_that_its_agent_holds(on: str) -> None:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the ranks
         sock.bind(("", ports[0]))
+
+
+@pytest.mark.exhaustive  # it waits ten seconds for the agent
+@pytest.mark.usefixtures("listening")
+def test_a_warm_agent_that_was_stopped_is_replaced() -> None:
+    """It cannot hold ports."""
+    ended(hm.launch(listen, np=2, rendezvous="listening"))
+    pids = agent_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    gang = ended(hm.launch(listen, np=2, rendezvous="listening"))
+    assert gang.snapshot().state == "SUCCEEDED", gang.snapshot().reason
+    wait_until_gone(pids)
 
 
 def test_ports_are_those_of_the_range() -> None:
