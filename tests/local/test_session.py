@@ -83,6 +83,12 @@ def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
         assert cells.all_ranks("hm.rank()") == [0, 1]
 
 
+def test_a_child_that_a_cell_forks_is_no_rank(cells: Cells) -> None:
+    fork = "pid = os.fork()\nif pid == 0:\n    raise ValueError('of a child')\n"
+    assert cells.on_ranks(fork + "os.waitpid(pid, 0)[1]", "--np 2") == 1 << 8
+    assert cells.on_ranks("hm.world_size()") == 2
+
+
 def test_a_rank_that_dies_ends_the_session_and_the_report_names_its_variables(cells: Cells) -> None:
     cells.on_ranks("weights = torch.ones(3)", "--np 2")
     (session,) = sessions.sessions()

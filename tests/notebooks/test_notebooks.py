@@ -28,7 +28,9 @@ NOT_STARTED = "Kernel died before replying to kernel_info"
 """In jupyter_client's error: no cell has run yet."""
 
 ON_SPARK = """ON = "spark"
+import os, sys
 from pyspark.sql import SparkSession
+os.environ["PYSPARK_PYTHON"] = sys.executable
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()"""
 """Follows the parameters of a notebook that also runs on Spark."""
 

@@ -21,7 +21,7 @@ from tests.spark_gangs import launch
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.usefixtures("spark", "warm_agents"),
+    pytest.mark.usefixtures("spark"),
     pytest.mark.timeout(300),
 ]
 

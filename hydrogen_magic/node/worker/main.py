@@ -241,7 +241,9 @@ class _Rank:
             code = self._work_or_debug()
         except BaseException as error:
             code = self._fail(error)
-        self.is_retained = self.session is not None or (self.is_retained and code == 0)
+        is_child = os.getpid() != self.pid  # the cell forked, and its child failed
+        stays = self.session is not None or (self.is_retained and code == 0)
+        self.is_retained = stays and not is_child
         self._report_retained(code) if self.is_retained else self._finish()
         return code
 
@@ -290,8 +292,10 @@ class _Rank:
 
     def _work(self) -> int:
         is_loaded = self.set_up is not None and self.session is None
-        loaded = self.set_up.loaded if is_loaded and self.set_up else self._load()
-        os.close(self.closure_fd)
+        try:
+            loaded = self.set_up.loaded if is_loaded and self.set_up else self._load()
+        finally:  # a rank of a session stays when this fails
+            os.close(self.closure_fd)
         self._enter("running")
         value = None
         if self.infer_options is not None:
