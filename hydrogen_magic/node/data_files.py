@@ -14,7 +14,9 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -98,6 +100,30 @@ def absolute(path: AnyPath) -> Path:
     return Path(os.path.abspath(os.path.expanduser(local_path(path))))
 
 
+def open_folder(path: AnyPath) -> tuple[Any, str]:
+    """Return the file system of a folder, None for this machine's own, and the folder's path in it.
+
+    Creates the folder. Raises ImportError and OSError as :func:`find` does.
+    """
+    if not is_url(path):
+        folder = absolute(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        return None, str(folder)
+    filesystem, place = _opened(_without_alias(os.fspath(path)))
+    filesystem.create_dir(place)
+    return filesystem, place
+
+
+def delete_folder(path: AnyPath) -> None:
+    """Delete a folder and all in it, if it exists."""
+    if not is_url(path):
+        shutil.rmtree(absolute(path), ignore_errors=True)
+        return
+    filesystem, place = _opened(_without_alias(os.fspath(path)))
+    with suppress(FileNotFoundError):
+        filesystem.delete_dir(place)
+
+
 def _find(path: str) -> DataFiles:
     return _find_remote(path) if is_url(path) else _find_here(local_path(path))
 
@@ -174,9 +200,15 @@ def _split(url: str) -> tuple[str, tuple[str, ...]]:
     parts = path.rstrip("/").split("/")
     fixed = list(takewhile(_MAGIC.isdisjoint, parts))
     return (
-        f"{_SAME.get(scheme, scheme)}://{'/'.join(fixed)}{mark}{options}",
+        _without_alias(f"{scheme}://{'/'.join(fixed)}{mark}{options}"),
         tuple(parts[len(fixed) :]),
     )
+
+
+def _without_alias(url: str) -> str:
+    """Return a URL with the name of its scheme that PyArrow and fsspec know."""
+    scheme, _, rest = url.partition("://")
+    return f"{_SAME.get(scheme, scheme)}://{rest}"
 
 
 def _opened(url: str) -> tuple[Any, str]:

@@ -34,8 +34,8 @@ _REMEDIES = {
 
 _REMEDIES_BY_PACKAGE = {
     "pyspark": (
-        "it exists only in the notebook's process: collect the data that the ranks need "
-        "(.toPandas(), .collect()) and use that"
+        "it exists only in the notebook's process: for a DataFrame use hm.dataset(df), which ranks read "
+        "with hm.shard(); or collect the data that they need (.toPandas(), .collect())"
     ),
     "psycopg": "open the connection inside the cell",
     "psycopg2": "open the connection inside the cell",

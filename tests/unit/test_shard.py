@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,20 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
-from hydrogen_magic.node.worker.shard import IndexShare
+from hydrogen_magic.node.worker.index_share import IndexShare
+from tests.shards import parts, write_parquet
 
 RANKS = st.integers(1, 9)
-
-
-def parts(data: Any, world_size: int, **options: Any) -> list[Any]:
-    """Return what each of so many ranks gets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORLD_SIZE", str(world_size))
-        got = []
-        for rank in range(world_size):
-            patch.setenv("RANK", str(rank))
-            got.append(hm.shard(data, **options))
-        return got
 
 
 # ── which items ──────────────────────────────────────────────────────────────────────────────────
@@ -207,22 +195,7 @@ def test_a_dataset_gives_a_subset_for_a_loader() -> None:
 
 @pytest.fixture
 def parquet(tmp_path: Path) -> Path:
-    """Three files in two directories, of 10, 0 and 13 rows, in groups of at most 4."""
-    pq = pytest.importorskip("pyarrow.parquet")
-    import pyarrow as pa
-
-    x = pa.array(range(23))
-    pieces = {
-        "year=2025/part-0": (0, 10),
-        "year=2026/part-0": (10, 0),
-        "year=2026/part-1": (10, 13),
-    }
-    for name, (start, length) in pieces.items():
-        path = tmp_path / "data" / f"{name}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"x": x.slice(start, length)}), path, row_group_size=4)
-    (tmp_path / "data" / "_SUCCESS").touch()
-    return tmp_path / "data"
+    return write_parquet(tmp_path / "data")
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 23])
@@ -256,95 +229,6 @@ def test_a_single_parquet_file_and_a_wrong_path(parquet: Path) -> None:
     assert first["x"].to_pylist() == [5, 6, 7, 8, 9]
     with pytest.raises(FileNotFoundError, match=f"nowhere/x .*existing folder is {parquet}$"):
         hm.shard(parquet / "nowhere" / "x")
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 7])
-def test_shuffled_rows_of_parquet_files(
-    parquet: Path, world_size: int, batch_size: int | None
-) -> None:
-    def shares(seed: int) -> list[list[int]]:
-        found = parts(parquet, world_size, shuffle=True, seed=seed, batch_size=batch_size)
-        return [rows_of(part if batch_size else [part]) for part in found]
-
-    found = shares(1)
-    assert len({len(rows) for rows in found}) == 1
-    assert {row for rows in found for row in rows} == set(range(23))
-    assert sum(map(len, found)) - 23 < world_size
-    assert found == shares(1) != shares(2)
-    assert found[0] != sorted(found[0])
-
-
-def rows_of(tables: Any) -> list[int]:
-    return [row for table in tables for row in table["x"].to_pylist()]
-
-
-def test_a_share_as_a_stream_of_tables(parquet: Path) -> None:
-    for rank, part in enumerate(parts(parquet, 2, batch_size=5)):
-        sizes = [len(table) for table in part]
-        assert sizes == [5, 5, 2] and part.n_rows == 12
-        assert rows_of(part) == rows_of([parts(parquet, 2)[rank]])
-        assert rows_of(pickle.loads(pickle.dumps(part))) == rows_of(part)
-
-
-def test_an_epoch_has_an_order_of_its_own(parquet: Path) -> None:
-    part = hm.shard(parquet, batch_size=5, shuffle=True)
-    first, again = rows_of(part), rows_of(part)
-    part.set_epoch(1)
-    assert first == again != rows_of(part)
-    assert sorted(rows_of(part)) == list(range(23))
-
-
-def test_workers_of_a_loader_divide_a_stream(
-    parquet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch.utils.data
-
-    part = hm.shard(parquet, batch_size=5)
-    loaded = torch.utils.data.DataLoader(part, batch_size=None)
-    assert rows_of(loaded) == list(range(23))
-    rows = []
-    for number in range(3):
-        worker = SimpleNamespace(id=number, num_workers=3)
-        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda worker=worker: worker)
-        rows.append(rows_of(part))
-    assert [len(each) for each in rows] == [7, 8, 8]
-    assert [row for each in rows for row in each] == list(range(23))
-
-
-def test_a_stream_reads_one_row_group_at_a_time(parquet: Path) -> None:
-    """The second group is damaged: the rows before it arrive."""
-    file = parquet / "year=2025" / "part-0.parquet"
-    data = bytearray(file.read_bytes())
-    group = pytest.importorskip("pyarrow.parquet").ParquetFile(file).metadata.row_group(1)
-    start = group.column(0).dictionary_page_offset or group.column(0).data_page_offset
-    data[start : start + 20] = b"\xff" * 20
-    file.write_bytes(data)
-    tables = iter(hm.shard(file, batch_size=4))
-    assert next(tables)["x"].to_pylist() == [0, 1, 2, 3]
-    with pytest.raises(OSError, match="deserialize"):
-        next(tables)
-
-
-def test_globs_urls_and_datasets(parquet: Path) -> None:
-    ds, fsspec = pytest.importorskip("pyarrow.dataset"), pytest.importorskip("fsspec")
-    memory = fsspec.filesystem("memory")
-    memory.put(str(parquet), "/lake/data", recursive=True)
-    try:
-        for data in (parquet.as_uri(), "memory://lake/data", "memory://lake/*/year=*/*.parquet"):
-            assert rows_of(parts(data, 3)) == rows_of(parts(parquet, 3))
-            assert rows_of(hm.shard(data, batch_size=4)) == list(range(23))
-        assert rows_of([hm.shard(f"{parquet}/*2026/*.parquet")]) == list(range(10, 23))
-        assert rows_of([hm.shard(ds.dataset(parquet, format="parquet"))]) == list(range(23))
-        with pytest.raises(FileNotFoundError) as missing:
-            hm.shard("memory://lake/date/year=2026")
-        assert str(missing.value) == (
-            "there is no file or folder memory://lake/date/year=2026; the nearest existing folder is "
-            "memory://lake"
-        )
-    finally:
-        memory.store.clear()
-        memory.pseudo_dirs[:] = [""]
 
 
 def test_urls_without_their_driver() -> None:
@@ -385,7 +269,7 @@ def test_data_without_parts_is_refused(
     assert said in str(caught.value)
 
 
-def test_a_loader_and_shuffled_streams_are_refused(parquet: Path) -> None:
+def test_a_loader_and_shuffled_streams_are_refused() -> None:
     import torch
 
     with pytest.raises(TypeError, match="shard its dataset"):
@@ -397,5 +281,3 @@ def test_a_loader_and_shuffled_streams_are_refused(parquet: Path) -> None:
     in_memory = pytest.importorskip("pyarrow.dataset").dataset(arrow())
     with pytest.raises(TypeError, match=r"of Parquet files only: pass its to_table\(\)"):
         hm.shard(in_memory)
-    with pytest.raises(ValueError, match="batch_size of at least 1, got 0"):
-        hm.shard(parquet, batch_size=0)

@@ -192,7 +192,7 @@ def _numeric_places(schema: pa.Schema) -> list[int]:
 
 
 def _to_tensor(rows: pa.RecordBatch) -> Any:
-    return _tensor(_array(rows))
+    return tensor_of(_array(rows))
 
 
 def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
@@ -200,15 +200,15 @@ def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
     found = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if is_number(field.type):
-            found[field.name] = _tensor(shaped(column, field.name))
+            found[field.name] = tensor_of(shaped(column, field.name))
         elif is_list_of_numbers(field.type):
             array = array_of(column, field.name)
             is_ragged = array.dtype == object
-            found[field.name] = list(map(_tensor, array)) if is_ragged else _tensor(array)
+            found[field.name] = list(map(tensor_of, array)) if is_ragged else tensor_of(array)
     return found
 
 
-def _tensor(array: Any) -> Any:
+def tensor_of(array: Any) -> Any:
     """Return a tensor in its own memory; float64 becomes torch's default type."""
     import torch
 

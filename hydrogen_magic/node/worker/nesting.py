@@ -9,9 +9,14 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import api, reporter
 
 
+def is_rank() -> bool:
+    """Return whether this is a rank, or a process started by a rank."""
+    return reporter.current() is not None or COOKIE in os.environ
+
+
 def refuse_nested() -> None:
     """Raise PlacementError on a rank, and in a process started by a rank."""
-    if reporter.current() is not None or COOKIE in os.environ:
+    if is_rank():
         raise PlacementError(
             f"a rank cannot start a gang (this is rank {api.rank()}); start it from the notebook"
         )

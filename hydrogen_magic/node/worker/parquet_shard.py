@@ -1,4 +1,4 @@
-"""A rank's share of Parquet data: as a table, or as a stream of tables for a share larger than memory.
+"""The rows of Parquet data that a rank reads: row groups, or parts of them.
 
 All ranks number the rows alike: row groups in the order of their files, or in a random order of one
 seed. A rank reads only the row groups with rows of its share.
@@ -6,22 +6,20 @@ seed. A rank reads only the row groups with rows of its share.
 
 from __future__ import annotations
 
-import functools
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import groupby
 from typing import Any
 
 from hydrogen_magic.node import data_files
+from hydrogen_magic.node.worker.index_share import IndexShare
 
 _POOL_ROWS = 1 << 16
-"""Rows that a shuffled stream mixes, at least: whole row groups."""
-Bounds = Callable[[int], tuple[int, int]]
-"""Number of rows -> start and end of this rank's share."""
+_POOL_GROUPS = 8
+"""A shuffled stream mixes at least so many rows of at least so many row groups at a time, …"""
+_POOL_BYTES = 128 << 20
+"""… unless they are larger than this together: a pool is in memory twice while it is mixed."""
 
 
 def open_dataset(source: Any) -> Any:
@@ -48,172 +46,117 @@ def open_dataset(source: Any) -> Any:
     )
 
 
-def table(dataset: Any, bounds: Bounds, seed: int | None) -> Any:
+def table(dataset: Any, share: IndexShare, seed: int | None) -> Any:
     """Return the share as a ``pyarrow.Table``; with a seed, its rows are in random order."""
-    groups = _RowGroups.of(dataset, None if seed is None else random.Random(seed))
-    rows = groups.read(*bounds(groups.n_rows))
-    return rows if seed is None else _shuffled(rows, random.Random(seed))
+    groups = RowGroups.of(dataset, None if seed is None else str(seed))
+    rows = groups.read(groups.pieces(*share.bounds(groups.n_rows)))
+    return rows if seed is None else shuffled(rows, f"{seed}")
 
 
-def stream(dataset: Any, bounds: Bounds, seed: int | None, batch_size: int) -> Any:
-    """Return the share as an iterable of ``pyarrow.Table``; see ``hm.shard``."""
-    if batch_size < 1:
-        raise ValueError(f"hm.shard() needs a batch_size of at least 1, got {batch_size}")
-    return _stream_class()(dataset, bounds, seed, batch_size)
+def shuffled(rows: Any, seed: str) -> Any:
+    """Return the rows of a table in a random order."""
+    import numpy as np
+
+    order = np.random.default_rng(random.Random(seed).getrandbits(128))
+    return rows.combine_chunks().take(order.permutation(rows.num_rows))
 
 
 # ── row groups ───────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class _RowGroup:
+class RowGroup:
     fragment: Any
     """The file, of a PyArrow Dataset."""
     file: int
     number: int
     """In its file."""
     n_rows: int
+    n_bytes: int
+    """Uncompressed."""
 
 
 @dataclass(frozen=True)
-class _RowGroups:
+class Piece:
+    """Consecutive rows of one row group."""
+
+    group: RowGroup
+    start: int
+    stop: int
+
+    @property
+    def n_rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class RowGroups:
     """All row groups, in the order in which ranks number the rows."""
 
     schema: Any
-    groups: tuple[_RowGroup, ...]
+    groups: tuple[RowGroup, ...]
 
     @classmethod
-    def of(cls, dataset: Any, order: random.Random | None) -> _RowGroups:
-        """Read the footers of all files."""
+    def of(cls, dataset: Any, seed: str | None) -> RowGroups:
+        """Read the footers of all files. With a seed, the row groups are in random order."""
         fragments = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
         groups = [
-            _RowGroup(fragment, file, number, group.num_rows)
+            RowGroup(fragment, file, number, group.num_rows, group.total_byte_size)
             for file, fragment in enumerate(fragments)
             for number, group in enumerate(fragment.row_groups)
             if group.num_rows
         ]
-        if order is not None:
-            order.shuffle(groups)
+        if seed is not None:
+            random.Random(seed).shuffle(groups)
         return cls(dataset.schema, tuple(groups))
 
     @property
     def n_rows(self) -> int:
         return sum(group.n_rows for group in self.groups)
 
-    def read(self, start: int, stop: int) -> Any:
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        """Return the rows from ``start`` to ``stop``: whole row groups except for the first and the last."""
+        found, before = [], 0
+        for group in self.groups:
+            first, end = max(start - before, 0), min(stop - before, group.n_rows)
+            if first < end:
+                found.append(Piece(group, first, end))
+            before += group.n_rows
+        return found
+
+    def read(self, pieces: Sequence[Piece]) -> Any:
+        """Return consecutive rows as a table."""
         import pyarrow as pa
 
-        wanted, skipped = self._within(start, stop)
         # PyArrow reads row groups of a file in their order there, so only neighbours are read together.
-        runs = groupby(enumerate(wanted), key=lambda each: (each[1].file, each[1].number - each[0]))
-        tables = [self._table([group for _, group in run]) for _, run in runs]
-        rows = pa.concat_tables(tables) if tables else self.schema.empty_table()
-        return rows.slice(skipped, stop - start)
+        runs = groupby(
+            enumerate(pieces), key=lambda each: (each[1].group.file, each[1].group.number - each[0])
+        )
+        tables = [self._table([piece.group for _, piece in run]) for _, run in runs]
+        if not tables:
+            return self.schema.empty_table()
+        n_rows = sum(piece.n_rows for piece in pieces)
+        return pa.concat_tables(tables).slice(pieces[0].start, n_rows)
 
-    def pieces(self, start: int, stop: int) -> Iterator[Any]:
-        """Yield the rows, one row group at a time."""
-        wanted, skipped = self._within(start, stop)
-        left = stop - start
-        for group in wanted:
-            piece = self._table([group]).slice(skipped, left)
-            skipped, left = 0, left - piece.num_rows
-            yield piece
-
-    def _within(self, start: int, stop: int) -> tuple[list[_RowGroup], int]:
-        """Return the row groups with rows from ``start`` to ``stop``, and how many rows come before."""
-        wanted: list[_RowGroup] = []
-        before = skipped = 0
-        for group in self.groups:
-            if before < stop and before + group.n_rows > start:
-                skipped = skipped if wanted else start - before
-                wanted.append(group)
-            before += group.n_rows
-        return wanted, skipped
-
-    def _table(self, groups: list[_RowGroup]) -> Any:
+    def _table(self, groups: list[RowGroup]) -> Any:
         """Return the rows of row groups of one file."""
         numbers = [group.number for group in groups]
         return groups[0].fragment.subset(row_group_ids=numbers).to_table(schema=self.schema)
 
 
-# ── streams ──────────────────────────────────────────────────────────────────────────────────────
-
-
-@functools.lru_cache(maxsize=1)
-def _stream_class() -> Any:
-    """Return the class of streams: of torch's, for a DataLoader, where torch is installed."""
-    has_torch = find_spec("torch") is not None
-    base: Any = import_module("torch.utils.data").IterableDataset if has_torch else object
-
-    class ParquetStream(base):  # type: ignore[misc]
-        def __init__(self, dataset: Any, bounds: Bounds, seed: int | None, size: int) -> None:
-            self._given = dataset, bounds, seed, size
-            self._epoch = 0
-            start, stop = bounds(_RowGroups.of(dataset, None).n_rows)
-            self.n_rows = stop - start
-
-        def set_epoch(self, epoch: int) -> None:
-            """Choose the random order of the next iteration; call it on all ranks alike."""
-            self._epoch = epoch
-
-        def __iter__(self) -> Iterator[Any]:
-            dataset, bounds, seed, size = self._given
-            # A random number generator takes text: no two epochs have the same order by accident.
-            order = None if seed is None else random.Random(f"{seed} {self._epoch}")
-            groups = _RowGroups.of(dataset, order)
-            pieces = groups.pieces(*_of_loader_worker(*bounds(groups.n_rows)))
-            return _in_batches(pieces if order is None else _mixed(pieces, order), size)
-
-        def __reduce__(self) -> Any:  # for DataLoader workers started by spawn
-            return _restored, (self._given, self._epoch)
-
-    return ParquetStream
-
-
-def _restored(given: tuple[Any, ...], epoch: int) -> Any:
-    found = stream(*given)
-    found.set_epoch(epoch)
-    return found
-
-
-def _of_loader_worker(start: int, stop: int) -> tuple[int, int]:
-    """Return the part of a DataLoader's worker, in one of which this may run."""
-    data = sys.modules.get("torch.utils.data")
-    worker = None if data is None else data.get_worker_info()
-    if worker is None:
-        return start, stop
-    n_rows, here, n_workers = stop - start, worker.id, worker.num_workers
-    return start + n_rows * here // n_workers, start + n_rows * (here + 1) // n_workers
-
-
-def _mixed(pieces: Iterator[Any], order: random.Random) -> Iterator[Any]:
-    """Yield pools of row groups, the rows of each in random order."""
-    import pyarrow as pa
-
-    pool: list[Any] = []
+def pools(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield the pieces that a shuffled stream mixes at a time."""
+    pool: list[Piece] = []
     for piece in pieces:
         pool.append(piece)
-        if sum(each.num_rows for each in pool) >= _POOL_ROWS:
-            yield _shuffled(pa.concat_tables(pool), order)
+        if _is_full(pool):
+            yield pool
             pool = []
     if pool:
-        yield _shuffled(pa.concat_tables(pool), order)
+        yield pool
 
 
-def _shuffled(rows: Any, order: random.Random) -> Any:
-    places = list(range(rows.num_rows))
-    order.shuffle(places)
-    return rows.take(places)
-
-
-def _in_batches(pieces: Iterator[Any], size: int) -> Iterator[Any]:
-    import pyarrow as pa
-
-    rest: Any = None
-    for piece in pieces:
-        rows = piece if rest is None else pa.concat_tables([rest, piece])
-        n_full = rows.num_rows // size * size
-        yield from (rows.slice(first, size) for first in range(0, n_full, size))
-        rest = rows.slice(n_full)
-    if rest is not None and rest.num_rows:
-        yield rest
+def _is_full(pool: list[Piece]) -> bool:
+    n_bytes = sum(piece.group.n_bytes for piece in pool)
+    is_mixed = len(pool) >= _POOL_GROUPS and sum(piece.n_rows for piece in pool) >= _POOL_ROWS
+    return is_mixed or n_bytes >= _POOL_BYTES

@@ -2,29 +2,34 @@
 
 Shares are contiguous slices: arrays, frames and tensors are not copied. All ranks get the same number of
 items, since the first to finish an epoch would wait for the others in its next collective.
-:class:`IndexShare` computes the indices; the kind of data determines how items are taken. No library is
-imported for data of another library.
+The kind of data determines how items are taken. No library is imported for data of another library.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from hydrogen_magic.core.library_types import is_a
-from hydrogen_magic.node.worker import api, parquet_shard, sharded_streams
+from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.node.worker import api, parquet_shard, parquet_stream, sharded_streams
+from hydrogen_magic.node.worker.index_share import IndexShare
 from hydrogen_magic.serialization.pickling_errors import describe
 
 _TAKEN = (
     "It accepts a list, tuple, range or other sequence, a NumPy array, a torch tensor or "
-    "Dataset, a pandas, Polars or Arrow frame or column, a dict of these, or the path, URL or "
-    "glob of Parquet data."
+    "Dataset, a pandas, Polars or Arrow frame or column, a dict of these, a handle of "
+    "hm.dataset(), or the path, URL or glob of Parquet data."
 )
 
+_BATCH_SIZE = 1024
+"""Of a handle's stream."""
 _REMEDIES = {
     "generator": "make it a list first",
     "set": "sets have no order that all ranks agree on: use sorted(…)",
@@ -64,7 +69,9 @@ def shard(
             * the path, URL or glob of Parquet data, or a PyArrow Dataset of Parquet files: gives a
               ``pyarrow.Table``; only row groups with rows of this rank are read. URLs are those of
               object stores (``s3://`` or ``s3a://``, ``abfss://``, ``gs://``, ``hdfs://``), ``dbfs:/``, and
-              those that fsspec knows; credentials are those of the rank's environment.
+              those that fsspec knows; credentials are those of the rank's environment,
+            * a handle of :func:`hydrogen_magic.dataset`: gives a stream of batches, dicts of torch tensors
+              by column (without torch, of NumPy arrays).
         drop_last: What happens when the length cannot be divided. False: no item is left out, and
             at most ``world_size - 1`` items are on two ranks, as in ``DistributedSampler``;
             they are at the borders of two slices (of an IterableDataset: in its last round). True: the
@@ -73,17 +80,21 @@ def shard(
             by its labels. This copies, and takes half a second per million items. Of Parquet data, row
             groups are distributed in random order, and the rows of a share mixed.
         seed: The seed of the random order.
-        batch_size: For Parquet data only. Return an iterable of tables with this many rows, the last one
-            with the rest, in place of one table. It reads one row group at a time, so that the share
-            may be larger than memory; with ``shuffle=True`` it mixes the rows of at least 65,536 rows'
-            row groups at a time, and ``set_epoch(epoch)``, called on all ranks alike, chooses another
-            order. A ``DataLoader(part, batch_size=None)`` takes it, with any number of workers; with
-            ``persistent_workers=True`` they keep the order of the first epoch.
+        batch_size: For Parquet data and handles. Return a stream of batches of this many rows, the last one
+            with the rest, in place of one table; 1,024 by default for a handle. Every rank gets the same
+            number of batches. Of a path they are tables of PyArrow. A thread reads ahead, a few
+            row groups at a time, so the share may be larger than memory. With ``shuffle=True`` it mixes
+            the rows of several row groups. See
+            :class:`~hydrogen_magic.node.worker.parquet_stream.ParquetStream` for epochs, for continuing in
+            the middle of one, and for other kinds of batches. A ``DataLoader(part, batch_size=None)``
+            takes it, with any number of workers; with ``persistent_workers=True`` they keep the order
+            of the first epoch.
 
     Raises:
         TypeError: Such data cannot be divided, or it cannot be streamed in batches.
         ValueError: There are fewer items than ranks, or a dict's values differ in length.
-        FileNotFoundError: There is nothing at the path; names the nearest existing folder.
+        FileNotFoundError: There is nothing at the path; names the nearest existing folder. The data of
+            a handle is not on this host.
         ImportError: The package that reads URLs of this scheme is not installed.
 
     Example::
@@ -92,13 +103,20 @@ def shard(
     """
     share = IndexShare(api.rank(), api.world_size(), drop_last)
     order = seed if shuffle else None
+    if isinstance(data, DatasetHandle):
+        kind = "torch" if find_spec("torch") else "numpy"
+        size = _BATCH_SIZE if batch_size is None else batch_size
+        return _stream(_opened(data), share, order, size, kind)
     if isinstance(data, (str, os.PathLike)) or is_a(data, "pyarrow.dataset", "Dataset"):
         dataset = parquet_shard.open_dataset(data)
         if batch_size is not None:
-            return parquet_shard.stream(dataset, share.bounds, order, batch_size)
-        return parquet_shard.table(dataset, share.bounds, order)
+            return _stream(dataset, share, order, batch_size, "arrow")
+        return parquet_shard.table(dataset, share, order)
     if batch_size is not None:
-        raise TypeError(f"hm.shard(batch_size=…) streams Parquet data, not a {describe(data)}")
+        raise TypeError(
+            f"hm.shard(batch_size=…) streams Parquet data, not a {describe(data)}: pass the handle that "
+            "hm.dataset() returns for it in the notebook"
+        )
     if is_a(data, "torch.utils.data", "IterableDataset"):
         if shuffle:
             raise ValueError(
@@ -108,38 +126,40 @@ def shard(
         return sharded_streams.every_nth(data, share.rank, share.world_size, drop_last)
     if isinstance(data, Mapping):
         return _shard_mapping(data, share, order)
-    kind = _kind_of(data)
-    return _part(data, kind, kind.count(data), share, order)
+    kind_of_data = _kind_of(data)
+    return _part(data, kind_of_data, kind_of_data.count(data), share, order)
 
 
-# ── which items ──────────────────────────────────────────────────────────────────────────────────
+# ── Parquet data ─────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class IndexShare:
-    """The indices of one rank's share."""
+def _stream(
+    dataset: Any, share: IndexShare, seed: int | None, batch_size: int, kind: str
+) -> parquet_stream.ParquetStream:
+    options = parquet_stream.StreamOptions(share, seed, batch_size, kind)
+    return parquet_stream.stream(dataset, options)
 
-    rank: int
-    world_size: int
-    drop_last: bool
 
-    def bounds(self, n_items: int) -> tuple[int, int]:
-        """Return start and end of this rank's slice of ``n_items``.
+def _opened(handle: DatasetHandle) -> Any:
+    """Return the PyArrow Dataset of a handle, with the rows that the notebook has seen in it."""
+    try:
+        dataset = parquet_shard.open_dataset(handle.path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"the data of hm.dataset() is in {handle.path}, which does not exist on this host "
+            f"({socket.gethostname()}): it was deleted, or only the notebook's machine has it; call "
+            "hm.dataset(frame, path=…) with a folder or URL that all hosts can read"
+        ) from error
+    n_rows = parquet_shard.RowGroups.of(dataset, None).n_rows
+    if n_rows != handle.n_rows:
+        raise RuntimeError(
+            f"{handle.path} has {n_rows} rows on this host, but had {handle.n_rows} when hm.dataset() was "
+            "called: do not change the data meanwhile, or call hm.dataset() again"
+        )
+    return dataset
 
-        If items are on two ranks, the slices overlap: each stays one slice, and needs no copy. Raises
-        ValueError if there are fewer items than ranks.
-        """
-        if n_items < self.world_size > 1:
-            raise ValueError(
-                f"hm.shard() got {n_items} items for {self.world_size} ranks: every rank needs at "
-                "least one; use fewer ranks, or use all of the data on every rank"
-            )
-        if self.drop_last:
-            size = n_items // self.world_size
-            return self.rank * size, (self.rank + 1) * size
-        size = -(-n_items // self.world_size)
-        start = self.rank * n_items // self.world_size
-        return start, start + size
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _part(data: Any, kind: _Kind, n_items: int, share: IndexShare, seed: int | None) -> Any:
@@ -184,8 +204,7 @@ def _kind_of(data: Any) -> _Kind:
     if "pyspark" in packages:
         raise TypeError(
             f"hm.shard() cannot take a {describe(data)}, which exists only in the notebook's "
-            "process and on the cluster: write it as Parquet to a folder that all ranks can "
-            "read, and pass that path"
+            "process and on the cluster: call hm.dataset() on it in the notebook, and pass the handle"
         )
     if "datasets" in packages and hasattr(data, "select"):
         return _TABLE_OF_EXAMPLES

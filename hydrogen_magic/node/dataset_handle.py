@@ -1,0 +1,54 @@
+"""A handle to Parquet data that the notebook has written or named, for ``hm.shard`` on ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from hydrogen_magic.core.units import size_text
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetHandle:
+    """What :func:`hydrogen_magic.dataset` returns: a few names and numbers, whatever the size of the data.
+
+    A context manager, which deletes the data at its end as :meth:`delete` does.
+    """
+
+    path: str
+    """Folder, file or URL of the Parquet data."""
+    n_rows: int
+    n_bytes: int
+    """Size of the files."""
+    columns: tuple[tuple[str, str], ...]
+    """Name and Arrow type of each column."""
+    _remove: Callable[[], None] | None = field(default=None, repr=False)
+    """Deletes what the notebook has written; None on ranks, and for data that was there before."""
+
+    def delete(self) -> None:
+        """Delete the data, if :func:`hydrogen_magic.dataset` has written it, and in the notebook only.
+
+        Ranks that still read it fail. A second call has no effect.
+        """
+        if self._remove is not None:
+            self._remove()
+
+    def __enter__(self) -> DatasetHandle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.delete()
+
+    def __repr__(self) -> str:
+        shape = f"{self.n_rows:,} rows, {len(self.columns)} columns, {size_text(self.n_bytes)}"
+        return f"<hm.dataset: {shape} in {self.path}>"
+
+    def __reduce__(self) -> Any:
+        return DatasetHandle, (self.path, self.n_rows, self.n_bytes, self.columns)

@@ -1,0 +1,109 @@
+"""Arrow rows as batches to train on: dicts of arrays or tensors, by column.
+
+| column | NumPy | torch, JAX, TensorFlow |
+|---|---|---|
+| numbers, booleans | array | tensor; torch's default type for float64 |
+| lists of numbers of one length, at any depth; tensors | array with further dimensions | the same |
+| dates and times | datetime64, timedelta64 | integers in the column's unit |
+| decimals | float64 | as for float64 |
+| text, bytes and others | array of objects | list (TensorFlow: a tensor of strings) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BatchKind:
+    """How batches are made: from blocks of several, since each conversion has a fixed cost per column."""
+
+    block: Callable[[Any], Any]
+    """Rows of Arrow -> a dict by column, or a table."""
+    batch: Callable[[Any], Any] = lambda part: part
+    """A part of a block -> a batch."""
+
+
+def cut(block: Any, start: int, stop: int) -> Any:
+    """Return some rows of a block, as views where its values have views."""
+    if isinstance(block, dict):
+        return {name: values[start:stop] for name, values in block.items()}
+    return block.slice(start, stop - start)
+
+
+def _to_numpy(rows: Any) -> dict[str, Any]:
+    """Return arrays that may be written: those of Arrow's memory are read-only."""
+    arrays = _arrays(rows).items()
+    return {name: array if array.flags.writeable else array.copy() for name, array in arrays}
+
+
+def _to_torch(rows: Any) -> dict[str, Any]:
+    from hydrogen_magic.node.prediction.inputs import tensor_of
+
+    return {name: _converted(array, tensor_of) for name, array in _arrays(rows).items()}
+
+
+def _to_jax(arrays: dict[str, Any]) -> dict[str, Any]:
+    import jax.numpy as jnp
+
+    return {name: _converted(array, jnp.asarray) for name, array in arrays.items()}
+
+
+def _to_tf(arrays: dict[str, Any]) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {name: tf.convert_to_tensor(_converted(array)) for name, array in arrays.items()}
+
+
+def _arrays(rows: Any) -> dict[str, Any]:
+    columns = enumerate(rows.column_names)
+    return {name: _array(_whole(rows.column(place)), name) for place, name in columns}
+
+
+KINDS = {
+    "arrow": BatchKind(lambda rows: rows),
+    "numpy": BatchKind(_to_numpy),
+    "torch": BatchKind(_to_torch),
+    # Slices of their arrays take as long as new arrays.
+    "jax": BatchKind(_arrays, _to_jax),
+    "tf": BatchKind(_arrays, _to_tf),
+}
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _whole(column: Any) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _array(column: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
+    from hydrogen_magic.node.prediction.ndarray_columns import array_of
+
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+    if column.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise ValueError(
+            f"hm.shard(): column {name!r} is {kind} and has nulls, which only floats have a value for: "
+            "fill them, or cast the column to double, before hm.dataset()"
+        )
+    array = array_of(column, name)
+    if array.dtype == object and is_list_of_numbers(kind):
+        raise ValueError(
+            f"hm.shard(): column {name!r} is {kind} with lists of different lengths, which form no "
+            "tensor: pad them before hm.dataset(), or use to_arrow()"
+        )
+    return array
+
+
+def _converted(array: Any, convert: Callable[[Any], Any] = lambda array: array) -> Any:
+    """Return numbers, dates and times as ``convert`` makes them of an array, other values as a list."""
+    if array.dtype == object:
+        return array.tolist()
+    return convert(array.view("int64") if array.dtype.kind in "mM" else array)

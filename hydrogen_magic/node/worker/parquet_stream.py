@@ -1,0 +1,241 @@
+"""A rank's share of Parquet data as a stream of batches, for a share larger than memory.
+
+    row groups ─► pools, mixed ─► blocks of tensors or arrays ─► batches
+    └──────────── a thread, one block ahead ────────────────┘
+
+The order depends on the seed, the epoch and the rank alone, and the sizes of row groups are in the files'
+footers: a stream that continues in the middle of an epoch reads nothing of the batches before.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from hydrogen_magic.node.worker import batch_kinds
+from hydrogen_magic.node.worker.index_share import IndexShare
+from hydrogen_magic.node.worker.parquet_shard import Piece, RowGroups, pools, shuffled
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    share: IndexShare
+    seed: int | None
+    """None: the rows are in the order of their files."""
+    batch_size: int
+    kind: str
+    """Of :data:`~hydrogen_magic.node.worker.batch_kinds.KINDS`."""
+
+
+def stream(dataset: Any, options: StreamOptions) -> ParquetStream:
+    """Return the share as an iterable of batches; see ``hm.shard``."""
+    if options.batch_size < 1:
+        raise ValueError(f"hm.shard() needs a batch_size of at least 1, got {options.batch_size}")
+    found: ParquetStream = _stream_class()(dataset, options)
+    return found
+
+
+class ParquetStream:
+    """The batches of one rank: what :func:`hydrogen_magic.shard` returns for Parquet data in batches.
+
+    With torch installed, it is a ``torch.utils.data.IterableDataset``. ``len()`` is the number of batches,
+    which is the same on every rank.
+    """
+
+    def __init__(self, dataset: Any, options: StreamOptions) -> None:
+        self._dataset = dataset
+        self._options = options
+        self._epoch = 0
+        self._n_done = 0
+        """Batches that the current iteration has yielded, with those that it skipped."""
+        self._n_skipped = 0
+        """Batches that the next iteration skips."""
+        self._n_all_rows = RowGroups.of(dataset, None).n_rows
+        start, stop = options.share.bounds(self._n_all_rows)
+        self.n_rows: int = stop - start
+        """Rows of this rank."""
+
+    def __len__(self) -> int:
+        return -(-self.n_rows // self._options.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._n_done, self._n_skipped = self._n_skipped, 0
+        return self._batches(self._n_done)
+
+    def _batches(self, n_skipped: int) -> Iterator[Any]:
+        size, first_row = self._options.batch_size, self._options.share.bounds(self._n_all_rows)[0]
+        first, end = _of_loader_worker(len(self))
+        start, stop = first_row + first * size, first_row + min(end * size, self.n_rows)
+        kind = batch_kinds.KINDS[self._options.kind]
+        rows = _aligned(self._tables(start, stop, n_skipped * size), size)
+        for n_rows, block in _ahead((table.num_rows, kind.block(table)) for table in rows):
+            for begin in range(0, n_rows, size):
+                batch = kind.batch(batch_kinds.cut(block, begin, min(begin + size, n_rows)))
+                self._n_done += 1
+                yield batch
+
+    def _tables(self, start: int, stop: int, n_skipped: int) -> Iterator[Any]:
+        """Yield the rows in their final order, without the first ``n_skipped``."""
+        seed = self._seed()
+        groups = RowGroups.of(self._dataset, seed)
+        pieces = groups.pieces(start, stop)
+        for pool in pools(pieces) if seed is not None else ([piece] for piece in pieces):
+            n_rows = sum(piece.n_rows for piece in pool)
+            if n_skipped < n_rows:
+                rows = groups.read(pool)
+                mixed = rows if seed is None else shuffled(rows, f"{seed} {_name(pool[0])}")
+                yield mixed.slice(n_skipped)
+            n_skipped = max(0, n_skipped - n_rows)
+
+    def _seed(self) -> str | None:
+        # A random number generator takes text: no two epochs have the same order by accident.
+        return None if self._options.seed is None else f"{self._options.seed} {self._epoch}"
+
+    # ── epochs, and continuing in one ──
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the random order of the next iteration; call it on all ranks alike.
+
+        The epoch of a loaded state keeps its place in the epoch, another one begins at its start.
+        """
+        if epoch != self._epoch:
+            self._n_skipped = self._n_done = 0
+        self._epoch = epoch
+
+    def state_dict(self) -> dict[str, int | None]:
+        """Return the epoch and the number of batches that were taken from it, for :meth:`load_state_dict`.
+
+        Ranks that take the same number of batches have equal states, so that the one that rank 0 saves
+        with ``hm.checkpoint`` is right for all. In workers of a DataLoader each has its own:
+        ``torchdata``'s ``StatefulDataLoader`` collects these, a plain ``DataLoader`` does not.
+        """
+        return {"epoch": self._epoch, "batch": self._n_done, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, int | None]) -> None:
+        """Let the next iteration continue after the last batch before :meth:`state_dict`.
+
+        Raises ValueError if the state is of other data, another batch size, another seed or another number
+        of ranks: the remaining rows would not be those that are left.
+        """
+        changed = [name for name, value in self._identity().items() if state.get(name) != value]
+        if changed:
+            was, now = (
+                {name: each.get(name) for name in changed} for each in (state, self._identity())
+            )
+            raise ValueError(
+                f"this state belongs to a stream with {_listed(was)}, but this one has {_listed(now)}: "
+                "restore these, or start the epoch again with set_epoch()"
+            )
+        self._epoch = int(state["epoch"] or 0)
+        self._n_done = self._n_skipped = int(state["batch"] or 0)
+
+    def _identity(self) -> dict[str, int | None]:
+        share = self._options.share
+        return {
+            "rows": self._n_all_rows,
+            "ranks": share.world_size,
+            "batch_size": self._options.batch_size,
+            "seed": self._options.seed,
+            "drop_last": share.drop_last,
+        }
+
+    # ── kinds of batches ──
+
+    def to_torch(self) -> Any:
+        """Return the same stream with dicts of torch tensors, by column."""
+        return self._of_kind("torch")
+
+    def to_numpy(self) -> Any:
+        """Return the same stream with dicts of NumPy arrays, by column."""
+        return self._of_kind("numpy")
+
+    def to_jax(self) -> Any:
+        """Return the same stream with dicts of JAX arrays, by column."""
+        return self._of_kind("jax")
+
+    def to_tf(self) -> Any:
+        """Return the same stream with dicts of TensorFlow tensors, by column."""
+        return self._of_kind("tf")
+
+    def to_arrow(self) -> Any:
+        """Return the same stream with tables of PyArrow."""
+        return self._of_kind("arrow")
+
+    def _of_kind(self, kind: str) -> ParquetStream:
+        return _restored(self._dataset, replace(self._options, kind=kind), self._state())
+
+    # ── pickling, for DataLoader workers started by spawn ──
+
+    def __reduce__(self) -> Any:
+        return _restored, (self._dataset, self._options, self._state())
+
+    def _state(self) -> tuple[int, int]:
+        return self._epoch, self._n_skipped
+
+
+def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int]) -> ParquetStream:
+    found = stream(dataset, options)
+    found._epoch, found._n_skipped = state
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _stream_class() -> Any:
+    """Return the class of streams: of torch's, for a DataLoader, where torch is installed."""
+    if find_spec("torch") is None:
+        return ParquetStream
+    base = import_module("torch.utils.data").IterableDataset
+    return type("ParquetStream", (ParquetStream, base), {"__module__": __name__})
+
+
+def _of_loader_worker(n_batches: int) -> tuple[int, int]:
+    """Return the batches of a DataLoader's worker, in one of which this may run."""
+    data = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    if worker is None:
+        return 0, n_batches
+    here, n_workers = worker.id, worker.num_workers
+    return n_batches * here // n_workers, n_batches * (here + 1) // n_workers
+
+
+def _name(piece: Piece) -> str:
+    return f"{piece.group.file} {piece.group.number} {piece.start}"
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items, each of them made by a thread while the one before is used."""
+    with ThreadPoolExecutor(1, "hydrogen_magic-read") as reader:
+        coming = reader.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = reader.submit(next, items, None)
+            yield item
+
+
+def _aligned(tables: Iterator[Any], size: int) -> Iterator[Any]:
+    """Yield the rows in tables of whole batches, but for the last one."""
+    import pyarrow as pa
+
+    rest: Any = None
+    for table in tables:
+        rows = table if rest is None else pa.concat_tables([rest, table])
+        n_full = rows.num_rows // size * size
+        if n_full:
+            yield rows.slice(0, n_full)
+        rest = rows.slice(n_full)
+    if rest is not None and rest.num_rows:
+        yield rest

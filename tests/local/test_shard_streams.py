@@ -1,0 +1,328 @@
+"""``hm.shard`` of Parquet data in batches: a stream, whose thread reads ahead."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hydrogen_magic as hm
+from hydrogen_magic.node.worker import parquet_shard, parquet_stream
+from tests.shards import parts, rows_of, write_parquet
+
+pq = pytest.importorskip("pyarrow.parquet")
+pa = pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> Path:
+    return write_parquet(tmp_path / "data")
+
+
+@pytest.fixture
+def small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mix two row groups at a time, so that a few rows make several pools."""
+    monkeypatch.setattr(parquet_shard, "_POOL_ROWS", 1)
+    monkeypatch.setattr(parquet_shard, "_POOL_GROUPS", 2)
+
+
+# ── which rows ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.usefixtures("small_pools")
+@settings(
+    deadline=None,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_every_row_once_in_equally_many_batches(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever the sizes are; and a stream that continues yields what was left."""
+    world_size = data.draw(st.integers(1, 5))
+    n_rows = data.draw(st.integers(world_size, 60))
+    group_rows = data.draw(st.integers(1, 80))  # there may be fewer row groups than ranks
+    options: dict[str, Any] = {
+        "batch_size": data.draw(st.integers(1, 20)),
+        "shuffle": data.draw(st.booleans()),
+        "drop_last": data.draw(st.booleans()),
+        "seed": data.draw(st.integers(0, 3)),
+    }
+    file = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    pq.write_table(pa.table({"x": range(n_rows)}), file, row_group_size=group_rows)
+    ranks = parts(str(file), world_size, **options)
+    batches = [list(rank) for rank in ranks]
+    assert {len(each) for each in batches} == {len(ranks[0])}
+    assert all(len(batch) == options["batch_size"] for each in batches for batch in each[:-1])
+    seen = Counter(row for each in batches for row in rows_of(each))
+    n_left = n_rows % world_size
+    if options["drop_last"]:
+        assert set(seen.values()) == {1}
+        assert len(seen) == n_rows - n_left
+    else:
+        assert set(seen) == set(range(n_rows))
+        assert sum(seen.values()) - n_rows == (world_size - n_left if n_left else 0)
+
+    n_done = data.draw(st.integers(0, len(ranks[0])))
+    rank = data.draw(st.integers(0, world_size - 1))
+    _take(ranks[0], n_done)
+    resumed = parts(str(file), world_size, **options)[rank]
+    resumed.load_state_dict(pickle.loads(pickle.dumps(ranks[0].state_dict())))
+    assert rows_of(resumed) == rows_of(batches[rank][n_done:]), "by the state of rank 0"
+    assert rows_of(resumed) == rows_of(batches[rank]), "the next time it begins at the start"
+
+
+def _take(stream: Any, n_batches: int) -> None:
+    batches = iter(stream)
+    for _ in range(n_batches):
+        next(batches)
+    batches.close()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 7])
+def test_seeds_and_epochs_have_orders_of_their_own(parquet: Path, world_size: int) -> None:
+    def shares(seed: int, epoch: int = 0) -> list[list[int]]:
+        found = parts(parquet, world_size, shuffle=True, seed=seed, batch_size=3)
+        for each in found:
+            each.set_epoch(epoch)
+        return [rows_of(part) for part in found]
+
+    found = shares(1)
+    assert found == shares(1) != shares(2)
+    assert found != shares(1, epoch=1) != shares(1, epoch=2)
+    assert any(rows != sorted(rows) for rows in found)
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_the_rows_of_several_row_groups_are_mixed(parquet: Path) -> None:
+    """Neighbours in the stream are of different row groups; rows of a group are not in its order."""
+    rows = rows_of(hm.shard(parquet, batch_size=23, shuffle=True))
+    first_pool = rows[:6]
+    assert len({row // 4 for row in first_pool}) > 1
+    assert sorted(rows) == list(range(23))
+
+
+def test_an_epoch_that_continues_reads_nothing_of_the_batches_before(
+    parquet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = hm.shard(parquet, batch_size=4)
+    read: list[int] = []
+    table = parquet_shard.RowGroups._table
+
+    def counted(groups: Any, found: list[Any]) -> Any:
+        read.extend(group.number for group in found)
+        return table(groups, found)
+
+    monkeypatch.setattr(parquet_shard.RowGroups, "_table", counted)
+    part.load_state_dict({**part.state_dict(), "batch": 4})
+    assert rows_of(part) == [16, 17, 18, 19, 20, 21, 22]
+    assert read == [1, 2, 3], "of four row groups of the last file"
+
+
+def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:
+    part = hm.shard(parquet, batch_size=5, shuffle=True)
+    part.set_epoch(3)
+    batches = iter(part)
+    first = rows_of([next(batches), next(batches)])
+    state = part.state_dict()
+    assert (state["epoch"], state["batch"]) == (3, 2)
+    again = hm.shard(parquet, batch_size=5, shuffle=True)
+    again.load_state_dict(state)
+    again.set_epoch(3)  # as the loop does that continues
+    assert again.state_dict() == state
+    assert sorted(first + rows_of(again)) == list(range(23))
+    again.load_state_dict(state)
+    again.set_epoch(4)
+    assert len(rows_of(again)) == 23
+
+
+def test_a_state_of_another_stream_is_refused(parquet: Path) -> None:
+    state = hm.shard(parquet, batch_size=5, shuffle=True).state_dict()
+    other = parts(parquet, 2, batch_size=5, shuffle=True, seed=1)[0]
+    with pytest.raises(ValueError, match=r"with ranks=1, seed=0, but this one has ranks=2, seed=1"):
+        other.load_state_dict(state)
+
+
+# ── in a process ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_share_as_a_stream_of_tables(parquet: Path) -> None:
+    for rank, part in enumerate(parts(parquet, 2, batch_size=5)):
+        sizes = [len(table) for table in part]
+        assert sizes == [5, 5, 2] and part.n_rows == 12
+        assert rows_of(part) == rows_of([parts(parquet, 2)[rank]])
+        assert rows_of(pickle.loads(pickle.dumps(part))) == rows_of(part)
+
+
+def test_workers_of_a_loader_divide_a_stream(
+    parquet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By batches: so there are as many as without workers, which a loader would warn of."""
+    import torch.utils.data
+
+    part = hm.shard(parquet, batch_size=5)
+    loaded = torch.utils.data.DataLoader(part, batch_size=None)
+    assert rows_of(loaded) == list(range(23))
+    assert len(loaded) == 5
+    rows = []
+    for number in range(3):
+        worker = SimpleNamespace(id=number, num_workers=3)
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda worker=worker: worker)
+        rows.append(rows_of(part))
+    assert [len(each) for each in rows] == [5, 10, 8]
+    assert [row for each in rows for row in each] == list(range(23))
+
+
+def test_processes_of_a_loader_divide_tensors(parquet: Path) -> None:
+    import torch.utils.data
+
+    part = hm.shard(parquet, batch_size=5, shuffle=True).to_torch()
+    loader = torch.utils.data.DataLoader(part, batch_size=None, num_workers=2)
+    assert sorted(rows_of(loader)) == list(range(23))
+
+
+def test_a_stream_reads_a_row_group_ahead(parquet: Path) -> None:
+    """The second group is damaged: the rows before it arrive."""
+    file = parquet / "year=2025" / "part-0.parquet"
+    data = bytearray(file.read_bytes())
+    group = pq.ParquetFile(file).metadata.row_group(1)
+    start = group.column(0).dictionary_page_offset or group.column(0).data_page_offset
+    data[start : start + 20] = b"\xff" * 20
+    file.write_bytes(data)
+    tables = iter(hm.shard(file, batch_size=4))
+    assert next(tables)["x"].to_pylist() == [0, 1, 2, 3]
+    with pytest.raises(OSError, match="deserialize"):
+        next(tables)
+
+
+def test_a_reader_is_one_item_ahead() -> None:
+    made = []
+
+    def items() -> Any:
+        for number in range(10):
+            made.append(number)
+            yield number
+
+    found = parquet_stream._ahead(items())
+    assert next(found) == 0
+    found.close()  # waits for its thread
+    assert made == [0, 1]
+
+
+# ── kinds of batches ─────────────────────────────────────────────────────────────────────────────
+
+
+COLUMNS = {
+    "x": pa.array([1, 2, 3], pa.int64()),
+    "half": pa.array([0.5, None, 1.5], pa.float64()),
+    "flag": pa.array([True, False, True]),
+    "list": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32())),
+    "nested": pa.array([[[1.0], [2.0]]] * 3, pa.list_(pa.list_(pa.float32()))),
+    "text": pa.array(["a", None, "c"]),
+    "at": pa.array([0, 1, 2], pa.timestamp("us")),
+    "price": pa.array([1, 2, 3], pa.int64()).cast(pa.decimal128(21, 2)),
+}
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    pq.write_table(pa.table(COLUMNS), tmp_path / "mixed.parquet")
+    return tmp_path / "mixed.parquet"
+
+
+def test_columns_as_tensors(mixed: Path) -> None:
+    import torch
+
+    first, last = hm.shard(mixed, batch_size=2).to_torch()
+    assert {name: (v.dtype, tuple(v.shape)) for name, v in first.items() if name != "text"} == {
+        "x": (torch.int64, (2,)),
+        "half": (torch.float32, (2,)),
+        "flag": (torch.bool, (2,)),
+        "list": (torch.int32, (2, 2)),
+        "nested": (torch.float32, (2, 2, 1)),
+        "at": (torch.int64, (2,)),
+        "price": (torch.float32, (2,)),
+    }
+    assert first["text"] == ["a", None]
+    assert first["half"][0] == 0.5 and first["half"][1].isnan()
+    assert last["list"].tolist() == [[5, 6]] and last["at"].tolist() == [2]
+    first["x"][0] = 7  # tensors may be written
+
+
+def test_columns_as_arrays(mixed: Path) -> None:
+    first, _ = hm.shard(mixed, batch_size=2).to_numpy()
+    assert first["list"].tolist() == [[1, 2], [3, 4]]
+    assert first["half"].dtype == first["price"].dtype == np.float64
+    assert first["at"].dtype == np.dtype("datetime64[us]")
+    first["x"][0] = 7
+
+
+def test_columns_as_arrays_of_jax(mixed: Path) -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    first, last = hm.shard(mixed, batch_size=2).to_jax()
+    assert isinstance(first["list"], jnp.ndarray) and first["list"].shape == (2, 2)
+    assert first["text"] == ["a", None] and last["nested"].tolist() == [[[1.0], [2.0]]]
+
+
+def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+    table = (
+        pa.table(COLUMNS).drop_columns(["text"]).append_column("word", pa.array(["a", "b", "c"]))
+    )
+    pq.write_table(table, mixed)
+    first, last = hm.shard(mixed, batch_size=2).to_tf()
+    assert first["list"].shape == (2, 2) and first["word"].dtype == tf.string
+    assert last["half"].numpy().tolist() == [1.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (pa.array([1, None]), "'x' is int64 and has nulls"),
+        (pa.array([[1], [1, 2]]), "'x' is list<.*lists of different lengths"),
+    ],
+    ids=["nulls", "ragged"],
+)
+def test_columns_that_form_no_tensor(tmp_path: Path, values: Any, said: str) -> None:
+    pq.write_table(pa.table({"x": values}), tmp_path / "rows.parquet")
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=2)
+    assert next(iter(part)).num_rows == 2
+    with pytest.raises(ValueError, match=said):
+        list(part.to_torch())
+
+
+# ── places ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_globs_urls_and_datasets(parquet: Path) -> None:
+    ds, fsspec = pytest.importorskip("pyarrow.dataset"), pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(parquet), "/lake/data", recursive=True)
+    try:
+        for data in (parquet.as_uri(), "memory://lake/data", "memory://lake/*/year=*/*.parquet"):
+            assert rows_of(parts(data, 3)) == rows_of(parts(parquet, 3))
+            assert rows_of(hm.shard(data, batch_size=4)) == list(range(23))
+        assert rows_of([hm.shard(f"{parquet}/*2026/*.parquet")]) == list(range(10, 23))
+        assert rows_of([hm.shard(ds.dataset(parquet, format="parquet"))]) == list(range(23))
+        with pytest.raises(FileNotFoundError) as missing:
+            hm.shard("memory://lake/date/year=2026")
+        assert str(missing.value) == (
+            "there is no file or folder memory://lake/date/year=2026; the nearest existing folder is "
+            "memory://lake"
+        )
+    finally:
+        memory.store.clear()
+        memory.pseudo_dirs[:] = [""]
+
+
+def test_a_batch_has_a_row(parquet: Path) -> None:
+    with pytest.raises(ValueError, match="batch_size of at least 1, got 0"):
+        hm.shard(parquet, batch_size=0)

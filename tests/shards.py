@@ -1,0 +1,48 @@
+"""Shares of every rank in one process, and Parquet data to share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+
+
+def parts(data: Any, world_size: int, **options: Any) -> list[Any]:
+    """Return what each of so many ranks gets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", str(world_size))
+        got = []
+        for rank in range(world_size):
+            patch.setenv("RANK", str(rank))
+            got.append(hm.shard(data, **options))
+        return got
+
+
+def rows_of(batches: Any) -> list[int]:
+    """Return the values of ``x`` in all batches, of whatever kind."""
+    columns = (batch["x"] for batch in batches)
+    return [
+        int(x) for column in columns for x in getattr(column, "to_pylist", lambda c=column: c)()
+    ]
+
+
+def write_parquet(folder: Path) -> Path:
+    """Write three files in two directories, of 10, 0 and 13 rows, in groups of at most 4."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    x = pa.array(range(23))
+    pieces = {
+        "year=2025/part-0": (0, 10),
+        "year=2026/part-0": (10, 0),
+        "year=2026/part-1": (10, 13),
+    }
+    for name, (start, length) in pieces.items():
+        path = folder / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"x": x.slice(start, length)}), path, row_group_size=4)
+    (folder / "_SUCCESS").touch()
+    return folder
