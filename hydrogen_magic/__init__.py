@@ -1,8 +1,8 @@
 """Train on many ranks from a notebook cell: ``%load_ext hydrogen_magic``, then ``%%distributed --np 4``.
 
-In a notebook: the magics. From Python: :func:`run`, :func:`launch` and :class:`Gang`, and for Spark
-:func:`udf`. On a rank: ``rank local_rank world_size device log track span shard checkpoint``, which also
-work in a plain process.
+In a notebook: the magics. From Python: :func:`run`, :func:`launch` and :class:`Gang`; :func:`dataset` for
+data, and for Spark :func:`udf`. On a rank: ``rank local_rank world_size device log track span shard
+checkpoint``, which also work in a plain process.
 
 Names are loaded on first use, so that a rank that imports this package imports neither IPython nor
 other modules of the notebook's side.
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from hydrogen_magic import errors
+    from hydrogen_magic.data.dataset import dataset
     from hydrogen_magic.driver.gang import Gang
     from hydrogen_magic.driver.history import history
     from hydrogen_magic.driver.launcher import gangs, launch, load_results, run
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Gang",
     "checkpoint",
+    "dataset",
     "device",
     "errors",
     "gangs",
@@ -59,6 +61,7 @@ __all__ = [
 
 _HOMES = {
     "Gang": "hydrogen_magic.driver.gang",
+    "dataset": "hydrogen_magic.data.dataset",
     "gangs": "hydrogen_magic.driver.launcher",
     "history": "hydrogen_magic.driver.history",
     "last_sweep": "hydrogen_magic.driver.sweep",

@@ -59,17 +59,22 @@ _GANG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def runs_dir() -> Path:
-    """Return the directory of all records, and create it if needed.
+    """Return the directory of all records, and create it if needed; see :func:`state_dir`."""
+    return state_dir("runs")
 
-    ``$HYDROGEN_MAGIC_HOME/runs``, by default ``$XDG_STATE_HOME/hydrogen_magic/runs``
-    (``~/.local/state``). Raises OSError when it cannot be created or other users have access to it.
+
+def state_dir(name: str) -> Path:
+    """Return a directory of this user's state, and create it if needed.
+
+    ``$HYDROGEN_MAGIC_HOME/<name>``, by default ``$XDG_STATE_HOME/hydrogen_magic/<name>``
+    (``~/.local/state``). Raises OSError when it cannot be created or belongs to another user.
     """
     try:
         parent = _home().expanduser().absolute()
     except RuntimeError as error:  # no HOME, and no entry for this user
         raise FileNotFoundError(str(error)) from None
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return _private_dir(parent / "runs")
+    return _private_dir(parent / name)
 
 
 def _home() -> Path:

@@ -41,6 +41,7 @@ from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
+from hydrogen_magic.data import folders
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.controller import GangController
@@ -340,6 +341,7 @@ def sweep_abandoned() -> list[str]:
     abandoned = run_log.unfinished(run_log.is_alive)
     end_abandoned(abandoned)
     run_log.prune()
+    folders.prune()
     return abandoned
 
 

@@ -41,7 +41,7 @@ LAYERS = (
     ),
     ("driver",),
     ("views",),
-    ("driver.launcher", "driver.owner", "driver.history", "driver.sweep", "inference"),
+    ("driver.launcher", "driver.owner", "driver.history", "driver.sweep", "inference", "data"),
     ("compat", "notebook", "testing", "__init__", "__main__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""

@@ -64,7 +64,7 @@ def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions
     """Check the arguments and send the cell. Runs no job; raises as :func:`infer_spark` does."""
     kept = _checked(frame, options)
     session = sessions.of(frame)
-    frame = _with_arrays(frame, session)
+    frame = with_arrays(frame, session)
     share = task_resources(session, spec)
     if options.schema is not None:
         predicted = parse_schema(options.schema)
@@ -141,11 +141,11 @@ def _checked(frame: Any, options: InferOptions) -> list[str]:
     if getattr(frame, "isStreaming", False):
         raise InferError("%%infer does not support a streaming DataFrame")
     _refuse_same_names(frame, frame.columns, "the frame")
-    _refuse_unsupported(frame.schema)
+    refuse_unsupported(frame.schema)
     return list(options.kept(frame.columns))
 
 
-def _with_arrays(frame: Any, session: Session) -> Any:
+def with_arrays(frame: Any, session: Session) -> Any:
     """Return the frame with arrays for Spark ML's vectors, which Arrow has as structs of their parts."""
     vectors = [f.name for f in frame.schema.fields if type(f.dataType).__name__ == "VectorUDT"]
     if not vectors:
@@ -168,7 +168,8 @@ def _refuse_same_names(frame: Any, names: list[str], owner: str) -> None:
         )
 
 
-def _refuse_unsupported(schema: Any) -> None:
+def refuse_unsupported(schema: Any) -> None:
+    """Raise InferError for a column without a type of Arrow."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
+from hydrogen_magic.driver.placements.spark.stage_counts import StageCounts, TaskCount
 from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.inference.spark.prepared import PreparedRun, as_error
-
-TaskCount = tuple[int, int]
-"""Number of finished tasks, and of all tasks."""
 
 
 class SparkRun:
@@ -35,8 +31,7 @@ class SparkRun:
         self._first_tag = f"{self._tag}-first"
         """Tag of the job for the first batch."""
         self._is_stopped = threading.Event()
-        self._reported: dict[int, TaskCount] = {}
-        """Tasks by stage as Spark Connect has reported them."""
+        self._stages = StageCounts(self._session, self._tag)
 
     def result(self, report_to: Mapping[str, Any] | None = None) -> Any:
         """Predict all rows; return the DataFrame, cached by Spark.
@@ -45,13 +40,13 @@ class SparkRun:
         InferError if the cell or ``predict`` fails, GangStoppedError after :meth:`stop`.
         """
         try:
-            with self._progress_handler():
+            with self._stages.followed():
                 self._raise_if_stopped()
                 if self.unfinished is None:
                     frame = self._prepared.predicted(self._first_tag, report_to)
                     self._raise_if_stopped()
                     self.unfinished = frame.persist()
-                self._reported.clear()
+                self._stages.clear()
                 return self._counted(self.unfinished)
         except SparkJobError as error:
             if error.kind == "cancelled" and self._is_stopped.is_set():
@@ -62,8 +57,7 @@ class SparkRun:
         n_rows = self._session.run(cached.count, self._tag, "hydrogen_magic %%infer")
         self._raise_if_stopped()
         self.n_rows = int(n_rows)
-        # The last report of Connect may be older than the end of the last task.
-        self._reported = {stage: (total, total) for stage, (_, total) in self._reported.items()}
+        self._stages.complete()
         return cached
 
     def _raise_if_stopped(self) -> None:
@@ -77,28 +71,5 @@ class SparkRun:
             self._session.cancel(tag)
 
     def stages(self) -> dict[int, TaskCount]:
-        """Return the tasks of every stage that has begun, by its number.
-
-        Connect reports a stage only after its first task has finished.
-        """
-        if self._session.is_connect:
-            return dict(self._reported)
-        return private_calls.stages_of(self._session, self._tag) or {}
-
-    @contextmanager
-    def _progress_handler(self) -> Iterator[None]:
-        """Receive the progress reports of Connect; a classic session is asked instead."""
-        if not self._session.is_connect:
-            yield
-            return
-
-        def report(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
-            for stage in stages or ():
-                if stage.num_completed_tasks:
-                    self._reported[stage.stage_id] = stage.num_completed_tasks, stage.num_tasks
-
-        self._session.spark.registerProgressHandler(report)
-        try:
-            yield
-        finally:
-            self._session.spark.removeProgressHandler(report)
+        """Return the tasks of every stage that has begun, by its number."""
+        return self._stages.counts()

@@ -177,6 +177,18 @@ def stages_of(session: AnySession, tag: str) -> dict[int, tuple[int, int]]:
     return found
 
 
+@_or_none("hm.dataset() shows Spark's tasks without their rows")
+def rows_written(session: AnySession, tag: str) -> int:
+    """Return how many rows the jobs under a tag have written to files, as their tasks have reported."""
+    context = _context(session)
+    tracker, store = context.statusTracker(), context.statusStore()
+    jobs = (tracker.getJobInfo(number) for number in tracker.getJobIdsForTag(tag))
+    stages = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
+    infos = {stage: tracker.getStageInfo(stage) for stage in stages}
+    begun = (stage for stage, info in infos.items() if info.isDefined())
+    return sum(int(store.lastStageAttempt(stage).outputRecords()) for stage in begun)
+
+
 @_or_none("Spark chooses the hosts of ranks: --pack and --spread have no effect")
 def rows_at(session: AnySession, hosts: Sequence[str]) -> Any:
     """Return a DataFrame with one partition for each of ``hosts``, its preferred location.

@@ -1,0 +1,141 @@
+"""Folders of ``hm.dataset``, each of which is deleted with the process that has written it.
+
+    $HYDROGEN_MAGIC_HOME/datasets/<id>/owner    locked by the process; names the folder of the data
+                                       data/    the Parquet files, unless the user chose another folder
+
+The system releases the lock when the process ends, however it ends: the next process that writes a dataset or
+starts a gang deletes what an ended one has left.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.node import data_files
+from hydrogen_magic.node.data_files import AnyPath
+
+_OWNER = "owner"
+_PREFIX = "hydrogen_magic-"
+"""Of the data's folder in a folder of the user: nothing else is deleted there."""
+
+_owned: dict[Path, int] = {}
+"""Records of this process -> descriptor that holds the lock."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder for the data of one dataset."""
+
+    record: Path
+    data: str
+    """Path or URL."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was not deleted."""
+        return self.record in _owned
+
+    def delete(self) -> None:
+        """Delete the data and the record. A second call has no effect."""
+        descriptor = _owned.pop(self.record, None)
+        if descriptor is not None:
+            _delete(self.record)
+            os.close(descriptor)
+
+
+def new(parent: AnyPath | None) -> Folder:
+    """Return a new folder, in ``parent`` or else in this user's state directory; it is not created.
+
+    Raises OSError if the state directory is not writable.
+    """
+    name = secrets.token_hex(8)
+    with _locked_records() as records:
+        _prune(records)
+        record = records / name
+        data = str(record / "data") if parent is None else _inside(parent, _PREFIX + name)
+        record.mkdir(mode=0o700)
+        (record / _OWNER).write_text(data)
+        _owned[record] = _locked(record / _OWNER)
+    return Folder(record, data)
+
+
+def prune() -> None:
+    """Delete what processes that have ended have left."""
+    with suppress(OSError), _locked_records() as records:
+        _prune(records)
+
+
+def _prune(records: Path) -> None:
+    for record in records.iterdir():
+        if record not in _owned:
+            with suppress(BlockingIOError, FileNotFoundError):
+                descriptor = _locked(record / _OWNER)
+                _delete(record)
+                os.close(descriptor)
+
+
+def _delete(record: Path) -> None:
+    data = (record / _OWNER).read_text()
+    if Path(data).is_relative_to(record) or data.rpartition("/")[2].startswith(_PREFIX):
+        data_files.delete_folder(data)
+    shutil.rmtree(record, ignore_errors=True)
+
+
+def _inside(parent: AnyPath, name: str) -> str:
+    if data_files.is_url(parent):
+        return f"{os.fspath(parent).rstrip('/')}/{name}"
+    return str(data_files.absolute(parent) / name)
+
+
+# ── locks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _locked_records() -> Iterator[Path]:
+    """Give the directory of records, in which no other process changes anything meanwhile."""
+    records = run_log.state_dir("datasets")
+    descriptor = os.open(records, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield records
+    finally:
+        os.close(descriptor)
+
+
+def _locked(owner: Path) -> int:
+    """Return a descriptor of the file, which is locked as long as this is open.
+
+    Raises BlockingIOError if another process holds the lock.
+    """
+    descriptor = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _forget() -> None:
+    """Leave the folders to the parent, which a forked child shares the locks with."""
+    for descriptor in _owned.values():
+        os.close(descriptor)
+    _owned.clear()
+
+
+@atexit.register
+def _delete_all() -> None:
+    for record in list(_owned):
+        Folder(record, "").delete()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,34 @@
+"""Handles to Parquet data, which is deleted if writing it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hydrogen_magic.data.folders import Folder
+from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.node.worker import parquet_shard
+
+
+def written(folder: Folder, write: Callable[[str], None]) -> DatasetHandle:
+    """Return the handle of what ``write`` writes to a new folder; delete the folder if it fails.
+
+    Raises ValueError for data without rows.
+    """
+    try:
+        write(folder.data)
+        handle = of_files(folder.data, folder.delete)
+        if not handle.n_rows:
+            raise ValueError("hm.dataset() got a frame without rows: there is nothing to train on")
+        return handle
+    except BaseException:  # an interrupt too
+        folder.delete()
+        raise
+
+
+def of_files(place: str, remove: Callable[[], None] | None = None) -> DatasetHandle:
+    """Return the handle of Parquet data at a path or URL, with what the footers of its files say."""
+    opened = parquet_shard.open_dataset(place)
+    groups = parquet_shard.RowGroups.of(opened, None)
+    n_bytes = sum(group.n_bytes for group in groups.groups)
+    columns = tuple((field.name, str(field.type)) for field in opened.schema)
+    return DatasetHandle(place, groups.n_rows, n_bytes, columns, remove)

@@ -1,0 +1,203 @@
+"""A Spark DataFrame as Parquet data: written by Spark's tasks, or received by the session.
+
+Spark's tasks write where all machines see the files: to the folder that the user gives, and with a local
+master to this machine. Otherwise each partition comes to this process as Arrow batches, one partition after
+another.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.data import folders, handles, writing
+from hydrogen_magic.data.folders import Folder
+from hydrogen_magic.driver.placements.spark import private_calls
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
+from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.stage_counts import StageCounts
+from hydrogen_magic.errors import HydrogenError, InferError
+from hydrogen_magic.inference.spark.prepared import refuse_unsupported, with_arrays
+from hydrogen_magic.node import data_files
+from hydrogen_magic.node.data_files import AnyPath
+from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.views.row_progress import RowProgress
+
+_POLL_S = 0.1
+_DATABRICKS = ("/Volumes/", "/Workspace/")
+"""Folders that Spark knows by the same path there."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A DataFrame that was written."""
+
+    frame: Any
+    application: str
+    path: AnyPath | None
+    folder: Folder
+    handle: DatasetHandle
+
+
+_written: list[_Written] = []
+
+
+def dataset(frame: Any, path: AnyPath | None, *, reuse: bool) -> DatasetHandle:
+    """Return the handle of a DataFrame's rows; see :func:`hydrogen_magic.dataset`."""
+    _check(frame)
+    session = sessions.of(frame)
+    _written[:] = [each for each in _written if each.folder.is_there]
+    if reuse:
+        for earlier in _written:
+            if _is_same(earlier, frame, session, path):
+                return earlier.handle
+    folder = folders.new(path)
+    handle = handles.written(folder, lambda to: _write(frame, session, to, path is not None))
+    _written.append(_Written(frame, session.application, path, folder, handle))
+    return handle
+
+
+def _check(frame: Any) -> None:
+    if frame.isStreaming:
+        raise TypeError("hm.dataset() does not support a streaming DataFrame")
+    try:
+        refuse_unsupported(frame.schema)
+    except InferError as error:
+        raise TypeError(f"hm.dataset(): {error}") from error
+
+
+def _is_same(earlier: _Written, frame: Any, session: Session, path: AnyPath | None) -> bool:
+    """Return whether the frame was written already: by its plan, its columns and the place."""
+    is_same_place = (earlier.application, earlier.path) == (session.application, path)
+    # Plans are equal whatever the columns are called.
+    if not is_same_place or earlier.frame.schema != frame.schema:
+        return False
+    if not earlier.frame.sameSemantics(frame):
+        return False
+    with suppress(OSError):
+        return handles.of_files(earlier.folder.data).n_rows == earlier.handle.n_rows
+    return False
+
+
+def _write(frame: Any, session: Session, folder: str, is_shared: bool) -> None:
+    frame = with_arrays(frame, session)
+    tag = f"hydrogen_magic-dataset-{secrets.token_hex(4)}"
+    try:
+        with RowProgress("Writing the dataset", None) as progress:
+            if is_shared or session.where.startswith("local"):
+                _by_tasks(frame, session, folder, tag, progress)
+            else:
+                _by_session(frame, session, folder, tag, progress)
+    except SparkJobError as error:
+        raise HydrogenError(f"hm.dataset(): {error}") from error
+
+
+# ── by Spark's tasks ─────────────────────────────────────────────────────────────────────────────
+
+
+def _by_tasks(frame: Any, session: Session, folder: str, tag: str, progress: RowProgress) -> None:
+    functions = session.sql_module("functions")
+    counted = session.sql_module("observation").Observation()
+    rows = frame.observe(counted, functions.count(functions.lit(1)).alias("n"))
+    writer = rows.write.option("parquet.block.size", writing.GROUP_BYTES)
+    _run(session, lambda: writer.parquet(_path_for_spark(folder)), tag, progress)
+    _check_visible(folder, int(counted.get["n"]))
+
+
+def _path_for_spark(folder: str) -> str:
+    if data_files.is_url(folder) or folder.startswith(_DATABRICKS):
+        return folder
+    if folder.startswith("/dbfs/"):
+        return f"dbfs:{folder.removeprefix('/dbfs')}"
+    return Path(folder).as_uri()  # a path alone may be one of HDFS
+
+
+def _check_visible(folder: str, n_rows: int) -> None:
+    """Raise HydrogenError if executors have written files to disks of their own."""
+    try:
+        visible = handles.of_files(folder).n_rows
+    except FileNotFoundError:
+        visible = 0
+    if visible != n_rows:
+        raise HydrogenError(
+            f"hm.dataset(): Spark has written {n_rows:,} rows to {folder}, but this machine sees {visible:,} "
+            "there: path= has to be a folder or URL that Spark's executors, this machine and all ranks "
+            "share; without path= the rows come to this machine, for ranks on it. Files on the "
+            "executors' own disks have to be deleted there"
+        )
+
+
+# ── by the session ───────────────────────────────────────────────────────────────────────────────
+
+
+def _by_session(frame: Any, session: Session, folder: str, tag: str, progress: RowProgress) -> None:
+    packed = frame.mapInArrow(_packer(), "rows binary")
+
+    def receive() -> None:
+        tables = _unpacked(packed.toLocalIterator())
+        first = next(tables, None)
+        if first is None:
+            raise ValueError("hm.dataset() got a DataFrame without rows")
+        writing.write(chain([first], tables), first.schema, folder, progress.add)
+
+    _run(session, receive, tag, progress)
+
+
+def _packer() -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a function that is pickled by value, since executors do not have this package."""
+
+    def hydrogen_magic_dataset(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        for batch in batches:
+            if batch.num_rows:
+                sink = pyarrow.BufferOutputStream()
+                with pyarrow.ipc.new_stream(sink, batch.schema) as stream:
+                    stream.write_batch(batch)
+                packed = pyarrow.array([sink.getvalue().to_pybytes()], pyarrow.binary())
+                yield pyarrow.RecordBatch.from_arrays([packed], ["rows"])
+
+    return hydrogen_magic_dataset
+
+
+def _unpacked(rows: Iterator[Any]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for row in rows:
+        yield pa.ipc.open_stream(bytes(row[0])).read_all()
+
+
+# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run(session: Session, action: Callable[[], None], tag: str, progress: RowProgress) -> None:
+    """Run ``action``, which makes Spark run jobs, in a thread; show its progress.
+
+    After an interrupt the jobs are cancelled, and it returns when they have ended: until then their tasks
+    may write.
+    """
+    stages = StageCounts(session, tag)
+    with ThreadPoolExecutor(1, "hydrogen_magic-dataset") as thread, stages.followed():
+        job = thread.submit(session.run, action, tag, "hydrogen_magic: hm.dataset()")
+        try:
+            while not job.done():
+                wait([job], _POLL_S)
+                _report(session, stages, tag, progress)
+            job.result()
+        except BaseException:
+            session.cancel(tag)
+            raise
+
+
+def _report(session: Session, stages: StageCounts, tag: str, progress: RowProgress) -> None:
+    counts = stages.counts().values()
+    if counts:
+        rows = None if session.is_connect else private_calls.rows_written(session, tag)
+        progress.tasks(sum(done for done, _ in counts), sum(total for _, total in counts), rows)

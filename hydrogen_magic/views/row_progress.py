@@ -1,0 +1,103 @@
+"""A line that shows how many rows are written, and the time left: in notebooks and terminals."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+_SHOWN_AFTER_S = 0.5
+"""Shorter work shows nothing."""
+_REFRESH_S = 0.1
+
+
+class RowProgress:
+    """The progress of one write; a context manager, whose end completes the line.
+
+    ``n_rows``: None if it is not known; then :meth:`tasks` shows the time left, if it is called.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        n_rows: int | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        console: Console | None = None,
+    ) -> None:
+        self._title = title
+        self._n_rows = n_rows
+        self._rows = 0
+        self._tasks: tuple[int, int] | None = None
+        self._clock = clock
+        self._console = console
+        self._due_s = clock() + _SHOWN_AFTER_S
+        self._progress: Progress | None = None
+
+    def add(self, n_rows: int) -> None:
+        """Count rows that were written."""
+        self._rows += n_rows
+        self._show()
+
+    def tasks(self, done: int, total: int, rows: int | None) -> None:
+        """Set the tasks that write the rows, and the rows that they have written, if known."""
+        self._tasks = done, total
+        self._rows = rows or self._rows
+        self._show()
+
+    def __enter__(self) -> RowProgress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._draw()
+            self._progress.stop()
+
+    def text(self) -> str:
+        """Return the rows, and the tasks if these are known."""
+        rows = (
+            f"{self._rows:,} rows"
+            if self._n_rows is None
+            else f"{self._rows:,} of {self._n_rows:,} rows"
+        )
+        if self._tasks is None:
+            return rows
+        done, total = self._tasks
+        return f"{done} of {total} tasks{f', {rows}' if self._rows else ''}"
+
+    def _show(self) -> None:
+        if self._clock() >= self._due_s:
+            self._due_s = self._clock() + _REFRESH_S
+            self._progress = self._progress or self._started()
+            self._draw()
+
+    def _started(self) -> Progress:
+        from rich import progress
+
+        columns = (
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[text]}"),
+            progress.TimeRemainingColumn(),
+        )
+        # No thread of its own: each update draws.
+        found = progress.Progress(*columns, console=self._console, auto_refresh=False)
+        found.add_task(self._title, total=None, text="")
+        found.start()
+        return found
+
+    def _draw(self) -> None:
+        if self._progress is not None:
+            done, total = self._tasks or (self._rows, self._n_rows)
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=done, total=total, text=self.text(), refresh=True)

@@ -1,0 +1,226 @@
+"""``hm.dataset``: frames that are written once, travel as a handle, and leave nothing behind."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic.data import folders
+from hydrogen_magic.views.row_progress import RowProgress
+from tests.gangs import ended, failure_of
+from tests.shards import rows_of
+
+pa = pytest.importorskip("pyarrow")
+
+
+def frame(n_rows: int = 100) -> pd.DataFrame:
+    numbers = np.arange(n_rows)
+    columns = {"x": numbers, "y": numbers / 2, "vector": list(np.ones((n_rows, 3), np.float32))}
+    return pd.DataFrame(columns, index=[f"row {n}" for n in numbers])
+
+
+@pytest.fixture
+def datasets(hydrogen_home: Path) -> Iterator[Callable[[], list[str]]]:
+    """Return the datasets that exist; what a test leaves is deleted, as at the end of a process."""
+    yield lambda: [record.name for record in (hydrogen_home / "datasets").glob("*")]
+    folders._delete_all()
+
+
+# ── on ranks ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def train(rows: Any) -> tuple[int, list[int], list[int]]:
+    import torch.distributed as dist
+    from torch import nn
+
+    dist.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+    part = hm.shard(rows, batch_size=8, shuffle=True)
+    orders = []
+    for epoch in range(2):
+        part.set_epoch(epoch)
+        seen = []
+        for batch in part:
+            model(batch["vector"]).sum().backward()
+            seen += batch["x"].tolist()
+        orders.append(seen)
+    dist.destroy_process_group()
+    return len(part), *orders
+
+
+def test_ranks_train_on_a_frame(datasets: Callable[[], list[str]]) -> None:
+    with hm.dataset(frame(101)) as rows:
+        assert len(pickle.dumps(rows)) < 1_000
+        results = ended(hm.launch(train, rows, np=2)).results
+        assert len(datasets()) == 1
+    assert datasets() == []
+    assert [length for length, _, _ in results] == [7, 7]
+    for epoch in (1, 2):
+        assert sorted({row for found in results for row in found[epoch]}) == list(range(101))
+        assert sum(len(found[epoch]) for found in results) == 102
+    assert results[0][1] != results[0][2], "another order in each epoch"
+
+
+def test_ranks_without_the_data(datasets: Callable[[], list[str]]) -> None:
+    rows = hm.dataset(frame())
+    copy = pickle.loads(pickle.dumps(rows))
+    rows.delete()
+    with pytest.raises(
+        FileNotFoundError, match=r"does not exist on this host .*path=…\) with a folder"
+    ):
+        hm.shard(copy)
+    error = failure_of(hm.launch(hm.dataset, frame(), np=1))
+    assert "hm.dataset() writes a frame of the notebook: call it there" in str(error)
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def polars() -> Any:
+    return pytest.importorskip("polars").DataFrame({"x": range(100)})
+
+
+FRAMES: dict[str, Callable[[], Any]] = {
+    "pandas": frame,
+    "polars": polars,
+    "polars lazy": lambda: polars().lazy(),
+    "arrow": lambda: pa.table({"x": range(100)}),
+    "reader": lambda: pa.table({"x": range(100)}).to_reader(max_chunksize=7),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames(kind: str, datasets: Callable[[], list[str]]) -> None:
+    rows = hm.dataset(FRAMES[kind]())
+    assert rows.n_rows == 100 and rows.columns[0] == ("x", "int64")
+    assert rows_of(hm.shard(rows)) == list(range(100))
+    rows.delete()
+    rows.delete()
+    assert datasets() == []
+
+
+def test_a_frame_of_pandas_keeps_its_values(datasets: Callable[[], list[str]]) -> None:
+    values = frame(3)
+    values["gap"] = [1.0, np.nan, 3.0]
+    rows = hm.dataset(values)
+    assert [name for name, _ in rows.columns] == ["x", "y", "vector", "gap"], "without its index"
+    (batch,) = hm.shard(rows).to_numpy()
+    assert batch["vector"].shape == (3, 3)
+    assert np.array_equal(batch["gap"], [1.0, np.nan, 3.0], equal_nan=True)
+
+
+def test_row_groups_are_small(datasets: Callable[[], list[str]]) -> None:
+    """So that ranks read few rows of others, and a shuffle mixes many."""
+    rows = hm.dataset(pa.table({"x": np.arange(3_000_000)}))
+    file = pytest.importorskip("pyarrow.parquet").ParquetFile(Path(rows.path) / "rows.parquet")
+    groups = [file.metadata.row_group(n) for n in range(file.num_row_groups)]
+    assert sum(group.num_rows for group in groups) == 3_000_000
+    assert max(group.total_byte_size for group in groups) < 16 << 20
+
+
+def test_what_is_no_frame(datasets: Callable[[], list[str]]) -> None:
+    with pytest.raises(TypeError, match=r"^hm\.dataset\(\) expects a DataFrame, got a dict"):
+        hm.dataset({"x": [1]})
+    with pytest.raises(ValueError, match="without rows"):
+        hm.dataset(pa.table({"x": pa.array([], pa.int64())}))
+    assert datasets() == []
+
+
+# ── places ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_folder_of_the_user(tmp_path: Path, datasets: Callable[[], list[str]]) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "notes").touch()
+    rows = hm.dataset(frame(), path=tmp_path / "shared")
+    assert Path(rows.path).parent == tmp_path / "shared"
+    assert rows_of(hm.shard(rows)) == list(range(100))
+    rows.delete()
+    assert [file.name for file in (tmp_path / "shared").iterdir()] == ["notes"]
+
+
+def test_an_object_store(datasets: Callable[[], list[str]]) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    with hm.dataset(frame(), path="memory://lake/tmp") as rows:
+        assert rows_of(hm.shard(rows)) == list(range(100))
+    assert memory.find("/lake") == []
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+def test_data_that_is_there_already(tmp_path: Path, datasets: Callable[[], list[str]]) -> None:
+    file = tmp_path / "rows.parquet"
+    frame().to_parquet(file)
+    with hm.dataset(file) as rows:
+        assert rows_of(hm.shard(rows)) == list(range(100))
+    assert file.exists() and datasets() == []
+    frame(50).to_parquet(file)
+    with pytest.raises(RuntimeError, match="has 50 rows on this host, but had 100"):
+        hm.shard(rows)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        hm.dataset(tmp_path / "nowhere")
+
+
+# ── failures and ends ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_write_that_fails_leaves_nothing(
+    error: type[BaseException],
+    tmp_path: Path,
+    datasets: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def add(progress: RowProgress, n_rows: int) -> None:
+        assert list((tmp_path / "shared").glob("*/*")), "it has begun to write"
+        raise error
+
+    monkeypatch.setattr(RowProgress, "add", add)
+    with pytest.raises(error):
+        hm.dataset(frame(), path=tmp_path / "shared")
+    assert list((tmp_path / "shared").iterdir()) == [] and datasets() == []
+
+
+WRITES = """
+import sys
+import pyarrow as pa
+import hydrogen_magic as hm
+hm.dataset(pa.table({"x": range(9)}), path=sys.argv[1])
+hm.dataset(pa.table({"x": range(9)}))
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_leaves_nothing(tmp_path: Path, datasets: Callable[[], list[str]]) -> None:
+    """At its end; and if it is killed, until the next process writes a dataset."""
+
+    def started() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", WRITES, str(tmp_path / "shared")]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None and process.stdout.readline() == "written\n"
+        return process
+
+    with started() as first, started() as second:
+        assert len(datasets()) == 4
+        first.communicate()
+        assert len(datasets()) == 2
+        hm.dataset(frame()).delete()
+        assert len(datasets()) == 2, "those of a process that runs"
+        second.send_signal(signal.SIGKILL)
+        second.wait()
+        assert len(datasets()) == len(list((tmp_path / "shared").iterdir())) * 2 == 2
+        hm.dataset(frame()).delete()
+    assert datasets() == [] and list((tmp_path / "shared").iterdir()) == []
