@@ -8,6 +8,7 @@ another.
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -138,7 +139,10 @@ def _check_visible(folder: str, n_rows: int) -> None:
 
 
 def _by_session(frame: Any, session: Session, folder: str, tag: str, progress: RowProgress) -> None:
-    packed = frame.mapInArrow(_packer(), "rows binary")
+    with warnings.catch_warnings():
+        # pyspark checks the version of pandas, which is not used here.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        packed = frame.mapInArrow(_packer(), "rows binary")
 
     def receive() -> None:
         tables = _unpacked(packed.toLocalIterator())

@@ -1,0 +1,146 @@
+"""``hm.dataset`` of Spark DataFrames: by Spark's tasks, and by the session."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic.data import folders
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.errors import HydrogenError
+from tests.gangs import ended, wait_until
+from tests.shards import rows_of
+
+pytestmark = pytest.mark.spark
+
+CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
+CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
+
+
+@pytest.fixture(params=[CLASSIC, CONNECT])
+def spark(request: pytest.FixtureRequest) -> Any:
+    """This process's session, classic or Connect."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that all see."""
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+on_classic = pytest.mark.parametrize("spark", [CLASSIC], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def deleted_afterwards() -> Iterator[None]:
+    yield
+    folders._delete_all()
+
+
+def numbers(spark: Any, n_rows: int = 1000) -> Any:
+    return spark.range(0, n_rows, 1, 4).selectExpr(
+        "id as x", "cast(id % 2 as int) as label", "array(cast(id as float), 1f) as vector"
+    )
+
+
+def trained(rows: Any) -> tuple[int, list[int]]:
+    part = hm.shard(rows, batch_size=64, shuffle=True)
+    batches = list(part)
+    assert all(batch["vector"][:, 0].tolist() == batch["x"].tolist() for batch in batches)
+    return len(part), [x for batch in batches for x in batch["x"].tolist()]
+
+
+def check_ranks(rows: Any) -> None:
+    results = ended(hm.launch(trained, rows, np=2, gpu=False)).results
+    assert [length for length, _ in results] == [8, 8]
+    assert sorted(x for _, found in results for x in found) == list(range(1000))
+
+
+def test_ranks_train_on_a_frame(spark: Any, shared: Path) -> None:
+    """Without a folder it comes to this machine, by Spark's tasks it goes to a shared one."""
+    here, there = (hm.dataset(numbers(spark), path=path) for path in (None, shared))
+    for rows in (here, there):
+        assert [kind for _, kind in rows.columns[:2]] == ["int64", "int32"]
+        check_ranks(rows)
+    assert hm.dataset(numbers(spark), path=shared) is there, "the same plan"
+    renamed = hm.dataset(numbers(spark).withColumnRenamed("x", "z"), path=shared)
+    assert renamed.columns[0][0] == "z"
+    renamed.delete()
+    assert len(list(shared.iterdir())) == 1
+    there.delete()
+    assert hm.dataset(numbers(spark), path=shared).n_rows == 1000, "written again"
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_a_frame_is_written_again_on_request(spark: Any, shared: Path) -> None:
+    rows = hm.dataset(numbers(spark, 9), path=shared)
+    assert hm.dataset(numbers(spark, 10), path=shared) is not rows, "another plan"
+    assert hm.dataset(numbers(spark, 9), path=shared, reuse=False) is not rows
+    for file in Path(rows.path).glob("*.parquet"):
+        file.unlink()
+    assert hm.dataset(numbers(spark, 9), path=shared).n_rows == 9
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_a_failed_write_leaves_nothing(spark: Any, shared: Path, hydrogen_home: Path) -> None:
+    broken = numbers(spark).selectExpr("assert_true(x < 900) as a", "x")
+    for path in (None, shared):
+        with pytest.raises(HydrogenError, match=r"^hm\.dataset\(\): "):
+            hm.dataset(broken, path=path)
+        assert list((hydrogen_home / "datasets").iterdir()) == list(shared.iterdir()) == []
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_an_interrupted_write_leaves_nothing(spark: Any, shared: Path) -> None:
+    """Its job is cancelled first, whose tasks would write on."""
+    from _thread import interrupt_main
+
+    session = sessions.of(spark.range(1))
+
+    def interrupt() -> None:
+        wait_until(lambda: any(shared.glob("*/_temporary/**/*.parquet")))
+        interrupt_main()
+
+    slow = spark.range(0, 1 << 34, 1, 2).selectExpr("id", "uuid() as text")
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    with pytest.raises(KeyboardInterrupt):
+        hm.dataset(slow, path=shared)
+    helper.join()
+    assert list(shared.iterdir()) == []
+    assert not session.spark.sparkContext.statusTracker().getActiveJobsIds()
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_executors_that_write_to_their_own_disks(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = (tmp_path / "disk-of-an-executor").as_uri()
+    monkeypatch.setattr("hydrogen_magic.data.spark._path_for_spark", lambda folder: elsewhere)
+    with pytest.raises(
+        HydrogenError, match=r"written 1,000 rows to .* sees 0 there: path= has to be"
+    ):
+        hm.dataset(numbers(spark), path=tmp_path / "shared")
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_vectors_and_unsupported_columns(spark: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    frame = spark.createDataFrame([(1, Vectors.dense([1.0, 2.0]))], ["x", "v"])
+    (batch,) = hm.shard(hm.dataset(frame)).to_numpy()
+    assert batch["v"].tolist() == [[1.0, 2.0]] and rows_of([batch]) == [1]
+    with pytest.raises(TypeError, match=r"hm\.dataset\(\): column 'gap' has type interval"):
+        hm.dataset(spark.sql("select make_interval(1) as gap"))
