@@ -27,9 +27,6 @@ _OWNER = "owner"
 _PREFIX = "hydrogen_magic-"
 """Of the data's folder in a folder of the user: nothing else is deleted there."""
 
-_owned: dict[Path, int] = {}
-"""Records of this process -> descriptor that holds the lock."""
-
 
 @dataclass(frozen=True)
 class Folder:
@@ -42,14 +39,24 @@ class Folder:
     @property
     def is_there(self) -> bool:
         """Whether it was not deleted."""
-        return self.record in _owned
+        return self in _owned
 
     def delete(self) -> None:
         """Delete the data and the record. A second call has no effect."""
-        descriptor = _owned.pop(self.record, None)
+        descriptor = _owned.pop(self, None)
         if descriptor is not None:
-            _delete(self.record)
+            self.remove()
             os.close(descriptor)
+
+    def remove(self) -> None:
+        """Delete what a process has left, whose lock this process has."""
+        if Path(self.data).is_relative_to(self.record) or _PREFIX in self.data.rpartition("/")[2]:
+            data_files.delete_folder(self.data)
+        shutil.rmtree(self.record, ignore_errors=True)
+
+
+_owned: dict[Folder, int] = {}
+"""Folders of this process -> descriptor that holds the lock."""
 
 
 def new(parent: AnyPath | None) -> Folder:
@@ -64,8 +71,9 @@ def new(parent: AnyPath | None) -> Folder:
         data = str(record / "data") if parent is None else _inside(parent, _PREFIX + name)
         record.mkdir(mode=0o700)
         (record / _OWNER).write_text(data)
-        _owned[record] = _locked(record / _OWNER)
-    return Folder(record, data)
+        folder = Folder(record, data)
+        _owned[folder] = _locked(record / _OWNER)
+    return folder
 
 
 def prune() -> None:
@@ -75,19 +83,13 @@ def prune() -> None:
 
 
 def _prune(records: Path) -> None:
+    own = {folder.record for folder in _owned}
     for record in records.iterdir():
-        if record not in _owned:
+        if record not in own:
             with suppress(BlockingIOError, FileNotFoundError):
                 descriptor = _locked(record / _OWNER)
-                _delete(record)
+                Folder(record, (record / _OWNER).read_text()).remove()
                 os.close(descriptor)
-
-
-def _delete(record: Path) -> None:
-    data = (record / _OWNER).read_text()
-    if Path(data).is_relative_to(record) or data.rpartition("/")[2].startswith(_PREFIX):
-        data_files.delete_folder(data)
-    shutil.rmtree(record, ignore_errors=True)
 
 
 def _inside(parent: AnyPath, name: str) -> str:
@@ -134,8 +136,8 @@ def _forget() -> None:
 
 @atexit.register
 def _delete_all() -> None:
-    for record in list(_owned):
-        Folder(record, "").delete()
+    for folder in list(_owned):
+        folder.delete()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -18,31 +18,61 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BatchKind:
-    """How batches are made: from blocks of several, since each conversion has a fixed cost per column."""
+    """How batches are made: from blocks of many, since decoding has a fixed cost per column."""
 
     block: Callable[[Any], Any]
-    """Rows of Arrow -> a dict by column, or a table."""
-    batch: Callable[[Any], Any] = lambda part: part
+    """Rows of Arrow -> a block: a table, or a dict of arrays by column."""
+    batch: Callable[[Any], Any]
     """A part of a block -> a batch."""
 
 
+# ── blocks ───────────────────────────────────────────────────────────────────────────────────────
+
+
 def cut(block: Any, start: int, stop: int) -> Any:
-    """Return some rows of a block, as views where its values have views."""
+    """Return some rows of a block, as views."""
     if isinstance(block, dict):
-        return {name: values[start:stop] for name, values in block.items()}
+        return {name: array[start:stop] for name, array in block.items()}
     return block.slice(start, stop - start)
 
 
-def _to_numpy(rows: Any) -> dict[str, Any]:
+def picked(block: Any, order: Any) -> Any:
+    """Return copies of the rows with these numbers, an array."""
+    if isinstance(block, dict):
+        return {name: array[order] for name, array in block.items()}
+    return block.combine_chunks().take(order)
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Return the rows of both blocks."""
+    if isinstance(first, dict):
+        import numpy as np
+
+        return {name: np.concatenate([array, second[name]]) for name, array in first.items()}
+    import pyarrow as pa
+
+    return pa.concat_tables([first, second])
+
+
+def _arrays(rows: Any) -> dict[str, Any]:
+    columns = enumerate(rows.column_names)
+    return {name: _array(_whole(rows.column(place)), name) for place, name in columns}
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _to_numpy(arrays: dict[str, Any]) -> dict[str, Any]:
     """Return arrays that may be written: those of Arrow's memory are read-only."""
-    arrays = _arrays(rows).items()
-    return {name: array if array.flags.writeable else array.copy() for name, array in arrays}
+    return {
+        name: array if array.flags.writeable else array.copy() for name, array in arrays.items()
+    }
 
 
-def _to_torch(rows: Any) -> dict[str, Any]:
+def _to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
     from hydrogen_magic.node.prediction.inputs import tensor_of
 
-    return {name: _converted(array, tensor_of) for name, array in _arrays(rows).items()}
+    return {name: _converted(array, tensor_of) for name, array in arrays.items()}
 
 
 def _to_jax(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -57,16 +87,14 @@ def _to_tf(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: tf.convert_to_tensor(_converted(array)) for name, array in arrays.items()}
 
 
-def _arrays(rows: Any) -> dict[str, Any]:
-    columns = enumerate(rows.column_names)
-    return {name: _array(_whole(rows.column(place)), name) for place, name in columns}
+def _same(value: Any) -> Any:
+    return value
 
 
 KINDS = {
-    "arrow": BatchKind(lambda rows: rows),
-    "numpy": BatchKind(_to_numpy),
-    "torch": BatchKind(_to_torch),
-    # Slices of their arrays take as long as new arrays.
+    "arrow": BatchKind(_same, _same),
+    "numpy": BatchKind(_arrays, _to_numpy),
+    "torch": BatchKind(_arrays, _to_torch),
     "jax": BatchKind(_arrays, _to_jax),
     "tf": BatchKind(_arrays, _to_tf),
 }
@@ -102,7 +130,7 @@ def _array(column: Any, name: str) -> Any:
     return array
 
 
-def _converted(array: Any, convert: Callable[[Any], Any] = lambda array: array) -> Any:
+def _converted(array: Any, convert: Callable[[Any], Any] = _same) -> Any:
     """Return numbers, dates and times as ``convert`` makes them of an array, other values as a list."""
     if array.dtype == object:
         return array.tolist()

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from hydrogen_magic.node import data_files
+from hydrogen_magic.node.worker.batch_kinds import picked
 from hydrogen_magic.node.worker.index_share import IndexShare
 
 _POOL_ROWS = 1 << 16
@@ -50,15 +51,14 @@ def table(dataset: Any, share: IndexShare, seed: int | None) -> Any:
     """Return the share as a ``pyarrow.Table``; with a seed, its rows are in random order."""
     groups = RowGroups.of(dataset, None if seed is None else str(seed))
     rows = groups.read(groups.pieces(*share.bounds(groups.n_rows)))
-    return rows if seed is None else shuffled(rows, f"{seed}")
+    return rows if seed is None else picked(rows, random_order(rows.num_rows, str(seed)))
 
 
-def shuffled(rows: Any, seed: str) -> Any:
-    """Return the rows of a table in a random order."""
+def random_order(n_rows: int, seed: str) -> Any:
+    """Return the numbers of rows in a random order, as an array."""
     import numpy as np
 
-    order = np.random.default_rng(random.Random(seed).getrandbits(128))
-    return rows.combine_chunks().take(order.permutation(rows.num_rows))
+    return np.random.default_rng(random.Random(seed).getrandbits(128)).permutation(n_rows)
 
 
 # ── row groups ───────────────────────────────────────────────────────────────────────────────────

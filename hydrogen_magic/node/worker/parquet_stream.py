@@ -1,7 +1,7 @@
 """A rank's share of Parquet data as a stream of batches, for a share larger than memory.
 
-    row groups ─► pools, mixed ─► blocks of tensors or arrays ─► batches
-    └──────────── a thread, one block ahead ────────────────┘
+    row groups ─► pools ─► blocks of arrays, mixed ─► batches
+    └─────────── a thread, one block ahead ──────┘
 
 The order depends on the seed, the epoch and the rank alone, and the sizes of row groups are in the files'
 footers: a stream that continues in the middle of an epoch reads nothing of the batches before.
@@ -19,8 +19,9 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from hydrogen_magic.node.worker import batch_kinds
+from hydrogen_magic.node.worker.batch_kinds import BatchKind, cut, joined, picked
 from hydrogen_magic.node.worker.index_share import IndexShare
-from hydrogen_magic.node.worker.parquet_shard import Piece, RowGroups, pools, shuffled
+from hydrogen_magic.node.worker.parquet_shard import Piece, RowGroups, pools, random_order
 
 T = TypeVar("T")
 
@@ -75,24 +76,26 @@ class ParquetStream:
         first, end = _of_loader_worker(len(self))
         start, stop = first_row + first * size, first_row + min(end * size, self.n_rows)
         kind = batch_kinds.KINDS[self._options.kind]
-        rows = _aligned(self._tables(start, stop, n_skipped * size), size)
-        for n_rows, block in _ahead((table.num_rows, kind.block(table)) for table in rows):
-            for begin in range(0, n_rows, size):
-                batch = kind.batch(batch_kinds.cut(block, begin, min(begin + size, n_rows)))
-                self._n_done += 1
-                yield batch
+        blocks = _ahead(self._blocks(start, stop, n_skipped * size, kind))
+        for rows in _in_batches(blocks, size):
+            batch = kind.batch(rows)
+            self._n_done += 1
+            yield batch
 
-    def _tables(self, start: int, stop: int, n_skipped: int) -> Iterator[Any]:
-        """Yield the rows in their final order, without the first ``n_skipped``."""
+    def _blocks(
+        self, start: int, stop: int, n_skipped: int, kind: BatchKind
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the rows in their final order, without the first ``n_skipped``: their number, and a block."""
         seed = self._seed()
         groups = RowGroups.of(self._dataset, seed)
         pieces = groups.pieces(start, stop)
         for pool in pools(pieces) if seed is not None else ([piece] for piece in pieces):
             n_rows = sum(piece.n_rows for piece in pool)
             if n_skipped < n_rows:
-                rows = groups.read(pool)
-                mixed = rows if seed is None else shuffled(rows, f"{seed} {_name(pool[0])}")
-                yield mixed.slice(n_skipped)
+                block = kind.block(groups.read(pool))
+                if seed is not None:
+                    block = picked(block, random_order(n_rows, f"{seed} {_name(pool[0])}"))
+                yield n_rows - n_skipped, cut(block, n_skipped, n_rows)
             n_skipped = max(0, n_skipped - n_rows)
 
     def _seed(self) -> str | None:
@@ -226,16 +229,20 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-def _aligned(tables: Iterator[Any], size: int) -> Iterator[Any]:
-    """Yield the rows in tables of whole batches, but for the last one."""
-    import pyarrow as pa
-
-    rest: Any = None
-    for table in tables:
-        rows = table if rest is None else pa.concat_tables([rest, table])
-        n_full = rows.num_rows // size * size
-        if n_full:
-            yield rows.slice(0, n_full)
-        rest = rows.slice(n_full)
-    if rest is not None and rest.num_rows:
+def _in_batches(blocks: Iterator[tuple[int, Any]], size: int) -> Iterator[Any]:
+    """Yield parts of blocks; a batch with rows of several is a copy."""
+    n_rest, rest = 0, None
+    for n_rows, block in blocks:
+        first = 0
+        if n_rest:
+            first = min(size - n_rest, n_rows)
+            n_rest, rest = n_rest + first, joined(rest, cut(block, 0, first))
+            if n_rest < size:
+                continue
+            yield rest
+        end = first + (n_rows - first) // size * size
+        for start in range(first, end, size):
+            yield cut(block, start, start + size)
+        n_rest, rest = n_rows - end, cut(block, end, n_rows)
+    if n_rest:
         yield rest

@@ -1,0 +1,199 @@
+"""Batches to train on from a table: seconds for one shuffled epoch, everything set up before.
+
+    python benchmarks/dataset.py --rounds 3
+    python benchmarks/dataset.py --only hm.shard large    # without the others
+    python benchmarks/dataset.py --quick                  # fewer rows, no large table
+
+Two million rows of 16 float32 and a label, batches of 1,024 as tensors, one process, in turn: ``hm.shard``
+of a handle of ``hm.dataset``; a torch DataLoader over the pandas frame; Mosaic's StreamingDataset; and the
+loader of Spark's TorchDistributor, which does not shuffle. "In memory" is no loader but a bound: tensors of
+the whole table, indexed by a random order. Then a table of 10 GB: rows per second, and the most memory.
+Mosaic's package (``mosaicml-streaming``) is used where it is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from _common import Peer, chosen, lacks, machine, parse_arguments, print_table, round_robin, timed
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests.memory
+
+N_FEATURES = 16
+BATCH = 1024
+PRODUCT = "hm.shard"
+IN_MEMORY = "in memory"
+LARGE_BYTES = 10_000_000_000
+LARGE_FEATURES = 64
+LARGE_FILES = 40
+
+
+def frame(n_rows: int) -> Any:
+    import numpy as np
+    import pandas as pd
+
+    rows = np.random.default_rng(0).random((n_rows, N_FEATURES), dtype=np.float32)
+    return pd.DataFrame({"x": list(rows), "label": np.arange(n_rows)})
+
+
+def consume(batches: Iterable[Any], n_rows: int) -> None:
+    """Use each batch as little as possible; every row has to come."""
+    seen = sum(len(batch["label"] if isinstance(batch, dict) else batch[1]) for batch in batches)
+    assert seen == n_rows, f"{seen} of {n_rows} rows"
+
+
+# ── peers ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def of_product(df: Any) -> Callable[[], Iterable[Any]]:
+    import hydrogen_magic as hm
+
+    part = hm.shard(hm.dataset(df), batch_size=BATCH, shuffle=True)
+    epochs = iter(range(1_000))
+
+    def batches() -> Iterable[Any]:
+        part.set_epoch(next(epochs))
+        return part
+
+    return batches
+
+
+def of_pandas(df: Any, workers: int) -> Callable[[], Iterable[Any]]:
+    from torch.utils.data import DataLoader, Dataset
+
+    class Rows(Dataset):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.x, self.label = df["x"].to_numpy(), df["label"].to_numpy()
+
+        def __len__(self) -> int:
+            return len(self.label)
+
+        def __getitem__(self, place: int) -> Any:
+            return self.x[place], self.label[place]
+
+    loader = DataLoader(Rows(), BATCH, shuffle=True, num_workers=workers)
+    return lambda: loader
+
+
+def of_tensors(df: Any) -> Callable[[], Iterable[Any]]:
+    import numpy as np
+    import torch
+
+    x, label = torch.tensor(np.stack(df["x"])), torch.tensor(df["label"].to_numpy())
+    return lambda: ((x[places], label[places]) for places in torch.randperm(len(x)).split(BATCH))
+
+
+def of_mosaic(df: Any, folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
+    from streaming import MDSWriter, StreamingDataset
+    from torch.utils.data import DataLoader
+
+    place = folder / f"mosaic-{workers}"
+    columns = {"x": f"ndarray:float32:{N_FEATURES}", "label": "int64"}
+    with MDSWriter(out=str(place), columns=columns) as writer:
+        for x, label in zip(df["x"], df["label"], strict=True):
+            writer.write({"x": x, "label": label})
+    rows = StreamingDataset(local=str(place), batch_size=BATCH, shuffle=True)
+    loader = DataLoader(rows, BATCH, num_workers=workers)
+    return lambda: loader
+
+
+def of_spark(df: Any, folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
+    import pyarrow as pa
+    from pyspark.ml.torch.data import _SparkPartitionTorchDataset
+    from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, StructType
+    from torch.utils.data import DataLoader
+
+    table = pa.table({"x": pa.array(df["x"], pa.list_(pa.float32())), "label": df["label"]})
+    file = folder / "partition.arrow"
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table, max_chunksize=10_000)  # as Spark's tasks do
+    schema = StructType([StructField("x", ArrayType(FloatType())), StructField("label", LongType())])
+    rows = _SparkPartitionTorchDataset(str(file), schema, len(df))
+    loader = DataLoader(rows, BATCH, num_workers=workers)
+    return lambda: loader
+
+
+def measure(n_rows: int, rounds: int, only: list[str]) -> None:
+    df = frame(n_rows)
+    with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as place:
+        folder = Path(place)
+        makers: dict[str, tuple[Callable[[], Callable[[], Iterable[Any]]], str]] = {
+            PRODUCT: (lambda: of_product(df), ""),
+            IN_MEMORY: (lambda: of_tensors(df), ""),
+            "DataLoader, pandas": (lambda: of_pandas(df, 0), ""),
+            "DataLoader, pandas, 2 workers": (lambda: of_pandas(df, 2), ""),
+            "Mosaic, 2 workers": (lambda: of_mosaic(df, folder, 2), lacks("streaming")),
+            "Spark's loader, 1 worker": (lambda: of_spark(df, folder, 1), lacks("pyspark")),
+        }
+        peers = chosen([Peer(name, lambda: 0.0, why) for name, (_, why) in makers.items()], only)
+        for peer in peers:
+            if not peer.missing:
+                batches = makers[peer.name][0]()
+                peer.measure = lambda batches=batches: timed(lambda: consume(batches(), n_rows))
+        round_robin(peers, rounds)
+    print_table(f"{n_rows:,} rows, one epoch", peers, PRODUCT)
+    for peer in (peer for peer in peers if peer.seconds):
+        print(f"  {peer.name:34} {n_rows / peer.median_s / 1e3:8.0f} thousand rows/s")
+
+
+# ── a table that is larger than the memory it may take ───────────────────────────────────────────
+
+
+def write_large(folder: Path, n_rows: int) -> None:
+    """Write files as Spark does: row groups of up to 128 MB."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    random, size = np.random.default_rng(0), n_rows // LARGE_FILES
+    for number in range(LARGE_FILES):
+        values = pa.array(random.random(size * LARGE_FEATURES, dtype=np.float32))
+        x = pa.FixedSizeListArray.from_arrays(values, LARGE_FEATURES)
+        table = pa.table({"x": x, "label": np.arange(size) + number * size})
+        pq.write_table(table, folder / f"{number:03}.parquet", use_dictionary=False)
+
+
+def measure_large() -> None:
+    import hydrogen_magic as hm
+    from tests.memory import Memory
+
+    n_rows = LARGE_BYTES // (4 * LARGE_FEATURES + 8) // LARGE_FILES * LARGE_FILES
+    with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as place:
+        write_large(Path(place), n_rows)
+        n_bytes = sum(file.stat().st_size for file in Path(place).iterdir())
+        for shuffle in (False, True):
+            part = hm.shard(hm.dataset(place), batch_size=BATCH, shuffle=shuffle)
+            with Memory() as memory:
+                seconds = timed(lambda part=part: consume(part, n_rows))
+            print(
+                f"{n_bytes / 1e9:.1f} GB, {'shuffled' if shuffle else 'in order'}: {seconds:.0f} s,"
+                f" {n_rows / seconds / 1e3:.0f} thousand rows/s, {n_bytes / seconds / 1e6:.0f} MB/s,"
+                f" at most {(memory.peak - memory.before) / 1e6:.0f} MB more memory",
+                flush=True,
+            )
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__.splitlines()[0], rounds=3, quick_rounds=1)
+    print(f"dataset: {machine()}", flush=True)
+    measure(200_000 if arguments.quick else 2_000_000, arguments.rounds, arguments.only)
+    if "large" in arguments.only or not (arguments.only or arguments.quick):
+        measure_large()
+
+
+if __name__ == "__main__":
+    home = tempfile.mkdtemp(prefix="hydrogen-bench-home-")
+    os.environ["HYDROGEN_MAGIC_HOME"] = home
+    started = time.monotonic()
+    try:
+        main()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    print(f"took {time.monotonic() - started:.0f} s", file=sys.stderr)
