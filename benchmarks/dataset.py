@@ -7,7 +7,8 @@
 Two million rows of 16 float32 and a label, batches of 1,024 as tensors, one process, in turn: ``hm.shard``
 of a handle of ``hm.dataset``; a torch DataLoader over the pandas frame; Mosaic's StreamingDataset; and the
 loader of Spark's TorchDistributor, which does not shuffle. "In memory" is no loader but a bound: tensors of
-the whole table, indexed by a random order. Then a table of 10 GB: rows per second, and the most memory.
+the whole table, indexed by a random order. Processor time is given too: it says more on a machine
+that does other things. Then a table of 10 GB: rows per second, and the most memory.
 Mosaic's package (``mosaicml-streaming``) is used where it is installed.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -86,6 +88,7 @@ def of_tensors(df: Any) -> Callable[[], Iterable[Any]]:
     import numpy as np
     import torch
 
+    torch.set_num_threads(1)  # those that wait for each other would take most of the time
     x, label = torch.tensor(np.stack(df["x"])), torch.tensor(df["label"].to_numpy())
     return lambda: ((x[places], label[places]) for places in torch.randperm(len(x)).split(BATCH))
 
@@ -114,7 +117,9 @@ def of_spark(df: Any, folder: Path, workers: int) -> Callable[[], Iterable[Any]]
     file = folder / "partition.arrow"
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table, max_chunksize=10_000)  # as Spark's tasks do
-    schema = StructType([StructField("x", ArrayType(FloatType())), StructField("label", LongType())])
+    schema = StructType(
+        [StructField("x", ArrayType(FloatType())), StructField("label", LongType())]
+    )
     rows = _SparkPartitionTorchDataset(str(file), schema, len(df))
     loader = DataLoader(rows, BATCH, num_workers=workers)
     return lambda: loader
@@ -137,10 +142,27 @@ def measure(n_rows: int, rounds: int, only: list[str]) -> None:
             if not peer.missing:
                 batches = makers[peer.name][0]()
                 peer.measure = lambda batches=batches: timed(lambda: consume(batches(), n_rows))
+        used = {peer.name: with_processor_time(peer) for peer in peers}
         round_robin(peers, rounds)
     print_table(f"{n_rows:,} rows, one epoch", peers, PRODUCT)
     for peer in (peer for peer in peers if peer.seconds):
-        print(f"  {peer.name:34} {n_rows / peer.median_s / 1e3:8.0f} thousand rows/s")
+        rate = n_rows / peer.median_s / 1e3
+        cpu_s = statistics.median(used[peer.name])
+        print(f"  {peer.name:34} {rate:8.0f} thousand rows/s, {cpu_s:6.2f} s of processors")
+
+
+def with_processor_time(peer: Peer) -> list[float]:
+    """Have each measurement of a peer add its processor time, that of its worker processes included."""
+    seconds, measure = [], peer.measure
+
+    def measured() -> float:
+        before = sum(os.times()[:4])
+        found = measure()
+        seconds.append(sum(os.times()[:4]) - before)
+        return found
+
+    peer.measure = measured
+    return seconds
 
 
 # ── a table that is larger than the memory it may take ───────────────────────────────────────────

@@ -31,7 +31,7 @@ from hydrogen_magic.node.data_files import AnyPath
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.views.row_progress import RowProgress
 
-_POLL_S = 0.1
+_POLL_S = 0.25
 _DATABRICKS = ("/Volumes/", "/Workspace/")
 """Folders that Spark knows by the same path there."""
 

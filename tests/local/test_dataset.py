@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import signal
@@ -19,7 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import hydrogen_magic as hm
 from hydrogen_magic.data import folders
 from hydrogen_magic.views.row_progress import RowProgress
-from tests.gangs import ended, failure_of
+from tests.gangs import ended, failure_of, wait_until
 from tests.shards import rows_of
 
 pa = pytest.importorskip("pyarrow")
@@ -73,6 +74,33 @@ def test_ranks_train_on_a_frame(datasets: Callable[[], list[str]]) -> None:
         assert sorted({row for found in results for row in found[epoch]}) == list(range(101))
         assert sum(len(found[epoch]) for found in results) == 102
     assert results[0][1] != results[0][2], "another order in each epoch"
+
+
+def fail_once(rows: Any, folder: Path) -> list[int]:
+    """Return the rows of this attempt; the first one fails after three batches."""
+    part = hm.shard(rows, batch_size=8, shuffle=True)
+    state = hm.checkpoint.load()
+    part.load_state_dict(state or part.state_dict())
+    seen = []
+    for batch in part:
+        seen += batch["x"].tolist()
+        if state is None and len(seen) == 24:
+            hm.checkpoint.save(part.state_dict())
+            (folder / f"{hm.rank()}.part").write_text(" ".join(map(str, seen)))
+            (folder / f"{hm.rank()}.part").rename(folder / f"{hm.rank()}.txt")
+            wait_until(lambda: len(list(folder.glob("*.txt"))) == 2)
+            raise RuntimeError("on purpose")
+    return seen
+
+
+def test_an_attempt_continues_in_the_epoch(
+    tmp_path: Path, datasets: Callable[[], list[str]]
+) -> None:
+    gang = ended(hm.launch(fail_once, hm.dataset(frame(100)), tmp_path, np=2, retries=1))
+    before = [int(x) for file in tmp_path.glob("*.txt") for x in file.read_text().split()]
+    after = [x for found in gang.results for x in found]
+    assert (len(before), len(after)) == (48, 52)
+    assert sorted(before + after) == list(range(100))
 
 
 def test_ranks_without_the_data(datasets: Callable[[], list[str]]) -> None:
@@ -193,6 +221,16 @@ def test_a_write_that_fails_leaves_nothing(
     with pytest.raises(error):
         hm.dataset(frame(), path=tmp_path / "shared")
     assert list((tmp_path / "shared").iterdir()) == [] and datasets() == []
+
+
+def test_a_forked_child_leaves_the_data_to_its_parent(datasets: Callable[[], list[str]]) -> None:
+    hm.dataset(frame())
+    child = os.fork()
+    if not child:
+        folders._delete_all()  # as at its exit
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(datasets()) == 1
 
 
 WRITES = """

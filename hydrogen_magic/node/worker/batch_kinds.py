@@ -2,10 +2,10 @@
 
 | column | NumPy | torch, JAX, TensorFlow |
 |---|---|---|
-| numbers, booleans | array | tensor; torch's default type for float64 |
+| numbers, booleans | array | tensor; torch and JAX: their default type for float64 |
 | lists of numbers of one length, at any depth; tensors | array with further dimensions | the same |
 | dates and times | datetime64, timedelta64 | integers in the column's unit |
-| decimals | float64 | as for float64 |
+| decimals | float64 | as float64 |
 | text, bytes and others | array of objects | list (TensorFlow: a tensor of strings) |
 """
 
