@@ -29,6 +29,14 @@ def rows_of(batches: Any) -> list[int]:
     ]
 
 
+def trained(rows: Any) -> tuple[int, list[int]]:
+    """Return the number of batches of this rank, and its rows; runs on ranks of a cluster, too."""
+    part = hm.shard(rows, batch_size=64, shuffle=True)
+    batches = list(part)
+    assert all(batch["vector"][:, 0].tolist() == batch["x"].tolist() for batch in batches)
+    return len(part), [x for batch in batches for x in batch["x"].tolist()]
+
+
 def write_parquet(folder: Path) -> Path:
     """Write three files in two directories, of 10, 0 and 13 rows, in groups of at most 4."""
     pq = pytest.importorskip("pyarrow.parquet")

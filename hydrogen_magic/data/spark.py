@@ -198,6 +198,8 @@ def _run(session: Session, action: Callable[[], None], tag: str, progress: RowPr
         except BaseException:
             session.cancel(tag)
             raise
+        stages.complete()
+        _report(session, stages, tag, progress)
 
 
 def _report(session: Session, stages: StageCounts, tag: str, progress: RowProgress) -> None:
