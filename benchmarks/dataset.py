@@ -35,6 +35,7 @@ IN_MEMORY = "in memory"
 LARGE_BYTES = 10_000_000_000
 LARGE_FEATURES = 64
 LARGE_FILES = 40
+LARGE_GROUP_ROWS = 400_000
 
 
 def frame(n_rows: int) -> Any:
@@ -169,7 +170,7 @@ def with_processor_time(peer: Peer) -> list[float]:
 
 
 def write_large(folder: Path, n_rows: int) -> None:
-    """Write files as Spark does: row groups of up to 128 MB."""
+    """Write files as Spark does: row groups of a hundred megabytes."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -179,7 +180,8 @@ def write_large(folder: Path, n_rows: int) -> None:
         values = pa.array(random.random(size * LARGE_FEATURES, dtype=np.float32))
         x = pa.FixedSizeListArray.from_arrays(values, LARGE_FEATURES)
         table = pa.table({"x": x, "label": np.arange(size) + number * size})
-        pq.write_table(table, folder / f"{number:03}.parquet", use_dictionary=False)
+        path = folder / f"{number:03}.parquet"
+        pq.write_table(table, path, row_group_size=LARGE_GROUP_ROWS, use_dictionary=False)
 
 
 def measure_large() -> None:

@@ -78,17 +78,22 @@ def test_ranks_train_on_a_frame(datasets: Callable[[], list[str]]) -> None:
 
 def fail_once(rows: Any, folder: Path) -> list[int]:
     """Return the rows of this attempt; the first one fails after three batches."""
+
+    def meet(name: str, text: str = "") -> None:
+        (folder / f"{name}-{hm.rank()}.part").write_text(text)
+        (folder / f"{name}-{hm.rank()}.part").rename(folder / f"{name}-{hm.rank()}")
+        wait_until(lambda: (folder / f"{name}-{1 - hm.rank()}").exists())
+
     part = hm.shard(rows, batch_size=8, shuffle=True)
     state = hm.checkpoint.load()
+    meet("loaded")
     part.load_state_dict(state or part.state_dict())
     seen = []
     for batch in part:
         seen += batch["x"].tolist()
         if state is None and len(seen) == 24:
             hm.checkpoint.save(part.state_dict())
-            (folder / f"{hm.rank()}.part").write_text(" ".join(map(str, seen)))
-            (folder / f"{hm.rank()}.part").rename(folder / f"{hm.rank()}.txt")
-            wait_until(lambda: len(list(folder.glob("*.txt"))) == 2)
+            meet("seen", " ".join(map(str, seen)))
             raise RuntimeError("on purpose")
     return seen
 
@@ -97,7 +102,7 @@ def test_an_attempt_continues_in_the_epoch(
     tmp_path: Path, datasets: Callable[[], list[str]]
 ) -> None:
     gang = ended(hm.launch(fail_once, hm.dataset(frame(100)), tmp_path, np=2, retries=1))
-    before = [int(x) for file in tmp_path.glob("*.txt") for x in file.read_text().split()]
+    before = [int(x) for file in tmp_path.glob("seen-?") for x in file.read_text().split()]
     after = [x for found in gang.results for x in found]
     assert (len(before), len(after)) == (48, 52)
     assert sorted(before + after) == list(range(100))
