@@ -37,12 +37,17 @@ from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.node.spark import barrier_task
 
 
+DEPENDENT = {"display": (0, 2)}
+"""Values of fields that are valid only with those of others."""
+
+
 def example(declared: Any) -> Any:
     """Return a value of a declared type."""
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
     if is_dataclass(declared):
         hints = typing.get_type_hints(declared)
-        return declared(**{name: example(hint) for name, hint in hints.items()})
+        values = {name: DEPENDENT.get(name) or example(hint) for name, hint in hints.items()}
+        return declared(**values)
     if origin in (typing.Union, types.UnionType):
         return example(arguments[0])
     if origin is tuple:
