@@ -41,7 +41,7 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
               partition at a time. Vectors of Spark ML become arrays.
             * a pandas DataFrame, without its index; a Polars DataFrame or LazyFrame; a PyArrow Table; a
               Hugging Face Dataset; or another object with ``__arrow_c_stream__``.
-            * the path, URL or glob of Parquet data: nothing is written, and :meth:`delete` deletes nothing.
+            * the path, URL or glob of Parquet data: nothing is written, and the handle deletes nothing.
         path: A folder or URL that all ranks can read, in which a folder for the data is created. For a
             Spark DataFrame, Spark's executors and the process of the notebook have to see it as well. By
             default the data is on the notebook's machine, in the state directory: for ranks on it.
