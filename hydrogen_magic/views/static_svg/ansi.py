@@ -54,6 +54,12 @@ def name_html(text: str, most: int = 60) -> str:
     return escaped(name if len(name) <= most else f"{name[: most - 1]}…")
 
 
+def cell(tag: str, content: str, side: str = "right") -> str:
+    """Return a cell of a table; ``content`` is HTML."""
+    # The attribute is for GitHub, the style for JupyterLab, whose style sheet overrides attributes.
+    return f'<{tag} align="{side}" style="text-align:{side}">{content}</{tag}>'
+
+
 def to_html(line: str) -> str:
     """Return one line of a rank, with colours as ``<span style>``."""
     line = clean(line)

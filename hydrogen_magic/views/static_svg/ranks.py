@@ -10,7 +10,7 @@ from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.state.formatting import number
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.views.short_names import short_names
-from hydrogen_magic.views.static_svg.ansi import name_html
+from hydrogen_magic.views.static_svg.ansi import cell, name_html
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.text_table import phase_counts, phase_text
 
@@ -52,15 +52,10 @@ class _Cell:
     side: str = "right"
 
     def header(self) -> str:
-        return self._tag("th", name_html(self.title, _LONGEST_TITLE))
+        return cell("th", name_html(self.title, _LONGEST_TITLE), self.side)
 
     def html(self) -> str:
-        return self._tag("td", self.content)
-
-    def _tag(self, tag: str, content: str) -> str:
-        # The attribute is for GitHub, the style for JupyterLab, whose style sheet overrides
-        # attributes.
-        return f'<{tag} align="{self.side}" style="text-align:{self.side}">{content}</{tag}>'
+        return cell("td", self.content, self.side)
 
 
 def _cells(

@@ -39,10 +39,7 @@ def label(x: float, y: float, text: str, most: int = 60, **attributes: Any) -> s
 
 def rule(x1: float, y1: float, x2: float, y2: float, opacity: float) -> str:
     """Return a hairline of an axis."""
-    return (
-        f'<path d="M{x1:.4g} {y1:.4g}L{x2:.4g} {y2:.4g}" stroke="{INK}" '
-        f'stroke-opacity="{opacity:g}"/>'
-    )
+    return path(f"M{x1:.4g} {y1:.4g}L{x2:.4g} {y2:.4g}", stroke=INK, stroke_opacity=opacity)
 
 
 def path(drawn: str, **attributes: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.views.span_tracks import SpanTracks
-from hydrogen_magic.views.static_svg.ansi import name_html
+from hydrogen_magic.views.static_svg.ansi import cell, name_html
 from hydrogen_magic.views.static_svg.colours import INK
 from hydrogen_magic.views.static_svg.fills import fills
 
@@ -49,7 +49,7 @@ def list_html(times: Times) -> list[str]:
     if not times.seconds:
         return []
     titles = ("name", "share", "per rank", "least", "most")
-    head = "".join(_cell("th", title, title == "name") for title in titles)
+    head = "".join(cell("th", title, "left" if title == "name" else "right") for title in titles)
     rows = [_row(times, name) for name in list(times.seconds)[:_MOST_ROWS]]
     more = len(times.seconds) - len(rows)
     note = [f"<p>and {more} more name{'s' if more > 1 else ''}</p>"] if more > 0 else []
@@ -63,16 +63,11 @@ def _row(times: Times, name: str) -> str:
     swatch = f'<span style="color:{times.colours.get(name, INK)}">&#9632;</span>'
     cells = [times.share(name), _seconds(sum(by_rank.values()) / len(by_rank))]
     cells += [f"{_seconds(by_rank[rank])} (rank {rank})" for rank in (least, most)]
-    numbers = "".join(_cell("td", cell) for cell in cells)
-    return f"<tr>{_cell('td', f'{swatch} {name_html(name)}', is_text=True)}{numbers}</tr>"
+    numbers = "".join(cell("td", each) for each in cells)
+    return f"<tr>{cell('td', f'{swatch} {name_html(name)}', 'left')}{numbers}</tr>"
 
 
 def _seconds(seconds: float) -> str:
     if seconds > _LONGEST_S:
         return "?"
     return duration(seconds) if seconds >= 0.1 else f"{seconds * 1000:.1f} ms"
-
-
-def _cell(tag: str, content: str, is_text: bool = False) -> str:
-    side = "left" if is_text else "right"
-    return f'<{tag} align="{side}" style="text-align:{side}">{content}</{tag}>'
