@@ -36,7 +36,6 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.node.spark import barrier_task
 
-
 DEPENDENT = {"display": (0, 2)}
 """Values of fields that are valid only with those of others."""
 
