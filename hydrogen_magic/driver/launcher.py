@@ -119,10 +119,10 @@ def plan(spec: JobSpec) -> Plan:
     Gangs cannot be nested: a rank cannot start a gang.
     """
     refuse_nested()
+    plugins.check(spec)
     if (running := sessions.live(spec.session)) is not None:
         return running.plan
     _check_file_limit(0)  # capturing local modules opens files, too
-    plugins.check(spec)
     return plugins.placement(spec.placement).plan(spec)
 
 

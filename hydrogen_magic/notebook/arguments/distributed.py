@@ -162,10 +162,9 @@ def _check_sweep(arguments: Arguments) -> None:
             f"--sweep {twice} is given twice: write all values in one, as in --sweep {twice}=1,2"
         )
     reasons = {
-        "--detach": (
-            "a sweep starts its runs one after another from this cell",
-            arguments.spec.detach,
-        ),
+        "--session": ("every run needs ranks of its own", arguments.spec.session),
+        "--outlive": ("a sweep starts its runs from this cell", arguments.spec.outlive),
+        "--detach": ("a sweep starts its runs from this cell", arguments.spec.detach),
         "--save": ("a script has one value of each name", arguments.save),
         "--timeline FILE": ("every run would write the same file", arguments.spec.timeline),
     }

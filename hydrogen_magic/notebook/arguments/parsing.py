@@ -259,6 +259,10 @@ def _outliving(spec: JobSpec, placement: plugins.Planner) -> JobSpec:
         raise ArgumentsError(
             f"--on {spec.placement} cannot --outlive: {placement.ends_with_kernel}"
         )
+    if spec.session is not None:
+        raise ArgumentsError(
+            "--outlive cannot be combined with --session: a session ends with its kernel"
+        )
     return replace(spec, detach=True)
 
 
