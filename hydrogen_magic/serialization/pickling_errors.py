@@ -124,9 +124,11 @@ def find_path(name: str, value: Any, is_wanted: Callable[[Any], bool]) -> str | 
     return next((path for path, obj in walk(name, value) if is_wanted(obj)), None)
 
 
-def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def walk(
+    name: str, value: Any, is_left_out: Callable[[str], bool] = lambda path: False
+) -> Iterator[tuple[str, Any]]:
     """Yield the objects that ``value`` refers to, nearest first, each with an expression for its
-    path.
+    path, and without those behind a path that ``is_left_out``.
 
     An object may be repeated with another path. Stops after :data:`_MAX_OBJECTS`.
     """
@@ -137,7 +139,8 @@ def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, obj
         if id(obj) not in seen and len(seen) <= _MAX_OBJECTS:
             seen[id(obj)] = obj
-            todo.extend(islice(children(path, obj), _MAX_OBJECTS))
+            found = (each for each in children(path, obj) if not is_left_out(each[0]))
+            todo.extend(islice(found, _MAX_OBJECTS))
 
 
 def children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:

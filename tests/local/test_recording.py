@@ -327,6 +327,7 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
         profiler.Profiler(rank, lambda number, fd: None),
         lambda is_recording: None,
         user_input.UserInput(rank),
+        lambda is_forced: None,
     )
     with ours, theirs:
         taken.poll()  # nothing there: no wait

@@ -129,7 +129,7 @@ def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, An
 
 def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
     paths: dict[int, str] = {}
-    for path, each in walk(name, obj):
+    for path, each in walk(name, obj, _is_of_hooks):
         if id(each) in found:
             paths.setdefault(id(each), path)
     labelled: dict[str, Any] = {}
@@ -137,6 +137,13 @@ def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
         path = paths.get(key, "")
         labelled[path if path and path not in labelled else f"{name}{{{place}}}"] = tensor
     return {path: labelled[path] for path in sorted(labelled)}
+
+
+def _is_of_hooks(path: str) -> bool:
+    """Whether ``path`` leads through hooks: their numbers differ between ranks, and FSDP's refer to all
+    parameters.
+    """
+    return path.endswith("_hooks")
 
 
 class _NullFile(io.RawIOBase):
