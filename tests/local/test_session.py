@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.driver import session as sessions
-from hydrogen_magic.errors import CaptureError, RankFailedError
+from hydrogen_magic.errors import CaptureError, RankFailedError, ResultError
 from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -87,6 +87,19 @@ def test_a_child_that_a_cell_forks_is_no_rank(cells: Cells) -> None:
     fork = "pid = os.fork()\nif pid == 0:\n    raise ValueError('of a child')\n"
     assert cells.on_ranks(fork + "os.waitpid(pid, 0)[1]", "--np 2") == 1 << 8
     assert cells.on_ranks("hm.world_size()") == 2
+
+
+def test_objects_that_raise_when_looked_at_cost_nothing(cells: Cells) -> None:
+    """A sparse tensor has no ``nbytes``, a proxy of nothing no class; all variables are looked at."""
+    sparse = "import weakref\nkept, sparse = 1, torch.eye(3).to_sparse()\n"
+    proxy = "class Other: __module__ = None\nother = Other()\nproxy = weakref.proxy(Other())\n"
+    exits = "class Exits:\n    def __reduce__(self): sys.exit(4)\nexits = Exits()\n"
+    cells.on_ranks(sparse + proxy + exits + "globals()[1] = 2", "--np 2")
+    assert cells.on_ranks("kept, sparse.shape[0]") == (1, 3)
+    with pytest.raises(ResultError, match="SystemExit"):
+        cells.on_ranks("pass", "--out exits")
+    cells.on_ranks("for name in [*globals()]:\n    if name != 'kept': globals().pop(name)")
+    assert cells.on_ranks("kept") == 1
 
 
 def test_a_rank_that_dies_ends_the_session_and_the_report_names_its_variables(cells: Cells) -> None:

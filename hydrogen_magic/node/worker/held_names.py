@@ -13,12 +13,17 @@ from hydrogen_magic.core.events import HeldName
 _CODE = (types.FunctionType, type)
 
 
+def is_code(value: Any) -> bool:
+    """Whether it is a function or class; ``isinstance`` would run the code of a proxy."""
+    return issubclass(type(value), _CODE)
+
+
 def describe(value: Any) -> HeldName:
     """Return what a session shows of a variable."""
     kind = type(value)
     if issubclass(kind, types.ModuleType):
         what = "module"
-    elif issubclass(kind, _CODE):
+    elif is_code(value):
         what = "class" if issubclass(kind, type) else "function"
     else:
         what = "value"
@@ -27,9 +32,12 @@ def describe(value: Any) -> HeldName:
 
 def _size_bytes(value: Any) -> int | None:
     """Return the size of an array or tensor; of other objects it would take the user's own code."""
-    if type(value).__module__.partition(".")[0] not in ("numpy", "torch"):
+    if str(type(value).__module__).partition(".")[0] not in ("numpy", "torch"):
         return None
-    nbytes = getattr(value, "nbytes", None)
+    try:
+        nbytes = getattr(value, "nbytes", None)
+    except RuntimeError:  # a sparse tensor has several
+        return None
     return nbytes if type(nbytes) is int else None
 
 

@@ -89,7 +89,8 @@ class NameWatch:
 
     def _identities(self) -> Iterator[tuple[str, ObjectIdentity]]:
         for name, value in self._namespace.items():
-            if name[:2] != "__" and name not in _NOT_THE_USERS:
+            # A key that is no text is no variable: ``globals()[1] = 2``.
+            if type(name) is str and name[:2] != "__" and name not in _NOT_THE_USERS:
                 yield name, ObjectIdentity(value)
 
 
@@ -102,7 +103,7 @@ def _checksum(value: Any) -> int | None:
     pickler = _ContentPickler(sink)
     try:
         pickler.dump(value)
-    except Exception:  # pickling runs the classes' own code: it may raise anything
+    except (Exception, SystemExit):  # pickling runs the classes' own code
         return None
     finally:
         pickler.clear_memo()  # which keeps the value alive: a pickler is part of a reference cycle

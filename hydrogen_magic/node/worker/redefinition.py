@@ -26,7 +26,7 @@ def replace(
     Definitions of other modules stay as they are. ``users``: namespaces that may have imported them by name.
     Return warnings about objects that cannot change their class.
     """
-    home = namespace["__name__"]
+    home = namespace.get("__name__", "__main__")  # a cell that deletes all globals deletes it, too
     kept = {id(value) for value in namespace.values()}
     """Another name refers to these: ``earlier = f`` before ``f`` is defined again."""
     found = ((earlier[name], namespace[name]) for name in earlier.keys() & namespace.keys())
