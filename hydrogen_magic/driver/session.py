@@ -140,8 +140,7 @@ class Session:
             self.ranks[rank] = self.ranks[rank].after(report)
         if self.agents.is_retained and not self.why_ended:
             self.idle_since_s = time.monotonic()
-            why = f"{duration(self.idle_s)} without a cell"
-            self._timer = self._loop.call_later(self.idle_s, self._begin_end, why)
+            self._timer = self._loop.call_later(self.idle_s, self._end_if_idle)
             return ""
         self._ending = asyncio.ensure_future(
             self.agents.end_session()
@@ -185,6 +184,10 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _end_if_idle(self) -> None:
+        if not self.is_running:  # else its next cell has been launched, and begins soon
+            self._begin_end(f"{duration(self.idle_s)} without a cell")
 
     def _begin_end(self, why: str) -> None:
         """End it in a task, which has to be referenced while it runs."""
