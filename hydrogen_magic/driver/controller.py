@@ -58,7 +58,10 @@ class GangController:
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
         self._headline = ""
-        """How the culprit failed, recorded when it was found; its later state may only be "stopped"."""
+        """How the culprit failed, recorded when it was found; its later state may only be "stopped".
+
+        Or why the gang's session has ended.
+        """
 
     # ── from any thread ──
 
@@ -92,6 +95,8 @@ class GangController:
         """Run attempts until one succeeds, the gang is stopped, or no retry is left."""
         error: BaseException | None = None
         limit = self._deadline()
+        if self._job.session is not None:
+            self._job.session.begin()
         if self._job.spec.timeline is not None:
             self._run.emit(ev.Recording(self._job.now_s(), True))  # the ranks start with it
         try:
@@ -112,6 +117,7 @@ class GangController:
         finally:
             if limit is not None:
                 limit.cancel()
+            self._finish_cell()
             await self._agent_group.release()
             self._job.close("FAILED" if error and not self._is_unwanted() else self._outcome())
             await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
@@ -143,8 +149,6 @@ class GangController:
     async def _attempt(self, number: int) -> None:
         self._culprit = None
         self._run.emit(ev.AttemptStarted(self._job.now_s(), number))
-        if self._job.session is not None:
-            self._job.session.begin()
         for rank in self._job.idle_ranks:
             self._run.emit(ev.RankPhase(self._job.now_s(), rank, "idle"))
         attempt = Attempt(self._run.id, number, self._job)
@@ -160,7 +164,6 @@ class GangController:
             for watch in watching:
                 watch.cancel()
             self._cancel_timer()
-            self._finish_cell()
         if self._job.feed is not None:
             self._job.feed.close()
         state = self._run.state
@@ -171,6 +174,7 @@ class GangController:
 
     def _finish_cell(self) -> None:
         if self._job.session is not None and (text := self._job.session.finish()):
+            self._headline = self._headline or text
             self._notice("warning", text)
 
     def _on_agent_lost(self, error: AgentLostError) -> None:
@@ -345,9 +349,9 @@ class GangController:
             return f"{'1 rank' if np == 1 else f'{np} ranks'} finished"
         if outcome == "STOPPED":
             return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
-        if self._culprit is None:
-            return _first_line(state.fault.message) if state.fault else "the gang failed"
-        return self._headline
+        if self._culprit is None and state.fault:
+            return _first_line(state.fault.message)
+        return self._headline or "the gang failed"
 
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._outcome()

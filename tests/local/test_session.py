@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
-from hydrogen_magic.errors import CaptureError, RankFailedError, ResultError
+from hydrogen_magic.driver.placements import agent_client, local
+from hydrogen_magic.errors import CaptureError, HydrogenError, RankFailedError, ResultError
 from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -143,6 +146,46 @@ def test_a_stop_ends_the_cell_and_a_second_one_the_session(cells: Cells) -> None
     gang.stop(kill=True)
     assert ended(gang).state == "STOPPED" and "session 'lab' has ended" in notices_of(gang)
     wait_until_gone([pid])
+
+
+def test_a_stop_before_the_cell_begins_costs_nothing(cells: Cells) -> None:
+    cells.on_ranks("kept = 1", "--np 2")
+    is_launched = threading.Event()
+    launcher.hub().loop.call_soon_threadsafe(is_launched.wait)
+    gang = cells.on_ranks("kept = 2", "--detach")
+    gang.stop()
+    is_launched.set()
+    assert ended(gang).state == "STOPPED"
+    assert cells.on_ranks("kept") == 1
+
+
+def test_a_stopped_agent_keeps_the_ranks_until_it_continues(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a session's ranks it would be replaced after a moment."""
+    monkeypatch.setattr(agent_client, "_KILL_RESPONSE_S", 0.2)
+    monkeypatch.setattr(local, "_SILENCE_S", 1.0)
+    agent = cells.on_ranks("kept = 1\nos.getppid()", "--np 2")
+    os.kill(agent, signal.SIGSTOP)
+    gang = cells.on_ranks("kept", "--detach")
+    try:
+        until(gang, lambda: "has not responded" in notices_of(gang))
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    assert gang.result == 1
+
+
+def test_an_agent_that_dies_when_a_cell_comes_is_named(cells: Cells) -> None:
+    agent = cells.on_ranks("kept = 1\nos.getppid()", "--np 2")
+    is_launched = threading.Event()
+    launcher.hub().loop.call_soon_threadsafe(is_launched.wait)
+    gang = cells.on_ranks("kept", "--detach")
+    os.kill(agent, signal.SIGKILL)
+    wait_until_gone([agent])
+    is_launched.set()
+    gang.wait()
+    with pytest.raises(HydrogenError, match=r"session 'lab' has ended.* held kept"):
+        gang.raise_for_state()
 
 
 def test_a_cell_on_some_ranks(cells: Cells) -> None:

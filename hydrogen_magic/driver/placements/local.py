@@ -132,7 +132,8 @@ class LocalAgentGroup:
     async def _launched(self, attempt: Attempt, sink: EventSink) -> local_agents.LocalAgent | None:
         """Return the agent that runs the attempt, None once the gang is to be stopped.
 
-        A warm one may have been stopped since its last gang. It does not respond and is replaced.
+        A warm one may have been stopped since its last gang. It does not respond and is replaced, unless it
+        has the ranks of the session.
         """
         job = attempt.job
         digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
@@ -150,7 +151,7 @@ class LocalAgentGroup:
                     address = self._rendezvous.of(located, agent.held)
                     request = _launch_request(located, agent, address, digest, self._is_recording)
                     agent.launch(request, handed, sink)
-                    if not is_warm or await agent.responds():
+                    if not is_warm or self.is_retained or await agent.responds():
                         return agent
                 agent.let_go()
                 agent.kill()
