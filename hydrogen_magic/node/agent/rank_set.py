@@ -93,6 +93,8 @@ class RankSet:
         await self._wait_for_exit(time.monotonic() + GIVE_UP_S)
 
     async def _wait_for_exit(self, until_s: float) -> None:
+        if not self.running():  # they may all be still to start
+            return
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.all_exited.wait(), max(0.0, until_s - time.monotonic()))
 
