@@ -31,7 +31,7 @@ _ATTENDED_S = 5.0
 """Much longer than it takes until a cell waits for the gang that it has launched."""
 _NO_CELL = (
     "input() needs a cell that waits for its gang, and this one runs in the background: run it by "
-    "%%distributed without --detach, or pass the value as a variable"
+    "%%distributed without --detach and --outlive, or pass the value as a variable"
 )
 _STOP_WORDS = {
     "user": "stopped by you",
