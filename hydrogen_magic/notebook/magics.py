@@ -311,7 +311,8 @@ class Distributed(Magics):
         for text in result_assignment.assign(results, spec.out, self._ip.user_ns, originals):
             print(f"warning: {text}", file=sys.stderr)
         brought = [name for name in spec.out if name in results.arrived()]
-        session.brought_back(spec, brought, self._ip.user_ns)
+        with launcher.interrupts_held():  # else the session would take them for the notebook's own
+            session.brought_back(spec, brought, self._ip.user_ns)
         if results.errors:
             raise ResultError(_lost_results(gang))
         results.release()

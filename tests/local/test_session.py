@@ -13,6 +13,7 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from hydrogen_magic.capture import versions
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.placements import agent_client, local
@@ -175,17 +176,28 @@ def test_a_stopped_agent_keeps_the_ranks_until_it_continues(
     assert gang.result == 1
 
 
-def test_an_agent_that_dies_when_a_cell_comes_is_named(cells: Cells) -> None:
-    agent = cells.on_ranks("kept = 1\nos.getppid()", "--np 2")
-    is_launched = threading.Event()
-    launcher.hub().loop.call_soon_threadsafe(is_launched.wait)
-    gang = cells.on_ranks("kept", "--detach")
-    os.kill(agent, signal.SIGKILL)
-    wait_until_gone([agent])
-    is_launched.set()
+def test_a_cell_that_ends_with_its_session_says_so(cells: Cells) -> None:
+    cells.on_ranks("kept = 1", "--np 2")
+    gang = cells.on_ranks("time.sleep(1000)", "--detach")
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    cells.run("%gang end lab")
     gang.wait()
-    with pytest.raises(HydrogenError, match=r"session 'lab' has ended.* held kept"):
+    with pytest.raises(HydrogenError, match=r"session 'lab' has ended: .*; its ranks held kept"):
         gang.raise_for_state()
+
+
+def test_an_interrupt_while_variables_arrive_makes_no_conflict(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def versions_of(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return versions.versions_of(*args)
+
+    cells.on_ranks("found = 1", "--np 2")
+    monkeypatch.setattr(sessions, "versions_of", versions_of)
+    with pytest.raises(KeyboardInterrupt):
+        cells.on_ranks("found += 1", "--out found")
+    assert cells.on_ranks("found") == cells.shell.user_ns["found"] == 2
 
 
 def test_a_cell_on_some_ranks(cells: Cells) -> None:
