@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from hydrogen_magic.core.job import JobSpec
@@ -39,6 +40,13 @@ def test_all_combinations_of_expressions_text_and_objects() -> None:
     assert label_of(found[-1]) == "lr=0.5 optimizer=adam layer=[8, 8]"
     assert params_of(found[0]) == {"lr": 0.1, "optimizer": "sgd", "layer": "dict"}
     assert "__builtins__" not in namespace
+
+
+def test_scalars_of_numpy_are_listed_as_numbers() -> None:
+    (value,) = combinations([("lr", "*np.array([0.5])")], {"np": np})
+    assert type(value["lr"]) is np.float64
+    assert (label_of(value), params_of(value)) == ("lr=0.5", {"lr": 0.5})
+    assert type(params_of(value)["lr"]) is float
 
 
 @pytest.mark.parametrize(
