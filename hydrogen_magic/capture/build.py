@@ -152,6 +152,7 @@ class Builder:
         names = self.needs.read | self.cell_attributes | self.stream.pickler.attributes
         cells = sources_of(self.needs.namespace, self.needs.imports)
         note = seed_note(cells, names) if seed is None else ""
+        note = self.use.names.once(note) if self.use else note
         return tuple(filter(None, [self.stream.check_size(), note, self._settings.note]))
 
     def finish(self, header: ClosureManifest, cells: Mapping[str, str]) -> Captured:

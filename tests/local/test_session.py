@@ -241,8 +241,16 @@ def test_an_idle_session_ends_and_runs_exit_handlers(
     assert "0.2 s without a cell; its ranks held found, kept, path" in notices_of(ended(gang))
     cells.run("%gang end lab")
     assert "session 'lab' has ended" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="no session is running"):
-        cells.run("%gang end lab")
+    with pytest.raises(UsageError, match="%gang end NAME: no session is running"):
+        cells.run("%gang end")
+
+
+def test_a_note_is_shown_once_in_a_session(cells: Cells) -> None:
+    cells.run("torch.manual_seed(0)")
+    notes = [
+        notices_of(ended(cells.on_ranks("1", f"--detach {options}"))) for options in ("--np 2", "")
+    ]
+    assert ["does not seed the ranks" in each for each in notes] == [True, False]
 
 
 def test_infer_runs_on_the_ranks_of_a_session(cells: Cells) -> None:
