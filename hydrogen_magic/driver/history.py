@@ -57,8 +57,8 @@ def states(limit: int | None = None) -> list[GangState]:
     """Return the state of this kernel's gangs and of ``limit`` recorded ones, newest last."""
     live = launcher.gangs()
     earlier = [found for found in run_log.recent() if found.gang not in live][:limit]
-    past = [_last_state(found) for found in reversed(earlier)]
-    return [*past, *(gang.snapshot() for gang in live.values())]
+    found = [*map(_last_state, earlier), *(gang.snapshot() for gang in live.values())]
+    return sorted(found, key=lambda state: state.wall_time)
 
 
 def as_of_now(state: GangState) -> GangState:

@@ -262,9 +262,10 @@ def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
     assert not any(isinstance(c, magics.Distributed) for c in shell.configurables)
 
 
-def write_run(name: str, owner: str, *more: ev.Event) -> None:
+def write_run(name: str, owner: str, *more: ev.Event, wall_time: float = 1.0) -> None:
     kept = run_log.Record.create(name)
-    launch = ev.GangLaunched(0.0, name, "%%distributed", 2, "local", "torch", 1.0, owner, {})
+    title = "%%distributed"
+    launch = ev.GangLaunched(0.0, name, title, 2, "local", "torch", wall_time, owner, {})
     for event in (launch, ev.AttemptStarted(0.0, 0), *more):
         kept.append(event)
     kept.close()
@@ -308,6 +309,15 @@ def printed_by(shell: InteractiveShell, line: str, capsys: pytest.CaptureFixture
     capsys.readouterr()
     run(shell, line)
     return capsys.readouterr().out
+
+
+def test_gangs_are_listed_in_the_order_of_their_start(
+    shell: InteractiveShell, gang: Gang, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that the notebook still refers to may be older than one that is only recorded."""
+    write_run("ab12", GONE, wall_time=2.0)
+    listed = printed_by(shell, "%gang", capsys).splitlines()
+    assert [line.split()[0] for line in listed[1:3]] == [gang.id, "ab12"]
 
 
 def test_gangs_are_listed_shown_and_read(
