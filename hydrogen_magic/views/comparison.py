@@ -151,7 +151,7 @@ def _cell(tag: str, text: str, column: int, place: int | None = None) -> str:
     mark = ""
     if column == 0 and place is not None:
         square = _SQUARES[place // MOST_RUNS % len(_SQUARES)]
-        mark = f'<span style="color:{of_rank(place)}">&#{square};</span> '
+        mark = f'<span style="color:{of_rank(place)}">&#{square};</span>&nbsp;'
     side = "left" if column < _TEXT_COLUMNS else "right"
     shown = f"{mark}{name_html(text, _LONGEST_CELL)}"
     return f'<{tag} align="{side}" style="text-align:{side}">{shown}</{tag}>'
