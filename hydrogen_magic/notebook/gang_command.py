@@ -174,8 +174,9 @@ def _end(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     running = {one.name: one for one in session.sessions()}
     name = command.session or (next(iter(running)) if len(running) == 1 else None)
     if name not in running:
-        known = f"sessions: {', '.join(running)}" if running else "no session is running"
-        raise ArgumentsError(f"%gang end {command.session or 'needs a name'}: {known}".strip())
+        known = f"the sessions are {', '.join(running)}" if running else "no session is running"
+        asked = f"%gang end {command.session}" if command.session else "%gang end NAME"
+        raise ArgumentsError(f"{asked}: {known}")
     running[name].end()
     say([f"session {name!r} has ended{running[name].loss}"])
 
@@ -257,8 +258,8 @@ def reachable(name: str | None, *, take: bool = False) -> Gang:
         if found.launched.outlives and found.gang not in live
     }
     if not live and not outliving:
-        raise ArgumentsError("this kernel has started no gang yet")
-    found = _complete(name, {**outliving, **_named(live)}, "of this kernel")
+        raise ArgumentsError("no gang can be reached from here: start one with %%distributed")
+    found = _complete(name, {**outliving, **_named(live)}, "that can be reached from here")
     known = live.get(found)
     is_attached = known is None or (take and known.snapshot().outlives)
     return attach(found, take=take) if is_attached else live[found]

@@ -139,6 +139,7 @@ def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
     kernel.run("steps = [s for s, r in zip(gang.metrics['step'], gang.metrics['rank']) if r == 0]")
     assert kernel.value("sorted(steps) == list(range(max(steps) + 1))") == "True"
     kernel.run("model = 'mine'")
+    assert kernel.value("gang.out") == "<variables of rank 0: model>"
     assert kernel.value("gang.out['model'].weights[0] > 5, model") == "(True, 'mine')"
     taken = kernel.run(f"%gang attach {gang_id} --out model")
     assert "assigned model (replaced: model)" in taken.stream()
@@ -157,7 +158,9 @@ def test_one_controls_and_others_watch(launched: Launch) -> None:
     until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
     assert "running" not in watching.stacks().get(0, "running"), "whoever watches sees stacks"
     refused = terminal("stop", gang.id)
-    assert (refused.returncode, "is controlled by" in refused.stderr) == (1, True)
+    assert (refused.returncode, "take control with --take" in refused.stderr) == (1, True)
+    unknown = terminal("stop", "zz").stderr
+    assert unknown == f"no gang that can be reached from here begins with 'zz': {gang.id}\n"
     watching.connection.take_control()
     with pytest.raises(HydrogenError, match="is controlled by"):
         wait_until(lambda: gang.record(False))

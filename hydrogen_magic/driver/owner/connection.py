@@ -113,8 +113,8 @@ class OwnerConnection:
         if not self.control.is_yours:
             gang, holder = self.attached.gang, self.control.holder
             raise HydrogenError(
-                f"gang {gang} is controlled by {holder}: {what} there, or take control here with "
-                f"%gang attach {gang} --take"
+                f"gang {gang} is controlled by {holder}: {what} there, or take control with --take "
+                f"(%gang attach {gang} --take)"
             )
         self._send(command)
 

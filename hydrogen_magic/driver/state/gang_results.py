@@ -157,6 +157,10 @@ class _Variables(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._results.arrived())
 
+    def __repr__(self) -> str:
+        names = ", ".join(part.name for part, _ in self._results.parts if part.name)
+        return f"<variables of rank {self._results.rank}: {names or 'none'}>"
+
 
 class GangResults:
     """The results of all ranks, from the newest attempt that sent any."""
