@@ -456,7 +456,7 @@ def test_a_saved_notebook_shows_everything_once(tmp_path: Path) -> None:
         "      raise ValueError(f'bad batch {x}')",
         "ValueError: bad batch 1",
     ]
-    assert "  last words" in error.traceback[error.traceback.index("its last output:") :]
+    assert "  last words" in error.traceback[error.traceback.index("last output of rank 1:") :]
     assert [out.ename for out in nowhere] == ["CaptureError"]
 
 

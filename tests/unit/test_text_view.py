@@ -381,7 +381,7 @@ def test_a_failure_shows_the_notebooks_lines_and_the_victims_in_one_line() -> No
         "      raise ValueError(f'bad batch {n}')",
         "ValueError: bad batch 17",
         "ranks 0, 2 and 3 were stopped.   (rank 0: RuntimeError: Connection closed by peer)",
-        "its last output:",
+        "last output of rank 1:",
         "  epoch 1",
         "  epoch 2",
     ]

@@ -40,7 +40,7 @@ def report(state: GangState, last_output: Sequence[str] = (), saved_results: str
         return f"the gang failed: {clean_name(state.reason) or 'no rank reported a reason'}"
     culprit = state.ranks[state.culprit]
     what, *how = _what_happened(culprit, state)
-    lines = [what, *_where(culprit, state), *how, *_victims(state), *_output(last_output)]
+    lines = [what, *_where(culprit, state), *how, *_victims(state), *_output(culprit, last_output)]
     lines += [saved_results] if saved_results else []
     return "\n".join(lines)
 
@@ -392,7 +392,9 @@ def _saying(rank: RankState) -> str:
     return f"exited with status {exited.exit_code}"
 
 
-def _output(lines: Sequence[str]) -> list[str]:
+def _output(culprit: RankState, lines: Sequence[str]) -> list[str]:
     final = [text for line in lines for text in final_lines(line) if text.strip()]
     shown = final[-_MOST_OUTPUT_LINES:]
-    return ["its last output:", *(f"  {line}" for line in shown)] if shown else []
+    return (
+        [f"last output of rank {culprit.rank}:", *(f"  {line}" for line in shown)] if shown else []
+    )
