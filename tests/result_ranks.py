@@ -87,6 +87,8 @@ def sharded() -> Any:
     optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.1)
     step(parallel, optimizer)
     fully = new_model()
+    for _ in range(hm.rank()):  # hooks are numbered for each process
+        fully.register_forward_hook(print).remove()
     fully_shard(fully[0])
     fully_shard(fully)
     step(fully, torch.optim.AdamW(fully.parameters(), lr=0.1))
