@@ -116,8 +116,8 @@ def add_session(parser: LineParser, has_ranks: bool = True) -> None:
         "--idle",
         dest="idle_s",
         type=typed(parse_duration_s),
-        metavar="T",
-        help="end the session after T without a cell",
+        metavar="S",
+        help="end the session after S seconds without a cell (also 5m, 1h)",
     )
 
 
@@ -182,8 +182,8 @@ def add_display(parser: LineParser) -> None:
     add(
         "--display",
         type=typed(displaying_ranks),
-        metavar="RANKS",
-        help="ranks whose displays and figures are shown: all, or numbers like 0,2",
+        metavar="all|R[,R]",
+        help="ranks whose displays and figures are shown",
     )
     add("--pdb", action="store_true", default=None, help="debug a rank that fails")
     add("--detach", action="store_true", help="return a Gang at once")
