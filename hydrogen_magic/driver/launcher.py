@@ -135,8 +135,10 @@ def launch_captured(
     place: Placement | None = None,
     group: SweepGroup | None = None,
 ) -> Gang:
-    """Start a gang, with ``feed`` if its ranks receive data, at ``place`` if given; may raise
-    PlacementError. ``group``: of its sweep in the tracker."""
+    """Start a gang, with ``feed`` if its ranks receive data, at ``place`` if given.
+
+    ``group``: the tracker's group of the sweep that it belongs to. Raises PlacementError.
+    """
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec) if place is None else place.plan(spec)
     placement = place or plugins.placement(spec.placement)
@@ -144,7 +146,8 @@ def launch_captured(
     # All refusals come first, before there is a gang.
     if captured.session is not None:
         captured.session.check()
-    start, running, notes = _starter(placement, spec, planned, captured)
+    session, notes = _session_of(placement, spec, planned, captured)
+    start = _starter(placement, spec, session)
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
     known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
@@ -155,18 +158,18 @@ def launch_captured(
         tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
     rendezvous = plugins.rendezvous(spec.rendezvous)
     job = Job(
-        spec,
-        planned,
-        closure,
-        _preload(rendezvous, captured.preload),
-        captured.required_modules,
-        rendezvous,
-        run.rank_logs.folder,
-        clock_zero_s,
-        _sent_secrets(known, captured, spec),
-        plugins.observers(),
-        feed,
-        None if running is None else running.next_cell(spec, captured),
+        spec=spec,
+        plan=planned,
+        closure=closure,
+        preload=_preload(rendezvous, captured.preload),
+        needs=captured.required_modules,
+        rendezvous=rendezvous,
+        record_dir=run.rank_logs.folder,
+        clock_zero_s=clock_zero_s,
+        secrets=_sent_secrets(known, captured, spec),
+        observers=plugins.observers(),
+        feed=feed,
+        session=None if session is None else session.next_cell(spec, captured),
     )
     return start(run, job)
 
@@ -189,19 +192,19 @@ def _new_run(
     run = GangRun(gang_id, record, Mask(known), results)
     run.emit(
         ev.GangLaunched(
-            0.0,
-            gang_id,
-            title,
-            spec.np,
-            spec.placement,
-            spec.rendezvous,
-            wall_time,
-            run_log.owner_of_this_process(),
-            dict(captured.cells),
-            spec.name or title,
-            dict(captured.params),
-            os.uname().nodename,
-            spec.outlive,
+            at_s=0.0,
+            gang=gang_id,
+            title=title,
+            np=spec.np,
+            placement=spec.placement,
+            rendezvous=spec.rendezvous,
+            wall_time=wall_time,
+            owner=run_log.owner_of_this_process(),
+            cells=dict(captured.cells),
+            name=spec.name or title,
+            params=dict(captured.params),
+            host=os.uname().nodename,
+            outlives=spec.outlive,
         )
     )
     record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))
@@ -250,30 +253,29 @@ def _is_in(name: str, module: str) -> bool:
 
 
 def _starter(
+    placement: Placement | InKernelPlacement, spec: JobSpec, session: sessions.RankSession | None
+) -> Callable[[GangRun, Job], Gang]:
+    """Return what starts a gang there, or runs it. Raises PlacementError if that is impossible."""
+    if isinstance(placement, InKernelPlacement):
+        return partial(_run_here, placement)
+    agents: AgentGroup = placement.open(spec) if session is None else session.agents
+    return partial(_start_controller, agents, hub().loop)
+
+
+def _session_of(
     placement: Placement | InKernelPlacement,
     spec: JobSpec,
     planned: Plan,
     captured: capture.Captured,
-) -> tuple[Callable[[GangRun, Job], Gang], sessions.Session | None, tuple[str, ...]]:
-    """Return what starts a gang there, or runs it, with its session, and texts for the user.
+) -> tuple[sessions.RankSession | None, tuple[str, ...]]:
+    """Return the session of a gang, a new one at its first cell, and notes for the user.
 
-    Raises PlacementError if that is impossible.
+    Raises PlacementError if the placement has no sessions, HydrogenError while another cell runs.
     """
-    if isinstance(placement, InKernelPlacement):
-        if spec.session is not None:
-            raise PlacementError(f"`--on {spec.placement}` does not support --session")
-        return partial(_run_here, placement), None, planned.notes
     if spec.session is None:
-        agents: AgentGroup = placement.open(spec)
-        return partial(_start_controller, agents, hub().loop), None, planned.notes
-    session, notes = _session_of(placement, spec, planned, captured)
-    return partial(_start_controller, session.agents, hub().loop), session, notes
-
-
-def _session_of(
-    placement: Placement, spec: JobSpec, planned: Plan, captured: capture.Captured
-) -> tuple[sessions.Session, tuple[str, ...]]:
-    """Return the session of that name, a new one if there is none, and texts for the user."""
+        return None, planned.notes
+    if isinstance(placement, InKernelPlacement):
+        raise PlacementError(f"`--on {spec.placement}` does not support --session")
     session = sessions.live(spec.session)
     if session is not None:
         session.refuse_if_running()
@@ -282,7 +284,7 @@ def _session_of(
         why = "has ended since the cell was captured: run the cell again"
         raise PlacementError(f"session {spec.session!r} {why}")
     agents = placement.open_session(spec)
-    session = sessions.Session(spec, planned, agents, hub().loop, captured)
+    session = sessions.RankSession(spec, planned, agents, hub().loop, captured)
     return session, (*planned.notes, *sessions.register(session))
 
 
