@@ -30,9 +30,8 @@ class Groups:
     def release(self) -> None:
         """Make a wait in a collective fail. A second call in the same cell has no effect."""
         if self._library is not None and not self.are_released:
-            self.are_released = (
-                True  # at once: the main thread may report it before the call returns
-            )
+            # At once: the main thread may report it before the call returns.
+            self.are_released = True
             self.are_released = bool(self._library.release())
 
     def renew(self, cell: SessionCell) -> list[str]:
