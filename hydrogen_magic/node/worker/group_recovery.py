@@ -17,8 +17,8 @@ from typing import Any
 from hydrogen_magic.core.messages import SessionCell
 
 
-class Groups:
-    """Of this process. ``module``: see above; empty if the library cannot do this."""
+class ProcessGroups:
+    """Those of this process. ``module``: see above; empty if the library cannot do this."""
 
     def __init__(self, module: str) -> None:
         self.are_released = False

@@ -38,8 +38,8 @@ class StopRequestedError(SystemExit):
 class UserInput:
     """Lines that the user types for this rank."""
 
-    def __init__(self, said: reporter.Reporter) -> None:
-        self._reporter = said
+    def __init__(self, rank_reporter: reporter.Reporter) -> None:
+        self._reporter = rank_reporter
         self._number = 0
         self._lines: SimpleQueue[InputLine] = SimpleQueue()
         self._asking = threading.Lock()
