@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.data import folders, handles, writing
-from hydrogen_magic.data.folders import Folder
+from hydrogen_magic.data.folders import DatasetFolder
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
@@ -43,7 +43,7 @@ class _Written:
     frame: Any
     application: str
     path: AnyPath | None
-    folder: Folder
+    folder: DatasetFolder
     handle: DatasetHandle
 
 

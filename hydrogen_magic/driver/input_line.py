@@ -25,7 +25,7 @@ _NO_LINE = (
 )
 
 
-class InputLine:
+class NotebookInputLine:
     """Asks the user on behalf of ranks. ``while_asking`` makes SIGINT raise; its result raises it here."""
 
     def __init__(

@@ -47,7 +47,7 @@ from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.input_line import InputLine
+from hydrogen_magic.driver.input_line import NotebookInputLine
 from hydrogen_magic.driver.placements import (
     AgentGroup,
     Attempt,
@@ -369,7 +369,7 @@ def attend(gang: Gang, view: View) -> None:
     with interrupts_held() as interrupts:
         interrupts.take(gang)
         gang.attend()
-        line = InputLine(gang, interrupts.while_asking)
+        line = NotebookInputLine(gang, interrupts.while_asking)
         # A terminal shows the typed line where the view would be drawn.
         wait = partial(gang.wait, view.interval_s)
         ask = line.serve if draws_html() else lambda update: line.serve(wait)

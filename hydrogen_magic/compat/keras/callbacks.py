@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydrogen_magic.compat.keras import collectives
-from hydrogen_magic.compat.keras_hooks import KerasHooks
+from hydrogen_magic.compat.keras_callback import KerasCallback
 from hydrogen_magic.node.worker import api
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
 Logs = dict[str, Any]
 
 
-class BroadcastGlobalVariablesCallback(KerasHooks):
+class BroadcastGlobalVariablesCallback(KerasCallback):
     """Gives all ranks the weights of rank ``root_rank``: those of the model and the optimizer."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -34,7 +34,7 @@ class BroadcastGlobalVariablesCallback(KerasHooks):
         collectives.exchange().broadcast(variables, self.root_rank)
 
 
-class MetricAverageCallback(KerasHooks):
+class MetricAverageCallback(KerasCallback):
     """Averages the metrics of an epoch over all ranks.
 
     Callbacks that use them (``ReduceLROnPlateau``, ``TensorBoard``) come after this one in the list.
@@ -53,7 +53,7 @@ class MetricAverageCallback(KerasHooks):
         logs.update(zip(names, means, strict=True))
 
 
-class LearningRateScheduleCallback(KerasHooks):
+class LearningRateScheduleCallback(KerasCallback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)``."""
 
     def __init__(
