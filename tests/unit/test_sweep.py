@@ -211,8 +211,13 @@ def test_the_best_run_by_a_metric_or_a_key_of_the_result() -> None:
         gangs.sweep.best("accuracy")
     table = gangs.sweep.table
     assert list(table.columns) == [
-        "gang", "state", "duration_s", "params.lr", "metrics.loss", "result"
-    ]  # fmt: skip
+        "gang",
+        "state",
+        "duration_s",
+        "params.lr",
+        "metrics.loss",
+        "result",
+    ]
     assert list(table["params.lr"]) == [1, 2, 3, 4]
 
 
