@@ -173,9 +173,11 @@ def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 def _end(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     running = {one.name: one for one in session.sessions()}
     name = command.session or (next(iter(running)) if len(running) == 1 else None)
+    if not running:
+        raise ArgumentsError("no session is running")
     if name not in running:
-        known = f"sessions: {', '.join(running)}" if running else "no session is running"
-        raise ArgumentsError(f"%gang end {command.session or 'needs a name'}: {known}".strip())
+        found = f"no session {name!r} is running" if name else "several sessions are running"
+        raise ArgumentsError(f"{found}: choose one of {', '.join(running)}")
     running[name].end()
     say([f"session {name!r} has ended{running[name].loss}"])
 
