@@ -409,8 +409,8 @@ def show(
 ) -> None:
     """Update ``view``, which has ``seen`` so many events, until the gang has ended.
 
-    ``ask`` is called after each update with a function that makes the next one, and tells whether the gang
-    has ended; it may make several.
+    ``ask`` is called after each update with a function that makes the next one, and returns whether the
+    gang has ended; it may make several.
     """
 
     def update() -> bool:

@@ -29,7 +29,7 @@ _BATCH = 1000
 _LATE_S = 600.0
 """How long after the end of its gang a tracker may take points."""
 _RANKS = 8
-"""Ranks of which metrics are sent: for more, curves could not be told apart."""
+"""Ranks whose metrics are sent: the curves of more could not be distinguished."""
 _MOST_FILE_BYTES = 64 << 20
 
 

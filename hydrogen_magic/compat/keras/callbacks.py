@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic.compat.keras import collectives
@@ -165,9 +165,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         done = epoch + 1 / self.steps_per_epoch
         return (done * (api.world_size() - 1) / self.warmup_epochs + 1) / api.world_size()
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Add the learning rate to the metrics, and print it after the last epoch of the warmup."""
-        super().on_epoch_end(epoch, logs)  # type: ignore[arg-type]
+        super().on_epoch_end(epoch, logs)
         if epoch == self.warmup_epochs - 1 and self.verbose > 0 and api.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
