@@ -23,7 +23,6 @@ import asyncio
 import os
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -73,9 +72,6 @@ from hydrogen_magic.views import View, draws_html, pick_view, static_picture
 
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
-
-_TRACKERS_S = 10.0
-"""How long a cell waits for its tracker: a request to a server takes a second."""
 
 _running: dict[str, Gang] = {}
 _recent: deque[Gang] = deque(maxlen=4)
@@ -380,25 +376,7 @@ def attend(gang: Gang, view: View) -> None:
                 gang.stop()
                 gang.wait()
             view.close(gang.snapshot())
-            wait_for_trackers([gang])
-
-
-def wait_for_trackers(gangs: Iterable[Gang], also: threading.Thread | None = None) -> None:
-    """Give trackers a moment for the last points: the kernel may end right after the cell."""
-    deadline_s = time.monotonic() + _TRACKERS_S
-    late = [
-        gang.id
-        for gang in gangs
-        if not gang.wait_for_tracker(max(0.0, deadline_s - time.monotonic()))
-    ]
-    if also is not None:
-        also.join(max(0.0, deadline_s - time.monotonic()))
-    if late:
-        print(
-            f"warning: the tracker has not taken all of gang {', '.join(late)} yet; this goes on in the "
-            "background",
-            file=sys.stderr,
-        )
+            tracking.finish([gang])
 
 
 def show(

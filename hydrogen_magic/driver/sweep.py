@@ -14,7 +14,7 @@ from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import launcher, tracking
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.driver.sweep_values import label_of, params_of
@@ -243,7 +243,7 @@ class Sweep:
             is_success = all(run.error is None for run in self._runs)
             state = "STOPPED" if self._is_stopped else "SUCCEEDED" if is_success else "FAILED"
             closing = self._group.close([gang.wait_for_tracker for gang in gangs], state)
-            launcher.wait_for_trackers(gangs, closing)
+            tracking.finish(gangs, closing)
 
     def raise_for_state(self) -> None:
         """Raise GangStoppedError or SweepError unless all runs have succeeded."""

@@ -144,11 +144,11 @@ def test_a_tracker_that_hangs_holds_nothing_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Neither the gang nor the cell, after a moment; it gets the rest once it answers."""
-    monkeypatch.setattr(launcher, "_TRACKERS_S", 0.1)
+    monkeypatch.setattr(tracking, "_FINISH_S", 0.1)
     tracker.ANSWERS.clear()
     try:
         gang = ended(launcher.launch(int, np=1, track="mine", run_name="slow"))
-        launcher.wait_for_trackers([gang])
+        tracking.finish([gang])
         assert f"the tracker has not taken all of gang {gang.id}" in capsys.readouterr().err
         assert calls == []
     finally:
