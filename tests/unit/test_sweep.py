@@ -15,7 +15,8 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import devices, local
 from hydrogen_magic.driver.placements.local import LocalPlacement
-from hydrogen_magic.driver.sweep import Sweep, SweepRun
+from hydrogen_magic.driver.sweep import Sweep
+from hydrogen_magic.driver.sweep_run import SweepRun
 from hydrogen_magic.driver.sweep_values import combinations, label_of, params_of
 from hydrogen_magic.errors import (
     GangStoppedError,
