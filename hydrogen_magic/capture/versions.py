@@ -13,7 +13,8 @@ from hydrogen_magic.capture.imports import Imports
 from hydrogen_magic.capture.modules import LocalModules
 from hydrogen_magic.capture.ownership import Version
 from hydrogen_magic.capture.pickler import notebook_name
-from hydrogen_magic.capture.required_names import CODE, RequiredNames
+from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
 from hydrogen_magic.serialization.reducers import resolve
 

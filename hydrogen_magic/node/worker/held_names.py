@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core.events import HeldName
-
-_CODE = (types.FunctionType, type)
+from hydrogen_magic.serialization.code_names import CODE
 
 
 def describe(value: Any) -> HeldName:
@@ -18,7 +17,7 @@ def describe(value: Any) -> HeldName:
     kind = type(value)
     if issubclass(kind, types.ModuleType):
         what = "module"
-    elif issubclass(kind, _CODE):
+    elif issubclass(kind, CODE):
         what = "class" if issubclass(kind, type) else "function"
     else:
         what = "value"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,11 +13,10 @@ from hydrogen_magic.node.worker.module_importer import SessionFinder
 from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
+from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.reducers import take_writers
 from hydrogen_magic.serialization.stale_references import stale_references
-
-_CODE = (types.FunctionType, type)
 
 
 class RankNames:
@@ -52,14 +50,14 @@ class RankNames:
         with updating(self.objects):
             for name, value in values:
                 received.append(name)
-                if earlier and not isinstance(value, _CODE):
+                if earlier and not isinstance(value, CODE):
                     warnings += redefinition.replace(earlier, self._namespace)
                     earlier = {}
                 if name in self._namespace:
                     if name in sends.missing:
                         continue
                     old = self._namespace[name]
-                    earlier |= {name: old} if isinstance(value, _CODE) else {}
+                    earlier |= {name: old} if isinstance(value, CODE) else {}
                     replaced |= {name: old} if old is not value else {}
                 self._namespace[name] = value
         self._shared_code |= {obj.__qualname__: obj for obj in take_writers()}
@@ -71,7 +69,7 @@ class RankNames:
         """Look at the names before the cell runs; ``stored``: see :meth:`NameWatch.end`."""
         self._cell, self._stored = cell, stored
         self._watch.begin(cell.session.shared if cell.session else ())
-        self._code = {n: v for n, v in self._namespace.items() if isinstance(v, _CODE)}
+        self._code = {n: v for n, v in self._namespace.items() if isinstance(v, CODE)}
 
     def end(self) -> tuple[NameChanges, list[str]]:
         """Return what the cell has done, and warnings. Its definitions replace earlier ones."""
