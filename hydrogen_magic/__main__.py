@@ -18,7 +18,7 @@ usage: python -m hydrogen_magic gang [COMMAND]
 
   list              recorded gangs, and those that run without their kernel
   attach ID         follow output and state; Ctrl-C detaches, and the gang continues
-  stop ID           stop it (--kill: at once; --take: although a kernel controls it)
+  stop ID           stop it (--kill: at once; --take: even if a kernel controls it)
   logs ID           everything its ranks wrote (--rank R)
 """
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import __future__
 
 import ast
-import dataclasses
 import functools
 import os
 import re
@@ -43,9 +42,9 @@ from hydrogen_magic.serialization.payload import Payload
 
 __all__ = [
     "Captured",
-    "SessionCapture",
-    "CellText",
     "CapturedItem",
+    "CellText",
+    "SessionCapture",
     "capture_call",
     "capture_cell",
     "capture_script",
@@ -78,7 +77,7 @@ def capture_cell(
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
     labels = _cell_labels(namespace) if labels is None else labels
-    session = dataclasses.replace(session, where=cell.label) if session else None
+    session = replace(session, where=cell.label) if session else None
     names, needs = _required_names(cell, code, offset, namespace, history, labels, out, session)
     held = session.held if session else ()
     _check_out(out, names, {*namespace, *held})
@@ -119,8 +118,7 @@ def capture_call(
         namespace = sys.modules["__main__"].__dict__
     labels = _cell_labels(namespace) if labels is None else labels
     if session is not None:
-        shown = f"{getattr(function, '__qualname__', function)}()"
-        session = dataclasses.replace(session, where=shown)
+        session = replace(session, where=f"{getattr(function, '__qualname__', function)}()")
     held = session.held if session else ()
     needs = RequiredNames(namespace, Imports(history), labels, held=held)
     for name in session.push if session else ():

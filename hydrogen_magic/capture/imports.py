@@ -186,7 +186,7 @@ def used_submodules(roots: Sequence[str], attributes: Iterable[str]) -> tuple[st
     """Return imported submodules of ``roots`` that code with these attribute names can access."""
     names = set(attributes)
     found = []
-    # There are thousands of modules, and the last part of nearly all names is no attribute.
+    # There are thousands of modules, and the last part of nearly all names is not an attribute.
     for full in [name for name in list(sys.modules) if name.rpartition(".")[2] in names]:
         root = next((r for r in roots if full.startswith(r + ".")), None)
         if root and names.issuperset(full[len(root) + 1 :].split(".")) and _is_module(full):

@@ -42,8 +42,9 @@ class RanksChange:
     where: str
     """Display name of the cell: ``Cell In[5]``."""
 
-    def __str__(self) -> str:
-        return f"{self.verb} it in {self.where}"
+    def of(self, name: str) -> str:
+        """Return the change as a clause: ``the ranks changed `model` in Cell In[5]``."""
+        return f"the ranks {self.verb} {name} in {self.where}"
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,13 @@ class SessionUse:
 
     def check(self) -> None:
         """Raise CaptureError if both sides changed a name."""
-        names = ",".join(self.of(Action.CONFLICT))
+        names = self.of(Action.CONFLICT)
         if names:
-            lines = [f"`{name}`: {self.decisions[name].why}" for name in names.split(",")]
+            lines = [f"`{name}`: {self.decisions[name].why}" for name in names]
+            listed = ",".join(names)
             remedy = (
-                f"--push {names} sends the notebook's values; "
-                f"--out {names} keeps those of the ranks and brings them back"
+                f"--push {listed} sends the notebook's values; "
+                f"--out {listed} keeps those of the ranks and brings them back"
             )
             raise CaptureError("\n".join([*lines, remedy]))
 
@@ -196,12 +198,12 @@ class SessionNames:
             return (
                 Decision(Action.FILL, lacking)
                 if lacking
-                else Decision(Action.KEEP, f"the ranks {change}")
+                else Decision(Action.KEEP, change.of("it"))
             )
         verb = self._notebooks_verb(name, held, now)
         if now.is_code:
             return Decision(Action.SEND, f"{verb} in the notebook")
-        return Decision(Action.CONFLICT, f"the ranks {change}, and the notebook {verb} it")
+        return Decision(Action.CONFLICT, f"{change.of('it')}, and the notebook {verb} it")
 
     def _with_parts(self, name: str, found: Mapping[str, Decision], cell: CellNames) -> Decision:
         """Return the decision about a name; a conflict if sending it would overwrite another one."""
@@ -212,8 +214,8 @@ class SessionNames:
             replaced = other in found and found[other].action is Action.SEND
             parts = held.version.parts if held.version else frozenset()
             if other != name and held.change and not replaced and mine & parts:
-                why = f"it shares objects with `{other}`, and the ranks {held.change}"
-                return Decision(Action.CONFLICT, why.replace(" it in", f" `{other}` in"))
+                why = f"it shares objects with `{other}`, and {held.change.of(f'`{other}`')}"
+                return Decision(Action.CONFLICT, why)
         return found[name]
 
     def _is_touched(self, name: str, held: NameState, now: Version) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from hydrogen_magic.capture.imports import Imports, Statement, module_name
 from hydrogen_magic.capture.reachable import FunctionRead, reads_of, stored_names
 from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.serialization.code_names import CODE
 
 PROVIDED = frozenset({"get_ipython", "display"})
 """Names that IPython provides for every cell, and the rank provides too."""
@@ -193,9 +194,6 @@ def _is_ipythons(value: Any) -> bool:
     is_function = issubclass(kind, (types.FunctionType, types.MethodType))
     home = value.__globals__.get("__name__") if is_function else kind.__module__
     return str(home).partition(".")[0] in ("IPython", "ipykernel", "google")
-
-
-CODE = (types.FunctionType, type)
 
 
 class _Everything(frozenset[str]):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from hydrogen_magic.capture.ownership import Action, CellNames, SessionNames, SessionUse
 from hydrogen_magic.capture.reachable import reads_of
-from hydrogen_magic.capture.required_names import CODE, RequiredNames
+from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.versions import VersionReader
+from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
 from hydrogen_magic.serialization.pickler import is_main
 

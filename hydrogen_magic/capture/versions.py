@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from hydrogen_magic.capture.modules import LocalModules
 from hydrogen_magic.capture.ownership import Version
 from hydrogen_magic.capture.pickler import notebook_name
 from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
 from hydrogen_magic.serialization.reducers import resolve
 
@@ -65,8 +65,7 @@ class VersionReader:
             digest = _NOT_PICKLABLE
         finally:
             pickler.clear_memo()  # which keeps the values alive: a pickler is part of a cycle
-        is_code = isinstance(value, (type, types.FunctionType))
-        parts = frozenset(pickler.parts)
+        parts, is_code = frozenset(pickler.parts), isinstance(value, CODE)
         return Version(digest, ObjectIdentity(value), parts, is_code), pickler.code
 
 

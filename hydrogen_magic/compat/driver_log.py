@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hydrogen_magic.compat.keras_hooks import KerasHooks
+from hydrogen_magic.compat.keras_callback import KerasCallback
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.node.worker.observe import keras, metrics
@@ -33,7 +33,7 @@ def log_to_driver(message: str) -> None:
     here.report(ev.Output(here.now_s(), here.rank, ev.DRIVER, f"{text}\n"))
 
 
-class LogCallback(KerasHooks):
+class LogCallback(KerasCallback):
     """Reports the training of a Keras model with :func:`log_to_driver`; only on rank 0.
 
     A callback for Keras 2 and 3 by its interface; Keras itself need not be installed. Metrics become curves

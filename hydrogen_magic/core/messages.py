@@ -262,6 +262,10 @@ class HoldPorts(AgentCommand):
     count: int
 
 
+END_OF_INPUT = "EOF"
+"""Error of an answer if the user ended the input (Ctrl-D)."""
+
+
 @dataclass(frozen=True)
 class AnswerInput(RanksCommand):
     """Answer an input request of one rank."""
@@ -271,7 +275,7 @@ class AnswerInput(RanksCommand):
     """:attr:`~hydrogen_magic.core.events.InputRequested.number`."""
     text: str = field(repr=False)
     error: str
-    """Why there is no line, empty if there is one; ``EOF`` for its end."""
+    """Why there is no line: :data:`END_OF_INPUT`, or a sentence; empty if there is one."""
 
 
 @dataclass(frozen=True)
@@ -900,9 +904,9 @@ class Attach(OwnerCommand):
     """First message of every connection; answered by :class:`Attached`."""
 
     wants: str
-    """``status`` (the answer alone), ``control`` (if nobody else has it) or ``take`` (in any case)."""
+    """``status`` (the answer alone), ``control`` (if no other one has it) or ``take`` (in any case)."""
     name: str
-    """Who asks, for messages to the others."""
+    """What other connections are shown of this one: ``train.ipynb (process 4242)``."""
 
 
 @dataclass(frozen=True)
@@ -947,7 +951,7 @@ class LaunchRefused(OwnerReport):
 
 @dataclass(frozen=True)
 class Control(OwnerReport):
-    """Who controls the gang."""
+    """Which connection controls the gang."""
 
     is_yours: bool
     holder: str

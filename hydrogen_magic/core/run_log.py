@@ -307,7 +307,7 @@ def end_abandoned(gang_id: str) -> None:
 
 
 def why_over(launched: ev.GangLaunched) -> str:
-    """Return why a gang is over whose owner no longer runs."""
+    """Return why a gang ended whose owner no longer runs."""
     boots = (owner.partition("/")[0] for owner in (launched.owner, _machine()))
     if launched.host == os.uname().nodename and len(set(boots)) > 1:
         return "its machine was restarted"
@@ -358,8 +358,9 @@ def _outlives(first: bytes, gang_id: str) -> bool:
 
 
 def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
-    told = found.ended is not None and found.ended.reason not in (ev.KERNEL_ENDED, ev.OWNER_ENDED)
-    if told or is_alive(found.launched.owner):
+    unseen = (ev.KERNEL_ENDED, ev.OWNER_ENDED)
+    is_seen = found.ended is not None and found.ended.reason not in unseen
+    if is_seen or is_alive(found.launched.owner):
         return False
     if _machine_of(found.launched.owner) == _machine():
         return True

@@ -95,9 +95,9 @@ def _of_files(frame: Any, path: AnyPath | None) -> DatasetHandle:
 
 def _source(frame: Any) -> sources.FrameSource:
     try:
-        return sources.source(frame)
+        return sources.source(frame, caller="hm.dataset()")
     except InferError as error:
-        raise TypeError(str(error).replace("%%infer", "hm.dataset()")) from error
+        raise TypeError(str(error)) from error
 
 
 def _write(source: sources.FrameSource, folder: str, report: Callable[[int], None]) -> None:

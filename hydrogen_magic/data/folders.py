@@ -29,7 +29,7 @@ _PREFIX = "hydrogen_magic-"
 
 
 @dataclass(frozen=True)
-class Folder:
+class DatasetFolder:
     """A folder for the data of one dataset."""
 
     record: Path
@@ -55,11 +55,11 @@ class Folder:
         shutil.rmtree(self.record, ignore_errors=True)
 
 
-_owned: dict[Folder, int] = {}
+_owned: dict[DatasetFolder, int] = {}
 """Folders of this process -> descriptor that holds the lock."""
 
 
-def new(parent: AnyPath | None) -> Folder:
+def new(parent: AnyPath | None) -> DatasetFolder:
     """Return a new folder, in ``parent`` or else in this user's state directory; it is not created.
 
     Raises OSError if the state directory is not writable.
@@ -71,7 +71,7 @@ def new(parent: AnyPath | None) -> Folder:
         data = str(record / "data") if parent is None else _inside(parent, _PREFIX + name)
         record.mkdir(mode=0o700)
         (record / _OWNER).write_text(data)
-        folder = Folder(record, data)
+        folder = DatasetFolder(record, data)
         _owned[folder] = _locked(record / _OWNER)
     return folder
 
@@ -88,7 +88,7 @@ def _prune(records: Path) -> None:
         if record not in own:
             with suppress(BlockingIOError, FileNotFoundError):
                 descriptor = _locked(record / _OWNER)
-                Folder(record, (record / _OWNER).read_text()).remove()
+                DatasetFolder(record, (record / _OWNER).read_text()).remove()
                 os.close(descriptor)
 
 

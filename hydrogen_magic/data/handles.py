@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hydrogen_magic.data.folders import Folder
+from hydrogen_magic.data.folders import DatasetFolder
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.worker import parquet_shard
 
 
-def written(folder: Folder, write: Callable[[str], None]) -> DatasetHandle:
+def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandle:
     """Return the handle of what ``write`` writes to a new folder; delete the folder if it fails.
 
     Raises ValueError for data without rows.
@@ -26,7 +26,7 @@ def written(folder: Folder, write: Callable[[str], None]) -> DatasetHandle:
 
 
 def of_files(place: str, remove: Callable[[], None] | None = None) -> DatasetHandle:
-    """Return the handle of Parquet data at a path or URL, with what the footers of its files say."""
+    """Return the handle of Parquet data at a path or URL, with the sizes in the footers of its files."""
     opened = parquet_shard.open_dataset(place)
     groups = parquet_shard.RowGroups.of(opened, None)
     n_bytes = sum(group.n_bytes for group in groups.groups)

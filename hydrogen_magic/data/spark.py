@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.data import folders, handles, writing
-from hydrogen_magic.data.folders import Folder
+from hydrogen_magic.data.folders import DatasetFolder
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
@@ -43,7 +43,7 @@ class _Written:
     frame: Any
     application: str
     path: AnyPath | None
-    folder: Folder
+    folder: DatasetFolder
     handle: DatasetHandle
 
 
@@ -77,7 +77,7 @@ def _check(frame: Any) -> None:
 def _is_same(earlier: _Written, frame: Any, session: Session, path: AnyPath | None) -> bool:
     """Return whether the frame was written already: by its plan, its columns and the place."""
     is_same_place = (earlier.application, earlier.path) == (session.application, path)
-    # Plans are equal whatever the columns are called.
+    # Equal plans may differ in the names of their columns.
     if not is_same_place or earlier.frame.schema != frame.schema:
         return False
     if not earlier.frame.sameSemantics(frame):

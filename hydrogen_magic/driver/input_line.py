@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 
 from hydrogen_magic.core.events import InputRequested
+from hydrogen_magic.core.messages import END_OF_INPUT
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import without_colour
@@ -25,7 +26,7 @@ _NO_LINE = (
 )
 
 
-class InputLine:
+class NotebookInputLine:
     """Asks the user on behalf of ranks. ``while_asking`` makes SIGINT raise; its result raises it here."""
 
     def __init__(
@@ -40,7 +41,7 @@ class InputLine:
     def serve(self, update: Callable[[], bool]) -> None:
         """Ask for one line, if a rank requests one.
 
-        ``update`` is called in another thread meanwhile; it tells whether the gang has ended.
+        ``update`` is called in another thread meanwhile; it returns whether the gang has ended.
         """
         request = self._next(self._gang.snapshot())
         if request is None:
@@ -67,7 +68,7 @@ def _ask(request: InputRequested, n_ranks: int) -> tuple[str, str]:
     try:
         return (getpass.getpass if request.is_password else input)(prompt), ""
     except EOFError:
-        return "", "EOF"
+        return "", END_OF_INPUT
     except Exception as error:  # ipykernel's, where the client has no input line
         return "", _NO_LINE.format(error=type(error).__name__)
 

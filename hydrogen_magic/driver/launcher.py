@@ -23,7 +23,6 @@ import asyncio
 import os
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -47,7 +46,7 @@ from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.input_line import InputLine
+from hydrogen_magic.driver.input_line import NotebookInputLine
 from hydrogen_magic.driver.placements import (
     AgentGroup,
     Attempt,
@@ -73,9 +72,6 @@ from hydrogen_magic.views import View, draws_html, pick_view, static_picture
 
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
-
-_TRACKERS_S = 10.0
-"""How long a cell waits for its tracker: a request to a server takes a second."""
 
 _running: dict[str, Gang] = {}
 _recent: deque[Gang] = deque(maxlen=4)
@@ -135,8 +131,10 @@ def launch_captured(
     place: Placement | None = None,
     group: SweepGroup | None = None,
 ) -> Gang:
-    """Start a gang, with ``feed`` if its ranks receive data, at ``place`` if given; may raise
-    PlacementError. ``group``: of its sweep in the tracker."""
+    """Start a gang, with ``feed`` if its ranks receive data, at ``place`` if given.
+
+    ``group``: the tracker's group of the sweep that it belongs to. Raises PlacementError.
+    """
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec) if place is None else place.plan(spec)
     placement = place or plugins.placement(spec.placement)
@@ -144,7 +142,8 @@ def launch_captured(
     # All refusals come first, before there is a gang.
     if captured.session is not None:
         captured.session.check()
-    start, running, notes = _starter(placement, spec, planned, captured)
+    session, notes = _session_of(placement, spec, planned, captured)
+    start = _starter(placement, spec, session)
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
     known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
@@ -155,18 +154,18 @@ def launch_captured(
         tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
     rendezvous = plugins.rendezvous(spec.rendezvous)
     job = Job(
-        spec,
-        planned,
-        closure,
-        _preload(rendezvous, captured.preload),
-        captured.required_modules,
-        rendezvous,
-        run.rank_logs.folder,
-        clock_zero_s,
-        _sent_secrets(known, captured, spec),
-        plugins.observers(),
-        feed,
-        None if running is None else running.next_cell(spec, captured),
+        spec=spec,
+        plan=planned,
+        closure=closure,
+        preload=_preload(rendezvous, captured.preload),
+        needs=captured.required_modules,
+        rendezvous=rendezvous,
+        record_dir=run.rank_logs.folder,
+        clock_zero_s=clock_zero_s,
+        secrets=_sent_secrets(known, captured, spec),
+        observers=plugins.observers(),
+        feed=feed,
+        session=None if session is None else session.next_cell(spec, captured),
     )
     return start(run, job)
 
@@ -189,19 +188,19 @@ def _new_run(
     run = GangRun(gang_id, record, Mask(known), results)
     run.emit(
         ev.GangLaunched(
-            0.0,
-            gang_id,
-            title,
-            spec.np,
-            spec.placement,
-            spec.rendezvous,
-            wall_time,
-            run_log.owner_of_this_process(),
-            dict(captured.cells),
-            spec.name or title,
-            dict(captured.params),
-            os.uname().nodename,
-            spec.outlive,
+            at_s=0.0,
+            gang=gang_id,
+            title=title,
+            np=spec.np,
+            placement=spec.placement,
+            rendezvous=spec.rendezvous,
+            wall_time=wall_time,
+            owner=run_log.owner_of_this_process(),
+            cells=dict(captured.cells),
+            name=spec.name or title,
+            params=dict(captured.params),
+            host=os.uname().nodename,
+            outlives=spec.outlive,
         )
     )
     record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))
@@ -250,30 +249,29 @@ def _is_in(name: str, module: str) -> bool:
 
 
 def _starter(
+    placement: Placement | InKernelPlacement, spec: JobSpec, session: sessions.RankSession | None
+) -> Callable[[GangRun, Job], Gang]:
+    """Return what starts a gang there, or runs it. Raises PlacementError if that is impossible."""
+    if isinstance(placement, InKernelPlacement):
+        return partial(_run_here, placement)
+    agents: AgentGroup = placement.open(spec) if session is None else session.agents
+    return partial(_start_controller, agents, hub().loop)
+
+
+def _session_of(
     placement: Placement | InKernelPlacement,
     spec: JobSpec,
     planned: Plan,
     captured: capture.Captured,
-) -> tuple[Callable[[GangRun, Job], Gang], sessions.Session | None, tuple[str, ...]]:
-    """Return what starts a gang there, or runs it, with its session, and texts for the user.
+) -> tuple[sessions.RankSession | None, tuple[str, ...]]:
+    """Return the session of a gang, a new one at its first cell, and notes for the user.
 
-    Raises PlacementError if that is impossible.
+    Raises PlacementError if the placement has no sessions, HydrogenError while another cell runs.
     """
-    if isinstance(placement, InKernelPlacement):
-        if spec.session is not None:
-            raise PlacementError(f"`--on {spec.placement}` does not support --session")
-        return partial(_run_here, placement), None, planned.notes
     if spec.session is None:
-        agents: AgentGroup = placement.open(spec)
-        return partial(_start_controller, agents, hub().loop), None, planned.notes
-    session, notes = _session_of(placement, spec, planned, captured)
-    return partial(_start_controller, session.agents, hub().loop), session, notes
-
-
-def _session_of(
-    placement: Placement, spec: JobSpec, planned: Plan, captured: capture.Captured
-) -> tuple[sessions.Session, tuple[str, ...]]:
-    """Return the session of that name, a new one if there is none, and texts for the user."""
+        return None, planned.notes
+    if isinstance(placement, InKernelPlacement):
+        raise PlacementError(f"`--on {spec.placement}` does not support --session")
     session = sessions.live(spec.session)
     if session is not None:
         session.refuse_if_running()
@@ -282,7 +280,7 @@ def _session_of(
         why = "has ended since the cell was captured: run the cell again"
         raise PlacementError(f"session {spec.session!r} {why}")
     agents = placement.open_session(spec)
-    session = sessions.Session(spec, planned, agents, hub().loop, captured)
+    session = sessions.RankSession(spec, planned, agents, hub().loop, captured)
     return session, (*planned.notes, *sessions.register(session))
 
 
@@ -367,7 +365,7 @@ def attend(gang: Gang, view: View) -> None:
     with interrupts_held() as interrupts:
         interrupts.take(gang)
         gang.attend()
-        line = InputLine(gang, interrupts.while_asking)
+        line = NotebookInputLine(gang, interrupts.while_asking)
         # A terminal shows the typed line where the view would be drawn.
         wait = partial(gang.wait, view.interval_s)
         ask = line.serve if draws_html() else lambda update: line.serve(wait)
@@ -378,25 +376,7 @@ def attend(gang: Gang, view: View) -> None:
                 gang.stop()
                 gang.wait()
             view.close(gang.snapshot())
-            wait_for_trackers([gang])
-
-
-def wait_for_trackers(gangs: Iterable[Gang], also: threading.Thread | None = None) -> None:
-    """Give trackers a moment for the last points: the kernel may end right after the cell."""
-    deadline_s = time.monotonic() + _TRACKERS_S
-    late = [
-        gang.id
-        for gang in gangs
-        if not gang.wait_for_tracker(max(0.0, deadline_s - time.monotonic()))
-    ]
-    if also is not None:
-        also.join(max(0.0, deadline_s - time.monotonic()))
-    if late:
-        print(
-            f"warning: the tracker has not taken all of gang {', '.join(late)} yet; this goes on in the "
-            "background",
-            file=sys.stderr,
-        )
+            tracking.finish([gang])
 
 
 def show(
@@ -407,8 +387,8 @@ def show(
 ) -> None:
     """Update ``view``, which has ``seen`` so many events, until the gang has ended.
 
-    ``ask`` is called after each update with a function that makes the next one, and tells whether the gang
-    has ended; it may make several.
+    ``ask`` is called after each update with a function that makes the next one, and returns whether the
+    gang has ended; it may make several.
     """
 
     def update() -> bool:

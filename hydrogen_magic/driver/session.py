@@ -1,7 +1,7 @@
 """Sessions: ranks that stay between cells, with their variables, process groups and devices.
 
 Each cell is a gang of its own, with its run log, view, Stop and culprit. Its agents keep the ranks, and the
-:class:`Session` here knows what they hold.
+:class:`RankSession` here knows what they hold.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RankHoldings:
         return RankHoldings(names, event.rss_bytes, event.gpu_memory_bytes, event.n_collectives)
 
 
-class Session:
+class RankSession:
     """The ranks of one session. Its state changes on the hub's loop; other threads read it."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Session:
         return CellRun(self, cell, ranks, captured.session)
 
     def end(self) -> None:
-        """End it, and return when its ranks have been told to."""
+        """End it; return once the request to end has been sent to its ranks."""
         ending = asyncio.run_coroutine_threadsafe(self._end(ENDED_BY_USER), self._loop)
         ending.result(timeout=_END_S)
 
@@ -142,9 +142,8 @@ class Session:
             self.idle_since_s = time.monotonic()
             self._timer = self._loop.call_later(self.idle_s, self._end_if_idle)
             return ""
-        self._ending = asyncio.ensure_future(
-            self.agents.end_session()
-        )  # they returned before the kill
+        # Ranks that returned before the kill still wait.
+        self._ending = asyncio.ensure_future(self.agents.end_session())
         self.why_ended = self.why_ended or "its ranks have ended with a cell"
         return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
 
@@ -209,7 +208,7 @@ class CellRun:
 
     def __init__(
         self,
-        session: Session,
+        session: RankSession,
         cell: SessionCell,
         ranks: tuple[int, ...],
         use: SessionUse | None,
@@ -240,17 +239,17 @@ class CellRun:
 
 # ── the sessions of this kernel ──────────────────────────────────────────────────────────────────
 
-_sessions: dict[str, Session] = {}
+_sessions: dict[str, RankSession] = {}
 """By name; ended ones until the name is used again."""
 _lock = threading.Lock()
 
 
-def sessions() -> list[Session]:
+def sessions() -> list[RankSession]:
     """Return the live sessions of this kernel, oldest first."""
     return [session for session in list(_sessions.values()) if not session.why_ended]
 
 
-def live(name: str | None) -> Session | None:
+def live(name: str | None) -> RankSession | None:
     """Return the live session of this name, None without one."""
     session = _sessions.get(name or "")
     return None if name is None or session is None or session.why_ended else session
@@ -281,14 +280,15 @@ def brought_back(spec: JobSpec, names: Sequence[str], namespace: Mapping[str, An
         session.names.brought_back(name, version, _ranks_of(spec))
 
 
-def register(session: Session) -> Iterator[str]:
-    """Make ``session`` known; yield a text about an earlier one of its name that ended by itself."""
+def register(session: RankSession) -> list[str]:
+    """Make ``session`` known; return notes about an earlier one of its name that ended by itself."""
     with _lock:
         before = _sessions.pop(session.name, None)
         _sessions[session.name] = session
-    if before is not None and before.why_ended != ENDED_BY_USER:
-        why = f"{before.why_ended}{before.loss}"
-        yield f"a new session {session.name!r} begins; the last one ended: {why}"
+    if before is None or before.why_ended == ENDED_BY_USER:
+        return []
+    why = f"{before.why_ended}{before.loss}"
+    return [f"a new session {session.name!r} begins; the last one ended: {why}"]
 
 
 @contextmanager
@@ -303,7 +303,7 @@ def explained(spec: JobSpec) -> Iterator[None]:
         raise CaptureError(f"{error}\n{advice}") from None
 
 
-def _advice(session: Session | None, message: str) -> str:
+def _advice(session: RankSession | None, message: str) -> str:
     if session is None:
         return ""
     if session.why_ended:
@@ -342,7 +342,7 @@ def fitted(spec: JobSpec, given: Collection[str]) -> JobSpec:
     return spec
 
 
-def _check(session: Session, spec: JobSpec, given: Collection[str]) -> None:
+def _check(session: RankSession, spec: JobSpec, given: Collection[str]) -> None:
     """Raise OptionValueError if a cell asks for other ranks than the session has."""
     for name, option in _FIXED.items():
         wanted, has = getattr(spec, name), getattr(session.spec, name)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
-from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import launcher, sweep_failures, tracking
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
-from hydrogen_magic.driver.sweep_values import label_of, params_of
+from hydrogen_magic.driver.sweep_run import Launch, SweepRun
+from hydrogen_magic.driver.sweep_values import params_of
 from hydrogen_magic.driver.tracking import SweepGroup
-from hydrogen_magic.errors import (
-    GangStoppedError,
-    HydrogenError,
-    ResultError,
-    SweepError,
-)
+from hydrogen_magic.errors import GangStoppedError
 
 if TYPE_CHECKING:
     import pandas
@@ -33,83 +27,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 """How long the end of a run may go unnoticed while others wait for its place."""
-
-Launch = Callable[[Mapping[str, str]], Gang]
-"""Launches a gang with these variables in addition."""
-
-
-class SweepRun:
-    """One combination of a sweep: it waits for its turn, then it is a gang."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-        self.label = label_of(values)
-        self.gang: Gang | None = None
-        self._refused: BaseException | None = None
-        """Why it never became a gang."""
-
-    def start(self, launch: Launch, share: Mapping[str, str]) -> None:
-        """Become a gang; one that cannot be launched ends this run only."""
-        try:
-            self.gang = launch(share)
-        except BaseException as error:
-            self.refuse(error)
-            if not isinstance(error, HydrogenError):
-                raise
-
-    def refuse(self, reason: BaseException) -> None:
-        """Never become a gang."""
-        self._refused = reason
-
-    @property
-    def state(self) -> str:
-        """``QUEUED``, then the state of a gang."""
-        if self.gang is not None:
-            return self.gang.state
-        if self._refused is None:
-            return "QUEUED"
-        return "STOPPED" if isinstance(self._refused, GangStoppedError) else "FAILED"
-
-    @property
-    def error(self) -> BaseException | None:
-        """Why it has no result, None for a run that succeeded or has not ended."""
-        if self.gang is None:
-            return self._refused
-        try:
-            self.gang.raise_for_state()
-        except BaseException as error:  # of a rank inside the kernel it is the user's own
-            return error
-        lost = self.gang.received.of(0).errors if self.gang.wait(0) else {}
-        return ResultError("\n".join(lost.values())) if lost else None
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Return whether it has ended; waits for a gang."""
-        return self._refused is not None if self.gang is None else self.gang.wait(timeout_s)
-
-    def events(self, start: int = 0) -> list[ev.Event]:
-        """Return the events of its gang, from the ``start``-th on."""
-        if self.gang is not None:
-            return self.gang.events(start)
-        if self._refused is None:
-            return []
-        ended: list[ev.Event] = [ev.GangEnded(0.0, self.state, str(self._refused))]
-        return ended[start:]
-
-    def row(self) -> dict[str, Any]:
-        """Return what :attr:`Sweep.results` has of it."""
-        gang, error = self.gang, self.error
-        state = gang.snapshot() if gang is not None else None
-        is_complete = state is not None and state.state == "SUCCEEDED" and error is None
-        return {
-            "params": dict(self.values),
-            "gang": gang.id if gang is not None else None,
-            "state": self.state,
-            "duration_s": state.length_s(time.time()) if state is not None else None,
-            "metrics": dict(state.last_metrics) if state is not None else {},
-            "result": gang.result if gang is not None and is_complete else None,
-            "out": dict(gang.out) if gang is not None and is_complete else {},
-            "error": None if error is None else str(error),
-        }
 
 
 class Sweep:
@@ -243,15 +160,17 @@ class Sweep:
             is_success = all(run.error is None for run in self._runs)
             state = "STOPPED" if self._is_stopped else "SUCCEEDED" if is_success else "FAILED"
             closing = self._group.close([gang.wait_for_tracker for gang in gangs], state)
-            launcher.wait_for_trackers(gangs, closing)
+            tracking.finish(gangs, closing)
 
     def raise_for_state(self) -> None:
         """Raise GangStoppedError or SweepError unless all runs have succeeded."""
-        failed = [run for run in self._runs if run.error is not None]
-        if failed and self._is_stopped:
-            raise GangStoppedError(f"the sweep was stopped: {self.progress}{_where_results(self)}")
-        if failed:
-            raise SweepError(_headline(self, failed), report=_report(self, failed))
+        has_failed = any(run.error is not None for run in self._runs)
+        if has_failed and self._is_stopped:
+            raise GangStoppedError(
+                f"the sweep was stopped: {self.progress}{sweep_failures.where_results(self._runs)}"
+            )
+        if has_failed:
+            raise sweep_failures.error_of(self._runs)
 
 
 _STATES = ("succeeded", "failed", "stopped", "running", "pending", "queued")
@@ -275,48 +194,6 @@ def _number(row: Mapping[str, Any], name: str) -> float | None:
     except (KeyError, TypeError, ValueError):
         return None
     return value if math.isfinite(value) else None
-
-
-# ── failures ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def _headline(sweep: Sweep, failed: Sequence[SweepRun]) -> str:
-    each = "; ".join(f"{run.label}: {_first_line(run)}" for run in failed)
-    return f"{len(failed)} of {len(sweep)} runs of the sweep failed: {each}{_where_results(sweep)}"
-
-
-def _report(sweep: Sweep, failed: Sequence[SweepRun]) -> str:
-    """Return the failures; combinations that failed in the same way share one report."""
-    by_reason: dict[str, list[SweepRun]] = {}
-    for run in failed:
-        by_reason.setdefault(_first_line(run), []).append(run)
-    lines = [
-        f"SweepError: {len(failed)} of {len(sweep)} runs of the sweep failed{_where_results(sweep)}"
-    ]
-    for runs in by_reason.values():
-        names = ", ".join(map(_name_and_id, runs))
-        lines += ["", f"── {names} ──", *_own_report(runs[0])]
-    return "\n".join(lines)
-
-
-def _name_and_id(run: SweepRun) -> str:
-    return f"{run.label} ({run.gang.id})" if run.gang is not None else run.label
-
-
-def _first_line(run: SweepRun) -> str:
-    error = run.error
-    text = str(error).partition("\n")[0]
-    return text if isinstance(error, HydrogenError) else f"{type(error).__name__}: {text}"
-
-
-def _own_report(run: SweepRun) -> list[str]:
-    error = run.error
-    return error.report.splitlines() if isinstance(error, HydrogenError) else [_first_line(run)]
-
-
-def _where_results(sweep: Sweep) -> str:
-    has_any = any(run.state == "SUCCEEDED" for run in sweep.runs)
-    return "; hydrogen_magic.last_sweep() has the results of the others" if has_any else ""
 
 
 # ── running it ───────────────────────────────────────────────────────────────────────────────────

@@ -42,7 +42,7 @@ def _values(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
             f"text needs two kinds of quotation marks: --sweep \"{name}='a','b'\""
         ) from None
     if not values:
-        raise OptionValueError(f"--sweep {name}={text}: there is no value")
+        raise OptionValueError(f"--sweep {name}={text} has no value")
     return values
 
 

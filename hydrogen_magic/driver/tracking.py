@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
 
@@ -26,10 +27,12 @@ _NEWLINE = "\n"
 _INTERVAL_S = 1.0
 """Trackers draw curves for people: a request a second is enough."""
 _BATCH = 1000
+_FINISH_S = 10.0
+"""How long a cell waits for its tracker: a request to a server takes a second."""
 _LATE_S = 600.0
 """How long after the end of its gang a tracker may take points."""
 _RANKS = 8
-"""Ranks of which metrics are sent: for more, curves could not be told apart."""
+"""Ranks whose metrics are sent: the curves of more could not be distinguished."""
 _MOST_FILE_BYTES = 64 << 20
 
 
@@ -70,6 +73,25 @@ def follow(
     run.tracked.clear()
     forwarder = _Forwarder(run, name, tracker, source, group)
     _in_thread(forwarder.forward, f"hydrogen_magic tracks gang {run.id}")
+
+
+def finish(gangs: Iterable[Gang], closing: threading.Thread | None = None) -> None:
+    """Give trackers a moment for the last points: the kernel may end right after the cell.
+
+    ``closing``: what :meth:`SweepGroup.close` returned.
+    """
+    deadline_s = time.monotonic() + _FINISH_S
+    late = [
+        gang.id
+        for gang in gangs
+        if not gang.wait_for_tracker(max(0.0, deadline_s - time.monotonic()))
+    ]
+    if closing is not None:
+        closing.join(max(0.0, deadline_s - time.monotonic()))
+    if late:
+        _warn(
+            f"the tracker has not taken all of gang {', '.join(late)} yet; this goes on in the background"
+        )
 
 
 def _in_thread(work: Callable[[], None], name: str) -> threading.Thread:

@@ -150,16 +150,18 @@ def _is_list_of_paths(frame: Any) -> bool:
     return is_list and all(isinstance(path, (str, os.PathLike)) for path in frame)
 
 
-def source(frame: Any, target: str | os.PathLike[str] | None = None) -> FrameSource:
+def source(
+    frame: Any, target: str | os.PathLike[str] | None = None, *, caller: str = "%%infer"
+) -> FrameSource:
     """Return ``frame`` as a source of chunks.
 
     ``target`` is the path for predictions of files: a file for a file, a folder for a folder or a glob.
     The default is next to the data: ``rows-inferred.parquet`` for ``rows.parquet``. Existing data is
-    never overwritten.
+    never overwritten. ``caller``: what errors name as the subject.
 
     Raises InferError for an unsupported object or column.
     """
-    _require("pyarrow")
+    _require("pyarrow", caller)
     kind = kind_of(frame)
     if target is not None and kind != "path":
         raise InferError(
@@ -185,13 +187,13 @@ def source(frame: Any, target: str | os.PathLike[str] | None = None) -> FrameSou
         remedy = _REMEDIES.get(type(frame).__name__)
         advice = f"; {remedy}" if remedy else ""
         raise InferError(
-            f"%%infer expects a DataFrame, got a {describe(frame)}{advice}. {_SUPPORTED}"
+            f"{caller} expects a DataFrame, got a {describe(frame)}{advice}. {_SUPPORTED}"
         )
     return found
 
 
-def _require(module: str) -> None:
+def _require(module: str, caller: str) -> None:
     if module not in sys.modules and importlib.util.find_spec(module) is None:
         raise InferError(
-            f"%%infer needs {module}, which is not installed: pip install 'hydrogen_magic[infer]'"
+            f"{caller} needs {module}, which is not installed: pip install 'hydrogen_magic[infer]'"
         )

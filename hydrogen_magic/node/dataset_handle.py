@@ -12,7 +12,7 @@ from hydrogen_magic.core.units import size_text
 
 @dataclass(frozen=True, eq=False)
 class DatasetHandle:
-    """What :func:`hydrogen_magic.dataset` returns: a few names and numbers, whatever the size of the data.
+    """What :func:`hydrogen_magic.dataset` returns: a few names and numbers, for data of any size.
 
     A context manager, which deletes the data at its end as :meth:`delete` does.
     """

@@ -34,7 +34,7 @@ def attachable_lines() -> Iterator[str]:
 
 
 def _state(found: run_log.Summary) -> str:
-    """Return what a new kernel should know of a gang, empty for nothing."""
+    """Return what a new kernel reports about a gang; empty for one that needs no report."""
     about = [found.launched.name, _since(found.launched.wall_time)]
     if found.ended is None and run_log.is_alive(found.launched.owner):
         about += filter(None, [_progress(found.gang)])
@@ -59,7 +59,7 @@ def _since(wall_time: float) -> str:
 
 
 def _progress(gang_id: str) -> str:
-    """Return how far the gang is; empty if it does not say."""
+    """Return how far the gang is; empty if unknown."""
     with suppress(OSError, HydrogenError):
         connection = connect(gang_id, "status")
         connection.close()

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from typing import NamedTuple
 
+CODE = (types.FunctionType, type)
+"""Types of the functions and classes that a notebook defines."""
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL"}
 _STORES = {"STORE_NAME", "STORE_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"}
 """A deleted name counts as assigned: its earlier value cannot be read any more."""

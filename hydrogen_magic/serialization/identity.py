@@ -41,11 +41,10 @@ class ObjectIdentity:
 
     def __init__(self, obj: Any) -> None:
         self._id = id(obj)
+        # None for a list or a number: the source of a cell shows whether it assigns the name.
         try:
             self._reference: weakref.ref[Any] | None = weakref.ref(obj)
-        except (
-            TypeError
-        ):  # a list, a number: the source of a cell shows whether it assigns the name
+        except TypeError:
             self._reference = None
 
     def __eq__(self, other: object) -> bool:

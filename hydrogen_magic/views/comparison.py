@@ -16,7 +16,7 @@ from hydrogen_magic.views.static_svg.ansi import name_html
 from hydrogen_magic.views.static_svg.charts import overlaid_html
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.tables import table
-from hydrogen_magic.views.widget.display import Display
+from hydrogen_magic.views.widget.display import CellOutput
 
 MOST_RUNS = 8
 """As many as there are colours."""
@@ -54,19 +54,19 @@ class Comparison:
 
     def display(self) -> None:
         """Show it under the cell of a notebook; a thread updates it until the runs have ended."""
-        output = Display()
+        output = CellOutput()
         self._show(output)
         if self._is_running:
             run = copy_context().run  # in it, ipykernel knows the cell of the thread's output
             threading.Thread(target=run, args=(self._follow, output), daemon=True).start()
 
-    def _follow(self, output: Display) -> None:
+    def _follow(self, output: CellOutput) -> None:
         while self._is_running:
             time.sleep(_INTERVAL_S)
             self._is_running = self.read()
             self._show(output)
 
-    def _show(self, output: Display) -> None:
+    def _show(self, output: CellOutput) -> None:
         now = time.time()
         output.show({"text/html": self.html(now), "text/plain": "\n".join(self.lines(now))})
 

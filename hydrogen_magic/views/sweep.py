@@ -12,7 +12,7 @@ from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views import draws_html
 from hydrogen_magic.views.comparison import Comparison, Run
 from hydrogen_magic.views.static_svg.ansi import escaped
-from hydrogen_magic.views.widget.display import Display
+from hydrogen_magic.views.widget.display import CellOutput
 
 _INTERVAL_S = 1.0
 """Interval between updates for up to eight runs: their picture is some 100 kB."""
@@ -64,7 +64,7 @@ class _NotebookSweep:
         self._comparison = comparison
         self._interval_s = _INTERVAL_S * (1 + n_runs // _RUNS_PER_INTERVAL)
         self._next_s = 0.0
-        self._display = Display()
+        self._display = CellOutput()
 
     def update(self, sweep: RunningSweep) -> None:
         if time.monotonic() >= self._next_s:

@@ -145,8 +145,12 @@ def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
     assert "assigned model (replaced: model)" in taken.stream()
     assert kernel.value("model.weights[0] > 5") == "True"
     assert sorted(os.listdir(run_log.run_dir(gang_id))) == [
-        "events.jsonl", "rank-0.log", "rank-1.log", "results-0", "results-1",
-    ]  # fmt: skip
+        "events.jsonl",
+        "rank-0.log",
+        "rank-1.log",
+        "results-0",
+        "results-1",
+    ]
 
 
 def test_one_controls_and_others_watch(launched: Launch) -> None:

@@ -121,8 +121,10 @@ def test_a_tracker_gets_parameters_points_files_and_the_end(
     assert (info.name, info.params, info.group) == ("wide", {"lr": 0.5}, "")
     assert info.about["line"].startswith("%%distributed --np 2") and info.about["np"] == "2"
     points = [point for kind, _, *rest in others if kind == "log" for point in rest[0]]
-    by_name = {name: [(p.step, p.values[name]) for p in points if name in p.values]
-               for name in ("loss", "rank1/loss")}  # fmt: skip
+    by_name = {
+        name: [(p.step, p.values[name]) for p in points if name in p.values]
+        for name in ("loss", "rank1/loss")
+    }
     assert by_name == {
         "loss": [(0, 0.0), (1, 0.5), (2, 1.0)],
         "rank1/loss": [(0, 1.0), (1, 1.5), (2, 2.0)],
@@ -142,11 +144,11 @@ def test_a_tracker_that_hangs_holds_nothing_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Neither the gang nor the cell, after a moment; it gets the rest once it answers."""
-    monkeypatch.setattr(launcher, "_TRACKERS_S", 0.1)
+    monkeypatch.setattr(tracking, "_FINISH_S", 0.1)
     tracker.ANSWERS.clear()
     try:
         gang = ended(launcher.launch(int, np=1, track="mine", run_name="slow"))
-        launcher.wait_for_trackers([gang])
+        tracking.finish([gang])
         assert f"the tracker has not taken all of gang {gang.id}" in capsys.readouterr().err
         assert calls == []
     finally:
@@ -217,8 +219,9 @@ def test_the_runs_of_a_sweep_are_a_group(
     assert {info.group for info in started.values()} == {"key of all"}
     assert started["all lr=1"].params == {"lr": 1}
     assert [call for call in calls if call[0] in ("open", "close")] == [
-        ("open", "all"), ("close", "key of all", "FAILED")
-    ]  # fmt: skip
+        ("open", "all"),
+        ("close", "key of all", "FAILED"),
+    ]
     assert calls[-1][0] == "close", "after the ends of its runs"
     said = capsys.readouterr()
     text = "ConnectionError: no server for file"
@@ -290,8 +293,11 @@ def test_wandb_has_a_run_beside_the_notebooks_own(
     [folder] = [each for each in folders if own.id not in each.name]
     assert (folder / "files" / "rank-0.log").exists()
     records = list(_records(next(folder.glob("*.wandb"))))
-    steps = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in each.history.item}
-             for each in records if each.HasField("history")]  # fmt: skip
+    steps = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in each.history.item}
+        for each in records
+        if each.HasField("history")
+    ]
     assert [(each["step"], each["loss"]) for each in steps if "loss" in each] == [(0, 0.25)]
     [run_record] = [each.run for each in records if each.HasField("run")][-1:]
     assert run_record.display_name == "broken"

@@ -39,7 +39,7 @@ class Rig:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hydrogen_magic.views.widget.model.Page", FakePage)
-        monkeypatch.setattr(displays.Display, "show", lambda *_: None)
+        monkeypatch.setattr(displays.CellOutput, "show", lambda *_: None)
         self.now_s = 0.0
         self.gang = FakeGang(folder)
         actions: Any = self.gang

@@ -17,7 +17,7 @@ from hydrogen_magic.driver.session import RankHoldings
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import namespace, results
-from hydrogen_magic.node.worker.group_recovery import Groups
+from hydrogen_magic.node.worker.group_recovery import ProcessGroups
 from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization.identity import Originals
 from tests.capture_rig import Notebook, open_notebook
@@ -56,7 +56,7 @@ class Session:
             value = loaded.run()
         finally:
             self.warnings = list(loaded.warnings)
-            report = self.rank_names.report(0.0, 0, Groups(""), self.warnings.append)
+            report = self.rank_names.report(0.0, 0, ProcessGroups(""), self.warnings.append)
             self.holdings = self.holdings.after(report)
             self.names.after_cell(use, {0: report})
         if out:

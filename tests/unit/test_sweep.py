@@ -16,7 +16,8 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import devices, local
 from hydrogen_magic.driver.placements.local import LocalPlacement
-from hydrogen_magic.driver.sweep import Sweep, SweepRun
+from hydrogen_magic.driver.sweep import Sweep
+from hydrogen_magic.driver.sweep_run import SweepRun
 from hydrogen_magic.driver.sweep_values import combinations, label_of, params_of
 from hydrogen_magic.errors import (
     GangStoppedError,
@@ -219,8 +220,13 @@ def test_the_best_run_by_a_metric_or_a_key_of_the_result() -> None:
         gangs.sweep.best("accuracy")
     table = gangs.sweep.table
     assert list(table.columns) == [
-        "gang", "state", "duration_s", "params.lr", "metrics.loss", "result"
-    ]  # fmt: skip
+        "gang",
+        "state",
+        "duration_s",
+        "params.lr",
+        "metrics.loss",
+        "result",
+    ]
     assert list(table["params.lr"]) == [1, 2, 3, 4]
 
 

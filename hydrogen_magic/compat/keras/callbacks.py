@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic.compat.keras import collectives
-from hydrogen_magic.compat.keras_hooks import KerasHooks
+from hydrogen_magic.compat.keras_callback import KerasCallback
 from hydrogen_magic.node.worker import api
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
 Logs = dict[str, Any]
 
 
-class BroadcastGlobalVariablesCallback(KerasHooks):
+class BroadcastGlobalVariablesCallback(KerasCallback):
     """Gives all ranks the weights of rank ``root_rank``: those of the model and the optimizer."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -34,7 +34,7 @@ class BroadcastGlobalVariablesCallback(KerasHooks):
         collectives.exchange().broadcast(variables, self.root_rank)
 
 
-class MetricAverageCallback(KerasHooks):
+class MetricAverageCallback(KerasCallback):
     """Averages the metrics of an epoch over all ranks.
 
     Callbacks that use them (``ReduceLROnPlateau``, ``TensorBoard``) come after this one in the list.
@@ -53,7 +53,7 @@ class MetricAverageCallback(KerasHooks):
         logs.update(zip(names, means, strict=True))
 
 
-class LearningRateScheduleCallback(KerasHooks):
+class LearningRateScheduleCallback(KerasCallback):
     """Sets the learning rate to ``initial_lr * multiplier(epoch)``."""
 
     def __init__(
@@ -165,9 +165,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         done = epoch + 1 / self.steps_per_epoch
         return (done * (api.world_size() - 1) / self.warmup_epochs + 1) / api.world_size()
 
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Add the learning rate to the metrics, and print it after the last epoch of the warmup."""
-        super().on_epoch_end(epoch, logs)  # type: ignore[arg-type]
+        super().on_epoch_end(epoch, logs)
         if epoch == self.warmup_epochs - 1 and self.verbose > 0 and api.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")

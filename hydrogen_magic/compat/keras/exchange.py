@@ -10,7 +10,7 @@ __all__ = ["Exchange"]
 
 
 class Exchange(ABC):
-    """The exchanges of one backend. A process that is no rank has nobody to exchange with."""
+    """The exchanges of one backend. Without other ranks there is nothing to exchange."""
 
     keeps_momentum_fixed = False
     """The optimizer's momentum is compiled into a step, and cannot be changed between steps."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+from hydrogen_magic import errors
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import (
@@ -190,8 +191,6 @@ def _add_rest(run: GangRun) -> None:
 
 def _error_of(refused: LaunchRefused) -> Exception:
     """Return the error of a launch that the owner refused."""
-    from hydrogen_magic import errors
-
     kind = getattr(errors, refused.error, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         return kind(refused.text)

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     request, (closure,) = decode(received[0], OwnGang), received[1]
     try:
         gang, listener = _launched(request, closure)
-    except Exception as error:  # whatever it is, the kernel raises it
+    except Exception as error:  # the kernel raises it
         framing.send(sock, LaunchRefused(type(error).__name__, str(error)))
         return
     server = OwnerServer(gang, listener)
@@ -92,7 +92,7 @@ def _redirect_stderr(path: Path) -> None:
 
 
 def _own(gang: Gang, server: OwnerServer) -> None:
-    """Return when the gang has ended and all that is attached knows it."""
+    """Return when the gang has ended and every connection has its last events."""
     signal.signal(signal.SIGTERM, lambda signum, frame: gang.stop_for("owner"))
     server.start()
     gang.wait()

@@ -26,7 +26,7 @@ _START_S = 120.0
 _LONGEST_S = 1e8
 """Three years: an option may be infinite, a time in a message may not."""
 LIMIT_S = 86400.0
-"""A gang that nobody attends to must end at some time: the timeout by default, a day."""
+"""The timeout by default, a day: an unattended gang has to end at some time."""
 _MARKS = (processes.OWNER, processes.AGENT, processes.COOKIE)
 
 
@@ -83,8 +83,8 @@ def _started(request: OwnGang, captured: Captured) -> OwnerConnection:
         except OSError as error:
             ours.close()
             stderr.seek(0)
-            said = stderr.read().decode(errors="replace").strip()
-            why = said.splitlines()[-1] if said else str(error)
+            output = stderr.read().decode(errors="replace").strip()
+            why = output.splitlines()[-1] if output else str(error)
             raise PlacementError(f"the owner process of the gang did not start: {why}") from error
         finally:
             starting.kill()  # it has exited, unless its start took too long

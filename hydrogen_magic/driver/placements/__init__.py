@@ -248,7 +248,7 @@ class AgentGroup(Protocol):
     def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
         """Answer the rank's :class:`~hydrogen_magic.core.events.InputRequested` of this number.
 
-        ``error``: why there is no line; ``EOF`` for its end.
+        ``error``: as in :class:`~hydrogen_magic.core.messages.AnswerInput`.
         """
         ...
 

@@ -17,7 +17,7 @@ _OLDEST = (0, 19, 11)
 
 
 class WandbTracker(Tracker):
-    """Runs of the project, entity and mode that the user's configuration says."""
+    """Runs in the project, entity and mode of the user's configuration."""
 
     def fault(self) -> str | None:
         if importlib.util.find_spec("wandb") is None:

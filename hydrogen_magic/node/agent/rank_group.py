@@ -102,9 +102,8 @@ class RankGroup:
             self.is_retained = self._retain()
             if self.service is not None and not self.keeps_service:
                 self.service.end()
-            if (
-                not self.keeps_service
-            ):  # else what the ranks have started is theirs until the session ends
+            # In a session, processes that ranks have started stay until it ends.
+            if not self.keeps_service:
                 await self.sweep()
             for rank in self.ranks:
                 rank.close(is_retained=self.is_retained)

@@ -68,7 +68,7 @@ class RankOutput:
                     break
 
     def emit_printed(self) -> None:
-        """Emit all that the rank has printed, whatever the limit."""
+        """Emit everything that the rank has printed, above the limit too."""
         self.read_available()
         for name, stream in self._streams.items():
             self._emit(name, stream.live.rest())

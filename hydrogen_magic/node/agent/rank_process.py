@@ -160,9 +160,8 @@ class RankProcess:
 
     def _read_interrupted(self) -> None:
         self.has_reacted = True
-        with suppress(
-            BlockingIOError
-        ):  # a retained worker may be interrupted again in a later gang
+        # A retained worker may be interrupted again in a later gang.
+        with suppress(BlockingIOError):
             os.read(self.worker.interrupted, _PIPE_BYTES)
         asyncio.get_running_loop().remove_reader(self.worker.interrupted)
 

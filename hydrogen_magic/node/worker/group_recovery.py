@@ -17,8 +17,8 @@ from typing import Any
 from hydrogen_magic.core.messages import SessionCell
 
 
-class Groups:
-    """Of this process. ``module``: see above; empty if the library cannot do this."""
+class ProcessGroups:
+    """Those of this process. ``module``: see above; empty if the library cannot do this."""
 
     def __init__(self, module: str) -> None:
         self.are_released = False
@@ -30,9 +30,8 @@ class Groups:
     def release(self) -> None:
         """Make a wait in a collective fail. A second call in the same cell has no effect."""
         if self._library is not None and not self.are_released:
-            self.are_released = (
-                True  # at once: the main thread may report it before the call returns
-            )
+            # At once: the main thread may report it before the call returns.
+            self.are_released = True
             self.are_released = bool(self._library.release())
 
     def renew(self, cell: SessionCell) -> list[str]:

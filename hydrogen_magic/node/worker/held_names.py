@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core.events import HeldName
-
-_CODE = (types.FunctionType, type)
+from hydrogen_magic.serialization.code_names import CODE
 
 
 def is_code(value: Any) -> bool:
     """Whether it is a function or class; ``isinstance`` would run the code of a proxy."""
-    return issubclass(type(value), _CODE)
+    return issubclass(type(value), CODE)
 
 
 def describe(value: Any) -> HeldName:

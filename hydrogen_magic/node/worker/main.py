@@ -42,7 +42,7 @@ from hydrogen_magic.node.worker import process_setup
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.worker import group_recovery, inference, namespace
+    from hydrogen_magic.node.worker import group_recovery, inference, namespace, reporter
     from hydrogen_magic.serialization.payload import Payload
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -168,19 +168,12 @@ class _Rank:
         earlier: _Rank | None = None,
     ) -> None:
         from hydrogen_magic.node.worker import (
-            api,
             checkpoint,
-            commands,
-            displays,
             group_recovery,
             observe,
             profiler,
-            reporter,
-            send_interval,
             session_names,
-            user_input,
         )
-        from hydrogen_magic.node.worker.observe import forward
 
         self.rank = start.rank
         self.pid = os.getpid()
@@ -188,8 +181,8 @@ class _Rank:
         self.infer_options = start.infer_options
         self.set_up: inference.SetUp | None = None if earlier is None else earlier.set_up
         self.session = start.session
-        self.groups: group_recovery.Groups = (
-            earlier.groups if earlier else group_recovery.Groups(start.group_recovery)
+        self.groups: group_recovery.ProcessGroups = (
+            earlier.groups if earlier else group_recovery.ProcessGroups(start.group_recovery)
         )
         self.names: session_names.RankNames = (
             earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
@@ -200,21 +193,35 @@ class _Rank:
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
-        interval = send_interval.SendInterval(self.rank, api.world_size())
-        self.reporter = reporter.Reporter(
-            self.rank, start.clock_zero_s, self._send_events, interval=interval
-        )
-        self.reporter.exchanges.advice = start.join_advice
-        if not start.displaying or self.rank in start.displaying:
-            n_displaying = len(start.displaying) or api.world_size()
-            self.reporter.displays = displays.DisplayQueue(self.rank, n_displaying)
-        reporter.install(self.reporter)
+        self.reporter = self._new_reporter(start)
         observe.report_failures()
         checkpoint.install(self._send_checkpoint)
+        self.profiler = profiler.Profiler(self.reporter, self._send_trace)
+        self._follow_commands(reader, start)
+
+    def _new_reporter(self, start: RankStart) -> reporter.Reporter:
+        """Return the reporter of this gang, by which the whole process reports from now on."""
+        from hydrogen_magic.node.worker import api, displays, reporter, send_interval
+
+        interval = send_interval.SendInterval(self.rank, api.world_size())
+        found = reporter.Reporter(
+            self.rank, start.clock_zero_s, self._send_events, interval=interval
+        )
+        found.exchanges.advice = start.join_advice
+        if not start.displaying or self.rank in start.displaying:
+            n_displaying = len(start.displaying) or api.world_size()
+            found.displays = displays.DisplayQueue(self.rank, n_displaying)
+        reporter.install(found)
+        return found
+
+    def _follow_commands(self, reader: framing.FrameReader, start: RankStart) -> None:
+        """Let the reporter's thread carry out the agent's commands: recording, input, profiles."""
+        from hydrogen_magic.node.worker import commands, user_input
+        from hydrogen_magic.node.worker.observe import forward
+
         follow_timeline = self._record_timeline(start)
         self.reporter.is_recording = start.is_recording
         forward.follow(self.reporter.is_recording)
-        self.profiler = profiler.Profiler(self.reporter, self._send_trace)
         line = user_input.UserInput(self.reporter)
         line.install()
         self.reporter.on_tick = commands.AgentCommands(

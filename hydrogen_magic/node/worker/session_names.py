@@ -7,7 +7,7 @@ from typing import Any
 
 from hydrogen_magic.core.events import NamesChanged
 from hydrogen_magic.node.worker import redefinition
-from hydrogen_magic.node.worker.group_recovery import Groups
+from hydrogen_magic.node.worker.group_recovery import ProcessGroups
 from hydrogen_magic.node.worker.held_names import describe, gpu_memory_bytes, is_code, memory_bytes
 from hydrogen_magic.node.worker.module_importer import SessionFinder
 from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
@@ -80,7 +80,7 @@ class RankNames:
         return found, warnings
 
     def report(
-        self, at_s: float, rank: int, groups: Groups, warn: Callable[[str], None]
+        self, at_s: float, rank: int, groups: ProcessGroups, warn: Callable[[str], None]
     ) -> NamesChanged:
         """Return the rank's report at the end of the cell."""
         namespace = self._namespace

@@ -19,13 +19,11 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core.events import InputRequested
-from hydrogen_magic.core.messages import InputLine
+from hydrogen_magic.core.messages import END_OF_INPUT, InputLine
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.node.worker import main_thread, process_setup, reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
 
-END = "EOF"
-"""Error of a line that the user ended by Ctrl-D."""
 _ASKS = re.compile(r"(?<!\.)\binput\s*\(|\b(breakpoint|getpass|post_mortem|set_trace)\s*\(")
 _LONGEST_PROMPT = 1000
 _PATIENCE = timedelta(days=1)
@@ -38,8 +36,8 @@ class StopRequestedError(SystemExit):
 class UserInput:
     """Lines that the user types for this rank."""
 
-    def __init__(self, said: reporter.Reporter) -> None:
-        self._reporter = said
+    def __init__(self, rank_reporter: reporter.Reporter) -> None:
+        self._reporter = rank_reporter
         self._number = 0
         self._lines: SimpleQueue[InputLine] = SimpleQueue()
         self._asking = threading.Lock()
@@ -83,7 +81,7 @@ class UserInput:
         line = self._lines.get()
         while line.number != self._number:  # of a request that was interrupted
             line = self._lines.get()
-        if line.error == END:
+        if line.error == END_OF_INPUT:
             raise EOFError("EOF when reading a line")
         if line.error:
             raise HydrogenError(line.error)

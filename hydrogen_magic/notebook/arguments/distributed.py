@@ -119,13 +119,13 @@ def _parser(is_cell: bool) -> LineParser:
         help="run at most N combinations at once",
     )
     add_track(parser)
-    add_display(parser)
     parser.add_argument(
         "--outlive",
         action="store_true",
         default=None,
-        help="the gang continues when the kernel ends; implies --detach",
+        help="keep the gang running when the kernel ends; implies --detach",
     )
+    add_display(parser)
     if not is_cell:
         rest = argparse.REMAINDER
         parser.add_argument("-m", dest="module", nargs=rest, help="module to run, its arguments")

@@ -116,8 +116,8 @@ def add_session(parser: LineParser, has_ranks: bool = True) -> None:
         "--idle",
         dest="idle_s",
         type=typed(parse_duration_s),
-        metavar="T",
-        help="end the session after T without a cell",
+        metavar="S",
+        help="end the session after S seconds without a cell (also 5m, 1h)",
     )
 
 
@@ -182,8 +182,8 @@ def add_display(parser: LineParser) -> None:
     add(
         "--display",
         type=typed(displaying_ranks),
-        metavar="RANKS",
-        help="ranks whose displays and figures are shown: all, or numbers like 0,2",
+        metavar="all|R[,R]",
+        help="ranks whose displays and figures are shown",
     )
     add("--pdb", action="store_true", default=None, help="debug a rank that fails")
     add("--detach", action="store_true", help="return a Gang at once")
@@ -225,22 +225,34 @@ def _chosen(found: argparse.Namespace) -> dict[str, Any]:
 
 
 def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
-    if spec.session is None:
-        for option, name in (("--ranks", "on_ranks"), ("--idle", "idle_s"), ("--push", "push")):
-            if getattr(found, name, None) not in (None, []):
-                raise ArgumentsError(f"{option} belongs to a session: add --session, or drop it")
+    """Return ``spec`` with what its options imply. Raises ArgumentsError if two contradict each other."""
+    _check_session(spec, found)
     if found.np is not None and found.np < 0:
-        if found.on not in (None, "local"):
-            raise ArgumentsError(
-                f"--np {found.np} means {-found.np} ranks on this machine, which contradicts --on "
-                f"{found.on}: write --np {-found.np} --on {found.on}, or drop --on"
-            )
-        spec = replace(spec, placement="local")
+        spec = _on_this_machine(spec, found)
     placement = plugins.placement(spec.placement)
-    if spec.outlive and not placement.in_process:
-        return _outliving(spec, placement)
-    if not placement.in_process:
-        return spec
+    if placement.in_process:
+        return _inside_kernel(spec, found)
+    return _outliving(spec, placement) if spec.outlive else spec
+
+
+def _check_session(spec: JobSpec, found: argparse.Namespace) -> None:
+    if spec.session is not None:
+        return
+    for option, name in (("--ranks", "on_ranks"), ("--idle", "idle_s"), ("--push", "push")):
+        if getattr(found, name, None) not in (None, []):
+            raise ArgumentsError(f"{option} belongs to a session: add --session, or drop it")
+
+
+def _on_this_machine(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
+    if found.on not in (None, "local"):
+        raise ArgumentsError(
+            f"--np {found.np} means {-found.np} ranks on this machine, which contradicts --on "
+            f"{found.on}: write --np {-found.np} --on {found.on}, or drop --on"
+        )
+    return replace(spec, placement="local")
+
+
+def _inside_kernel(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     if found.np not in (None, 1):
         raise ArgumentsError(
             f"--on {spec.placement} runs one rank inside the kernel, so --np {found.np} is not "

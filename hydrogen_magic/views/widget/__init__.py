@@ -32,14 +32,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hydrogen_magic.core.events import Display as RankDisplay
-from hydrogen_magic.core.events import Event
+from hydrogen_magic.core.events import Display, Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import without_colour
 from hydrogen_magic.views import DETACHED_S, Actions
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import gang_lines
-from hydrogen_magic.views.widget.display import Display, is_view_needed, is_widget_expected
+from hydrogen_magic.views.widget.display import CellOutput, is_view_needed, is_widget_expected
 from hydrogen_magic.views.widget.flood import FloodWatch, resend_after
 from hydrogen_magic.views.widget.live_feed import LiveFeed
 from hydrogen_magic.views.widget.page_commands import CommandHandler, PageCommand
@@ -74,7 +73,7 @@ class WidgetView:
         self._blocking = blocking
         self._expected = is_widget_expected() if expected is None else expected
         self._clock = clock
-        self._display = Display()
+        self._display = CellOutput()
         self._flood = FloodWatch(clock=clock)
         self._live = LiveFeed(actions, is_raised=blocking, clock=clock)
         self._commands = CommandHandler(actions, self._send, self._on_request)
@@ -108,7 +107,7 @@ class WidgetView:
         except Exception as error:  # a fault of ours: the gang and its output matter more
             self._give_up(error)
         if not self._text.is_shown:  # the text has displays among its lines
-            self._displays.show([event for event in fresh if isinstance(event, RankDisplay)])
+            self._displays.show([event for event in fresh if isinstance(event, Display)])
         if not self._is_connected.is_set() and self._is_text_due():
             self._text.update(state, fresh, self._live.events)
 

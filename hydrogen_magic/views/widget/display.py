@@ -21,7 +21,7 @@ BUNDLE = Path(__file__).parent / "static" / "gang.js"
 _KERNEL_FILE = re.compile(r"kernel-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json")
 
 
-class Display:
+class CellOutput:
     """One output under the cell, updated in place wherever it is shown.
 
     ``cell``: request of the cell; by default of the one that runs when it is first shown.

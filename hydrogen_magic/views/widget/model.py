@@ -18,7 +18,7 @@ from traitlets import Bool, Unicode
 
 from hydrogen_magic.views.widget import display
 from hydrogen_magic.views.widget.display import (
-    Display,
+    CellOutput,
     ipython_kernel,
     running_cell,
     send_under,
@@ -47,7 +47,7 @@ class Page:
     ``receive`` gets the contents of messages from pages, in any thread.
     """
 
-    def __init__(self, shown: Display, receive: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, shown: CellOutput, receive: Callable[[Mapping[str, Any]], None]) -> None:
         self._display = shown
         self._receive = receive
         self._context = copy_context()

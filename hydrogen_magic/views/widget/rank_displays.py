@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.views.widget.display import Display, running_cell
+from hydrogen_magic.views.widget.display import CellOutput, running_cell
 
 _EMPTY = {"text/html": "", "text/plain": ""}
 
 
 @dataclass
-class _Output:
+class _PageOutput:
     """One output of the cell."""
 
-    display: Display
+    display: CellOutput
     name: str = ""
     """The rank's own id for updates."""
     is_empty: bool = False
 
 
-class _Page:
+class _RankPage:
     """The outputs of one rank since its last ``clear_output``, and empty ones behind them."""
 
     def __init__(self) -> None:
-        self.outputs: list[_Output] = []
+        self.outputs: list[_PageOutput] = []
         self.n_used = 0
         self.is_ending = False
         """The next display begins another page."""
@@ -40,10 +40,10 @@ class _Page:
 class RankDisplays:
     """Shows displays below the cell in which it is created; ``new_display`` makes an output there."""
 
-    def __init__(self, new_display: Callable[[], Display] | None = None) -> None:
+    def __init__(self, new_display: Callable[[], CellOutput] | None = None) -> None:
         cell = running_cell()
-        self._new_display = new_display or (lambda: Display(cell))
-        self._pages: dict[int, _Page] = {}
+        self._new_display = new_display or (lambda: CellOutput(cell))
+        self._pages: dict[int, _RankPage] = {}
 
     def show(self, displays: Sequence[ev.Display]) -> None:
         """Carry out ``displays`` in order."""
@@ -56,7 +56,7 @@ class RankDisplays:
                 _empty(page.outputs[page.n_used :])
 
     def _carry_out(self, display: ev.Display) -> None:
-        page = self._pages.setdefault(display.rank, _Page())
+        page = self._pages.setdefault(display.rank, _RankPage())
         match display.action:
             case ev.SHOW:
                 self._show(page, display)
@@ -67,30 +67,30 @@ class RankDisplays:
             case ev.CLEAR_LATER:
                 page.is_ending = True
 
-    def _show(self, page: _Page, display: ev.Display) -> None:
+    def _show(self, page: _RankPage, display: ev.Display) -> None:
         if page.is_ending:
             page.n_used, page.is_ending = 0, False
         if display.label:
             self._put(page, "", {"text/plain": display.label})
         self._put(page, display.display_id, *_contents(display))
 
-    def _put(self, page: _Page, name: str, data: Any, metadata: Any = None) -> None:
+    def _put(self, page: _RankPage, name: str, data: Any, metadata: Any = None) -> None:
         if page.n_used == len(page.outputs):
-            page.outputs.append(_Output(self._new_display()))
+            page.outputs.append(_PageOutput(self._new_display()))
         output = page.outputs[page.n_used]
         output.name, output.is_empty = name, False
         page.n_used += 1
         output.display.show(data, metadata)
 
 
-def _update(page: _Page, display: ev.Display) -> None:
+def _update(page: _RankPage, display: ev.Display) -> None:
     data, metadata = _contents(display)
     for output in page.outputs[: page.n_used]:
         if output.name == display.display_id:
             output.display.show(data, metadata)
 
 
-def _empty(outputs: Sequence[_Output]) -> None:
+def _empty(outputs: Sequence[_PageOutput]) -> None:
     for output in outputs:
         if not output.is_empty:
             output.is_empty = True

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hydrogen_magic.core.events import Display as RankDisplay
-from hydrogen_magic.core.events import Event
+from hydrogen_magic.core.events import Display, Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_view import TextView
-from hydrogen_magic.views.widget.display import Display
+from hydrogen_magic.views.widget.display import CellOutput
 from hydrogen_magic.views.widget.rank_displays import RankDisplays
 
 
@@ -17,7 +16,7 @@ class TextFallback:
     """Prints the output of the ranks, and shows a table of them in ``display``."""
 
     def __init__(
-        self, display: Display, displays: RankDisplays, clock: Callable[[], float]
+        self, display: CellOutput, displays: RankDisplays, clock: Callable[[], float]
     ) -> None:
         self._display = display
         self._displays = displays
@@ -45,7 +44,7 @@ class TextFallback:
         if self._view is not None:
             self._view.update(state, fresh)
         else:
-            earlier = [event for event in all_events() if not isinstance(event, RankDisplay)]
+            earlier = [event for event in all_events() if not isinstance(event, Display)]
             self.start().update(state, earlier)
 
     def finish(self, state: GangState) -> None:

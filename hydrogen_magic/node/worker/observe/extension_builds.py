@@ -1,7 +1,7 @@
 """Observer of ``torch.utils.cpp_extension``: extensions that are compiled when a rank first uses them.
 
 DeepSpeed's operators are such extensions. One process of a machine compiles; the others wait for a lock file
-(``torch.utils.file_baton``), for ever if the compiling process was killed.
+(``torch.utils.file_baton``), forever if the compiling process was killed.
 """
 
 from __future__ import annotations

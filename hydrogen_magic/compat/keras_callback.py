@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["KerasHooks"]
+__all__ = ["KerasCallback"]
 
 
-class KerasHooks:
+class KerasCallback:
     """A callback for Keras 2 and 3 that does nothing: subclasses define the hooks that they need."""
 
     def __init__(self) -> None:
