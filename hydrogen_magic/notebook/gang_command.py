@@ -173,11 +173,10 @@ def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 def _end(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     running = {one.name: one for one in session.sessions()}
     name = command.session or (next(iter(running)) if len(running) == 1 else None)
-    if not running:
-        raise ArgumentsError("no session is running")
     if name not in running:
-        found = f"no session {name!r} is running" if name else "several sessions are running"
-        raise ArgumentsError(f"{found}: choose one of {', '.join(running)}")
+        known = f"the sessions are {', '.join(running)}" if running else "no session is running"
+        asked = f"%gang end {command.session}" if command.session else "%gang end NAME"
+        raise ArgumentsError(f"{asked}: {known}")
     running[name].end()
     say([f"session {name!r} has ended{running[name].loss}"])
 
