@@ -159,6 +159,16 @@ def stores() -> list[int]:
     return [pid for pid in found if os.readlink(f"/proc/{pid}/ns/net") != here]
 
 
+def test_a_rank_that_exits_early_does_not_break_the_joins_of_others() -> None:
+    def join() -> tuple[int, bool]:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        return dist.get_world_size(), "TORCH_DIST_INIT_BARRIER" in os.environ
+
+    assert hm.run(join, np=16, start_timeout=PATIENCE_S) == (16, False)
+
+
 def test_the_environment_of_two_hosts() -> None:
     slots = tuple(
         Slot(rank, rank % 2, rank // 2, 4, 2, 2, f"host{rank // 2}", None) for rank in range(4)

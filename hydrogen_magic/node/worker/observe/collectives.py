@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -67,9 +69,28 @@ def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         torch_groups.note_arguments(inspect.signature(init).bind_partial(*args, **kwargs).arguments)
-        return init(*args, **kwargs)
+        with _init_barrier():
+            return init(*args, **kwargs)
 
     return init_process_group
+
+
+@contextmanager
+def _init_barrier() -> Iterator[None]:
+    """Have a rank leave ``init_process_group`` when all have joined, unless the user has set torch's switch.
+
+    Without it a cell that only joins can fail: Gloo connects each rank to each other one, and a rank that
+    is through and exits closes connections that others still wait for.
+    The switch holds for ``new_group`` too, where it would add a wait for ranks that do not call it.
+    """
+    name = "TORCH_DIST_INIT_BARRIER"
+    is_set = name in os.environ
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if not is_set:
+            os.environ.pop(name, None)
 
 
 def _replace(module: ModuleType, name: str, wrapped: Callable[..., Any]) -> None:
