@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ from hydrogen_magic.tensorflow import installation as tensorflow_installation
 from tests import leaks, shells, spark_rig
 
 leaks.mark_session()
+# A shell has what it starts in the background ignore SIGINT, which tests send to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # OpenMP's threads would spin while they wait, on processors that other tests need.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # jsonschema (of nbformat) does without it. It compiles a grammar of addresses when it is imported: that

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.driver.session import Session
+from hydrogen_magic.driver.session import RankSession
 
 
 @pytest.mark.parametrize("has_next_cell", [True, False])
@@ -27,7 +27,7 @@ def test_it_ends_unless_its_next_cell_is_launched(has_next_cell: bool) -> None:
         spec = JobSpec(np=1, session="lab", idle_s=0.0)
         captured: Any = SimpleNamespace(session=None, originals=None)
         loop = asyncio.get_running_loop()
-        session = Session(spec, Plan(()), agents, loop, captured)
+        session = RankSession(spec, Plan(()), agents, loop, captured)
         session.next_cell(spec, captured).finish()
         if has_next_cell:
             session.next_cell(spec, captured)
