@@ -19,7 +19,7 @@ _WARN_BYTES = 256 << 20
 """Sending this takes a noticeable time, and every rank keeps it in memory."""
 
 
-class _TooLargeError(Exception):
+class _StreamTooLargeError(Exception):
     """The stream is larger than allowed."""
 
 
@@ -32,7 +32,7 @@ class _Limited:
 
     def write(self, data: Any) -> None:
         if len(self.data) + len(data) > self.limit:
-            raise _TooLargeError
+            raise _StreamTooLargeError
         self.data += data
 
 
@@ -89,7 +89,7 @@ class NamedPickles:
         self.pickler.originals = self.originals if is_numbered else None
         try:
             self.pickler.dump(value)
-        except _TooLargeError:
+        except _StreamTooLargeError:
             self.sizes[name] = self.max_bytes
             self.check_size()
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,24 +29,32 @@ def history() -> pd.DataFrame:
 
     found = states()
     rows = [_row(state) for state in found]
-    names = [*_ROW, *_names("params", [s.params for s in found])]
+    names = [*_FIXED, *_names("params", [s.params for s in found])]
     names += _names("metrics", [s.last_metrics for s in found])
     table: pd.DataFrame = pd.DataFrame(rows, columns=names)
     table["started"] = pd.to_datetime(table["started"], unit="s", utc=True)
     return table
 
 
-_ROW = ("gang", "name", "state", "started", "duration_s", "np", "placement", "rendezvous", "title")
+_FIXED: Mapping[str, Callable[[GangState], Any]] = {
+    "gang": lambda state: state.gang,
+    "name": lambda state: state.name,
+    "state": lambda state: state.state,
+    "started": lambda state: state.wall_time,
+    "duration_s": lambda state: state.length_s(time.time()),
+    "np": lambda state: len(state.ranks),
+    "placement": lambda state: state.placement,
+    "rendezvous": lambda state: state.rendezvous,
+    "title": lambda state: state.title,
+}
+"""The columns of every table."""
 
 
 def _row(state: GangState) -> dict[str, Any]:
-    fixed = (
-        state.gang, state.name, state.state, state.wall_time, state.length_s(time.time()),
-        len(state.ranks), state.placement, state.rendezvous, state.title,
-    )  # fmt: skip
+    fixed = {name: read(state) for name, read in _FIXED.items()}
     params = {f"params.{name}": value for name, value in state.params.items()}
     metrics = {f"metrics.{name}": value for name, value in state.last_metrics.items()}
-    return {**dict(zip(_ROW, fixed, strict=True)), **params, **metrics}
+    return {**fixed, **params, **metrics}
 
 
 def _names(kind: str, tables: Sequence[Any]) -> list[str]:

@@ -57,7 +57,7 @@ class KeptAnswer:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _JournalEntry:
     """A line of the journal."""
 
     row: int
@@ -88,7 +88,7 @@ class KeptParts:
         self._target = target
         self._folder: Path | None = None
         """None if nothing is kept."""
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, _JournalEntry] = {}
         self._starts: list[int] = []
         """First rows of the earlier run's answers, sorted."""
         self._end = 0
@@ -184,7 +184,7 @@ class KeptParts:
     def _write(self, row: int, rows: Any, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
         texts = [dict(each) for each in failures]
         checksum = _checksum(row, rows)
-        entry = _Entry(row, rows.num_rows, self._end, len(data), checksum, texts)
+        entry = _JournalEntry(row, rows.num_rows, self._end, len(data), checksum, texts)
         _append(self._answers, data)
         _append(self._journal, _line(asdict(entry)))
         self._end += entry.n_bytes
@@ -255,11 +255,11 @@ class KeptParts:
         return f"{self.n_rows:,} finished rows are kept: run the cell with --resume to continue"
 
 
-def _entries(lines: Iterable[bytes]) -> Iterator[_Entry]:
+def _entries(lines: Iterable[bytes]) -> Iterator[_JournalEntry]:
     """Yield the answers in lines of a journal, without those that a crash of the machine has damaged."""
     for line in lines:
         with suppress(ValueError, TypeError):
-            yield _Entry(**json.loads(line))
+            yield _JournalEntry(**json.loads(line))
 
 
 def _line(value: Any) -> bytes:
@@ -277,7 +277,7 @@ def _append(file: BinaryIO | None, data: Any) -> None:
 # ── rows of the frame ────────────────────────────────────────────────────────────────────────────
 
 
-def _check_same(entry: _Entry, rows: Any) -> None:
+def _check_same(entry: _JournalEntry, rows: Any) -> None:
     if _checksum(entry.row, rows) != entry.checksum:
         where = rows_text(entry.row, entry.row + entry.n_rows - 1)
         raise InferError(

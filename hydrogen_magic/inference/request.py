@@ -141,9 +141,14 @@ def start(given: Any, captured: Captured, arguments: InferArguments, title: str)
         from hydrogen_magic.inference.local import infer
 
         return infer(
-            given, captured, spec, options,
-            title=title, target=arguments.target, resume=arguments.resume,
-        )  # fmt: skip
+            given,
+            captured,
+            spec,
+            options,
+            title=title,
+            target=arguments.target,
+            resume=arguments.resume,
+        )
     if arguments.out is None:
         from hydrogen_magic.inference.spark.gang import infer_on_spark
 

@@ -44,8 +44,17 @@ class JaxRendezvous(Rendezvous):
     forwarded = ("GLOO_", "JAX_", "NCCL_", "XLA_")
     # JAX reads variables when it is imported, of which each rank has its own.
     not_preloaded = (
-        "jax", "jaxlib", "flax", "optax", "orbax", "chex", "equinox", "haiku", "keras", "numpyro",
-    )  # fmt: skip
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "orbax",
+        "chex",
+        "equinox",
+        "haiku",
+        "keras",
+        "numpyro",
+    )
     init_collective = INITIALIZE
     joining = (INITIALIZE,)
     collectives = MULTIHOST_COLLECTIVES

@@ -208,17 +208,17 @@ class Distributed(Magics):
     def _captured(self, arguments: Arguments, cell: str | None, planned: Plan) -> capture.Captured:
         if cell is None:
             return capture.capture_script(
-                arguments.script or "", arguments.script_args,
-                as_module=arguments.as_module, seed=arguments.spec.seed,
-            )  # fmt: skip
+                arguments.script or "",
+                arguments.script_args,
+                as_module=arguments.as_module,
+                seed=arguments.spec.seed,
+            )
         captured = self._captured_cell(arguments.spec, cell, planned)
         if arguments.save is not None:
             shell = self._ip
             launcher_line = plugins.rendezvous(arguments.spec.rendezvous).launcher
-            text, history = (
-                ipython_cells.cell_text(shell, cell),
-                ipython_cells.earlier_sources(shell),
-            )
+            text = ipython_cells.cell_text(shell, cell)
+            history = ipython_cells.earlier_sources(shell)
             capture.write_script(
                 arguments.save, text, shell.user_ns, history, launcher=launcher_line
             )

@@ -36,7 +36,7 @@ _FLUSH_S = 5.0
 """How long a slow reader may take to receive the last events."""
 
 
-class _Connection:
+class _AttachedClient:
     """A kernel or a terminal that is attached to the gang."""
 
     def __init__(self, sock: socket.socket, attach: Attach) -> None:
@@ -66,9 +66,9 @@ class OwnerServer:
     def __init__(self, gang: Gang, listener: socket.socket) -> None:
         self._gang = gang
         self._listener = listener
-        self._connections: list[_Connection] = []
+        self._connections: list[_AttachedClient] = []
         """Those that may have control, oldest first."""
-        self._controller: _Connection | None = None
+        self._controller: _AttachedClient | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class OwnerServer:
             attach = _next(reader)
             if not isinstance(attach, Attach):
                 return
-            connection = _Connection(sock, attach)
+            connection = _AttachedClient(sock, attach)
             if attach.wants == "status":
                 connection.send(self._attached(connection))
                 return
@@ -122,7 +122,7 @@ class OwnerServer:
             finally:
                 self._end(connection)
 
-    def _begin(self, connection: _Connection, *, is_taken: bool) -> None:
+    def _begin(self, connection: _AttachedClient, *, is_taken: bool) -> None:
         with self._lock:
             self._connections.append(connection)
             if is_taken or self._controller is None:
@@ -134,7 +134,7 @@ class OwnerServer:
         sending.start()
         connection.sending = sending
 
-    def _end(self, connection: _Connection) -> None:
+    def _end(self, connection: _AttachedClient) -> None:
         """Pass its control on to the connection that has waited longest."""
         connection.is_lost = True
         with self._lock:
@@ -142,7 +142,7 @@ class OwnerServer:
             if connection is self._controller:
                 self._controller = next(iter(self._connections), None)
 
-    def _take(self, command: OwnerCommand, connection: _Connection) -> None:
+    def _take(self, command: OwnerCommand, connection: _AttachedClient) -> None:
         match command:
             case TakeControl():
                 with self._lock:
@@ -163,7 +163,7 @@ class OwnerServer:
             case _:
                 raise MessageError(f"unexpected {type(command).__name__}")
 
-    def _send_events(self, connection: _Connection) -> None:
+    def _send_events(self, connection: _AttachedClient) -> None:
         sent, has_ended = 0, False
         while not connection.is_lost:
             fresh = self._gang.events(sent)[:_MOST_EVENTS]
@@ -176,11 +176,11 @@ class OwnerServer:
                 connection.send_control(self._control_of(connection))
                 has_ended = self._gang.wait(_BATCH_S)
 
-    def _control_of(self, connection: _Connection) -> Control:
+    def _control_of(self, connection: _AttachedClient) -> Control:
         holder = self._controller
         return Control(connection is holder, holder.name if holder is not None else "")
 
-    def _attached(self, connection: _Connection) -> Attached:
+    def _attached(self, connection: _AttachedClient) -> Attached:
         control, n_events = self._control_of(connection), len(self._gang.events())
         return Attached(self._gang.id, control, n_events, progress(self._gang.snapshot()))
 

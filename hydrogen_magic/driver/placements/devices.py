@@ -59,7 +59,7 @@ def _ask_driver(path: str) -> tuple[tuple[str, str], ...]:
     try:
         answer = subprocess.run(
             [command, *_QUERY[1:]], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ()
     if answer.returncode != 0:

@@ -270,8 +270,13 @@ def _worker_key(job: Job, digest: str) -> str:
     places = [(slot.rank, devices.device_name(slot), slot.gpu) for slot in job.plan.slots]
     env = {**os.environ, **dict(job.spec.env)}
     depends_on = [
-        job.feed.key, places, digest, env, local_agents.directory(), local_agents.import_path(),
-    ]  # fmt: skip
+        job.feed.key,
+        places,
+        digest,
+        env,
+        local_agents.directory(),
+        local_agents.import_path(),
+    ]
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
 

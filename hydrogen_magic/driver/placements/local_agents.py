@@ -273,11 +273,16 @@ def _start_agent_process(
 ) -> subprocess.Popen[bytes]:
     """Start it in its own session: a Ctrl-C meant for the kernel must not reach it."""
     return subprocess.Popen(
-        command_line.command("hydrogen_magic.node.agent.__main__", import_path(), str(theirs.fileno())),
-        pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
+        command_line.command(
+            "hydrogen_magic.node.agent.__main__", import_path(), str(theirs.fileno())
+        ),
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
         stderr=stderr,
-        env=command_line.environment({**os.environ, **marks}), cwd="/",
-    )  # fmt: skip
+        env=command_line.environment({**os.environ, **marks}),
+        cwd="/",
+    )
 
 
 def import_path() -> list[str]:
@@ -327,8 +332,25 @@ def directory() -> str:
 
 # ── what a forkserver depends on ───────────────────────────────────────────────────────────────────
 
-_MATTERS = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "DYLD_", "PYTHON", "CUDA", "NVIDIA_",
-            "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "HF_", "TRANSFORMERS_", "MALLOC_")  # fmt: skip
+_MATTERS = (
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "OPENBLAS_",
+    "LD_",
+    "DYLD_",
+    "PYTHON",
+    "CUDA",
+    "NVIDIA_",
+    "TORCH",
+    "PYTORCH",
+    "XLA_",
+    "TF_",
+    "JAX_",
+    "HF_",
+    "TRANSFORMERS_",
+    "MALLOC_",
+)
 """Prefixes of variables that libraries read only on import."""
 
 

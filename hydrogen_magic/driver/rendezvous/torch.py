@@ -51,9 +51,15 @@ class TorchRendezvous(Rendezvous):
     joining = ("init_process_group",)
     group_recovery = torch_groups.__name__
     collectives = (
-        "reduce", "gather", "broadcast", "barrier", "scatter", "all_to_all", "alltoall",
+        "reduce",
+        "gather",
+        "broadcast",
+        "barrier",
+        "scatter",
+        "all_to_all",
+        "alltoall",
         "init_process_group",
-    )  # fmt: skip
+    )
     victims = VictimErrors(
         types=("DistBackendError", "DistNetworkError", "DistStoreError"),
         messages=_VICTIM_MESSAGES,

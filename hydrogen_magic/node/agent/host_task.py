@@ -291,12 +291,25 @@ def _start_agent(
     with ours, theirs, open(os.path.join(folder, _STDERR), "wb") as stderr:
         # By a shell that exits at once: an orphan leaves no zombie in this process.
         subprocess.run(
-            ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", "hydrogen_magic.node.agent",
-             str(theirs.fileno())],
-            env={**env, "PYTHONPATH": os.pathsep.join(sys_path)}, pass_fds=[theirs.fileno()],
-            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=stderr, cwd="/", check=True,
-        )  # fmt: skip
+            [
+                "/bin/sh",
+                "-c",
+                '"$@" &',
+                "sh",
+                sys.executable,
+                "-m",
+                "hydrogen_magic.node.agent",
+                str(theirs.fileno()),
+            ],
+            env={**env, "PYTHONPATH": os.pathsep.join(sys_path)},
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            cwd="/",
+            check=True,
+        )
         listening.listen(512)
         _send(ours, ["RemoteAgentConfig", config], [listening.fileno()])
 

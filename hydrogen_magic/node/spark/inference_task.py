@@ -140,9 +140,13 @@ class _CellGuest:
         self.main = types.ModuleType("__main__")
         own = (name for name, value in of_worker.items() if os.environ.get(name) == value)
         self._env: dict[str, str | None] = {
-            **dict.fromkeys(own), **env, "RANK": "0", "WORLD_SIZE": "1",
-            "LOCAL_RANK": device.partition(":")[2] or "0", "HYDROGEN_MAGIC_DEVICE": device,
-        }  # fmt: skip
+            **dict.fromkeys(own),
+            **env,
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": device.partition(":")[2] or "0",
+            "HYDROGEN_MAGIC_DEVICE": device,
+        }
         """Its changes to the environment; None: without this variable."""
         self._names = {"hydrogen_magic", "cloudpickle"}
         """Top-level names of its own modules."""

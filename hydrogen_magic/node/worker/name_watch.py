@@ -110,7 +110,7 @@ def _checksum(value: Any) -> int | None:
     return sink.value
 
 
-class _TooLargeError(Exception):
+class _ValueTooLargeError(Exception):
     """The value is larger than what is read after each cell."""
 
 
@@ -129,10 +129,10 @@ class _Checksum:
         self.write(buffer.raw())
 
     def reserve(self, nbytes: int) -> None:
-        """Count bytes. Raises _TooLargeError."""
+        """Count bytes. Raises _ValueTooLargeError."""
         self._nbytes += nbytes
         if self._nbytes > _MAX_BYTES:
-            raise _TooLargeError
+            raise _ValueTooLargeError
 
 
 class _ContentPickler(Pickler):

@@ -91,7 +91,7 @@ def _rows_of(rank: int, spans: Mapping[str, SpanTrack], has_all: bool) -> list[_
 # ── the picture ──────────────────────────────────────────────────────────────────────────────────
 
 
-class _Entry(NamedTuple):
+class _LegendEntry(NamedTuple):
     """One colour of the legend."""
 
     colour: str
@@ -229,9 +229,9 @@ class _Picture:
 
     # ── text ──
 
-    def _entries(self) -> list[_Entry]:
+    def _entries(self) -> list[_LegendEntry]:
         named = [
-            _Entry(colour, 1.0, f"{clean_name(name)[:28]} {self._times.share(name)}")
+            _LegendEntry(colour, 1.0, f"{clean_name(name)[:28]} {self._times.share(name)}")
             for name, colour in self._times.colours.items()
         ]
         others = len(self._times.seconds) > len(self._times.colours)
@@ -239,8 +239,8 @@ class _Picture:
         known = {self._names[number] for names in phases for number in names}
         return [
             *named,
-            *([_Entry(INK, 1.0, "others")] if others else []),
-            *(_Entry(*self._of_phase(phase), phase) for phase in _PHASES if phase in known),
+            *([_LegendEntry(INK, 1.0, "others")] if others else []),
+            *(_LegendEntry(*self._of_phase(phase), phase) for phase in _PHASES if phase in known),
         ]
 
     def _in_words(self) -> str:
@@ -251,7 +251,7 @@ class _Picture:
         return f"Timeline of {ranks} over {duration(self._until_s)}{told}"
 
 
-def _key(entries: Sequence[_Entry]) -> tuple[list[str], float]:
+def _key(entries: Sequence[_LegendEntry]) -> tuple[list[str], float]:
     """Return the legend in as many lines as it needs, and its height."""
     parts, x, y = [], float(_LEFT), 4.0
     for entry in entries:

@@ -69,11 +69,18 @@ def plan(spec: JobSpec, places: Mapping[int, AttachedTask], uses_gpus: bool) -> 
             agent = places[number].agent
             slots.append(
                 Slot(
-                    len(slots), local_rank, node, spec.np, len(numbers), len(by_machine),
-                    agent.host, gpus.get(number), agent.held[0],
-                    agent.interface if len(by_machine) > 1 else LOOPBACK,
+                    rank=len(slots),
+                    local_rank=local_rank,
+                    node_rank=node,
+                    world_size=spec.np,
+                    local_world_size=len(numbers),
+                    n_nodes=len(by_machine),
+                    host=agent.host,
+                    gpu=gpus.get(number),
+                    address=agent.held[0],
+                    interface=agent.interface if len(by_machine) > 1 else LOOPBACK,
                 )
-            )  # fmt: skip
+            )
     order = tuple(n for numbers in by_machine.values() for n in numbers)
     placed = tuple(places[n].agent for n in order)
     shares = all(place.about.shares_disk for place in places.values())
