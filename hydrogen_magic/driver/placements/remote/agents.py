@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import secrets
 import time
@@ -311,13 +312,11 @@ class RemoteAgentPool:
             self.drop(agent)
 
 
-_agent_pool: RemoteAgentPool | None = None
-
-
 def agent_pool() -> RemoteAgentPool:
     """Return this kernel's agent pool; used on the hub's loop."""
-    global _agent_pool
-    current = local_agents.hub()
-    if _agent_pool is None or _agent_pool.hub is not current:
-        _agent_pool = RemoteAgentPool(current)
-    return _agent_pool
+    return _pool_of(local_agents.hub())
+
+
+@functools.lru_cache(maxsize=1)
+def _pool_of(hub: Hub) -> RemoteAgentPool:
+    return RemoteAgentPool(hub)

@@ -33,7 +33,7 @@ class SparkPlacement(Placement):
         """Return a plan whose hosts are preferences at most: Spark decides which host a rank gets."""
         if not hasattr(os, "pidfd_open"):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
-        found, capacity = _look(spec)
+        found, capacity = _cluster.look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
         chosen = host_choice.choose(found, capacity, spec)
         notes = (
@@ -49,26 +49,35 @@ class SparkPlacement(Placement):
 
     def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
         """Return as many as there are slots for: Spark gives each its own."""
-        _, capacity = _look(spec)
+        _, capacity = _cluster.look(spec)
         n_gangs = (capacity.slots or spec.np) // spec.np
         return ({},) * max(1, min(most, n_gangs))
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
-        found, capacity = _look(spec)
+        found, capacity = _cluster.look(spec)
         return RemoteAgentGroup(lambda: SparkHosts(found, capacity))
 
 
-def _look(spec: JobSpec) -> tuple[session.Session, capacity_check.ClusterCapacity]:
-    """Return the notebook's session and its cluster's capacity, queried again after a moment.
+class _Cluster:
+    """The capacity of the notebook's cluster, queried again after a moment.
 
-    One cell needs them for its plan, then for that of its gang, then for its agent group.
+    One cell needs it for its plan, then for that of its gang, then for its agent group.
     """
-    global _seen
-    found = session.find()
-    if _seen is None or _seen[:2] != (spec, found.spark) or time.monotonic() > _seen[2] + _FRESH_S:
-        _seen = (spec, found.spark, time.monotonic(), capacity_check.capacity(found, spec))
-    return found, _seen[3]
+
+    def __init__(self) -> None:
+        self._capacity: capacity_check.ClusterCapacity | None = None
+        self._asked: tuple[JobSpec, object] | None = None
+        self._asked_at_s = 0.0
+
+    def look(self, spec: JobSpec) -> tuple[session.Session, capacity_check.ClusterCapacity]:
+        """Return the notebook's session and the capacity for ``spec``."""
+        found = session.find()
+        is_fresh = time.monotonic() <= self._asked_at_s + _FRESH_S
+        if self._capacity is None or self._asked != (spec, found.spark) or not is_fresh:
+            self._capacity = capacity_check.capacity(found, spec)
+            self._asked, self._asked_at_s = (spec, found.spark), time.monotonic()
+        return found, self._capacity
 
 
 _FRESH_S = 0.5
-_seen: tuple[JobSpec, object, float, capacity_check.ClusterCapacity] | None = None
+_cluster = _Cluster()
