@@ -34,6 +34,8 @@ class ProgressBar:
     started_s: float
     updated_s: float
     closed: bool = False
+    began_at: float = 0.0
+    """``n`` when the bar was first seen: a resumed one does not begin at 0."""
 
     @property
     def fraction(self) -> float | None:
@@ -44,7 +46,7 @@ class ProgressBar:
     def per_s(self) -> float | None:
         """Units per second since the bar was first seen, None before there is a rate."""
         elapsed = self.updated_s - self.started_s
-        return self.n / elapsed if elapsed > 0 else None
+        return (self.n - self.began_at) / elapsed if elapsed > 0 else None
 
 
 @dataclass(frozen=True)
@@ -331,7 +333,8 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
 def _progress(rank: RankState, e: ev.Progress) -> RankState:
     known = rank.bars.get(e.bar)
     started = known.started_s if known else e.at_s
-    bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed)
+    began_at = min(known.began_at, e.n) if known else e.n
+    bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed, began_at)
     kept = {key: old for key, old in rank.bars.items() if not old.closed or key == e.bar}
     return replaced(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=e.at_s)
 

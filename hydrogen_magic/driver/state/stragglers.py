@@ -74,9 +74,10 @@ def remaining_s(rank: RankState, now_s: float) -> float | None:
         return None
     updated_s = max(bar.updated_s for bar in bars)
     elapsed_s = updated_s - bars[0].started_s
-    if elapsed_s < _FAST_ENOUGH_S:
+    done_here = done - bars[0].began_at / (bars[0].total or 1.0)
+    if elapsed_s < _FAST_ENOUGH_S or done_here <= 0:
         return None
-    return max(0.0, elapsed_s * (1 - done) / done - max(0.0, now_s - updated_s))
+    return max(0.0, elapsed_s * (1 - done) / done_here - max(0.0, now_s - updated_s))
 
 
 def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]:
