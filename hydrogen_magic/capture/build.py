@@ -30,6 +30,7 @@ from hydrogen_magic.capture.settings import (
 )
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem
+from hydrogen_magic.core.library_types import python_scalar
 from hydrogen_magic.core.masking import is_secret_name
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
@@ -214,7 +215,8 @@ class Builder:
                 TypeError, ValueError
             ):  # no signature, or none that fits: the rank says so
                 found |= inspect.signature(function).bind_partial(*args, **kwargs).arguments
-        return {name: value for name, value in found.items() if _is_param(name, value)}
+        plain = {name: python_scalar(value) for name, value in found.items()}
+        return {name: value for name, value in plain.items() if _is_param(name, value)}
 
     def _digests(self) -> dict[str, str]:
         values = {name: self.needs.namespace[name] for name in self.needs.values}

@@ -115,10 +115,11 @@ def test_a_tracker_gets_parameters_points_files_and_the_end(
     notebook_shell: InteractiveShell, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVICE_TOKEN", "correct-horse")
-    notebook_shell.run_cell("lr, api_token = 0.5, 'correct-horse'")
+    notebook_shell.run_cell("import numpy\nlr, api_token = numpy.float64(0.5), 'correct-horse'")
     run(notebook_shell, f"%%distributed --np 2 --track mine --name wide\n'correct-horse'{LOGS}")
     (_, gang, info), *others = calls
     assert (info.name, info.params, info.group) == ("wide", {"lr": 0.5}, "")
+    assert type(info.params["lr"]) is float
     assert info.about["line"].startswith("%%distributed --np 2") and info.about["np"] == "2"
     points = [point for kind, _, *rest in others if kind == "log" for point in rest[0]]
     by_name = {
