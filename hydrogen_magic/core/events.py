@@ -143,7 +143,8 @@ class ClosureSent:
 class StopRequested:
     at_s: float
     reason: str
-    """``"user"``, ``"timeout"``, ``"failure"`` or ``"kernel"`` (it ended)."""
+    """``"user"``, ``"timeout"``, ``"failure"``, ``"session"`` (``%gang end``), ``"owner"`` (SIGTERM) or
+    ``"kernel"`` (it ended)."""
     kill: bool = False
     """True: at once, without SIGINT first."""
 

@@ -38,6 +38,7 @@ _STOP_WORDS = {
     "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
     "kernel": "stopped: the kernel ended",
     "owner": "stopped: its owner process was terminated (SIGTERM)",
+    "session": "stopped by %gang end",
 }
 
 
@@ -96,7 +97,7 @@ class GangController:
         error: BaseException | None = None
         limit = self._deadline()
         if self._job.session is not None:
-            self._job.session.begin()
+            self._job.session.begin(self._stop)
         if self._job.spec.timeline is not None:
             self._run.emit(ev.Recording(self._job.now_s(), True))  # the ranks start with it
         try:

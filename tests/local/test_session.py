@@ -17,7 +17,7 @@ from hydrogen_magic.capture import versions
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.placements import agent_client, local
-from hydrogen_magic.errors import CaptureError, HydrogenError, RankFailedError, ResultError
+from hydrogen_magic.errors import CaptureError, GangStoppedError, RankFailedError, ResultError
 from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -182,8 +182,10 @@ def test_a_cell_that_ends_with_its_session_says_so(cells: Cells) -> None:
     until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
     cells.run("%gang end lab")
     gang.wait()
-    with pytest.raises(HydrogenError, match=r"session 'lab' has ended: .*; its ranks held kept"):
+    with pytest.raises(GangStoppedError, match="stopped by %gang end"):
         gang.raise_for_state()
+    text = "session 'lab' has ended: ended by %gang end; its ranks held kept"
+    assert text in notices_of(gang)
 
 
 def test_an_interrupt_while_variables_arrive_makes_no_conflict(

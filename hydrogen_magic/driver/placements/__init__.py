@@ -89,8 +89,10 @@ class SessionRun(Protocol):
     ranks: tuple[int, ...]
     """Those that take part."""
 
-    def begin(self) -> None:
-        """The cell begins."""
+    def begin(self, stop: Callable[[str, bool], None]) -> None:
+        """The cell begins; ``stop`` stops it, for a reason of
+        :class:`~hydrogen_magic.core.events.StopRequested`, and at once if the second argument is true.
+        """
         ...
 
     def note(self, event: Event) -> None:

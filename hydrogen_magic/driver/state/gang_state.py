@@ -280,12 +280,18 @@ def _ended(state: GangState, e: ev.GangEnded) -> GangState:
     return replaced(
         state,
         state=e.state,
+        ranks=tuple(map(_without_end, state.ranks)) if e.state == "STOPPED" else state.ranks,
         reason=e.reason,
         culprit=e.culprit,
         final_metrics=e.metrics,
         queued=None,
         closure=None,
     )
+
+
+def _without_end(rank: RankState) -> RankState:
+    """Return a rank of a stopped gang, which had no process yet or whose end nothing has reported."""
+    return rank if rank.is_over else replaced(rank, phase="stopped", detail="", waiting_in="")
 
 
 # ── rules for one rank ───────────────────────────────────────────────────────────────────────────

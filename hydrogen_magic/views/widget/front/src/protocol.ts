@@ -26,7 +26,7 @@ export interface Gang {
   state: GangWord;
   /** The reason in one line, set at the end. */
   reason: string;
-  /** `user`, `timeout`, `failure` or `kernel` while it is being stopped; otherwise empty. */
+  /** `user`, `timeout`, `failure`, `session`, `owner` or `kernel` while it is stopped; otherwise empty. */
   stop_reason: string;
   attempt: number;
   placement: string;
