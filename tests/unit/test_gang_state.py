@@ -90,7 +90,9 @@ def test_a_rank_that_asks_the_user_is_neither_missing_nor_a_straggler() -> None:
     answered = replay([*events, ev.InputAnswered(3.0, 3, 1)])
     found = missing(answered, "init", 10.0, 99.0)
     assert found is not None and found.absent == (3,)
-    assert set(stragglers(answered, 99.0)) == {3}
+    assert stragglers(answered, 99.0) == {3: "3 ranks wait for it in init #1"}
+    pair = replay([*running(2), ev.CollectiveWait(2.0, 0, "barrier", 7, 1.0)])
+    assert stragglers(pair, 99.0) == {1: "1 rank waits for it in barrier #7"}
 
 
 def test_who_has_not_come_is_missing_and_who_has_just_come_is_not() -> None:

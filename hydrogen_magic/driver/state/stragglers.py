@@ -88,7 +88,8 @@ def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]
     if not is_some:
         return {}
     where = Counter(rank.waiting_in for rank in waiting).most_common(1)[0][0]
-    return {rank.rank: f"{len(waiting)} ranks wait for it in {where}" for rank in absent}
+    who = "1 rank waits" if len(waiting) == 1 else f"{len(waiting)} ranks wait"
+    return {rank.rank: f"{who} for it in {where}" for rank in absent}
 
 
 def _behind(done: Mapping[int, float], at_least: float, words: str) -> Mapping[int, str]:
