@@ -29,6 +29,8 @@ export interface Gang {
   /** `user`, `timeout`, `failure`, `session`, `owner` or `kernel` while it is stopped; otherwise empty. */
   stop_reason: string;
   attempt: number;
+  /** The gang continues when its kernel ends. */
+  outlives: boolean;
   placement: string;
   rendezvous: string;
   /** Available and needed slots while the gang waits for them. */
