@@ -307,13 +307,25 @@ class InputRequested:
 
 
 @dataclass(frozen=True)
-class InputAnswered:
-    """The rank continues with a line, which is not recorded, or with an error."""
+class DebuggerRequested:
+    """The rank waits until it may open the debugger (``--pdb``): not while another rank is the culprit."""
 
     at_s: float
     rank: int
     number: int
-    """:attr:`InputRequested.number`."""
+    """As :attr:`InputRequested.number`."""
+    error: ErrorReport
+    """What it would debug."""
+
+
+@dataclass(frozen=True)
+class InputAnswered:
+    """The rank continues: with a line, which is not recorded, with an error, or in the debugger."""
+
+    at_s: float
+    rank: int
+    number: int
+    """Of the request."""
 
 
 @dataclass(frozen=True)
@@ -517,6 +529,7 @@ Event = (
     | Output
     | Display
     | InputRequested
+    | DebuggerRequested
     | InputAnswered
     | Metrics
     | Progress

@@ -103,7 +103,9 @@ def _state_text(state: GangState, now_s: float) -> str:
         return f"{state.state.lower()} after {duration(now_s)}{why}"
     if state.stop_reason:
         how = "killing" if state.killed else "stopping"
-        return f"{how} ({_STOP_REASONS.get(state.stop_reason, state.stop_reason)}) · {duration(now_s)}"
+        return (
+            f"{how} ({_STOP_REASONS.get(state.stop_reason, state.stop_reason)}) · {duration(now_s)}"
+        )
     if state.queued is not None:
         have, wanted = state.queued
         return f"queued, {have} of {wanted} slots · {duration(now_s)}"

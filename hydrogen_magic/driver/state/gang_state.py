@@ -84,6 +84,10 @@ class RankState:
     output_bytes: int = 0
     input_request: ev.InputRequested | None = None
     """The line of the user that it waits for, None if it waits for none."""
+    debugger_request: ev.DebuggerRequested | None = None
+    """Its request for the debugger, also after it is granted; None if it has made none."""
+    is_debugged: bool = False
+    """Whether that was granted."""
     failure: ev.RankFailed | None = None
     exited: ev.RankExited | None = None
     exited_in: str = ""
@@ -359,8 +363,14 @@ def _input_requested(rank: RankState, e: ev.InputRequested) -> RankState:
     return replaced(rank, input_request=e, active_s=e.at_s)
 
 
+def _debugger_requested(rank: RankState, e: ev.DebuggerRequested) -> RankState:
+    return replaced(rank, debugger_request=e, active_s=e.at_s)
+
+
 def _input_answered(rank: RankState, e: ev.InputAnswered) -> RankState:
-    return replaced(rank, input_request=None, active_s=e.at_s)
+    request = rank.debugger_request
+    is_debugged = rank.is_debugged or (request is not None and request.number == e.number)
+    return replaced(rank, input_request=None, is_debugged=is_debugged, active_s=e.at_s)
 
 
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
@@ -447,6 +457,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.Output: _output,
     ev.Display: _active,
     ev.InputRequested: _input_requested,
+    ev.DebuggerRequested: _debugger_requested,
     ev.InputAnswered: _input_answered,
     ev.Metrics: _metrics,
     ev.Progress: _progress,

@@ -28,7 +28,9 @@ def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
     They include stopped ranks if others wait. Empty if no rank is worse than the rest.
     """
     running = [
-        rank for rank in state.ranks if rank.phase == "running" and rank.input_request is None
+        rank
+        for rank in state.ranks
+        if rank.phase == "running" and not (rank.input_request or rank.debugger_request)
     ]
     if state.is_terminal or len(running) < 2:
         return {}
