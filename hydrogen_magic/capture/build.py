@@ -252,17 +252,20 @@ class Builder:
     def _inventory(self) -> tuple[CapturedItem, ...]:
         needs, sizes = self.needs, self.stream.sizes
         decisions = self.use.decisions if self.use else {}
-        values = {**dict.fromkeys(decisions, "on the ranks"), **needs.values}
         items = [
             CapturedItem(
                 name,
                 _kind(needs.namespace[name]),
                 sizes.get(name, 0),
-                f"{decisions[name]}; {why}" if name in decisions else why,
+                "; ".join(map(str, filter(None, [decisions.get(name), needs.values.get(name)]))),
             )
-            for name, why in values.items()
+            for name in {**decisions, **needs.values}
         ]
         items.sort(key=lambda item: -item.nbytes)
+        items += [
+            CapturedItem(name, "value", 0, f"kept: only the ranks have it; {why}")
+            for name, why in needs.of_ranks.items()
+        ]
         items += [
             CapturedItem(s.name, "import", 0, f"{s.text}; {why}")
             for s, why in needs.statements.values()
