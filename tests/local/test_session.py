@@ -278,3 +278,13 @@ def test_horovod_is_initialized_again_after_a_failing_cell(cells: Cells) -> None
         cells.on_ranks("if hvd.rank() == 1: raise ValueError()\nhvd.allreduce(torch.ones(1))")
     reduced = "hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), os.getpid()"
     assert cells.on_ranks(reduced) == (2.0, pid)
+
+
+def test_a_rank_that_leaves_init_process_group_prints_nothing(cells: Cells) -> None:
+    """torch's C++ code would warn with a stack. Its level is that of before in the next cell."""
+    join = "if hm.rank() == 1:\n    raise ValueError('bad batch')\n" + JOIN
+    gang = cells.on_ranks(join, "--np 2 --detach")
+    assert ended(gang).logs == {0: "", 1: ""}
+    code = "import ctypes, os\nfile = os.path.join(os.path.dirname(torch.__file__), 'lib', 'libc10.so')\n"
+    level = "ctypes.c_int.in_dll(ctypes.CDLL(file), 'FLAGS_caffe2_log_level').value"
+    assert cells.on_ranks(JOIN + code + level) == 1
