@@ -196,7 +196,8 @@ def _every_rendezvous(path: tuple[str, ...]) -> tuple[Rendezvous, ...]:
 def check(spec: JobSpec) -> None:
     """Raise PlacementError when the rendezvous of ``spec``, its library or settings are not in order.
 
-    Elsewhere it is the machines of the ranks that must have the library: the placement asks them.
+    Raises OptionValueError when its tracker cannot be used. Elsewhere it is the machines of the ranks that
+    must have the library: the placement asks them.
     """
     check_variables(spec)
     chosen = rendezvous(spec.rendezvous)
@@ -206,7 +207,7 @@ def check(spec: JobSpec) -> None:
         raise PlacementError(f"`--with {spec.rendezvous}`: {fault}")
     fault = tracker(spec.track).fault() if spec.track else None
     if fault is not None:
-        raise PlacementError(f"`--track {spec.track}`: {fault}")
+        raise OptionValueError(f"--track {spec.track}: {fault}")
 
 
 def check_variables(spec: JobSpec) -> None:

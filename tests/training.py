@@ -81,6 +81,11 @@ def wait_without_torch(over: str) -> None:
         time.sleep(0.01)
 
 
+def visible_gpus(over: str) -> str:
+    wait_without_torch(over)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
 def block(over: str) -> None:
     """Have rank 1 wait in a collective that rank 0 never joins."""
     import torch

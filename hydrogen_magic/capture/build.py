@@ -30,6 +30,7 @@ from hydrogen_magic.capture.settings import (
 )
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem
+from hydrogen_magic.core.library_types import python_scalar
 from hydrogen_magic.core.masking import is_secret_name
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
@@ -214,7 +215,8 @@ class Builder:
                 TypeError, ValueError
             ):  # no signature, or none that fits: the rank says so
                 found |= inspect.signature(function).bind_partial(*args, **kwargs).arguments
-        return {name: value for name, value in found.items() if _is_param(name, value)}
+        plain = {name: python_scalar(value) for name, value in found.items()}
+        return {name: value for name, value in plain.items() if _is_param(name, value)}
 
     def _digests(self) -> dict[str, str]:
         values = {name: self.needs.namespace[name] for name in self.needs.values}
@@ -250,17 +252,20 @@ class Builder:
     def _inventory(self) -> tuple[CapturedItem, ...]:
         needs, sizes = self.needs, self.stream.sizes
         decisions = self.use.decisions if self.use else {}
-        values = {**dict.fromkeys(decisions, "on the ranks"), **needs.values}
         items = [
             CapturedItem(
                 name,
                 _kind(needs.namespace[name]),
                 sizes.get(name, 0),
-                f"{decisions[name]}; {why}" if name in decisions else why,
+                "; ".join(map(str, filter(None, [decisions.get(name), needs.values.get(name)]))),
             )
-            for name, why in values.items()
+            for name in {**decisions, **needs.values}
         ]
         items.sort(key=lambda item: -item.nbytes)
+        items += [
+            CapturedItem(name, "value", 0, f"kept: only the ranks have it; {why}")
+            for name, why in needs.of_ranks.items()
+        ]
         items += [
             CapturedItem(s.name, "import", 0, f"{s.text}; {why}")
             for s, why in needs.statements.values()

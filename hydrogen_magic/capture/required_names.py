@@ -55,6 +55,8 @@ class RequiredNames:
         """Names whose values are sent, and why."""
         self.statements: dict[str, tuple[Statement, str]] = {}
         """Import statements by source, and why."""
+        self.of_ranks: dict[str, str] = {}
+        """Names that only the ranks of the session have, and why."""
         self.provided: set[str] = set()
         self.read: set[str] = set()
         """Every requested name."""
@@ -83,7 +85,9 @@ class RequiredNames:
             return
         elif name in self.namespace:
             self._add_value(name, self.namespace[name], why, bound)
-        elif not (may_lack or hasattr(builtins, name) or name in self.held):
+        elif name in self.held:
+            self.of_ranks.setdefault(name, why)
+        elif not (may_lack or hasattr(builtins, name)):
             self._missing.setdefault(name, _MissingName(name, why))
 
     def ignore(self, name: str) -> None:

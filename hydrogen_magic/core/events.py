@@ -143,7 +143,8 @@ class ClosureSent:
 class StopRequested:
     at_s: float
     reason: str
-    """``"user"``, ``"timeout"``, ``"failure"`` or ``"kernel"`` (it ended)."""
+    """``"user"``, ``"timeout"``, ``"failure"``, ``"session"`` (``%gang end``), ``"owner"`` (SIGTERM) or
+    ``"kernel"`` (it ended)."""
     kill: bool = False
     """True: at once, without SIGINT first."""
 
@@ -306,13 +307,25 @@ class InputRequested:
 
 
 @dataclass(frozen=True)
-class InputAnswered:
-    """The rank continues with a line, which is not recorded, or with an error."""
+class DebuggerRequested:
+    """The rank waits until it may open the debugger (``--pdb``): not while another rank is the culprit."""
 
     at_s: float
     rank: int
     number: int
-    """:attr:`InputRequested.number`."""
+    """As :attr:`InputRequested.number`."""
+    error: ErrorReport
+    """What it would debug."""
+
+
+@dataclass(frozen=True)
+class InputAnswered:
+    """The rank continues: with a line, which is not recorded, with an error, or in the debugger."""
+
+    at_s: float
+    rank: int
+    number: int
+    """Of the request."""
 
 
 @dataclass(frozen=True)
@@ -516,6 +529,7 @@ Event = (
     | Output
     | Display
     | InputRequested
+    | DebuggerRequested
     | InputAnswered
     | Metrics
     | Progress

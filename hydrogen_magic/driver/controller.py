@@ -17,7 +17,13 @@ from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt, EventSink, Job
 from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
-from hydrogen_magic.driver.state.culprit import MissingRanks, failed_independently, missing, verdict
+from hydrogen_magic.driver.state.culprit import (
+    MissingRanks,
+    failed_independently,
+    may_debug,
+    missing,
+    verdict,
+)
 from hydrogen_magic.driver.state.failure_report import headline
 from hydrogen_magic.driver.state.formatting import late_text, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
@@ -25,6 +31,8 @@ from hydrogen_magic.errors import HydrogenError
 
 _FAILURE_EVENTS = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
+_ASK_AGAIN_S = 0.25
+"""How often it is decided whether a rank may be debugged that only its peers may have made fail."""
 _STACKS_S = 0.15
 """Time to write stacks before a gang is ended because of a failed collective."""
 _ATTENDED_S = 5.0
@@ -38,6 +46,7 @@ _STOP_WORDS = {
     "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
     "kernel": "stopped: the kernel ended",
     "owner": "stopped: its owner process was terminated (SIGTERM)",
+    "session": "stopped by %gang end",
 }
 
 
@@ -96,7 +105,7 @@ class GangController:
         error: BaseException | None = None
         limit = self._deadline()
         if self._job.session is not None:
-            self._job.session.begin()
+            self._job.session.begin(self._stop)
         if self._job.spec.timeline is not None:
             self._run.emit(ev.Recording(self._job.now_s(), True))  # the ranks start with it
         try:
@@ -195,6 +204,8 @@ class GangController:
         if isinstance(event, ev.InputRequested):
             delay_s = 0.0 if self._job.spec.detach else _ATTENDED_S
             self._loop.call_later(delay_s, self._refuse_input, event)
+        if isinstance(event, ev.DebuggerRequested):
+            self._grant_debugger(event.rank)
         if self._job.session is not None:
             self._job.session.note(event)
         if isinstance(event, ev.AttemptFailed):
@@ -247,6 +258,18 @@ class GangController:
         if request is not None and request.number == number:
             self._agent_group.answer_input(rank, number, text, error)
             self._run.emit(ev.InputAnswered(self._job.now_s(), rank, number))
+
+    def _grant_debugger(self, rank: int) -> None:
+        """Let a rank open the debugger as soon as it may; a stop of the gang ends its wait, too."""
+        state = self._run.state
+        request = state.ranks[rank].debugger_request
+        if request is None or state.stop_reason or state.ranks[rank].is_over:
+            return
+        if may_debug(state, state.ranks[rank], self._job.now_s()):
+            self._agent_group.answer_input(rank, request.number, "", "")
+            self._run.emit(ev.InputAnswered(self._job.now_s(), rank, request.number))
+        else:
+            self._loop.call_later(_ASK_AGAIN_S, self._grant_debugger, rank)
 
     def _refuse_input(self, request: ev.InputRequested) -> None:
         """Answer a request of a gang that no cell waits for."""

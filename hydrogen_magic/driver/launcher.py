@@ -73,7 +73,7 @@ from hydrogen_magic.views import View, draws_html, pick_view, static_picture
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
 
-_running: dict[str, Gang] = {}
+_running: dict[str, tuple[Gang, Plan]] = {}
 _recent: deque[Gang] = deque(maxlen=4)
 """Number of ended gangs kept for inspection; more would hold results, which may be large."""
 _LARGE_BYTES = 64 << 20
@@ -119,7 +119,13 @@ def plan(spec: JobSpec) -> Plan:
     if (running := sessions.live(spec.session)) is not None:
         return running.plan
     _check_file_limit(0)  # capturing local modules opens files, too
-    return plugins.placement(spec.placement).plan(spec)
+    return plugins.placement(spec.placement).plan_beside(spec, _plans())
+
+
+def _plans() -> list[Plan]:
+    """Return the plans of the gangs that run, and of the sessions."""
+    gangs = [plan for gang, plan in list(_running.values()) if not gang.wait(0)]
+    return [*gangs, *(session.plan for session in sessions.sessions())]
 
 
 def launch_captured(
@@ -289,7 +295,7 @@ def _start_controller(
 ) -> Gang:
     controller = GangController(run, job, agent_group, loop)
     gang = register(Gang(run, controller, static_picture))
-    _running[gang.id] = gang
+    _running[gang.id] = gang, job.plan
     done = asyncio.run_coroutine_threadsafe(controller.run(), loop)
     done.add_done_callback(lambda future: _on_controller_end(run, future))
     return gang

@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -102,6 +102,7 @@ class RankSession:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._ending: asyncio.Future[None] | None = None
+        self._stop_cell: Callable[[str, bool], None] = lambda reason, kill: agents.kill()
         agents.on_lost = self._begin_end
 
     # ── from any thread ──
@@ -178,8 +179,12 @@ class RankSession:
         """What is lost with its ranks, as the end of a sentence."""
         return f"; its ranks held {self.shown_names}" if self.shown_names else ""
 
-    def begin_cell(self) -> None:
-        """A cell begins."""
+    def begin_cell(self, stop: Callable[[str, bool], None]) -> None:
+        """A cell begins, which ``stop`` stops."""
+        self._stop_cell = stop
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -195,12 +200,14 @@ class RankSession:
     async def _end(self, why: str) -> None:
         if self.why_ended:
             return
-        self.begin_cell()  # no timer may end it again
+        self._cancel_timer()
         self.why_ended = why
-        if self.is_running:
-            self.agents.kill()  # its ranks end with the cell
-        else:
+        if not self.is_running:
             await self.agents.end_session()
+        elif why == ENDED_BY_USER:
+            self._stop_cell("session", True)  # its ranks end with the cell
+        else:
+            self.agents.kill()
 
 
 class CellRun:
@@ -221,8 +228,8 @@ class CellRun:
         self._reports: dict[int, ev.NamesChanged] = {}
         self._has_failed = False
 
-    def begin(self) -> None:
-        self._session.begin_cell()
+    def begin(self, stop: Callable[[str, bool], None]) -> None:
+        self._session.begin_cell(stop)
 
     def note(self, event: ev.Event) -> None:
         if isinstance(event, ev.RankStarted):

@@ -8,7 +8,7 @@ from typing import Any
 
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.capture.required_names import similar
-from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.core.library_types import python_scalar
 from hydrogen_magic.core.masking import MASK, is_secret_name
 from hydrogen_magic.errors import OptionValueError
 
@@ -53,22 +53,19 @@ def label_of(values: Mapping[str, Any]) -> str:
 
 def params_of(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Return the values as they are listed with a run: plain ones, and short texts of all others."""
-    listed = {name: _plain(value) for name, value in values.items() if not is_secret_name(name)}
+    listed = {
+        name: python_scalar(value) for name, value in values.items() if not is_secret_name(name)
+    }
     return {
         name: value if type(value) in (bool, int, float) else _value_text(name, value)
         for name, value in listed.items()
     }
 
 
-def _plain(value: Any) -> Any:
-    """Return the Python number of a scalar of NumPy, as ``np.logspace`` yields them; others as they are."""
-    return value.item() if is_a(value, "numpy", "generic") else value
-
-
 def _value_text(name: str, value: Any) -> str:
     if is_secret_name(name):
         return MASK
-    value = _plain(value)
+    value = python_scalar(value)
     own_name = value if isinstance(value, str) else getattr(value, "__name__", None)
     text = " ".join((own_name if isinstance(own_name, str) else repr(value)).split())
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"

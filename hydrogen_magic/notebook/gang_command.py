@@ -142,7 +142,7 @@ def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
 
 
 def _attach(command: GangCommand, say: Callable[[list[str]], Any]) -> Gang:
-    gang = reachable(command.gang, take=command.take)
+    gang = reachable(command.gang or _newest_outliving(bool(command.out)), take=command.take)
     if not command.out:
         launcher.follow(gang, pick_view(detached=True, actions=gang))
     return gang
@@ -263,6 +263,15 @@ def reachable(name: str | None, *, take: bool = False) -> Gang:
     known = live.get(found)
     is_attached = known is None or (take and known.snapshot().outlives)
     return attach(found, take=take) if is_attached else live[found]
+
+
+def _newest_outliving(has_results: bool) -> str | None:
+    """Return the newest run that outlives its kernel: one that still runs, if its results are not asked
+    for.
+    """
+    found = [one for one in run_log.recent() if one.launched.outlives]
+    running = [one for one in found if not has_results and not run_log.is_over(one)]
+    return next((one.gang for one in (*running, *found)), None)
 
 
 def _find(name: str | None) -> Gang | RecordedGang:

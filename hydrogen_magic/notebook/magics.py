@@ -187,7 +187,7 @@ class Distributed(Magics):
         spec = arguments.spec
         if arguments.sweep and cell is not None:
             return self._run_sweep(arguments, cell, title)
-        planned = launcher.plan(spec)
+        planned = _checked(lambda: launcher.plan(spec))
         captured = self._captured(arguments, cell, planned)
         if arguments.dry_run:
             _print_dry_run(captured, planned)
@@ -227,7 +227,7 @@ class Distributed(Magics):
     def _run_sweep(self, arguments: Arguments, cell: str, title: str) -> sweep.Sweep | None:
         """Run the cell with each combination of values; return the sweep if all runs succeed."""
         spec = arguments.spec
-        planned = launcher.plan(spec)
+        planned = _checked(lambda: launcher.plan(spec))
         captured = self._captured_with_each(arguments, cell, planned)
         runs, states = sweep.prepare(captured, spec, title, arguments.sweep_jobs)
         if arguments.dry_run:

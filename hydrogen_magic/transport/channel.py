@@ -17,8 +17,10 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,7 +51,11 @@ Receiver = Callable[[object, memoryview | None], None]
 _DOMAIN = "hydrogen"
 """Must be named on both ends: libzmq's wildcard rejects even allowed keys."""
 _MAX_MESSAGE_BYTES = 64 << 20
+_PREFIX, _HUB = "hydrogen-", "hub"
+"""Of a hub's directory in the system's one for temporary files, and its socket there."""
 _MAX_DIRECTORY_BYTES = 100
+_NEW_S = 60.0
+"""A hub listens within milliseconds after its directory was made."""
 _HANDSHAKE_MS = 3000
 """A connection that has not authenticated by then is dropped, including silent ones."""
 _BEAT_MS = 2000
@@ -219,7 +225,7 @@ class Hub(Listener):
     def __init__(self) -> None:
         super().__init__()
         self._directory = _short_private_directory()
-        self._endpoint = f"ipc://{self._directory}/hub"
+        self._endpoint = f"ipc://{self._directory}/{_HUB}"
         self.loop = asyncio.new_event_loop()
         self._failure: BaseException | None = None
         self._started = threading.Event()
@@ -284,13 +290,39 @@ def _received(parts: list[zmq.Frame]) -> Received:
     return json.loads(parts[0].bytes), parts[1].buffer if len(parts) > 1 else None
 
 
+def _remove_stale_directories(parent: str) -> None:
+    """Remove directories of hubs whose processes were killed together with all of their agents."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and _is_stale(entry):
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_stale(directory: os.DirEntry[str]) -> bool:
+    """Whether a hub of this user listened there, and none does; a new one may not listen yet."""
+    try:
+        found = directory.stat(follow_symlinks=False)
+        is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        if not is_ours or time.time() - found.st_mtime < _NEW_S:
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            probe.connect(f"{directory.path}/{_HUB}")
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # no socket, or one that is too busy to answer
+        return False
+    return False
+
+
 def _short_private_directory() -> str:
     """Make a directory, mode 0700, whose name leaves room for a socket path: at most 107 bytes in all."""
-    made = tempfile.mkdtemp(prefix="hydrogen-")
-    if len(os.fsencode(made)) <= _MAX_DIRECTORY_BYTES:
-        return made
-    os.rmdir(made)
-    return tempfile.mkdtemp(prefix="hydrogen-", dir="/tmp")
+    made = tempfile.mkdtemp(prefix=_PREFIX)
+    if len(os.fsencode(made)) > _MAX_DIRECTORY_BYTES:
+        os.rmdir(made)
+        made = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
+    _remove_stale_directories(os.path.dirname(made))
+    return made
 
 
 class AgentLink:

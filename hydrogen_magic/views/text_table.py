@@ -85,6 +85,16 @@ def status_line(state: GangState, now_s: float) -> str:
     return " · ".join(part for part in parts if not part.endswith(": ") and part)
 
 
+_STOP_REASONS = {
+    "user": "you asked",
+    "timeout": "time is up",
+    "failure": "a rank failed",
+    "kernel": "the kernel ended",
+    "owner": "its owner process was terminated",
+    "session": "its session was ended",
+}
+
+
 def _state_text(state: GangState, now_s: float) -> str:
     if state.state == "SUCCEEDED":
         return f"succeeded in {duration(now_s)}"
@@ -92,9 +102,10 @@ def _state_text(state: GangState, now_s: float) -> str:
         why = f": {clean_name(state.reason)}" if state.reason else ""
         return f"{state.state.lower()} after {duration(now_s)}{why}"
     if state.stop_reason:
-        reasons = {"user": "you asked", "timeout": "time is up", "failure": "a rank failed"}
         how = "killing" if state.killed else "stopping"
-        return f"{how} ({reasons.get(state.stop_reason, 'the kernel ended')}) · {duration(now_s)}"
+        return (
+            f"{how} ({_STOP_REASONS.get(state.stop_reason, state.stop_reason)}) · {duration(now_s)}"
+        )
     if state.queued is not None:
         have, wanted = state.queued
         return f"queued, {have} of {wanted} slots · {duration(now_s)}"

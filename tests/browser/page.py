@@ -179,8 +179,9 @@ class NotebookPage:
         self.page.locator(self._front_end.cell).first.wait_for()
 
     def restart_kernel(self) -> None:
-        """Do as the menu's entry does, without its question."""
-        self._server.restart_kernel(self._name)
+        """Do as the menu's entry of JupyterLab does, without its question."""
+        context = "jupyterapp.shell.currentWidget.sessionContext"
+        self.page.evaluate(f"() => {context}.session.kernel.restart()")
         self.page.wait_for_function(self._front_end.has_kernel)
 
     def is_usable(self) -> bool:

@@ -105,10 +105,6 @@ class Server:
         session = {"path": notebook, "name": notebook, "type": "notebook", "kernel": kernel}
         self.request("POST", "sessions", session)
 
-    def restart_kernel(self, notebook: str) -> None:
-        for session in self._sessions(notebook):
-            self.request("POST", f"kernels/{session['kernel']['id']}/restart")
-
     def end_kernels(self, notebook: str | None = None) -> None:
         """End a notebook's kernel, or all there are, as a reader does who shuts them down."""
         for session in self._sessions(notebook):

@@ -33,8 +33,14 @@ def test_the_live_view_comes_back_after_a_restart(tabs: Tabs, new_run: NewRun) -
     page.run(OUTLIVING)
     expect(page.widget(OUTLIVING)).to_contain_text("step 20")
     page.restart_kernel()
+    gang_id = new_run().id
+    expect(page.state(OUTLIVING)).to_have_attribute("data-state", "no contact")
+    expect(page.widget(OUTLIVING)).to_contain_text(
+        f"The kernel was restarted. The gang continues: %gang attach {gang_id}"
+    )
+    expect(page.widget(OUTLIVING).locator(STOP)).to_have_attribute("aria-disabled", "true")
     page.run(LOAD)
-    page.shows(LOAD, f"gang {new_run().id} is still running (night, since ")
+    page.shows(LOAD, f"gang {gang_id} is still running (night, since ")
     page.run(ATTACH)
     expect(page.state(ATTACH)).to_have_attribute("data-state", "running")
     expect(page.widget(ATTACH)).to_contain_text("step 0")

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,15 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.transport.channel import AgentKeys, AgentLink, Hub
 from tests.gangs import PATIENCE_S, wait_until
+
+HUB = """
+import os, signal, sys
+from hydrogen_magic.transport.channel import Hub
+print(Hub()._directory, flush=True)
+if sys.argv[1] == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -240,6 +250,27 @@ def test_the_directory_is_the_users_alone_and_goes(hub: Hub) -> None:
     assert directory.stat().st_mode & 0o777 == 0o700
     hub.close()
     assert not directory.exists()
+
+
+def test_directories_of_killed_kernels_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of other programs, of a kernel that runs, or of one that is about to listen."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        monkeypatch.setenv("TMPDIR", parent)
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        command = [sys.executable, "-c", HUB]
+        dead = subprocess.run([*command, "dies"], capture_output=True, text=True, check=False)
+        os.mkdir(f"{parent}/hydrogen-new")
+        with subprocess.Popen(
+            [*command, "stays"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as living:
+            assert living.stdout is not None
+            there = {dead.stdout.strip(), living.stdout.readline().strip()}
+            for name in os.listdir(parent):
+                os.utime(f"{parent}/{name}", (0, 0))
+            Hub().close()
+            left = {f"{parent}/{name}" for name in os.listdir(parent)}
+            assert there - left == {dead.stdout.strip()} and len(left) == 2
+            living.communicate()
 
 
 @pytest.mark.skipif(

@@ -123,6 +123,24 @@ def test_an_interrupted_exit_handler_prints_nothing_of_ours() -> None:
     assert "hydrogen_magic" not in log
 
 
+def test_an_interrupted_exit_handler_of_a_library_prints_nothing() -> None:
+    def leave_slowly() -> None:
+        import atexit
+
+        def hang() -> None:
+            print("leaving", flush=True)
+            time.sleep(1000)
+
+        file = "/usr/lib/python3/site-packages/torch/_dynamo/utils.py"
+        hang.__code__ = hang.__code__.replace(co_filename=file)
+        atexit.register(hang)
+
+    gang = hm.launch(leave_slowly, np=1)
+    until(gang, said(gang, "leaving"))
+    gang.stop()
+    assert ended(gang).logs[0] == "leaving\n"
+
+
 def test_a_cell_that_exits_names_its_line() -> None:
     """A rank that exits with status 0 has not finished the cell either."""
     gang = hm.launch(sys.exit, "bad config", np=2)

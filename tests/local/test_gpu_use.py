@@ -15,6 +15,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import session
 from hydrogen_magic.node.agent import command_line, gpus
 from tests import training
 from tests.gangs import PATIENCE_S, ended, until
@@ -97,13 +98,37 @@ def test_what_the_driver_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch
     assert found(None, stand_in(), monkeypatch) == nothing
 
 
-def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End to end: an agent that imports the stand-in, ranks whose GPUs are made up."""
-    (tmp_path / "pynvml.py").write_text(STAND_IN)
+def make_up_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho '0, GPU-0000'\necho '1, GPU-1111'\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+def test_gangs_at_the_same_time_use_free_gpus_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session holds its GPU between its cells; the GPU of a gang that has ended is free at once."""
+    make_up_two_gpus(tmp_path, monkeypatch)
+    over = tmp_path / "over"
+    over.touch()
+    here = str(over)
+    assert hm.run(training.visible_gpus, here, np=1, session="lab", quiet=True) == "0"
+    over.unlink()
+    waiting = hm.launch(training.visible_gpus, here, np=1)
+    third = hm.launch(training.visible_gpus, here, np=2)
+    (held,) = session.sessions()
+    held.end()
+    fourth = hm.launch(training.visible_gpus, here, np=1)
+    over.touch()
+    assert [gang.result for gang in (waiting, third, fourth)] == ["1", "0,1", "0"]
+    assert hm.run(training.visible_gpus, here, np=1, quiet=True) == "0"
+
+
+def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End to end: an agent that imports the stand-in, ranks whose GPUs are made up."""
+    (tmp_path / "pynvml.py").write_text(STAND_IN)
+    make_up_two_gpus(tmp_path, monkeypatch)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     monkeypatch.setattr(command_line, "_CODE", code + command_line._CODE)
     over = tmp_path / "over"

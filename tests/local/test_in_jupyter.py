@@ -256,6 +256,20 @@ def test_a_rank_that_fails_is_debugged_while_its_peers_wait(kernel: Kernel) -> N
     assert "rank 0 failed: ZeroDivisionError" in cell.error, cell.error
 
 
+def test_a_rank_that_fails_because_of_its_peer_is_not_debugged(kernel: Kernel) -> None:
+    """It notices the end of the connection while the peer's own exception is still unwinding."""
+    cell = kernel.start(
+        "%%distributed --np 2 --pdb\nimport time, torch.distributed as dist\n"
+        'dist.init_process_group("gloo")\ntry:\n    if dist.get_rank() == 1: 1 / 0\n'
+        "    dist.barrier()\nfinally:\n    if dist.is_initialized() and dist.get_rank() == 1:\n"
+        "        dist.destroy_process_group()\n        time.sleep(1.5)"
+    )
+    assert kernel.type("q") == "[1] (Pdb) "
+    kernel.finish(cell)
+    assert "rank 1 failed: ZeroDivisionError" in cell.error, cell.error
+    assert "[0]" not in cell.stream() + cell.stream("stderr")
+
+
 def test_input_is_read_once_and_passwords_are_not_recorded(kernel: Kernel) -> None:
     cell = kernel.start(
         "%%distributed --np 1\nimport getpass\nprint('above', end='')\n"

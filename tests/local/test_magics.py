@@ -31,7 +31,7 @@ from hydrogen_magic.driver.history import history
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
-from hydrogen_magic.notebook import doctor, ipython_cells, magics
+from hydrogen_magic.notebook import doctor, gang_command, ipython_cells, magics
 from hydrogen_magic.serialization import result_stream
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.pickler import Pickler
@@ -262,10 +262,14 @@ def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
     assert not any(isinstance(c, magics.Distributed) for c in shell.configurables)
 
 
-def write_run(name: str, owner: str, *more: ev.Event, wall_time: float = 1.0) -> None:
+def write_run(
+    name: str, owner: str, *more: ev.Event, wall_time: float = 1.0, outlives: bool = False
+) -> None:
     kept = run_log.Record.create(name)
     title = "%%distributed"
-    launch = ev.GangLaunched(0.0, name, title, 2, "local", "torch", wall_time, owner, {})
+    launch = ev.GangLaunched(
+        0.0, name, title, 2, "local", "torch", wall_time, owner, {}, outlives=outlives
+    )
     for event in (launch, ev.AttemptStarted(0.0, 0), *more):
         kept.append(event)
     kept.close()
@@ -318,6 +322,25 @@ def test_gangs_are_listed_in_the_order_of_their_start(
     write_run("ab12", GONE, wall_time=2.0)
     listed = printed_by(shell, "%gang", capsys).splitlines()
     assert [line.split()[0] for line in listed[1:3]] == [gang.id, "ab12"]
+
+
+def test_attach_without_an_id_takes_the_newest_run_that_goes_on(
+    shell: InteractiveShell, gang: Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a gang of this kernel, nor one that the kernel attached to last."""
+
+    def attach(name: str, take: bool) -> Gang:
+        raise HydrogenError(f"attached to {name}")
+
+    monkeypatch.setattr(gang_command, "attach", attach)
+    mine = run_log.owner_of_this_process()
+    write_run("aa11", mine, wall_time=2.0, outlives=True)
+    write_run("bb22", mine, wall_time=3.0, outlives=True)
+    write_run("cc33", GONE, ev.GangEnded(9.0, "STOPPED", "?"), wall_time=4.0, outlives=True)
+    write_run("dd44", mine, wall_time=5.0)
+    for line, name in (("%gang attach", "bb22"), ("%gang attach --out model", "cc33")):
+        with pytest.raises(HydrogenError, match=f"attached to {name}"):
+            run(shell, line)
 
 
 def test_gangs_are_listed_shown_and_read(

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
-from hydrogen_magic.node.worker import parquet_shard, parquet_stream
+from hydrogen_magic.node.worker import api, parquet_shard, parquet_stream
 from tests.shards import parts, rows_of, write_parquet
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -126,6 +126,22 @@ def test_an_epoch_that_continues_reads_nothing_of_the_batches_before(
     part.load_state_dict({**part.state_dict(), "batch": 4})
     assert rows_of(part) == [16, 17, 18, 19, 20, 21, 22]
     assert read == [1, 2, 3], "of four row groups of the last file"
+
+
+@pytest.mark.parametrize("in_loader", [False, True])
+def test_progress_of_an_epoch_that_continues(
+    parquet: Path, monkeypatch: pytest.MonkeyPatch, in_loader: bool
+) -> None:
+    part: Any = hm.shard(parquet, batch_size=4)
+    part.load_state_dict({**part.state_dict(), "batch": 4})
+    if in_loader:
+        data = pytest.importorskip("torch.utils.data")
+        part = data.DataLoader(part, batch_size=None)
+    shown: list[int] = []
+    monkeypatch.setattr(api.Track, "_report", lambda self, bar, n, closed=False: shown.append(n))
+    for _ in range(2):
+        list(hm.track(part))
+    assert (shown, len(part)) == ([4, 6, 0, 6], 6)
 
 
 def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:

@@ -77,6 +77,13 @@ def test_a_gang_that_outlives_its_kernel_is_detached() -> None:
     assert parse("--outlive").spec == JobSpec(outlive=True, detach=True)
 
 
+@pytest.mark.parametrize("line", ["--outlive", "--detach", "--sweep lr=1,2"])
+def test_pdb_on_is_ignored_where_no_cell_waits_for_its_gang(line: str) -> None:
+    with_pdb_on = JobSpec(pdb=True)
+    assert not parse(line, defaults=with_pdb_on).spec.pdb
+    assert parse("", defaults=with_pdb_on).spec.pdb
+
+
 def test_a_comment_ends_the_line() -> None:
     assert parse("--np 3  # one isn't enough").spec.np == 3
 
@@ -121,6 +128,9 @@ def test_a_comment_ends_the_line() -> None:
         ("--sweep lr=1,2 --outlive", "cannot be combined with --outlive"),
         ("--sweep lr=1,2 --session", "cannot be combined with --session"),
         ("--session --outlive", "a session ends with its kernel"),
+        ("--pdb --outlive", "drop --pdb or --outlive"),
+        ("--pdb --detach", "drop --pdb or --detach"),
+        ("--sweep lr=1,2 --pdb", "its runs have no input line"),
         ("--sweep lr=1,2 --save all.py", "one value of each name"),
         ("--sweep lr=1,2 --timeline all.json", "write the same file"),
         ("--env 'A=1", "unclosed quotation mark"),

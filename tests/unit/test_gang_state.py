@@ -15,6 +15,7 @@ from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.culprit import (
     MissingRanks,
     is_victim_error,
+    may_debug,
     missed_collective,
     missing,
     verdict,
@@ -90,7 +91,9 @@ def test_a_rank_that_asks_the_user_is_neither_missing_nor_a_straggler() -> None:
     answered = replay([*events, ev.InputAnswered(3.0, 3, 1)])
     found = missing(answered, "init", 10.0, 99.0)
     assert found is not None and found.absent == (3,)
-    assert set(stragglers(answered, 99.0)) == {3}
+    assert stragglers(answered, 99.0) == {3: "3 ranks wait for it in init #1"}
+    pair = replay([*running(2), ev.CollectiveWait(2.0, 0, "barrier", 7, 1.0)])
+    assert stragglers(pair, 99.0) == {1: "1 rank waits for it in barrier #7"}
 
 
 def test_who_has_not_come_is_missing_and_who_has_just_come_is_not() -> None:
@@ -128,6 +131,27 @@ def test_the_culprit_is_found_though_victims_complain_first(
     state = replay([*running(4), *complaints, *(flying if clean_up_s else []), *final])
     found = verdict(state, 1.0 + clean_up_s + 0.2)
     assert found is not None and found.culprit == culprit
+
+
+def test_of_several_ranks_that_fail_the_culprit_is_debugged() -> None:
+    def asks(rank: int, error: ev.ErrorReport, at_s: float = 1.0) -> ev.DebuggerRequested:
+        return ev.DebuggerRequested(at_s, rank, 1, error)
+
+    def debugged(now_s: float, *events: ev.Event) -> list[int]:
+        state = replay([*running(2), *events])
+        return [rank.rank for rank in state.ranks if may_debug(state, rank, now_s)]
+
+    victim, first = asks(0, GLOO_CLOSED), asks(1, GLOO_CLOSED, 0.9)
+    assert debugged(1.1, asks(0, USERS_OWN), asks(1, USERS_OWN)) == [0, 1]
+    assert debugged(1e9, victim, asks(1, USERS_OWN, 5.0)) == [1]
+    assert (debugged(1.1, victim), debugged(3.0, victim), debugged(3.0, victim, first)) == (
+        [],
+        [0],
+        [1],
+    )
+    flying = ev.RankFailed(0.9, 1, USERS_OWN, "running", in_flight=True)
+    assert (debugged(9.0, victim, flying), debugged(60.0, victim, flying)) == ([], [0])
+    assert debugged(1e9, victim, ev.RankExited(0.9, 1, None, "SIGKILL")) == []
 
 
 def test_victims_alone_wait_for_somebody_to_blame() -> None:

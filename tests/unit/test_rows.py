@@ -36,9 +36,10 @@ def bar(
     number: int = 0,
     at_s: float = 10.0,
     closed: bool = False,
+    began_at: float = 0.0,
 ) -> list[ev.Event]:
     """Return a bar that was first seen at 0 s."""
-    first = ev.Progress(0.0, rank, number, "train", 0.0, total)
+    first = ev.Progress(0.0, rank, number, "train", began_at, total)
     return [first, ev.Progress(at_s, rank, number, "train", n, total, "it", closed)]
 
 
@@ -105,6 +106,12 @@ def test_bars_inside_of_one_another_add_up() -> None:
     assert progress(rank) == pytest.approx((1 + 0.5) / 4)
     assert remaining_s(rank, 10.0) == pytest.approx(10 * 2.5 / 1.5)
     assert remaining_s(rank, 12.0) == pytest.approx(10 * 2.5 / 1.5 - 2)
+
+
+def test_a_resumed_bar_is_as_fast_as_it_was_here() -> None:
+    [rank] = running(1, *bar(950, 1000, began_at=900)).ranks
+    assert (progress(rank), remaining_s(rank, 10.0)) == (0.95, pytest.approx(10.0))
+    assert rank.bar is not None and rank.bar.per_s == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ class Session:
         self.rank_names = RankNames(vars(self.rank))
         self.sent: list[str] = []
         """Names that the last cell sent."""
+        self.listed: dict[str, str] = {}
+        """What ``--dry-run`` would have listed for the last cell."""
         self.holdings = RankHoldings()
         self.params: Mapping[str, Any] = {}
         """Values that tell the run apart in lists."""
@@ -50,6 +52,7 @@ class Session:
         use.check()
         self.params = captured.params
         self.sent = [i.name for i in captured.inventory if i.why.startswith("sent")]
+        self.listed = {item.name: item.why for item in captured.inventory}
         self.rank_names.start()
         loaded = namespace.load(captured.payload, self.rank, self.rank_names)
         try:
@@ -103,6 +106,17 @@ def test_a_name_is_sent_once_and_again_after_each_kind_of_change(session: Sessio
     run("a[8999] = 2; b.append(2); c = 6; d['t'] *= 3")
     assert session.cell(cell) == (2.0, [1, 2], 6, [3.0, 3.0])
     assert sorted(session.sent) == ["a", "b", "c", "d"]
+
+
+def test_what_a_cell_uses_of_the_ranks_is_listed(session: Session) -> None:
+    session.notebook.cell("c = 5")
+    session.cell("y = [c]\ndef total(): return sum(y)")
+    assert session.listed == {"c": "sent: new; line 2: y = [c]"}
+    session.cell("c, total()")
+    assert session.listed == {
+        "c": "kept: unchanged",
+        "total": "kept: only the ranks have it; line 2: c, total()",
+    }
 
 
 def test_a_model_trained_by_the_ranks_stays_until_the_user_decides(session: Session) -> None:

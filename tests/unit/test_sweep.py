@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import devices, local
 from hydrogen_magic.driver.placements.local import LocalPlacement
@@ -236,17 +236,21 @@ def test_the_best_run_by_a_metric_or_a_key_of_the_result() -> None:
 @pytest.mark.parametrize(
     ("np", "gpu", "most", "parts"),
     [
-        (2, None, 9, ["0,1", "2,3"]),
+        (2, None, 9, ["01", "23"]),
         (1, True, 3, ["0", "1", "2"]),
-        (5, True, 9, ["0,1,2,3,4"]),
+        (5, True, 9, ["01234"]),
     ],
 )
 def test_gangs_beside_each_other_have_gpus_of_their_own(
     monkeypatch: pytest.MonkeyPatch, np: int, gpu: bool | None, most: int, parts: list[str]
 ) -> None:
     monkeypatch.setattr(devices, "visible_gpus", lambda environ: tuple("01234"))
-    shares = LocalPlacement().shares(JobSpec(np=np, gpu=gpu), most)
-    assert [dict(share) for share in shares] == [{"CUDA_VISIBLE_DEVICES": part} for part in parts]
+    placement, spec = LocalPlacement(), JobSpec(np=np, gpu=gpu)
+    plans: list[Plan] = []
+    for share in placement.shares(spec, most):
+        assert share == {}
+        plans.append(placement.plan_beside(spec, plans))
+    assert [[slot.gpu for slot in plan.slots] for plan in plans] == [list(part) for part in parts]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import OutputLines, clean
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
-from hydrogen_magic.views.text_table import gang_lines, warnings
+from hydrogen_magic.views.text_table import gang_lines, status_line, warnings
 from hydrogen_magic.views.text_view import TextView
 
 CELLS = {"<cell 7>": "Cell In[7]", "/tmp/ipykernel_1/22.py": "Cell In[3]"}
@@ -188,6 +188,13 @@ def test_the_end_is_said_with_time_and_reason() -> None:
     assert lines[0] == "gang 3f2a · 2 ranks · failed after 12 s: rank 1 failed: ValueError"
     stopping = replay([*running(), ev.StopRequested(2.0, "user", kill=True)])
     assert "killing (you asked)" in gang_lines(stopping, 2.0, 100)[0]
+
+
+def test_a_gang_that_is_stopped_before_it_starts_has_no_rank_that_waits() -> None:
+    events = [*launched(), ev.StopRequested(0.1, "session", kill=True)]
+    assert "killing (its session was ended)" in gang_lines(replay(events), 0.2, 100)[0]
+    over = replay([*events, ev.GangEnded(0.2, "STOPPED", "stopped by you")])
+    assert status_line(over, 0.2).endswith("stopped by you · 2 stopped")
 
 
 def test_empty_and_unlaunched_gangs_have_a_block_too() -> None:

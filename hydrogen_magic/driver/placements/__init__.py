@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -89,8 +89,10 @@ class SessionRun(Protocol):
     ranks: tuple[int, ...]
     """Those that take part."""
 
-    def begin(self) -> None:
-        """The cell begins."""
+    def begin(self, stop: Callable[[str, bool], None]) -> None:
+        """The cell begins; ``stop`` stops it, for a reason of
+        :class:`~hydrogen_magic.core.events.StopRequested`, and at once if the second argument is true.
+        """
         ...
 
     def note(self, event: Event) -> None:
@@ -289,10 +291,15 @@ class Planner(ABC):
     def plan(self, spec: JobSpec) -> Plan:
         """Return who runs where; raises PlacementError when that is impossible. No effect."""
 
+    def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
+        """Return :meth:`plan` for a gang that runs beside those of the plans ``others``."""
+        return self.plan(spec)
+
     def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
         """Return the environment of each gang like ``spec`` that can run beside the others.
 
-        At least one, and not more than ``most``. The variables give a gang its own part of the machine.
+        At least one, and not more than ``most``. The variables give a gang its own part of the machine,
+        beyond what :meth:`plan_beside` does.
         """
         return ({},)
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -54,12 +55,16 @@ class LocalPlacement(Placement):
     ends_with_kernel = ""
 
     def plan(self, spec: JobSpec) -> Plan:
+        return self.plan_beside(spec, ())
+
+    def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
+        """Return a plan with the GPUs that the fewest ranks of other gangs use."""
         if not hasattr(os, "pidfd_open"):
             raise PlacementError(
                 "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
                 "inline --np 1` works everywhere"
             )
-        gpus, notes = devices.assign(spec, _visible_gpus(spec))
+        gpus, notes = devices.assign(spec, _free_first(_visible_gpus(spec), spec.np, others))
         host = os.uname().nodename
         slots = tuple(
             Slot(rank, rank, 0, spec.np, spec.np, 1, host, gpus[rank], interface=LOOPBACK)
@@ -71,8 +76,7 @@ class LocalPlacement(Placement):
         """Return as many as there are GPUs, or one core for each rank."""
         gpus, np = _visible_gpus(spec), spec.np
         if spec.gpu is not False and len(gpus) >= np:
-            parts = [gpus[n : n + np] for n in range(0, len(gpus) - np + 1, np)]
-            return tuple({"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts[:most])
+            return ({},) * min(most, len(gpus) // np)
         n_cores = len(os.sched_getaffinity(0))
         n_gangs = max(1, min(most, n_cores // np))
         is_alone = np > 1 or n_gangs == 1 or "OMP_NUM_THREADS" in {**os.environ, **dict(spec.env)}
@@ -81,6 +85,13 @@ class LocalPlacement(Placement):
 
     def open(self, spec: JobSpec) -> LocalAgentGroup:
         return LocalAgentGroup()
+
+
+def _free_first(gpus: Sequence[str], n: int, others: Sequence[Plan]) -> tuple[str, ...]:
+    """Return the ``n`` GPUs that are used least, in their order, and then the others."""
+    uses = Counter(slot.gpu for plan in others for slot in plan.slots)
+    chosen = sorted(gpus, key=lambda gpu: uses[gpu])[:n]
+    return tuple(sorted(gpus, key=lambda gpu: gpu not in chosen))
 
 
 def _visible_gpus(spec: JobSpec) -> tuple[str, ...]:

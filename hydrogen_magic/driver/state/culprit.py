@@ -277,6 +277,24 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
     return Verdict(first.rank if absent is None else absent, now_s)
 
 
+def may_debug(state: GangState, rank: RankState, now_s: float) -> bool:
+    """Tell whether a rank that asks for the debugger may have it: not if another one is the culprit.
+
+    Without any strong evidence, the rank that asked first gets it.
+    """
+    request = rank.debugger_request
+    if request is None or not is_victim_error(request.error):
+        return request is not None
+    others = [other for other in state.ranks if other.rank != rank.rank]
+    asking = [other.debugger_request for other in others if other.debugger_request is not None]
+    if any(not is_victim_error(other.error) or other.at_s < request.at_s for other in asking):
+        return False
+    strong = [found for other in others if (found := evidence(other)) and found.strong]
+    if any(found.final for found in strong):
+        return False
+    return now_s > request.at_s + (_UNWINDING_S if strong else _SETTLE_WEAK_S)
+
+
 def missing(
     state: GangState, init_collective: str, join_timeout_s: float, now_s: float
 ) -> MissingRanks | None:
@@ -288,7 +306,7 @@ def missing(
     since_s = min((rank.waiting_since_s for rank in waiting), default=now_s)
     if now_s - since_s < join_timeout_s + _SEEN_WAITING_S:
         return None
-    if any(rank.input_request is not None for rank in state.ranks):
+    if any(rank.input_request or rank.debugger_request for rank in state.ranks):
         return None  # the user is debugging
     absent = tuple(rank.rank for rank in state.ranks if rank not in waiting)
     return MissingRanks(absent, tuple(rank.rank for rank in waiting)) if absent else None

@@ -34,6 +34,8 @@ class ProgressBar:
     started_s: float
     updated_s: float
     closed: bool = False
+    began_at: float = 0.0
+    """``n`` when the bar was first seen: a resumed one does not begin at 0."""
 
     @property
     def fraction(self) -> float | None:
@@ -44,7 +46,7 @@ class ProgressBar:
     def per_s(self) -> float | None:
         """Units per second since the bar was first seen, None before there is a rate."""
         elapsed = self.updated_s - self.started_s
-        return self.n / elapsed if elapsed > 0 else None
+        return (self.n - self.began_at) / elapsed if elapsed > 0 else None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ class RankState:
     output_bytes: int = 0
     input_request: ev.InputRequested | None = None
     """The line of the user that it waits for, None if it waits for none."""
+    debugger_request: ev.DebuggerRequested | None = None
+    """Its request for the debugger, also after it is granted; None if it has made none."""
+    is_debugged: bool = False
+    """Whether that was granted."""
     failure: ev.RankFailed | None = None
     exited: ev.RankExited | None = None
     exited_in: str = ""
@@ -278,12 +284,18 @@ def _ended(state: GangState, e: ev.GangEnded) -> GangState:
     return replaced(
         state,
         state=e.state,
+        ranks=tuple(map(_without_end, state.ranks)) if e.state == "STOPPED" else state.ranks,
         reason=e.reason,
         culprit=e.culprit,
         final_metrics=e.metrics,
         queued=None,
         closure=None,
     )
+
+
+def _without_end(rank: RankState) -> RankState:
+    """Return a rank of a stopped gang, which had no process yet or whose end nothing has reported."""
+    return rank if rank.is_over else replaced(rank, phase="stopped", detail="", waiting_in="")
 
 
 # ── rules for one rank ───────────────────────────────────────────────────────────────────────────
@@ -331,7 +343,8 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
 def _progress(rank: RankState, e: ev.Progress) -> RankState:
     known = rank.bars.get(e.bar)
     started = known.started_s if known else e.at_s
-    bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed)
+    began_at = min(known.began_at, e.n) if known else e.n
+    bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed, began_at)
     kept = {key: old for key, old in rank.bars.items() if not old.closed or key == e.bar}
     return replaced(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=e.at_s)
 
@@ -350,8 +363,14 @@ def _input_requested(rank: RankState, e: ev.InputRequested) -> RankState:
     return replaced(rank, input_request=e, active_s=e.at_s)
 
 
+def _debugger_requested(rank: RankState, e: ev.DebuggerRequested) -> RankState:
+    return replaced(rank, debugger_request=e, active_s=e.at_s)
+
+
 def _input_answered(rank: RankState, e: ev.InputAnswered) -> RankState:
-    return replaced(rank, input_request=None, active_s=e.at_s)
+    request = rank.debugger_request
+    is_debugged = rank.is_debugged or (request is not None and request.number == e.number)
+    return replaced(rank, input_request=None, is_debugged=is_debugged, active_s=e.at_s)
 
 
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
@@ -438,6 +457,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.Output: _output,
     ev.Display: _active,
     ev.InputRequested: _input_requested,
+    ev.DebuggerRequested: _debugger_requested,
     ev.InputAnswered: _input_answered,
     ev.Metrics: _metrics,
     ev.Progress: _progress,

@@ -28,7 +28,9 @@ def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
     They include stopped ranks if others wait. Empty if no rank is worse than the rest.
     """
     running = [
-        rank for rank in state.ranks if rank.phase == "running" and rank.input_request is None
+        rank
+        for rank in state.ranks
+        if rank.phase == "running" and not (rank.input_request or rank.debugger_request)
     ]
     if state.is_terminal or len(running) < 2:
         return {}
@@ -74,9 +76,10 @@ def remaining_s(rank: RankState, now_s: float) -> float | None:
         return None
     updated_s = max(bar.updated_s for bar in bars)
     elapsed_s = updated_s - bars[0].started_s
-    if elapsed_s < _FAST_ENOUGH_S:
+    done_here = done - bars[0].began_at / (bars[0].total or 1.0)
+    if elapsed_s < _FAST_ENOUGH_S or done_here <= 0:
         return None
-    return max(0.0, elapsed_s * (1 - done) / done - max(0.0, now_s - updated_s))
+    return max(0.0, elapsed_s * (1 - done) / done_here - max(0.0, now_s - updated_s))
 
 
 def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]:
@@ -87,7 +90,8 @@ def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]
     if not is_some:
         return {}
     where = Counter(rank.waiting_in for rank in waiting).most_common(1)[0][0]
-    return {rank.rank: f"{len(waiting)} ranks wait for it in {where}" for rank in absent}
+    who = "1 rank waits" if len(waiting) == 1 else f"{len(waiting)} ranks wait"
+    return {rank.rank: f"{who} for it in {where}" for rank in absent}
 
 
 def _behind(done: Mapping[int, float], at_least: float, words: str) -> Mapping[int, str]:

@@ -16,8 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrogen_magic.horovod.build import (wheel_cache, source_patches, subprocess_log, fetching, installing, toolchain,)
 from hydrogen_magic.horovod import installation
+from hydrogen_magic.horovod.build import (
+    fetching,
+    installing,
+    source_patches,
+    subprocess_log,
+    toolchain,
+    wheel_cache,
+)
 from hydrogen_magic.horovod.build.errors import BuildError
 from hydrogen_magic.horovod.build.plan import BuildPlan, plan
 
@@ -48,7 +55,9 @@ def build(*, is_forced: bool, is_installed: bool, say: Say) -> BuildOutcome:
     wanted = plan(toolchain.detect(), os.environ)
     if wanted.machine.hint:
         say(f"· {wanted.machine.hint}")
-    with wheel_cache.alone(wanted.key, lambda: say("· waiting for another build of the same Horovod")):
+    with wheel_cache.alone(
+        wanted.key, lambda: say("· waiting for another build of the same Horovod")
+    ):
         wheel = None if is_forced else wheel_cache.find(wanted.key)
         was_compiled = wheel is None
         if wheel is None:
@@ -134,7 +143,9 @@ def _explain_failure(wanted: BuildPlan, log: Path) -> str:
     text = log.read_text(errors="replace").rpartition("\n$ ")[2]  # of the last command
     lines = ["Horovod did not build:", *(f"  {line}" for line in subprocess_log.relevant(text))]
     if "Killed" in text:
-        lines.append("The machine ran out of memory. Run fewer compilers in parallel with MAKEFLAGS=-j1.")
+        lines.append(
+            "The machine ran out of memory. Run fewer compilers in parallel with MAKEFLAGS=-j1."
+        )
     if "mpi" in wanted.operations:
         lines.append(f"To build without MPI: HOROVOD_WITHOUT_MPI=1 {installation.BUILD}")
     return "\n".join([*lines, f"Full log: {log}"])

@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydrogen_magic.horovod.build import wheel_cache, source_patches, subprocess_log, toolchain
+from hydrogen_magic.horovod.build import source_patches, subprocess_log, toolchain, wheel_cache
 from hydrogen_magic.horovod.build.errors import BuildError
 
 _NEEDS = {
@@ -92,7 +92,9 @@ def _release(tools: Path, place: Path, log: Path) -> Path:
     if kept.exists() and _sha256(kept) == source_patches.SDIST_SHA256:
         return kept
     asked = place / "horovod.txt"
-    asked.write_text(f"horovod=={source_patches.VERSION} --hash=sha256:{source_patches.SDIST_SHA256}\n")
+    asked.write_text(
+        f"horovod=={source_patches.VERSION} --hash=sha256:{source_patches.SDIST_SHA256}\n"
+    )
     options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
     command = ["download", *options, "--dest", str(place / "release"), "-r", str(asked)]
     pip(command, log, "download Horovod's source release", tools)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hydrogen_magic.horovod.build import fetching
 from hydrogen_magic.horovod import installation
+from hydrogen_magic.horovod.build import fetching
 from hydrogen_magic.horovod.build.errors import BuildError
 
 _N_LINES = 8

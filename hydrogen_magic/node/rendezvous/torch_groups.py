@@ -6,6 +6,7 @@ that were opened while a group was created. NCCL has one, in torch's ``_abort_pr
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import socket
@@ -14,6 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
+
+_ERROR = 2
+"""Of torch's levels."""
 
 
 class _Groups:
@@ -25,9 +29,11 @@ class _Groups:
     """Those of the ``init_process_group`` by the environment, None without one."""
     lost: Any
     """The default group that was given up and has to be joined again, None without one."""
+    log_level: int | None
+    """Of torch's C++ code, while its warnings are off; otherwise None."""
 
     def __init__(self) -> None:
-        self.sockets, self.arguments, self.lost = {}, None, None
+        self.sockets, self.arguments, self.lost, self.log_level = {}, None, None, None
 
 
 _process = _Groups()
@@ -66,9 +72,11 @@ def release() -> bool:
     if dist is not None and "nccl" in dist.get_backend_config():
         _give_up(dist)
     links = {**_process.sockets, **dict(_store_connections())}
+    if links:
+        _silence_warnings()
     for link, fd in links.items():
         _shut_down(link, fd)
-    return bool(links)
+    return bool(links) or (dist is None and _n_named() > 0)
 
 
 def renew(is_whole: bool) -> Iterator[str]:
@@ -77,6 +85,9 @@ def renew(is_whole: bool) -> Iterator[str]:
     if dist is not None:
         release()
         _give_up(dist)
+    else:
+        _forget_unfinished_join()
+    _restore_warnings()
     _process.sockets.clear()
     if _process.lost is None or not is_whole:
         return
@@ -92,6 +103,41 @@ def renew(is_whole: bool) -> Iterator[str]:
 def _give_up(dist: Any) -> None:
     _process.lost = dist.distributed_c10d._get_default_group()
     dist.distributed_c10d._abort_process_group()
+
+
+def _n_named() -> int:
+    """Return how many groups have got a number as their name; a failed join has counted, too."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    return int(getattr(getattr(c10d, "_world", None), "group_count", 0))  # private
+
+
+def _forget_unfinished_join() -> None:
+    """Let the next join have the name that it has on the ranks without a failed one."""
+    if _n_named() > 0:
+        sys.modules["torch.distributed.distributed_c10d"]._world.group_count = 0
+
+
+def _silence_warnings() -> None:
+    """Turn off warnings of torch's C++ code, which would print a stack for a connection that we close."""
+    level = _log_level()
+    if level is not None and _process.log_level is None:
+        _process.log_level, level.value = level.value, max(level.value, _ERROR)
+
+
+def _restore_warnings() -> None:
+    level = _log_level()
+    if level is not None and _process.log_level is not None:
+        level.value, _process.log_level = _process.log_level, None
+
+
+def _log_level() -> ctypes.c_int | None:
+    """Return torch's level, which has no other switch after its import; None if this torch has none."""
+    file = getattr(sys.modules.get("torch"), "__file__", None) or ""
+    try:
+        library = ctypes.CDLL(os.path.join(os.path.dirname(file), "lib", "libc10.so"))
+        return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):  # private
+        return None
 
 
 def n_collectives() -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.worker import metric_points as _points
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker import spans as _spans
@@ -129,7 +130,7 @@ class Track(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         reporter = _reporter.current()
         bar = -1 if reporter is None else reporter.bars.new()
-        n = 0
+        n = _n_skipped(self._iterable)
         self._report(bar, n)
         due = time.monotonic() + _PROGRESS_S
         try:
@@ -147,6 +148,15 @@ class Track(Generic[_T]):
         reporter = _reporter.current()
         if reporter is not None and bar >= 0:
             reporter.bars.update(bar, str(self._desc), n, self._total, closed=closed)
+
+
+def _n_skipped(iterable: Any) -> int:
+    """Return how many batches a resumed stream leaves out, also one that a DataLoader reads."""
+    stream = (
+        iterable if getattr(iterable, "num_workers", 0) else getattr(iterable, "dataset", iterable)
+    )
+    is_stream = is_a(stream, "hydrogen_magic.node.worker.parquet_stream", "ParquetStream")
+    return int(stream.n_skipped) if is_stream else 0
 
 
 def _length(iterable: Iterable[Any]) -> int | None:

@@ -222,10 +222,10 @@ class _Rank:
         follow_timeline = self._record_timeline(start)
         self.reporter.is_recording = start.is_recording
         forward.follow(self.reporter.is_recording)
-        line = user_input.UserInput(self.reporter)
-        line.install()
+        self.input_line = user_input.UserInput(self.reporter)
+        self.input_line.install()
         self.reporter.on_tick = commands.AgentCommands(
-            reader, self.reporter, self.profiler, follow_timeline, line, self._release
+            reader, self.reporter, self.profiler, follow_timeline, self.input_line, self._release
         ).poll
 
     def _record_timeline(self, start: RankStart) -> Callable[[bool], None]:
@@ -256,8 +256,6 @@ class _Rank:
 
     def _work_or_debug(self) -> int:
         """Work; with ``--pdb``, let the user look at an exception before it is reported."""
-        from hydrogen_magic.node.worker import user_input
-
         try:
             return self._work_unless_stopped()
         except _ScriptExitError:
@@ -265,7 +263,7 @@ class _Rank:
         except Exception as error:
             if self.is_debugging and os.getpid() == self.pid:
                 self.reporter.phase = "debugging"  # not a failure yet that is still unwinding
-                user_input.debug(error)
+                self.input_line.debug(error)
             raise
 
     def _work_unless_stopped(self) -> int:

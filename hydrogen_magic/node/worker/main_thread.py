@@ -258,14 +258,23 @@ def users_part(found: TracebackType | None) -> TracebackType | None:
 
 
 def hide_our_frames() -> None:
-    """Leave them out where Python prints an exception that cannot be raised, as in exit handlers."""
+    """Leave them out where Python prints an exception that cannot be raised, as in exit handlers.
+
+    A library's handler that a stop interrupts prints nothing: torch has one.
+    """
     show = sys.unraisablehook
 
     def show_users_part(args: Any) -> None:
         kind, error, found, *rest = args
+        if kind is KeyboardInterrupt and _is_installed(args.object):
+            return
         show(type(args)((kind, error, users_part(found), *rest)))
 
     sys.unraisablehook = show_users_part
+
+
+def _is_installed(function: Any) -> bool:
+    return "-packages" in getattr(getattr(function, "__code__", None), "co_filename", "")
 
 
 def _frames(error: BaseException) -> tuple[ev.Frame, ...]:

@@ -57,8 +57,8 @@ class ParquetStream:
         self._epoch = 0
         self._n_done = 0
         """Batches that the current iteration has yielded, with those that it skipped."""
-        self._n_skipped = 0
-        """Batches that the next iteration skips."""
+        self.n_skipped = 0
+        """Batches that the next iteration skips: a loaded state has them."""
         self._n_all_rows = RowGroups.of(dataset, None).n_rows
         start, stop = options.share.bounds(self._n_all_rows)
         self.n_rows: int = stop - start
@@ -68,7 +68,7 @@ class ParquetStream:
         return -(-self.n_rows // self._options.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        self._n_done, self._n_skipped = self._n_skipped, 0
+        self._n_done, self.n_skipped = self.n_skipped, 0
         return self._batches(self._n_done)
 
     def _batches(self, n_skipped: int) -> Iterator[Any]:
@@ -110,7 +110,7 @@ class ParquetStream:
         The epoch of a loaded state keeps its place in the epoch, another one begins at its start.
         """
         if epoch != self._epoch:
-            self._n_skipped = self._n_done = 0
+            self.n_skipped = self._n_done = 0
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, int | None]:
@@ -138,7 +138,7 @@ class ParquetStream:
                 "restore these, or start the epoch again with set_epoch()"
             )
         self._epoch = int(state["epoch"] or 0)
-        self._n_done = self._n_skipped = int(state["batch"] or 0)
+        self._n_done = self.n_skipped = int(state["batch"] or 0)
 
     def _identity(self) -> dict[str, int | None]:
         share = self._options.share
@@ -181,12 +181,12 @@ class ParquetStream:
         return _restored, (self._dataset, self._options, self._state())
 
     def _state(self) -> tuple[int, int]:
-        return self._epoch, self._n_skipped
+        return self._epoch, self.n_skipped
 
 
 def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int]) -> ParquetStream:
     found = stream(dataset, options)
-    found._epoch, found._n_skipped = state
+    found._epoch, found.n_skipped = state
     return found
 
 

@@ -11,14 +11,14 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partialmethod
 from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.core.events import InputRequested
+from hydrogen_magic.core.events import DebuggerRequested, Event, InputRequested
 from hydrogen_magic.core.messages import END_OF_INPUT, InputLine
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.node.worker import main_thread, process_setup, reporter
@@ -59,11 +59,32 @@ class UserInput:
         """Return a line of the user, which is not shown. Raises the errors of :meth:`ask`."""
         return self._line(prompt, is_password=True)
 
+    def debug(self, error: Exception) -> None:
+        """Debug ``error`` until the user leaves the debugger; wait before that while a peer is debugged."""
+        import pdb
+
+        report, rank = main_thread.report_exception(error), self._reporter.rank
+        self._asked(lambda now_s, number: DebuggerRequested(now_s, rank, number, report))
+        print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+        try:
+            pdb.post_mortem(main_thread.users_part(error.__traceback__) or error.__traceback__)
+        except HydrogenError as refused:  # there is no input line; the error itself matters more
+            print(f"--pdb: {refused}", file=sys.stderr)
+
     def answer(self, line: InputLine) -> None:
         """Pass on an answer; called by the reporter's thread."""
         self._lines.put(line)
 
     def _line(self, prompt: str, *, is_password: bool) -> str:
+        text = prompt[-_LONGEST_PROMPT:]
+        return self._asked(
+            lambda now_s, number: InputRequested(
+                now_s, self._reporter.rank, number, text, is_password
+            )
+        )
+
+    def _asked(self, request: Callable[[float, int], Event]) -> str:
+        """Return the answer to a request, which is made of the time and its number."""
         sys.stdout.flush()
         sys.stderr.flush()
         if reporter.current() is not self._reporter:
@@ -72,9 +93,7 @@ class UserInput:
             raise StopRequestedError
         with self._asking:
             self._number += 1
-            now_s, text = self._reporter.now_s(), prompt[-_LONGEST_PROMPT:]
-            request = InputRequested(now_s, self._reporter.rank, self._number, text, is_password)
-            self._reporter.post(request)
+            self._reporter.post(request(self._reporter.now_s(), self._number))
             return self._answer()
 
     def _answer(self) -> str:
@@ -86,17 +105,6 @@ class UserInput:
         if line.error:
             raise HydrogenError(line.error)
         return line.text
-
-
-def debug(error: Exception) -> None:
-    """Debug ``error`` until the user leaves the debugger."""
-    import pdb
-
-    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
-    try:
-        pdb.post_mortem(main_thread.users_part(error.__traceback__) or error.__traceback__)
-    except HydrogenError as refused:  # there is no input line; the error itself matters more
-        print(f"--pdb: {refused}", file=sys.stderr)
 
 
 def _leave_interrupts(pdb: Any) -> None:

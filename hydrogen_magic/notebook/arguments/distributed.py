@@ -66,6 +66,7 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     if unknown:
         raise ArgumentsError(unknown_message(unknown[0], parser))
     spec = _named(spec_of(found, defaults or JobSpec()), found)
+    spec = replace(spec, pdb=spec.pdb and not found.sweep)  # of %pdb on: runs have no input line
     sweep = tuple(_swept(" ".join(words)) for words in found.sweep)
     arguments = Arguments(
         spec=spec,
@@ -165,6 +166,7 @@ def _check_sweep(arguments: Arguments) -> None:
         "--session": ("every run needs ranks of its own", arguments.spec.session),
         "--outlive": ("a sweep starts its runs from this cell", arguments.spec.outlive),
         "--detach": ("a sweep starts its runs from this cell", arguments.spec.detach),
+        "--pdb": ("its runs have no input line", "pdb" in arguments.given),
         "--save": ("a script has one value of each name", arguments.save),
         "--timeline FILE": ("every run would write the same file", arguments.spec.timeline),
     }

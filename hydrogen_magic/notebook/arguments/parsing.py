@@ -232,7 +232,8 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     placement = plugins.placement(spec.placement)
     if placement.in_process:
         return _inside_kernel(spec, found)
-    return _outliving(spec, placement) if spec.outlive else spec
+    spec = _outliving(spec, placement) if spec.outlive else spec
+    return _without_input_line(spec, found) if spec.detach and spec.pdb else spec
 
 
 def _check_session(spec: JobSpec, found: argparse.Namespace) -> None:
@@ -276,6 +277,17 @@ def _outliving(spec: JobSpec, placement: plugins.Planner) -> JobSpec:
             "--outlive cannot be combined with --session: a session ends with its kernel"
         )
     return replace(spec, detach=True)
+
+
+def _without_input_line(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
+    """Return ``spec`` without the debugger, which ``%pdb on`` may have asked for in all cells."""
+    if found.pdb:
+        option = "--outlive" if spec.outlive else "--detach"
+        raise ArgumentsError(
+            f"--pdb cannot be combined with {option}: the debugger reads from the input line of the "
+            f"cell, which does not wait for this gang; drop --pdb or {option}"
+        )
+    return replace(spec, pdb=False)
 
 
 # ── words ────────────────────────────────────────────────────────────────────────────────────────

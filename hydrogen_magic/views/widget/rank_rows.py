@@ -55,6 +55,7 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "reason": plain(state.reason, _LONGEST_NOTICE),
         "stop_reason": state.stop_reason,
         "attempt": state.attempt,
+        "outlives": state.outlives,
         "placement": plain(state.placement, 40),
         "rendezvous": plain(state.rendezvous, 40),
         "sending": "" if state.closure is None else closure_text(state.closure),

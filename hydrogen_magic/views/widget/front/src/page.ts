@@ -13,6 +13,8 @@ const CHECK_MS = 500;
 const PATIENCE = 3;
 /** The kernel sends a message every second: after this time without one, messages were lost. */
 const SILENCE_S = 2.5;
+/** A longer silence is a problem. */
+const NO_CONTACT_S = 4;
 
 /** The part of anywidget's model that is used here. */
 export interface Model {
@@ -22,6 +24,9 @@ export interface Model {
   send(content: unknown): void;
   widget_manager?: Manager;
 }
+
+const SILENT = `No message from the kernel for more than ${NO_CONTACT_S} s: it has exited, or the connection is lost.`;
+const RESTARTED = "The kernel was restarted.";
 
 /**
  * One gang in this page: its state and its channel to the kernel. There is one per widget, however
@@ -33,6 +38,8 @@ export class Page {
   readonly stopping: Stopping;
   /** The kernel's answer to the last command, if it has a text. */
   said: Ack | null = null;
+  /** The notebook has restarted the kernel, which no longer knows this gang. */
+  isKernelGone = false;
   /** Why the kernel sends no data of this gang; empty while it may still arrive. */
   refusal = "";
   /** Whether the page shows something else than the finished picture though the gang has ended. */
@@ -60,6 +67,7 @@ export class Page {
       changed: () => this.store.changed(),
     });
     model.on("msg:custom", this.receive);
+    model.on("comm_live_update", this.disconnected);
     this.hello();
     this.timer = setInterval(() => this.check(), CHECK_MS);
   }
@@ -88,7 +96,7 @@ export class Page {
    */
   private check(): void {
     this.n_toWait -= 1;
-    if (this.refusal !== "" || this.n_toWait > 0) return;
+    if (this.refusal !== "" || this.isKernelGone || this.n_toWait > 0) return;
     const { store } = this;
     if (!this.isWhole || (!store.isOver && store.silenceS() > SILENCE_S)) {
       this.hello();
@@ -128,9 +136,35 @@ export class Page {
   close(): void {
     clearInterval(this.timer);
     this.model.off("msg:custom", this.receive);
+    this.model.off("comm_live_update", this.disconnected);
     this.channel.close();
     this.stopping.close();
   }
+
+  /** Whether the gang may run without this page knowing. */
+  get isLost(): boolean {
+    return !this.store.isOver && (this.isKernelGone || this.store.silenceS() > NO_CONTACT_S);
+  }
+
+  /** Why the gang cannot be reached from this page; empty if it can. */
+  get unreachable(): string {
+    const { id, outlives } = this.store.gang ?? { id: "", outlives: false };
+    if (!this.isLost) return "";
+    const why = this.isKernelGone ? RESTARTED : SILENT;
+    if (outlives) return `${why} The gang continues: %gang attach ${id} shows and stops it.`;
+    return this.isKernelGone ? `${why} The gang has ended with it.` : why;
+  }
+
+  /** Whether a request to stop may have an effect: a cell that waits for its gang can be interrupted. */
+  get canStop(): boolean {
+    return !this.isLost || (!this.isKernelGone && this.model.get("blocking"));
+  }
+
+  private readonly disconnected = () => {
+    this.isKernelGone = true;
+    this.stopping.reset();
+    this.store.changed();
+  };
 
   private readonly receive = (message: FromKernel, buffers: readonly DataView[] = []) => {
     if (message.kind === "delta") return this.takeDelta(message, buffers);
@@ -144,6 +178,7 @@ export class Page {
     const wasOver = this.store.isOver;
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
+    this.isKernelGone = false;
     if (delta.full) this.isWhole = true;
     if (this.store.isOver && !wasOver) this.n_toWait = PATIENCE; // the picture follows
     if (applied === "gap") {

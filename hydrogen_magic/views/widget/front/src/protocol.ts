@@ -26,9 +26,11 @@ export interface Gang {
   state: GangWord;
   /** The reason in one line, set at the end. */
   reason: string;
-  /** `user`, `timeout`, `failure` or `kernel` while it is being stopped; otherwise empty. */
+  /** `user`, `timeout`, `failure`, `session`, `owner` or `kernel` while it is stopped; otherwise empty. */
   stop_reason: string;
   attempt: number;
+  /** The gang continues when its kernel ends. */
+  outlives: boolean;
   placement: string;
   rendezvous: string;
   /** Available and needed slots while the gang waits for them. */

@@ -127,6 +127,33 @@ describe("the header", () => {
     expect(stage.find(".hm-pill").dataset.state).toBe("running");
   });
 
+  test("names the way to a gang that outlives its restarted kernel, and offers no Stop", async () => {
+    stage.say({ gang: gangWith({ outlives: true }) });
+    stage.model.disconnect();
+    await stage.pass(20);
+    expect(stage.find(".hm-pill").dataset.state).toBe("no contact");
+    expect(stage.find(".hm-notices").textContent).toContain("%gang attach amber-fox");
+    for (const name of ["Stop", "Stacks", "Record timeline", "Profile"]) {
+      expect(stage.button(name)?.getAttribute("aria-disabled")).toBe("true");
+      stage.click(name);
+    }
+    expect(stage.commands).not.toContain("stop");
+    expect(stage.commands).not.toContain("stacks");
+  });
+
+  test("a silent kernel may be interrupted while its cell waits for the gang", async () => {
+    const silence = async (blocking: boolean) => {
+      stage.model.traits.blocking = blocking;
+      stage.say({ gang: gangWith() });
+      vi.spyOn(performance, "now").mockImplementation(() => 1e9);
+      await stage.pass(1100);
+      const isDisabled = stage.button("Stop")?.getAttribute("aria-disabled");
+      vi.restoreAllMocks();
+      return isDisabled;
+    };
+    expect([await silence(true), await silence(false)]).toEqual(["false", "true"]);
+  });
+
   test("without a server to ask, says which button stops the cell", async () => {
     stage.say({ gang: gangWith() });
     stage.click("Stop");

@@ -35,6 +35,11 @@ export class FakeModel {
     }
   }
 
+  /** Ends the connection for good, as a notebook does when its kernel is restarted. */
+  disconnect(): void {
+    for (const callback of this.callbacks.get("comm_live_update") ?? []) (callback as () => void)();
+  }
+
   ack(command: Sent, ok = true, text?: string): void {
     const ack: Ack = { kind: "ack", to: command.client, id: command.id, ok };
     this.say(text === undefined ? ack : { ...ack, text });
@@ -57,6 +62,7 @@ export const gangWith = (changes: Partial<Gang> = {}): Gang => ({
   reason: "",
   stop_reason: "",
   attempt: 0,
+  outlives: false,
   placement: "local",
   rendezvous: "torch",
   queued: null,

@@ -7,10 +7,8 @@ import { useTick } from "./hooks";
 import { RowsDone } from "./Rows";
 import { Shape, STATES } from "./shapes";
 
-/** Messages arrive at least every second; a longer silence is a problem. */
-const NO_CONTACT_S = 4;
-const SILENT = `No message from the kernel for more than ${NO_CONTACT_S} s: it has exited, or the connection is lost.`;
 const STEPS = 5;
+const STOP = "Ask all ranks to stop; ranks that do not stop are killed";
 
 interface Props {
   page: Page;
@@ -22,7 +20,7 @@ export function Header({ page, gang }: Props) {
   const { store } = page;
   const isLive = !store.isOver;
   useTick(isLive, 1000);
-  const isLost = isLive && store.silenceS() > NO_CONTACT_S;
+  const { isLost } = page;
   const send = (command: Command) => void page.ask(command);
   return (
     <header class="hm-header">
@@ -32,7 +30,7 @@ export function Header({ page, gang }: Props) {
         <Controls page={page} gang={gang} isLive={isLive} send={send} />
       </div>
       {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive} />}
-      <Notices page={page} gang={gang} isLost={isLost} />
+      <Notices page={page} gang={gang} />
     </header>
   );
 }
@@ -111,10 +109,11 @@ function Controls({ page, gang, isLive, send }: ControlsProps) {
     <div class="hm-controls" ref={box} tabIndex={-1}>
       {isLive && (
         <>
-          {canRecord(gang) && <Recorders gang={gang} send={send} />}
+          {canRecord(gang) && <Recorders gang={gang} isLost={page.isLost} send={send} />}
           <Tool
             label="Stacks"
             title="Show the current stack of every thread of every rank"
+            isBusy={page.isLost}
             act={() => send({ do: "stacks" })}
           />
           <StopButtons page={page} gang={gang} />
@@ -128,7 +127,9 @@ function Controls({ page, gang, isLive, send }: ControlsProps) {
 const canRecord = ({ placement, state }: Gang) =>
   placement !== "inline" && state !== "stopping" && state !== "killing";
 
-function Recorders({ gang, send }: Pick<ControlsProps, "gang" | "send">) {
+type RecordersProps = Pick<ControlsProps, "gang" | "send"> & { isLost: boolean };
+
+function Recorders({ gang, isLost, send }: RecordersProps) {
   const timeline = gang.recording
     ? "Ranks are recording; press to stop the recording"
     : "Record a timeline of when every rank loads data, computes and waits for others";
@@ -138,13 +139,14 @@ function Recorders({ gang, send }: Pick<ControlsProps, "gang" | "send">) {
         label="Record timeline"
         title={timeline}
         isPressed={gang.recording}
+        isBusy={isLost}
         act={() => send({ do: "record", on: !gang.recording })}
       />
       {!gang.rows && ( // there are no optimizer steps to wait for
         <Tool
           label={PROFILING[gang.profiling]}
           title={`Profile the next ${STEPS} steps of every rank, operator by operator, with the torch profiler`}
-          isBusy={gang.profiling !== ""}
+          isBusy={isLost || gang.profiling !== ""}
           act={() => send({ do: "profile", steps: STEPS })}
         />
       )}
@@ -189,19 +191,20 @@ function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
   const { stopping } = page;
   const isStopping = stopping.isAsked || gang.state === "stopping" || gang.state === "killing";
   const isKilling = stopping.isKilling || gang.state === "killing";
+  const isPassive = isStopping || !page.canStop;
   return (
     <>
       {/* aria-disabled keeps the user's focus, `disabled` would not */}
       <button
         type="button"
         class="hm-button hm-stop"
-        aria-disabled={isStopping}
-        title="Ask all ranks to stop; ranks that do not stop are killed"
-        onClick={() => !isStopping && stopping.stop()}
+        aria-disabled={isPassive}
+        title={page.canStop ? STOP : page.unreachable}
+        onClick={() => !isPassive && stopping.stop()}
       >
         {isKilling ? "Killing…" : isStopping ? "Stopping…" : "Stop"}
       </button>
-      {stopping.isKillOffered && !isKilling && (
+      {stopping.isKillOffered && !isKilling && page.canStop && (
         <button
           type="button"
           class="hm-button hm-stop hm-kill"
@@ -220,13 +223,12 @@ function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
 interface NoticesProps {
   page: Page;
   gang: Gang;
-  isLost: boolean;
 }
 
-function Notices({ page, gang, isLost }: NoticesProps) {
+function Notices({ page, gang }: NoticesProps) {
   const { said } = page;
   const lines: Notice[] = [
-    ...warnings(isLost ? SILENT : "", page.stopping.hint, ...gang.warnings),
+    ...warnings(page.unreachable, page.stopping.hint, ...gang.warnings),
     ...gang.notices,
     ...(page.store.report ? [] : [{ level: "info" as const, text: gang.reason }]),
     { level: said?.ok ? "info" : "warning", text: said?.text ?? "" },
