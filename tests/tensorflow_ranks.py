@@ -49,3 +49,39 @@ def replicas(**options: Any) -> Any:
 
     strategy = tf.distribute.get_strategy()
     return type(strategy).__name__, strategy.num_replicas_in_sync, options
+
+
+def readme(epochs: int) -> Any:
+    """The example of the original's README, with small data; return epochs, GPUs and ranks."""
+    import numpy as np
+    import tensorflow as tf
+
+    images = np.random.default_rng(0).random((64, 8, 8, 1)).astype(np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((images, np.arange(64) % 10))
+    dataset = dataset.cache().shuffle(64).batch(16).repeat()
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Conv2D(2, 3, activation="relu", input_shape=(8, 8, 1)),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile(
+        loss=tf.keras.losses.sparse_categorical_crossentropy,
+        optimizer=tf.keras.optimizers.SGD(learning_rate=0.001),
+        metrics=["accuracy"],
+    )
+    fitted = model.fit(x=dataset.with_options(options), epochs=epochs, steps_per_epoch=5, verbose=2)
+    gpus = tf.config.experimental.list_physical_devices("GPU")
+    return len(fitted.history["loss"]), gpus, tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def custom() -> int:
+    """The number of ranks in a strategy that the function itself makes."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.experimental.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        return int(strategy.num_replicas_in_sync)

@@ -19,6 +19,7 @@ import pytest
 
 from hydrogen_magic.compat import install_sparkdl
 from hydrogen_magic.node.worker import sparkdl
+from tests.documented import Case, cases, covers
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
 
@@ -84,10 +85,13 @@ HOROVOD = """
     import horovod.torch as hvd
     from sparkdl import HorovodRunner
 
+    import shutil
+    shutil.rmtree(PYTORCH_DIR + '/earlier', ignore_errors=True)
     hvd_log_dir = os.path.join(LOG_DIR, 'hvd')
     os.makedirs(hvd_log_dir)
 
     def train_hvd(learning_rate):
+        os.environ["OMPI_MCA_btl_tcp_if_include"] = "eth0"
         hvd.init()
         device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
         if device.type == 'cuda':
@@ -127,6 +131,7 @@ TIMELINE = """
         hvd.init()
         say("rank {} with {}".format(hvd.rank(), sorted(params)))
         callback = LogCallback(per_batch_log=True)
+        callback.on_epoch_begin(0)
         total = hvd.allreduce(torch.ones(1), op=hvd.Sum)
         hvd.shutdown()
         return total.item()
@@ -160,6 +165,74 @@ def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cells]:
         del sys.modules[name]
 
 
+KERAS = """
+    def get_dataset(num_classes, rank=0, size=1):
+        from {package}keras import utils
+        x_train = np.random.default_rng(0).random((64, 28, 28))
+        y_train = np.arange(64) % num_classes
+        x_train = x_train[rank::size]
+        y_train = y_train[rank::size]
+        x_train = x_train.reshape(x_train.shape[0], 28, 28, 1).astype('float32')
+        y_train = utils.to_categorical(y_train, num_classes)
+        return (x_train, y_train), (x_train, y_train)
+
+    def get_model(num_classes):
+        from {package}keras import layers, models
+        model = models.Sequential()
+        model.add(layers.Conv2D(2, kernel_size=(3, 3), activation='relu', input_shape=(28, 28, 1)))
+        model.add(layers.MaxPooling2D(pool_size=(2, 2)))
+        model.add(layers.Dropout(0.25))
+        model.add(layers.Flatten())
+        model.add(layers.Dense(num_classes, activation='softmax'))
+        return model
+
+    batch_size = 16
+    epochs = 2
+    num_classes = 10
+    checkpoint_dir = os.path.join(PYTORCH_DIR, 'train')
+    os.makedirs(checkpoint_dir)
+
+    def train_hvd(checkpoint_path, learning_rate=1.0):
+        {imports}
+        import hydrogen_magic.compat.keras as hvd
+        hvd.init()
+        (x_train, y_train), (x_test, y_test) = get_dataset(num_classes, hvd.rank(), hvd.size())
+        model = get_model(num_classes)
+        optimizer = keras.optimizers.Adadelta(learning_rate=learning_rate * hvd.size())
+        optimizer = hvd.DistributedOptimizer(optimizer)
+        model.compile(optimizer=optimizer, loss='categorical_crossentropy', metrics=['accuracy'])
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+        ]
+        if hvd.rank() == 0:
+            save = keras.callbacks.ModelCheckpoint(checkpoint_path, save_weights_only=True)
+            callbacks.append(save)
+        history = model.fit(x_train, y_train, batch_size=batch_size, callbacks=callbacks,
+            epochs=epochs, verbose=2, validation_data=(x_test, y_test))
+        return history.history['val_loss'], model.get_weights()
+
+    from sparkdl import HorovodRunner
+    checkpoint_path = checkpoint_dir + '/checkpoint-{{epoch}}.weights.h5'
+    hr = HorovodRunner(np=np_ranks, driver_log_verbosity='all')
+    losses, weights = hr.run(train_hvd, checkpoint_path=checkpoint_path, learning_rate=0.1)
+
+    {imports}
+    hvd_model = get_model(num_classes)
+    hvd_model.compile(optimizer=keras.optimizers.Adadelta(learning_rate=0.1),
+        loss='categorical_crossentropy', metrics=['accuracy'])
+    hvd_model.load_weights(f"{{checkpoint_dir}}/checkpoint-{{epochs}}.weights.h5")
+    _, (x_test, y_test) = get_dataset(num_classes)
+    loss, accuracy = hvd_model.evaluate(x_test, y_test, batch_size=128)
+    preds = np.rint(hvd_model.predict(x_test[0:9]))
+"""
+"""The notebook on TensorFlow and Keras, with the lines that the page on HorovodRunner gives."""
+KERAS_ALONE = KERAS.format(package="", imports="import keras")
+TENSORFLOW = KERAS.format(
+    package="tensorflow.", imports="import tensorflow as tf; from tensorflow import keras"
+)
+
+
 def run_horovods(cells: Cells, np: int, capsys: pytest.CaptureFixture[str]) -> None:
     names = cells(DATA, HOROVOD, TIMELINE, np=np)
     shown = capsys.readouterr().out
@@ -170,15 +243,141 @@ def run_horovods(cells: Cells, np: int, capsys: pytest.CaptureFixture[str]) -> N
     assert any(event.get("ph") == "X" for event in json.loads(timeline.read_bytes()))
 
 
+PYTORCH_ROWS = covers(
+    """
+    `from sparkdl import HorovodRunner`
+    `driver_log_verbosity="all"`
+    `hr.run(main, **kwargs)` and its value
+    `from sparkdl.horovod import log_to_driver`
+    `from sparkdl.horovod.tensorflow.keras import LogCallback`
+    imports inside the method and in each function that it calls
+    `os.environ["HOROVOD_TIMELINE"] = "/dbfs/…/horovod_timeline.json"`
+    the timeline in `chrome://tracing`
+    `torch.cuda.set_device(hvd.local_rank())`
+    `config.gpu_options.visible_device_list = str(hvd.local_rank())`
+    `DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())`
+    `lr=learning_rate * hvd.size()`
+    `hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())`
+    `hvd.broadcast_parameters(model.state_dict(), root_rank=0)`
+    `hvd.BroadcastGlobalVariablesHook(0)`, `hvd.broadcast_global_variables`
+    `if hvd.rank() == 0: torch.save(state, filepath)`
+    `dbutils.fs.rm(path, recurse=True)`
+    `/dbfs/ml/…` for checkpoints
+    `os.environ["OMPI_MCA_btl_tcp_if_include"] = "eth0"`
+    """
+)
+
+
+@PYTORCH_ROWS
+@covers("""`HorovodRunner(np=-2)`""")
 def test_horovod_runner_here(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
     """``np=-2``: the pages develop on the driver."""
     run_horovods(cells, -2, capsys)
 
 
+@covers("""`HorovodRunner(np=2)`""")
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_horovod_runner_on_executors(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
     run_horovods(cells, 2, capsys)
+
+
+def run_keras(cells: Cells, np: int, text: str, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("KERAS_BACKEND", "torch")
+    names = cells("import os\nimport numpy as np", text, np_ranks=np)
+    assert names["losses"][-1] == pytest.approx(names["loss"], rel=1e-4)
+    assert names["preds"].shape == (9, 10)
+    for kept, loaded in zip(names["weights"], names["hvd_model"].get_weights(), strict=True):
+        assert (kept == loaded).all()
+
+
+KERAS_ROWS = covers(
+    """
+    `import horovod.tensorflow.keras as hvd`
+    `tf.config.experimental.set_visible_devices(gpus[hvd.local_rank()], 'GPU')`
+    `models.Sequential()`, `layers.Conv2D(32, kernel_size=(3, 3), activation='relu', input_shape=(28, 28, 1))`
+    `keras.utils.to_categorical(y_train, num_classes)`
+    `keras.optimizers.Adadelta(lr=learning_rate)`
+    `hvd.DistributedOptimizer(optimizer)` of Keras
+    `hvd.callbacks.BroadcastGlobalVariablesCallback(0)`
+    `hvd.callbacks.MetricAverageCallback()`
+    `model.compile(…, experimental_run_tf_function=False)`
+    `keras.callbacks.ModelCheckpoint('checkpoint-{epoch}.ckpt', save_weights_only=True)`
+    `model.load_weights(tf.train.latest_checkpoint(folder))`
+    `model.fit(…, validation_data=(x_test, y_test), callbacks=callbacks, verbose=2)`
+    `model.evaluate(x_test, y_test)`, `model.predict(x_test[0:9])`
+    """
+)
+TEXTS = [
+    pytest.param(KERAS_ALONE, id="keras"),
+    pytest.param(TENSORFLOW, id="tensorflow", marks=pytest.mark.tensorflow),
+]
+
+
+@KERAS_ROWS
+@covers(
+    """
+    `from tensorflow import keras`, `from tensorflow.keras import layers, models`
+    """
+)
+@pytest.mark.exhaustive  # ranks import Keras, which takes seconds
+@pytest.mark.parametrize("text", TEXTS)
+def test_keras_here(cells: Cells, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_keras(cells, -2, text, monkeypatch)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("text", TEXTS)
+def test_keras_on_executors(cells: Cells, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``KERAS_BACKEND`` of the notebook is forwarded."""
+    run_keras(cells, 2, text, monkeypatch)
+
+
+FIRST = """
+    import horovod.torch as hvd
+    from sparkdl import HorovodRunner
+
+    hr = HorovodRunner(np=np)
+    def train():
+        import tensorflow as tf
+        hvd.init()
+        return float(tf.reduce_sum(tf.ones(hvd.size())))
+    value = hr.run(train)
+"""
+"""The page's first example, with a value."""
+
+
+@covers("""`def train(): import tensorflow as tf; hvd.init()`""")
+@pytest.mark.exhaustive
+@pytest.mark.tensorflow
+def test_tensorflow_in_a_function_here(cells: Cells) -> None:
+    assert cells(FIRST, np=-2)["value"] == 2.0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.spark
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("spark")
+def test_tensorflow_in_a_function_on_executors(cells: Cells) -> None:
+    assert cells(FIRST, np=2)["value"] == 2.0
+
+
+@covers("""`import horovod.spark`, `horovod.spark.run(train, num_proc=2)`""")
+@pytest.mark.exhaustive
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_the_example_of_horovod_spark(cells: Cells) -> None:
+    text = """
+        import hydrogen_magic as hm
+        def train():
+            import horovod.torch as hvd
+            hvd.init()
+            return hvd.size()
+        value = hm.run(train, np=2, on="spark", rendezvous="horovod")
+    """
+    assert cells(text)["value"] == 2
 
 
 def test_sparkdl_is_found_where_notebooks_look(cells: Cells) -> None:
@@ -191,8 +390,26 @@ def test_sparkdl_is_found_where_notebooks_look(cells: Cells) -> None:
         ("sparkdl.horovod.tensorflow.keras", "LogCallback"),
     ]:
         assert getattr(importlib.import_module(module), name) is getattr(compat, name)
-    with pytest.raises(ImportError):
-        importlib.import_module("sparkdl.xgboost")
+
+
+REFUSED = cases(
+    """
+`from sparkdl.xgboost import XgboostClassifier`
+    from sparkdl.xgboost import XgboostClassifier  # use SparkXGBClassifier
+`from sparkdl.estimators.horovod_estimator.estimator import HorovodEstimator`
+    from sparkdl.estimators.horovod_estimator.estimator import HorovodEstimator  # TorchEstimator
+`HorovodRunner(np=0)`
+    from sparkdl import HorovodRunner; HorovodRunner(np=0)  # Give the number of ranks
+"""
+)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_lines_that_are_refused(cells: Cells, case: Case) -> None:
+    """With the comment in the message: what to write instead."""
+    line, _, instead = case.code.strip().partition("  # ")
+    with pytest.raises((ImportError, ValueError), match=instead):
+        cells(line)
 
 
 # ── TorchDistributor ─────────────────────────────────────────────────────────────────────────────
@@ -206,6 +423,8 @@ FUNCTION = """
     def train(learning_rate, use_gpu):
         import torch
         import torch.distributed as dist
+        os.environ["NCCL_P2P_DISABLE"] = "1"
+        os.environ["NCCL_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         from torch.nn.parallel import DistributedDataParallel as DDP
         from torch.utils.data import DistributedSampler, DataLoader
 
@@ -256,10 +475,30 @@ def run_torchs(cells: Cells, local_mode: bool, capsys: pytest.CaptureFixture[str
     assert "[1] rank 1 trains with 0.001 16" in capsys.readouterr().out
 
 
+TORCH_ROWS = covers(
+    """
+    `from pyspark.ml.torch.distributor import TorchDistributor`
+    `distributor.run(train, 1e-3, True)`
+    `distributor.run("/path/to/train.py", "--learning_rate=0.001", "--batch_size=16")`
+    `import torch` and other imports inside `train`
+    `device_id = int(os.environ["LOCAL_RANK"])`
+    `backend = "nccl" if use_gpu else "gloo"`, `dist.init_process_group(backend)`
+    `import torch.nn.parallel.DistributedDataParallel as DDP`
+    `DistributedSampler(dataset)`, `DataLoader(dataset, sampler=sampler)`
+    `dist.cleanup()`, `torch.destroy_process_group()`
+    `os.environ["NCCL_P2P_DISABLE"] = "1"` in the function
+    `os.environ["NCCL_SOCKET_IFNAME"] = "eth0"` in the function
+    `os.environ["GLOO_SOCKET_IFNAME"] = "eth0"` in the function
+    """
+)
+
+
+@TORCH_ROWS
 def test_torch_distributor_here(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
     run_torchs(cells, True, capsys)
 
 
+@covers("""`TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)`""")
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_torch_distributor_on_executors(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.views.tables import plan_table
 from hydrogen_magic.views.widget.output_feed import LiveLines
 from tests import runner_ranks, spark_rig
+from tests.documented import covers
 from tests.gangs import PATIENCE_S
 from tests.jupyter import Kernel
 from tests.spark_gangs import busy
@@ -170,6 +171,7 @@ def test_negative_np_is_that_many_processes_here(capsys: pytest.CaptureFixture[s
     ]
 
 
+@covers("""`HorovodRunner(np=-1)`""")
 def test_minus_one_is_one_process() -> None:
     everyone, pid, _ = HorovodRunner(np=-1).run(runner_ranks.talk)
     assert everyone == [0] and pid != os.getpid()
@@ -213,6 +215,7 @@ def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatc
         HorovodRunner(np=2).run(runner_ranks.talk)
 
 
+@covers("""`driver_log_verbosity="log_callback_only"`""")
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
@@ -237,6 +240,7 @@ def test_a_failure_on_an_executor_has_its_message() -> None:
         HorovodRunner(np=2).run(runner_ranks.fail_on_rank_1)
 
 
+@covers("""`np` above the number of task slots""")
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_more_ranks_than_slots_are_refused_with_the_numbers() -> None:

@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.compat import DeepspeedTorchDistributor
 from hydrogen_magic.errors import ResultError
+from tests.documented import covers
 from tests.result_checks import run_cell
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -62,8 +63,12 @@ with deepspeed.zero.GatheredParameters([*net.parameters()]):
 FUNCTION = """
 def train(config):
     import deepspeed
+    deepspeed.init_distributed()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
     engine, *_ = deepspeed.initialize(
-        model=net, model_parameters=net.parameters(), config=config
+        model=net, model_parameters=net.parameters(), config=config, dist_init_required=False
     )
     return engine.zero_optimization_stage(), engine.world_size
 
@@ -73,6 +78,14 @@ found = DeepspeedTorchDistributor(numGpus=2, useGpu=False).run(
 """
 
 
+@covers(
+    """
+    `deepspeedConfig=deepspeed_config`, a dict
+    `deepspeedConfig="/path/to/config.json"`
+    no `deepspeedConfig`
+    `dist.run("train.py", "--lr=1e-3")`
+    """
+)
 @pytest.mark.parametrize("config", [CONFIG, "path", None], ids=["dict", "path", "none"])
 def test_a_script_gets_the_configuration(config: Any, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -124,11 +137,18 @@ def test_a_model_comes_home_without_the_additions_of_deepspeed(
         run_cell(notebook_shell, LIKE_ZERO_1.replace("param_idx_in_group", "ds_id"))
 
 
+@covers(
+    """
+    `deepspeed.init_distributed()`, `torch.cuda.set_device(local_rank)`
+    `deepspeed.initialize(model=…, config=…, dist_init_required=False)`
+    `%pip install deepspeed`
+    """
+)
 @pytest.mark.exhaustive
 @pytest.mark.deepspeed
 @pytest.mark.timeout(600)  # an operator is compiled
 def test_models_are_trained_with_zero(notebook_shell: InteractiveShell) -> None:
-    prepare = "import torch, hydrogen_magic as hm\nnet = torch.nn.Linear(8, 1)"
+    prepare = "import os, torch, hydrogen_magic as hm\nnet = torch.nn.Linear(8, 1)"
     notebook_shell.push({"CONFIG": CONFIG, "DeepspeedTorchDistributor": DeepspeedTorchDistributor})
     for stage in (1, 2):
         run_cell(notebook_shell, prepare)
@@ -141,3 +161,76 @@ def test_models_are_trained_with_zero(notebook_shell: InteractiveShell) -> None:
     assert shapes == {"weight": (1, 8), "bias": (1,)}
     run_cell(notebook_shell, prepare + FUNCTION)
     assert notebook_shell.user_ns["found"] == (2, 2)
+
+
+TRAINER = """
+import os, torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+def fine_tune(*, epochs=3, max_steps=200):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=64, intermediate_size=8, num_labels=2, **sizes)
+    data = [{"input_ids": torch.arange(6) + i, "labels": i % 2} for i in range(32)]
+    training_args = TrainingArguments(
+        FOLDER, per_device_train_batch_size=4, num_train_epochs=epochs, max_steps=max_steps,
+        deepspeed=deepspeed_config, save_strategy="no", report_to=[], use_cpu=True,
+    )
+    trainer = Trainer(BertForSequenceClassification(config), training_args, train_dataset=data)
+    trainer.train()
+    return trainer.state.global_step, trainer.deepspeed.world_size
+
+dist = DeepspeedTorchDistributor(numGpus=2, useGpu=False, deepspeedConfig=deepspeed_config)
+found = dist.run(fine_tune, epochs=1, max_steps=1)
+"""
+AUTO = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+    "zero_force_ds_cpu_optimizer": False,
+}
+
+
+@covers(
+    """
+    `TrainingArguments(deepspeed=deepspeed_config)` with `"auto"` values
+    `from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor`
+    """
+)
+@pytest.mark.exhaustive
+@pytest.mark.deepspeed
+@pytest.mark.timeout(600)  # an operator is compiled
+def test_transformers_train_by_deepspeed(notebook_shell: InteractiveShell, tmp_path: Path) -> None:
+    names = {"FOLDER": str(tmp_path), "deepspeed_config": AUTO}
+    notebook_shell.push({**names, "DeepspeedTorchDistributor": DeepspeedTorchDistributor})
+    run_cell(notebook_shell, TRAINER)
+    assert notebook_shell.user_ns["found"] == (1, 2)
+
+
+@covers(
+    """
+    `DeepspeedTorchDistributor(numGpus=4, nnodes=2, localMode=False, useGpu=True)`
+    `deepspeed.spark.distributor.ignoreSsl`
+    """
+)
+@pytest.mark.exhaustive
+@pytest.mark.spark
+def test_ranks_of_nodes_on_executors(spark: Any, tmp_path: Path) -> None:
+    """A configuration file of this machine is sent with the script's arguments."""
+    script, config = tmp_path / "train.py", tmp_path / "config.json"
+    script.write_text(SCRIPT)
+    config.write_text(json.dumps(CONFIG))
+    nodes = DeepspeedTorchDistributor(1, 2, localMode=False, deepspeedConfig=str(config))
+    spark.conf.set("spark.ssl.enabled", "true")
+    try:
+        with pytest.raises(RuntimeError, match=r"deepspeed\.spark\.distributor\.ignoreSsl"):
+            nodes.run(str(script))
+        spark.conf.set("deepspeed.spark.distributor.ignoreSsl", "true")
+        nodes.run(str(script))
+    finally:
+        spark.conf.unset("spark.ssl.enabled")
+        spark.conf.unset("deepspeed.spark.distributor.ignoreSsl")
+    for rank in range(2):
+        *_, value = json.loads((tmp_path / f"of rank {rank}").read_text())
+        assert json.loads(base64.urlsafe_b64decode(value)) == CONFIG

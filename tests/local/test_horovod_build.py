@@ -36,6 +36,7 @@ from hydrogen_magic.horovod.build.errors import BuildError
 from hydrogen_magic.horovod.build.plan import plan
 from hydrogen_magic.horovod.rendezvous import HorovodRendezvous
 from tests import leaks
+from tests.documented import covers
 
 ROOT = Path(__file__).parents[2]
 USERS_CACHE = os.environ.get("XDG_CACHE_HOME", "")
@@ -456,6 +457,7 @@ def _site(tmp_path: Path, *, torch: str, built_for: str | None) -> Path:
     return tmp_path
 
 
+@covers("""`pip install horovod==0.18.1 --force-reinstall` after an upgrade""")
 def test_a_horovod_for_another_torch_must_be_rebuilt(tmp_path: Path) -> None:
     said = _fault(_site(tmp_path, torch="2.14.0+cpu", built_for="2.13.0+cpu"))
     assert "was built for torch 2.13.0+cpu, and torch 2.14.0+cpu is installed" in said

@@ -19,7 +19,8 @@ import pytest
 
 from hydrogen_magic.compat import MirroredStrategyRunner
 from hydrogen_magic.driver import launcher
-from tests.tensorflow_ranks import gpus_of_rank, replicas
+from tests.documented import covers
+from tests.tensorflow_ranks import custom, gpus_of_rank, readme, replicas
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "mirrored-strategy-runner.md"
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -61,6 +62,7 @@ def test_signatures_are_the_originals() -> None:
     assert str(run) == "(self, train_fn: 'Callable[..., Any]', **kwargs: 'Any') -> 'Any'"
 
 
+@covers("""`MirroredStrategyRunner(num_slots=0)`""")
 @pytest.mark.parametrize(
     ("number", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError), (2.0, TypeError)]
 )
@@ -76,11 +78,19 @@ def test_more_slots_than_gpus_here_are_refused() -> None:
         runner.run(gpus_of_rank)
 
 
+@covers("""`gpu_resource_name="fpga"`""")
 def test_another_gpu_resource_is_refused() -> None:
     with pytest.raises(RuntimeError, match="gpu_resource_name='fpga' is not supported"):
         MirroredStrategyRunner(num_slots=2, gpu_resource_name="fpga")
 
 
+@covers(
+    """
+    `from spark_tensorflow_distributor import MirroredStrategyRunner`
+    `local_mode=True`
+    `runner.run(train_fn, **kwargs)` and its value
+    """
+)
 @pytest.mark.exhaustive  # ranks import TensorFlow, which takes seconds
 @pytest.mark.tensorflow
 def test_plain_code_runs_in_the_scope_of_a_strategy() -> None:
@@ -111,6 +121,37 @@ def test_the_pages_snippet_trains_on_the_rows_of_all_ranks(
         assert (bias == other_bias).all()
 
 
+KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
+
+
+@covers(
+    """
+    `multi_worker_model.fit(x=train_datasets, epochs=3, steps_per_epoch=5)`
+    `options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA`
+    `return tf.config.experimental.list_physical_devices('GPU')`
+    `tf.distribute.experimental.MultiWorkerMirroredStrategy()`
+    """
+)
+@pytest.mark.exhaustive
+@pytest.mark.tensorflow
+def test_the_readmes_example_trains_here() -> None:
+    runner = MirroredStrategyRunner(num_slots=2, local_mode=True, use_gpu=False, env=KERAS_2)
+    assert runner.run(readme, epochs=3) == (3, [], 2)
+    runner = MirroredStrategyRunner(
+        num_slots=2, local_mode=True, use_gpu=False, use_custom_strategy=True
+    )
+    assert runner.run(custom) == 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.spark
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("spark")
+def test_the_readmes_example_trains_on_executors() -> None:
+    runner = MirroredStrategyRunner(num_slots=2, use_gpu=False, env=KERAS_2)
+    assert runner.run(readme, epochs=3) == (3, [], 2)
+
+
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("four_gpus")
 @pytest.mark.parametrize("given", [None, "3,1,0"])
@@ -128,6 +169,14 @@ def test_local_ranks_have_gpus_of_their_own(
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == given
 
 
+@covers(
+    """
+    `MirroredStrategyRunner(num_slots=8)`
+    `gpu_resource_name="gpu"`
+    `use_custom_strategy=True`
+    `runner.get_num_tasks()`
+    """
+)
 @pytest.mark.exhaustive
 @pytest.mark.spark
 @pytest.mark.tensorflow
@@ -143,6 +192,7 @@ def test_gpus_of_a_cluster_are_split_evenly_and_none_is_used_twice() -> None:
     assert all(len(visible) == n_ranks[host] for host, visible, _ in last_results())
 
 
+@covers("""`use_gpu=False`""")
 @pytest.mark.exhaustive
 @pytest.mark.spark
 @pytest.mark.tensorflow
@@ -153,6 +203,7 @@ def test_ranks_of_a_cluster_without_gpus_see_none() -> None:
     assert [visible for _, visible, _ in last_results()] == [[], []]
 
 
+@covers("""`tensorflow.spark.distributor.ignoreSsl`""")
 @pytest.mark.exhaustive
 @pytest.mark.spark
 @pytest.mark.tensorflow

@@ -12,6 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic.driver.history import history
 from hydrogen_magic.driver.sweep import Sweep, last_sweep
 from hydrogen_magic.errors import CaptureError, GangStoppedError, SweepError
+from tests.documented import covers
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -35,6 +36,7 @@ def run(shell: InteractiveShell, cell: str) -> Sweep:
     return done.result
 
 
+@covers("""`fmin(fn=train_fn, trials=SparkTrials(parallelism=2))` of Hyperopt""")
 def test_each_combination_is_a_gang_with_its_values(
     notebook_shell: InteractiveShell,
     capsys: pytest.CaptureFixture[str],

@@ -13,6 +13,7 @@ import pytest
 
 from hydrogen_magic.compat import TorchDistributor
 from tests import ranks
+from tests.documented import covers
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -160,6 +161,7 @@ def test_num_processes_is_a_positive_number(number: Any, error: type[Exception])
         TorchDistributor(num_processes=number, use_gpu=False)
 
 
+@covers("""`TorchDistributor(num_processes=2, local_mode=True, use_gpu=True)`""")
 @pytest.mark.usefixtures("two_gpus", "same_environment")
 def test_more_processes_than_gpus_are_lowered_with_a_warning(
     caplog: pytest.LogCaptureFixture,
@@ -230,6 +232,12 @@ def test_spark_workers_keep_their_environment(spark: Any) -> None:
     assert tasks.map(lambda _: os.environ.get("CUDA_VISIBLE_DEVICES")).collect() == [None] * 4
 
 
+@covers(
+    """
+    `TorchDistributor(num_processes=2, local_mode=False, use_gpu=True)`
+    `spark.task.resource.gpu.amount` of the cluster
+    """
+)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_every_process_has_a_gpu_of_its_own() -> None:
@@ -260,6 +268,7 @@ def test_a_script_on_executors(status: int, tmp_path: Path) -> None:
             distributor.run(path, "--lr=1e-3")
 
 
+@covers("""`pytorch.spark.distributor.ignoreSsl`""")
 @pytest.mark.spark
 def test_a_cluster_that_wants_tls_is_refused_unless_ignored(
     spark: Any, caplog: pytest.LogCaptureFixture

@@ -18,6 +18,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver import launcher, tracking
 from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
 from hydrogen_magic.testing.entry_points import declare
+from tests.documented import covers
 from tests.gangs import PATIENCE_S, ended, notices_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -247,6 +248,7 @@ def test_what_cannot_track_is_refused_before_anything_starts(
 # ── the trackers themselves ──────────────────────────────────────────────────────────────────────
 
 
+@covers("""`mlflow.start_run()`, `mlflow.log_param(…)`""")
 def test_mlflow_has_the_runs_of_a_sweep(
     notebook_shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.data import folders
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import HydrogenError
+from tests.documented import covers
 from tests.gangs import ended, wait_until
 from tests.shards import rows_of, trained
 
@@ -112,6 +113,7 @@ def test_an_interrupted_write_leaves_nothing(spark: Any, shared: Path) -> None:
     assert not session.spark.sparkContext.statusTracker().getActiveJobsIds()
 
 
+@covers("""`petastorm.spark.converter.fileAvailabilityWaitTimeoutSecs`""")
 @pytest.mark.exhaustive
 @on_classic
 def test_executors_that_write_to_their_own_disks(
@@ -125,6 +127,7 @@ def test_executors_that_write_to_their_own_disks(
         hm.dataset(numbers(spark), path=tmp_path / "shared")
 
 
+@covers("""`df.selectExpr("toArray(features) AS features")` for vectors of MLlib""")
 @pytest.mark.exhaustive
 @on_classic
 def test_vectors_and_unsupported_columns(spark: Any) -> None:

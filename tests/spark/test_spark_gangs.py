@@ -19,6 +19,7 @@ from hydrogen_magic.driver.placements.remote import host_tasks
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from tests import leaks, ranks, spark_ranks, spark_rig
+from tests.documented import covers
 from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
 from tests.spark_gangs import agent_pids, busy, launch
 
@@ -93,6 +94,7 @@ def test_ranks_run_in_the_executors_python() -> None:
     assert prefix.endswith("site/python") and not has_ipython
 
 
+@covers("""a notebook with `np` above 1 that imports from other relative files""")
 def test_local_modules_and_values_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "FACTOR = 2\ndef scale(values): return [FACTOR * value for value in values]\n"
     (tmp_path / "only_here.py").write_text(source)

@@ -145,10 +145,10 @@ def test_a_kernel_that_is_killed_on_a_cluster(
 
 def refuses_what_executors_lack(kernel: Kernel) -> None:
     """Name a module that is here and not there, with its host, before any rank runs."""
-    kernel.run("import rich")
-    refused = kernel.run("%%distributed --on spark\nprint('it ran')\nrich.__name__")
+    kernel.run("import nbformat")
+    refused = kernel.run("%%distributed --on spark\nprint('it ran')\nnbformat.__name__")
     # what is imported and not used does not matter: the next cells run
-    assert "no module rich" in refused.error and os.uname().nodename in refused.error
+    assert "no module nbformat" in refused.error and os.uname().nodename in refused.error
     assert "it ran" not in refused.stream()
 
 

@@ -19,6 +19,7 @@ import hydrogen_magic
 from docs import generated
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments import distributed, infer
+from tests import documented
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -125,6 +126,22 @@ def test_every_magic_line_of_the_pages_is_valid() -> None:
             infer.parse_infer(rest, defaults=JobSpec())
         else:
             distributed.parse(rest, is_cell=name == "%%distributed")
+
+
+# ── what Databricks documents ────────────────────────────────────────────────────────────────────
+
+
+def test_each_line_of_databricks_documentation_has_a_test() -> None:
+    rows = documented.rows()
+    lines = [row.line for row in rows]
+    named = set(documented.named())
+    assert [line for line in lines if line not in named] == []
+    assert [line for line in named if line not in lines] == []
+    assert len(set(lines)) == len(lines) > 100
+    assert [row.line for row in rows if row.status != "works" and not row.here] == []
+    table_rows = re.findall(r"^\| .*\|$", documented.PAGE.read_text(), re.M)
+    other_rows = [row for row in table_rows if row.split(" | ")[1] in ("status", "meaning |")]
+    assert len(table_rows) == len(rows) + len(other_rows) + len(documented.STATUSES)
 
 
 # ── the reference ────────────────────────────────────────────────────────────────────────────────

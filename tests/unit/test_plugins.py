@@ -136,6 +136,11 @@ def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:
     assert plugins.rendezvous("mine").launcher == "myrun -n 2"
 
 
+def test_other_machines_get_the_settings_of_libraries() -> None:
+    settings = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
+    assert forwarded({**settings, "KERAS_HOME": "/home", "RANK": "0"}) == tuple(settings.items())
+
+
 def test_machines_with_ranks_are_sent_what_runs_there(installed: None) -> None:
     with zipfile.ZipFile(io.BytesIO(packaging.code())) as archive:
         names = set(archive.namelist())

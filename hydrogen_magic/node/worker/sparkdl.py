@@ -22,6 +22,11 @@ _MODULES = {
     "sparkdl.horovod.tensorflow.keras": ("LogCallback",),
 }
 """Module -> names that notebooks import from it."""
+_REPLACED = {
+    "sparkdl.estimators": "use hydrogen_magic.spark.TorchEstimator in place of HorovodEstimator",
+    "sparkdl.xgboost": "use SparkXGBClassifier or SparkXGBRegressor of xgboost.spark",
+}
+"""Modules of sparkdl that are refused -> what to use instead."""
 
 
 def install() -> None:
@@ -49,6 +54,9 @@ class _SparkdlFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname in _REPLACED:
+            message = f"{fullname} is not supported: {_REPLACED[fullname]}"
+            raise ModuleNotFoundError(message, name=fullname)
         known = fullname in _MODULES
         return ModuleSpec(fullname, _Loader(), is_package=True) if known else None
 

@@ -11,7 +11,7 @@ from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.driver.placements import Attempt, Job
 from hydrogen_magic.node.worker import sparkdl
 
-_PREFIXES = ("OMP_", "TZ", sparkdl.VARIABLE)
+_PREFIXES = ("KERAS_BACKEND", "OMP_", "TZ", sparkdl.VARIABLE)
 """Beside those of each rendezvous."""
 
 
