@@ -93,6 +93,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             the rows to validate with. Default: none.
         epochs: The argument ``epochs`` of ``train``.
         batchSize: Rows of a batch on each rank.
+        shuffle: Whether Spark mixes the rows to train with, and each epoch has another random order.
         seed: Of the order of the rows, and of the choice of validation rows.
         predictionCol: Name of the predicted column. One number per row is stored as a double, as in all of
             Spark ML, more as an array.
@@ -128,6 +129,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         validation: float | str | None = None,
         epochs: int = 1,
         batchSize: int = 32,
+        shuffle: bool = True,
         seed: int = 0,
         predictionCol: str = "prediction",
         predict: Callable[[Any, Any], Any] | None = None,
@@ -221,6 +223,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             tuple(self.getOrDefault("featuresCols")),
             self.getLabelCol(),
             self.getOrDefault("validation"),
+            self.getOrDefault("shuffle"),
             self.getSeed(),
             self.getOrDefault("dataPath"),
         )
@@ -269,6 +272,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             features=tuple(self.getOrDefault("featuresCols")),
             label=self.getLabelCol(),
             batch_size=self.getOrDefault("batchSize"),
+            shuffle=self.getOrDefault("shuffle"),
             seed=self.getSeed(),
             predict=self.getOrDefault("predict"),
         )

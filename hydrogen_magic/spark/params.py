@@ -13,7 +13,10 @@ from hydrogen_magic.errors import OptionTypeError, OptionValueError
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.serialization.pickling_errors import describe
 
-_LAUNCH_OPTIONS = "env grace max_closure pack ports quiet retries run_name start_timeout timeout track wait".split()
+_LAUNCH_OPTIONS = (
+    *("env", "retries", "timeout", "start_timeout", "grace", "wait", "pack", "ports"),
+    *("max_closure", "run_name", "track", "quiet"),
+)
 """Options of :func:`hydrogen_magic.run` for one gang that have no Param of their own."""
 
 
@@ -146,6 +149,12 @@ class TrainingParams(PredictionParams, HasLabelCol, HasSeed):  # type: ignore[mi
     )
     epochs = _param("epochs", "number of epochs, for train", "1 or more epochs", _count)
     batchSize = _param("batchSize", "rows per batch of a rank", "1 or more rows", _count)
+    shuffle = _param(
+        "shuffle",
+        "whether each epoch has another random order",
+        "True or False",
+        TypeConverters.toBoolean,
+    )
     dataPath = _param(
         "dataPath",
         "folder or URL for the rows that Spark, this machine and all ranks share",
@@ -170,6 +179,7 @@ class TrainingParams(PredictionParams, HasLabelCol, HasSeed):  # type: ignore[mi
             validation=None,
             epochs=1,
             batchSize=32,
+            shuffle=True,
             seed=0,
             dataPath=None,
             options={},

@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.data.dataset import dataset
+from hydrogen_magic.data.handles import NO_ROWS
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 from hydrogen_magic.inference.spark.cell_task import quoted
@@ -29,6 +30,7 @@ class RowSpec:
     features: tuple[str, ...]
     label: str
     validation: float | str | None
+    shuffle: bool
     seed: int
     path: str | None
 
@@ -123,7 +125,7 @@ def _write(frame: Any, spec: RowSpec) -> TrainingRows:
     if spec.label not in spec.features:
         chosen += columns(frame, [spec.label], "labelCol")
     if spec.validation is None:
-        return TrainingRows(dataset(frame.select(*chosen), spec.path, reuse=False))
+        return TrainingRows(_training(frame.select(*chosen), spec))
     marked = frame.select(*chosen, _is_validation(frame, spec).alias(_IS_VALIDATION))
     if isinstance(spec.validation, str):
         return _divided(marked, spec)
@@ -143,17 +145,31 @@ def _is_validation(frame: Any, spec: RowSpec) -> Any:
 
 
 def _divided(marked: Any, spec: RowSpec) -> TrainingRows:
-    side = marked[quoted(_IS_VALIDATION)]
-    training = _side(marked.where(~side), spec, "training")
-    try:
-        return TrainingRows(training, _side(marked.where(side), spec, "validation"))
-    except BaseException:
-        training.delete()
-        raise
+    is_validation = marked[quoted(_IS_VALIDATION)]
+    sides = marked.where(~is_validation), marked.where(is_validation)
+    training, validation = (side.drop(_IS_VALIDATION) for side in sides)
+    with _named(spec, "validation"):
+        held_out = dataset(validation, spec.path, reuse=False)
+    with ExitStack() as undo, _named(spec, "training"):
+        undo.callback(held_out.delete)
+        rows = TrainingRows(_training(training, spec), held_out)
+        undo.pop_all()
+    return rows
 
 
-def _side(marked: Any, spec: RowSpec, use: str) -> DatasetHandle:
+@contextmanager
+def _named(spec: RowSpec, use: str) -> Iterator[None]:
+    """Let the error of a frame without rows name the Param."""
     try:
-        return dataset(marked.drop(_IS_VALIDATION), spec.path, reuse=False)
-    except ValueError:
+        yield
+    except ValueError as error:
+        if str(error) != NO_ROWS:
+            raise
         raise OptionValueError(f"validation={spec.validation!r} leaves no row for {use}") from None
+
+
+def _training(rows: Any, spec: RowSpec) -> DatasetHandle:
+    """Write the rows to train with, mixed: ranks get consecutive ones, which may be sorted by the label."""
+    if spec.shuffle:
+        rows = rows.repartition(sessions.of(rows).sql_module("functions").rand(spec.seed + 1))
+    return dataset(rows, spec.path, reuse=False)

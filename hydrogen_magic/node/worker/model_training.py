@@ -32,6 +32,7 @@ class TrainingTask:
     features: tuple[str, ...]
     label: str
     batch_size: int
+    shuffle: bool
     seed: int
     predict: Callable[[Any, Any], Any] | None
 
@@ -48,8 +49,8 @@ class TrainedModel:
 class TrainingData:
     """This rank's rows: an iterable of batches ``(features, label)``, on the rank's device.
 
-    All ranks have the same number of batches, ``len()``. Each iteration is an epoch. Those over the training
-    rows have another random order each.
+    All ranks have the same number of batches, ``len()``. Each iteration is an epoch; with ``shuffle``, those
+    over the training rows have another random order each.
     """
 
     validation: TrainingData | None = None
@@ -100,7 +101,7 @@ def _data(task: TrainingTask, model: Any) -> TrainingData:
         return TrainingData(stream, columns, task.label)
 
     try:
-        found = data(task.rows, shuffle=True)
+        found = data(task.rows, shuffle=task.shuffle)
         if task.validation is not None:
             found.validation = data(task.validation, shuffle=False)
     except FileNotFoundError as error:
