@@ -8,6 +8,8 @@ from hydrogen_magic.data.folders import DatasetFolder
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.worker import parquet_shard
 
+NO_ROWS = "hm.dataset() got a frame without rows: there is nothing to train on"
+
 
 def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandle:
     """Return the handle of what ``write`` writes to a new folder; delete the folder if it fails.
@@ -18,7 +20,7 @@ def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandl
         write(folder.data)
         handle = of_files(folder.data, folder.delete)
         if not handle.n_rows:
-            raise ValueError("hm.dataset() got a frame without rows: there is nothing to train on")
+            raise ValueError(NO_ROWS)
         return handle
     except BaseException:  # an interrupt too
         folder.delete()

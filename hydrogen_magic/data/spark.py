@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydrogen_magic.data import folders, handles, writing
 from hydrogen_magic.data.folders import DatasetFolder
@@ -30,6 +30,8 @@ from hydrogen_magic.node import data_files
 from hydrogen_magic.node.data_files import AnyPath
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.views.row_progress import RowProgress
+
+T = TypeVar("T")
 
 _POLL_S = 0.25
 _DATABRICKS = ("/Volumes/", "/Workspace/")
@@ -144,14 +146,15 @@ def _by_session(frame: Any, session: Session, folder: str, tag: str, progress: R
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         packed = frame.mapInArrow(_packer(), "rows binary")
 
-    def receive() -> None:
+    def receive() -> bool:
         tables = _unpacked(packed.toLocalIterator())
         first = next(tables, None)
-        if first is None:
-            raise ValueError("hm.dataset() got a DataFrame without rows")
-        writing.write(chain([first], tables), first.schema, folder, progress.add)
+        if first is not None:
+            writing.write(chain([first], tables), first.schema, folder, progress.add)
+        return first is not None
 
-    _run(session, receive, tag, progress)
+    if not _run(session, receive, tag, progress):
+        raise ValueError(handles.NO_ROWS)
 
 
 def _packer() -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -181,8 +184,8 @@ def _unpacked(rows: Iterator[Any]) -> Iterator[Any]:
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _run(session: Session, action: Callable[[], None], tag: str, progress: RowProgress) -> None:
-    """Run ``action``, which makes Spark run jobs, in a thread; show its progress.
+def _run(session: Session, action: Callable[[], T], tag: str, progress: RowProgress) -> T:
+    """Run ``action``, which makes Spark run jobs, in a thread; show its progress and return its value.
 
     After an interrupt the jobs are cancelled, and it returns when they have ended: until then their tasks
     may write.
@@ -194,12 +197,13 @@ def _run(session: Session, action: Callable[[], None], tag: str, progress: RowPr
             while not job.done():
                 wait([job], _POLL_S)
                 _report(session, stages, tag, progress)
-            job.result()
+            found = job.result()
         except BaseException:
             session.cancel(tag)
             raise
         stages.complete()
         _report(session, stages, tag, progress)
+        return found
 
 
 def _report(session: Session, stages: StageCounts, tag: str, progress: RowProgress) -> None:

@@ -88,6 +88,8 @@ def test_a_failed_write_leaves_nothing(spark: Any, shared: Path, hydrogen_home: 
     for path in (None, shared):
         with pytest.raises(HydrogenError, match=r"^hm\.dataset\(\): "):
             hm.dataset(broken, path=path)
+        with pytest.raises(ValueError, match="got a frame without rows"):
+            hm.dataset(numbers(spark, 0), path=path)
         assert list((hydrogen_home / "datasets").iterdir()) == list(shared.iterdir()) == []
 
 

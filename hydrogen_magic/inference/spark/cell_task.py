@@ -60,21 +60,13 @@ class CellTask:
         return task.with_config(kept=kept).mapped(frame, schema)
 
     def _with_columns(self, frame: Any, kept: list[str], added: Any) -> Any:
-        """Return the columns: fields of one call's structs, since equal calls of a function are one.
-
-        Spark copies a function into filters of its value, and so calls it twice, unless the column counts
-        as expensive. Functions of Python do not (SPARK-47672), ``array_join`` does: here in a condition
-        that is true for every row. A nondeterministic function would not be copied either, but keep all
-        filters above it.
-        """
-        functions = self.session.sql_module("functions")
-        nothing = f"array_repeat('', size(array_repeat({quoted(frame.columns[0])}, 0)))"
-        always = functions.expr(f"array_join({nothing}, '') = ''")
+        """Return the columns: fields of one call's structs, since equal calls of a function are one."""
         task = self.with_config(names=frame.columns, of_structs=False, is_column=False)
         with self._python_workers():
             predicted = task.udf(added)(*(frame[quoted(name)] for name in frame.columns))
         fields = (
-            functions.when(always, predicted.getField(name)).alias(name) for name in added.names
+            called_once(predicted.getField(name), frame, self.session).alias(name)
+            for name in added.names
         )
         return frame.select(*(frame[quoted(name)] for name in kept), *fields)
 
@@ -112,6 +104,19 @@ class CellTask:
             yield from namespace[entry](batches, config, package, closure)
 
         return hydrogen_magic_infer
+
+
+def called_once(predicted: Any, frame: Any, session: Session) -> Any:
+    """Return a column of ``frame`` with the values of ``predicted``, which a filter of it calls only once.
+
+    Spark copies a function into filters of its value, and so calls it twice, unless the column counts as
+    expensive. Functions of Python do not (SPARK-47672), ``array_join`` does: here in a condition that is
+    true for every row. A nondeterministic function would not be copied either, but keep all filters above
+    it.
+    """
+    functions = session.sql_module("functions")
+    nothing = f"array_repeat('', size(array_repeat({quoted(frame.columns[0])}, 0)))"
+    return functions.when(functions.expr(f"array_join({nothing}, '') = ''"), predicted)
 
 
 def task_config(

@@ -69,7 +69,18 @@ def udf(
         caller_of(predict)
     except InferError as error:
         raise OptionTypeError(str(error)) from None
-    session = _session()
+    return function_of(_session(), predict, options, columns=columns, env=env)
+
+
+def function_of(
+    session: Session,
+    predict: Callable[[Any], Any],
+    options: InferOptions,
+    *,
+    columns: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Any:
+    """Return the UDF of :func:`udf` for one session, with checked arguments; ``options`` has a schema."""
     # A captured call returns predict: this one is (predict,)[0].
     captured = capture.capture_call(operator.itemgetter(0), ((predict,),), {})
     spec = JobSpec(np=1, env=tuple((env or {}).items()))
@@ -77,7 +88,7 @@ def udf(
     has_gpu = resources.for_ranks and resources.profile is None  # a column cannot have a profile
     sent = shipping.send(session, captured.payload)
     config = task_config(captured, spec, sent, has_gpu=has_gpu)
-    stored = spark_schema(parse_schema(schema))
+    stored = spark_schema(parse_schema(options.schema or ""))
     task = CellTask(session, sent, config).with_config(
         options=asdict(options),
         columns=b"",
@@ -112,14 +123,19 @@ def _session() -> Session:
         session = sessions.find()
     except PlacementError as error:
         raise PlacementError(str(error).replace("`--on spark`", "hm.udf")) from None
+    check_version(session, "hm.udf", "use %%infer there")
+    return session
+
+
+def check_version(session: Session, caller: str, remedy: str) -> None:
+    """Raise PlacementError if the session has no Arrow UDFs."""
     if not session.is_at_least(_ARROW_UDFS_SINCE):
         import pyspark
 
         raise PlacementError(
-            f"hm.udf needs Spark and pyspark 4.1 or newer, found Spark {session.spark.version} and "
-            f"pyspark {pyspark.__version__}: use %%infer there"
+            f"{caller} needs Spark and pyspark 4.1 or newer, found Spark {session.spark.version} and "
+            f"pyspark {pyspark.__version__}: {remedy}"
         )
-    return session
 
 
 def _returned(stored: Any) -> Any:

@@ -150,10 +150,14 @@ def with_arrays(frame: Any, session: Session) -> Any:
     vectors = [f.name for f in frame.schema.fields if type(f.dataType).__name__ == "VectorUDT"]
     if not vectors:
         return frame
+    return frame.withColumns({name: as_array(frame[quoted(name)], session) for name in vectors})
+
+
+def as_array(vectors: Any, session: Session) -> Any:
+    """Return a column of arrays for one of Spark ML's vectors."""
     # Spark's own choice between them is for the process, which may have sessions of both kinds.
     functions = "pyspark.ml.connect.functions" if session.is_connect else "pyspark.ml.functions"
-    as_array = importlib.import_module(functions).vector_to_array
-    return frame.withColumns({name: as_array(frame[quoted(name)]) for name in vectors})
+    return importlib.import_module(functions).vector_to_array(vectors)
 
 
 def _refuse_same_names(frame: Any, names: list[str], owner: str) -> None:

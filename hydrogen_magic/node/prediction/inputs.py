@@ -92,7 +92,7 @@ class BatchConverter:
         if self._kind == kinds.PANDAS:
             return arrow_to_pandas.whole(part, first_row + start)
         value = _CONVERSIONS[self._kind](part)
-        return value if self._module is None else _for_module(value, self._module)
+        return value if self._module is None else ModuleInput(self._module).moved(value)
 
 
 def _index_of(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
@@ -220,27 +220,30 @@ def tensor_of(array: Any) -> Any:
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
-def _for_module(value: Any, module: Any) -> Any:
-    """Return tensors on the module's device, in the type of its parameters."""
-    import torch
+class ModuleInput:
+    """Moves tensors to a module's device, in the type of its parameters."""
 
-    parameters = [*module.parameters(), *module.buffers()]
-    device = parameters[0].device if parameters else torch.device("cpu")
-    floats = [part.dtype for part in parameters if part.is_floating_point()]
-    dtype = floats[0] if floats else torch.get_default_dtype()
-    has_indices = _begins_with_embedding(module)
+    def __init__(self, module: Any) -> None:
+        import torch
 
-    def move(part: Any) -> Any:
-        if isinstance(part, list):
-            return [move(item) for item in part]
-        if not isinstance(part, torch.Tensor):
-            return part
-        is_index = has_indices and not part.is_floating_point()
-        return part.to(device=device, dtype=torch.int64 if is_index else dtype)
+        parameters = [*module.parameters(), *module.buffers()]
+        floats = [part.dtype for part in parameters if part.is_floating_point()]
+        self._device = parameters[0].device if parameters else torch.device("cpu")
+        self._dtype = floats[0] if floats else torch.get_default_dtype()
+        self._has_indices = _begins_with_embedding(module)
 
-    if isinstance(value, dict):
-        return {name: move(part) for name, part in value.items()}
-    return move(value)
+    def moved(self, value: Any) -> Any:
+        """Return the tensors in a dict or list; other values stay as they are."""
+        import torch
+
+        if isinstance(value, dict):
+            return {name: self.moved(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [self.moved(part) for part in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_index = self._has_indices and not value.is_floating_point()
+        return value.to(device=self._device, dtype=torch.int64 if is_index else self._dtype)
 
 
 def _begins_with_embedding(module: Any) -> bool:

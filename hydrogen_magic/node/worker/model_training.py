@@ -1,0 +1,143 @@
+"""What each rank of a :class:`hydrogen_magic.spark.TorchEstimator` runs."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.ddl import spark_schema
+from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.predictor import Predictor
+from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
+from hydrogen_magic.node.worker import api, shard
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """The arguments of a training."""
+
+    train: Callable[..., Any]
+    model: Any
+    parameters: Mapping[str, Any]
+    """Further arguments of ``train``."""
+    rows: DatasetHandle
+    validation: DatasetHandle | None
+    features: tuple[str, ...]
+    label: str
+    batch_size: int
+    shuffle: bool
+    seed: int
+    predict: Callable[[Any, Any], Any] | None
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The result of a training."""
+
+    model: Any
+    schema: bytes
+    """The predicted columns in types of Spark, as serialized by Arrow; ``""`` is the one without a name."""
+
+
+class TrainingData:
+    """This rank's rows: an iterable of batches ``(features, label)``, on the rank's device.
+
+    All ranks have the same number of batches, ``len()``. Each iteration is an epoch; with ``shuffle``, those
+    over the training rows have another random order each.
+    """
+
+    validation: TrainingData | None = None
+    """The validation rows, in their order; None without any."""
+
+    def __init__(self, stream: Any, columns: FeatureColumns, label: str) -> None:
+        self._stream = stream
+        self._columns = columns
+        self._label = label
+        self._epoch = 0
+        self.n_rows: int = stream.n_rows
+        """Rows of this rank."""
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        self._stream.set_epoch(self._epoch)
+        self._epoch += 1
+        return map(self._batch, self._stream)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the random order of the next iteration, on all ranks alike; by default they are counted."""
+        self._epoch = epoch
+
+    def _batch(self, columns: Mapping[str, Any]) -> tuple[Any, Any]:
+        features = self._columns.of(columns)
+        return features, columns[self._label].to(api.device())
+
+
+def train_on_rank(task: TrainingTask) -> TrainedModel | None:
+    """Train the model on this rank; return it on rank 0, and on all ranks if it is sharded over them."""
+    schema = _predicted_columns(task) if api.rank() == 0 else b""
+    model = task.model.to(api.device()).train()
+    data = _data(task, model)
+    trained = _unwrapped(task.train(model, data, **task.parameters), model)
+    if _is_sharded(trained):
+        return TrainedModel(trained, schema)  # all ranks take part in gathering it
+    return TrainedModel(trained.cpu(), schema) if api.rank() == 0 else None
+
+
+def _data(task: TrainingTask, model: Any) -> TrainingData:
+    columns = FeatureColumns(model, task.features)
+
+    def data(rows: DatasetHandle, *, shuffle: bool) -> TrainingData:
+        size, seed = task.batch_size, task.seed
+        stream = shard.shard(rows, batch_size=size, shuffle=shuffle, seed=seed)
+        return TrainingData(stream, columns, task.label)
+
+    try:
+        found = data(task.rows, shuffle=task.shuffle)
+        if task.validation is not None:
+            found.validation = data(task.validation, shuffle=False)
+    except FileNotFoundError as error:
+        text = str(error).replace(
+            "call hm.dataset(frame, path=…)", "set TorchEstimator(dataPath=…)"
+        )
+        raise FileNotFoundError(text) from None
+    return found
+
+
+def _unwrapped(returned: Any, model: Any) -> Any:
+    """Return the model that ``train`` has returned, ``model`` if it has returned something else."""
+    if is_a(returned, "torch.nn.parallel", "DistributedDataParallel"):
+        return returned.module
+    return returned if is_a(returned, "torch.nn", "Module") else model
+
+
+def _is_sharded(model: Any) -> bool:
+    tensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return tensor is not None and any(isinstance(part, tensor) for part in model.parameters())
+
+
+# ── the predicted columns ────────────────────────────────────────────────────────────────────────
+
+
+def _predicted_columns(task: TrainingTask) -> bytes:
+    """Predict the first rows with a copy of the untrained model: what fails does so before the training."""
+    model = copy.deepcopy(task.model)
+    predict = ModelPredict(model, task.features, "", task.predict)
+    predictor = Predictor(predict, InferOptions(batch_size=task.batch_size))
+    rows = next(iter(shard.shard(task.rows, batch_size=task.batch_size).to_arrow()))
+    found = predictor.run(rows.select(list(task.features)), 0).columns.schema
+    unknown = [field.name for field in found if has_null_type(field.type)]
+    if unknown:
+        raise InferError(
+            f"predict returned no value in column {unknown[0]!r}: its type is not known"
+        )
+    schema: bytes = spark_schema(found).serialize().to_pybytes()
+    return schema

@@ -1,0 +1,175 @@
+"""Features and labels of a Spark DataFrame: as data for ranks, and as arguments of a function."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.data.dataset import dataset
+from hydrogen_magic.data.handles import NO_ROWS
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.errors import OptionTypeError, OptionValueError
+from hydrogen_magic.inference.spark.cell_task import quoted
+from hydrogen_magic.inference.spark.prepared import as_array
+from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.node.prediction.column_names import listed
+
+_IS_VALIDATION = "hydrogen_magic is validation"
+"""A column that is in no data."""
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """The rows of one training."""
+
+    features: tuple[str, ...]
+    label: str
+    validation: float | str | None
+    shuffle: bool
+    seed: int
+    path: str | None
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """Written rows."""
+
+    training: DatasetHandle
+    validation: DatasetHandle | None = None
+
+    def delete(self) -> None:
+        """Delete them."""
+        self.training.delete()
+        if self.validation is not None:
+            self.validation.delete()
+
+
+class SharedRows:
+    """The rows of a DataFrame for several trainings: the first one writes them, the last one deletes them."""
+
+    def __init__(self, frame: Any, specs: Sequence[RowSpec]) -> None:
+        """``specs``: one for each training."""
+        self._frame = frame
+        self._left = Counter(specs)
+        self._written: dict[RowSpec, TrainingRows] = {}
+        self._lock = threading.Lock()
+        weakref.finalize(self, _delete, self._written)  # if some of them never begin
+
+    @contextmanager
+    def of(self, spec: RowSpec) -> Iterator[TrainingRows]:
+        """Return the rows for one training, which lasts as long as the context."""
+        with self._lock:
+            if spec not in self._written:
+                self._written[spec] = _write(self._frame, spec)
+            rows = self._written[spec]
+        try:
+            yield rows
+        finally:
+            with self._lock:
+                self._left[spec] -= 1
+                if not self._left[spec]:
+                    self._written.pop(spec).delete()
+
+
+def _delete(written: dict[RowSpec, TrainingRows]) -> None:
+    for rows in written.values():
+        rows.delete()
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def columns(frame: Any, names: Sequence[str], param: str) -> list[Any]:
+    """Return columns of numbers and of arrays of numbers, with these names.
+
+    Raises ValueError if one is missing, TypeError if it has other values; both name ``param``.
+    """
+    session = sessions.of(frame)
+    return [_column(frame, name, param, session).alias(name) for name in names]
+
+
+def _column(frame: Any, name: str, param: str, session: sessions.Session) -> Any:
+    if name not in frame.columns:
+        raise OptionValueError(
+            f"{param}: the DataFrame has no column {name!r}; it has {listed(frame.columns)}"
+        )
+    column, kind = frame[quoted(name)], frame.schema[name].dataType
+    if type(kind).__name__ == "VectorUDT":
+        return as_array(column, session)
+    if not _is_numeric(kind):
+        raise OptionTypeError(
+            f"{param}: column {name!r} is {kind.simpleString()}, but should be a number, a vector or an "
+            "array of numbers; StringIndexer makes numbers of text"
+        )
+    return column
+
+
+def _is_numeric(kind: Any) -> bool:
+    from pyspark.sql.types import ArrayType, BooleanType, NumericType
+
+    while isinstance(kind, ArrayType):
+        kind = kind.elementType
+    return isinstance(kind, (NumericType, BooleanType))
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _write(frame: Any, spec: RowSpec) -> TrainingRows:
+    chosen = columns(frame, spec.features, "featuresCols")
+    if spec.label not in spec.features:
+        chosen += columns(frame, [spec.label], "labelCol")
+    if spec.validation is None:
+        return TrainingRows(_training(frame.select(*chosen), spec))
+    marked = frame.select(*chosen, _is_validation(frame, spec).alias(_IS_VALIDATION))
+    if isinstance(spec.validation, str):
+        return _divided(marked, spec)
+    marked.persist()  # rows must not change sides between the two jobs
+    try:
+        return _divided(marked, spec)
+    finally:
+        marked.unpersist()
+
+
+def _is_validation(frame: Any, spec: RowSpec) -> Any:
+    functions = sessions.of(frame).sql_module("functions")
+    if not isinstance(spec.validation, str):
+        return functions.rand(spec.seed) < spec.validation
+    (column,) = columns(frame, [spec.validation], "validation")
+    return functions.coalesce(column.cast("boolean"), functions.lit(False))
+
+
+def _divided(marked: Any, spec: RowSpec) -> TrainingRows:
+    is_validation = marked[quoted(_IS_VALIDATION)]
+    sides = marked.where(~is_validation), marked.where(is_validation)
+    training, validation = (side.drop(_IS_VALIDATION) for side in sides)
+    with _named(spec, "validation"):
+        held_out = dataset(validation, spec.path, reuse=False)
+    with ExitStack() as undo, _named(spec, "training"):
+        undo.callback(held_out.delete)
+        rows = TrainingRows(_training(training, spec), held_out)
+        undo.pop_all()
+    return rows
+
+
+@contextmanager
+def _named(spec: RowSpec, use: str) -> Iterator[None]:
+    """Let the error of a frame without rows name the Param."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error) != NO_ROWS:
+            raise
+        raise OptionValueError(f"validation={spec.validation!r} leaves no row for {use}") from None
+
+
+def _training(rows: Any, spec: RowSpec) -> DatasetHandle:
+    """Write the rows to train with, mixed: ranks get consecutive ones, which may be sorted by the label."""
+    if spec.shuffle:
+        rows = rows.repartition(sessions.of(rows).sql_module("functions").rand(spec.seed + 1))
+    return dataset(rows, spec.path, reuse=False)

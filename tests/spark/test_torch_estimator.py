@@ -1,0 +1,250 @@
+"""``hydrogen_magic.spark.TorchEstimator`` with classic sessions and Spark Connect."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.errors import RankFailedError
+from tests import estimator_ranks, spark_rig
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("warm_agents"),
+]
+
+CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
+CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
+INPUTS = ["a", "b", "c", "d"]
+
+
+@pytest.fixture(params=[CLASSIC, CONNECT])
+def spark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """This process's session, classic or Connect."""
+    session = request.getfixturevalue(request.param)
+    if request.param == "connect":  # as pyspark's own builder does: Spark ML chooses by it
+        monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    return session
+
+
+on_classic = pytest.mark.parametrize("spark", [CLASSIC], indirect=True)
+
+
+def iris(spark: Any) -> Any:
+    """Return the rows, a fifth of them for validation."""
+    sklearn = find_spec("sklearn")  # to import it would take seconds
+    assert sklearn is not None and sklearn.origin is not None
+    lines = Path(sklearn.origin).with_name("datasets").joinpath("data/iris.csv").read_text()
+    rows = [(*map(float, line.split(",")), n % 5 == 0) for n, line in enumerate(lines.split()[1:])]
+    types = ", ".join(f"{name} double" for name in [*INPUTS, "label"])
+    return spark.createDataFrame(rows, f"{types}, held_out boolean").coalesce(1)
+
+
+def estimator(**params: Any) -> Any:
+    from hydrogen_magic.spark import TorchEstimator
+
+    given = {
+        "model": estimator_ranks.classifier(), "train": estimator_ranks.train, "gpu": False,
+        "predict": estimator_ranks.classify, "batchSize": 16, "options": {"quiet": True},
+    }  # fmt: skip
+    return TorchEstimator(**{**given, **params})
+
+
+def accuracy(frame: Any) -> float:
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+
+    return float(MulticlassClassificationEvaluator(metricName="accuracy").evaluate(frame))
+
+
+def datasets(home: Path) -> list[Path]:
+    return list((home / "datasets").glob("*"))
+
+
+@pytest.mark.exhaustive
+def test_a_pipeline_learns_and_is_saved(spark: Any, tmp_path: Path, hydrogen_home: Path) -> None:
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.feature import VectorAssembler
+
+    frame = iris(spark)
+    assembler = VectorAssembler(inputCols=INPUTS, outputCol="features")
+    pipeline = Pipeline(stages=[assembler, estimator(epochs=15, validation="held_out")])
+    fitted = pipeline.fit(frame)
+    assert datasets(hydrogen_home) == []
+    model = fitted.stages[1]
+    assert len(model.history) == 2 * 15 and model.history["accuracy"].iloc[-1] > 0.9
+    scored = fitted.transform(frame)
+    assert (
+        scored.schema["features"].dataType == assembler.transform(frame).schema["features"].dataType
+    )
+    found = scored.collect()
+    assert sum(row.prediction == row.label for row in found) > 0.9 * len(found)
+    fitted.save(str(tmp_path / "fitted"))
+    again = PipelineModel.load(str(tmp_path / "fitted"))
+    assert again.transform(frame).collect() == found
+    assert again.stages[1].history.equals(model.history)
+
+
+@on_classic
+def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_home: Path) -> None:
+    """With predictions by name, a saved model, and the columns that are refused."""
+    from hydrogen_magic.spark import TorchModel
+
+    rows = [(n, n % 3, [float(n), 0.5], 1.0, "text") for n in range(5)]
+    types = "id bigint, category int, numbers array<double>, label double, name string"
+    frame = spark.createDataFrame(rows, types).coalesce(1)
+    names = ["category", "numbers"]
+    given = {"model": estimator_ranks.Two(), "train": estimator_ranks.replace, "np": 1}
+    fitted = estimator(**given, featuresCols=names, predict=estimator_ranks.both).fit(frame)
+    for _ in range(2):
+        fitted.write().overwrite().save(str(tmp_path / "fitted"))
+    scored = TorchModel.load(str(tmp_path / "fitted")).transform(frame)
+    assert scored.dtypes[len(frame.columns) :] == [
+        ("sum", "float"),
+        ("numbers_too", "array<float>"),
+    ]
+    assert [(row["sum"], row["numbers_too"]) for row in scored.collect()] == [
+        (5.0, [n, 0.5]) for n in range(5)
+    ]
+    with pytest.raises(ValueError, match="already has a column 'sum': drop it"):
+        fitted.transform(scored)
+    for params, message in (
+        (
+            {"featuresCols": ["age"]},
+            r"featuresCols: the DataFrame has no column 'age'; it has 'id'",
+        ),
+        (
+            {"featuresCols": ["name"]},
+            r"featuresCols: column 'name' is string, but should be a numb",
+        ),
+        ({"labelCol": "name"}, r"labelCol: column 'name' is string"),
+        ({"validation": "name"}, r"validation: column 'name' is string"),
+        ({"validation": 1e-9}, r"validation=1e-09 leaves no row for validation"),
+        ({"np": 6}, r"np=6: there are only 5 rows for training, and every rank needs one"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            estimator(**{**given, "featuresCols": names, **params}).fit(frame)
+    assert datasets(hydrogen_home) == []
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_failures_are_those_of_a_gang(spark: Any, hydrogen_home: Path) -> None:
+    """Of the training, and of predictions: before it."""
+    frame = iris(spark)
+    with pytest.raises(RankFailedError, match="ValueError: on purpose") as caught:
+        estimator(train=estimator_ranks.fail, featuresCols=INPUTS).fit(frame)
+    assert caught.value.rank == 1
+    with pytest.raises(RankFailedError, match="'Sequential' object has no attribute 'infer'"):
+        estimator(
+            train=estimator_ranks.fail, featuresCols=INPUTS, np=1,
+            predict=lambda model, features: model.infer(features),
+        ).fit(frame)  # fmt: skip
+    assert datasets(hydrogen_home) == []
+
+
+@pytest.mark.exhaustive
+def test_cross_validation_finds_the_learning_rate(spark: Any, tmp_path: Path) -> None:
+    """Two gangs at a time, whose rows are written once for each fold."""
+    from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+    from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+
+    chosen = estimator(featuresCols=INPUTS, validation=0.2, epochs=10)
+    grid = ParamGridBuilder().addGrid(chosen.lr, [1e-6, 0.05]).addGrid(chosen.batchSize, [16, 32])
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
+    validator = CrossValidator(
+        estimator=chosen, estimatorParamMaps=grid.build(), evaluator=evaluator, numFolds=2,
+        parallelism=2, seed=1,
+    )  # fmt: skip
+    found = validator.fit(iris(spark))
+    assert min(found.avgMetrics[2:]) > 0.8 > max(found.avgMetrics[:2])
+    found.write().overwrite().save(str(tmp_path / "found"))
+    again = CrossValidatorModel.load(str(tmp_path / "found"))
+    assert accuracy(again.transform(iris(spark))) > 0.9
+    assert again.getEstimator().getOrDefault("batchSize") == 16
+    assert again.getEstimatorParamMaps()[0][again.getEstimator().lr] == 1e-6
+
+
+@pytest.mark.exhaustive
+def test_executors_train_on_rows_of_a_shared_folder(spark: Any, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    chosen = estimator(featuresCols=INPUTS, epochs=15, on="spark", dataPath=str(shared))
+    assert accuracy(chosen.fit(iris(spark)).transform(iris(spark))) > 0.9
+    assert list(shared.iterdir()) == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.horovod
+@on_classic
+def test_horovod_averages_gradients(spark: Any) -> None:
+    chosen = estimator(
+        featuresCols=INPUTS, epochs=15, rendezvous="horovod", train=estimator_ranks.train_by_horovod
+    )
+    assert accuracy(chosen.fit(iris(spark)).transform(iris(spark))) > 0.9
+
+
+SAVES = """
+import sys
+from pyspark.sql import SparkSession
+import torch
+from hydrogen_magic.spark import TorchEstimator
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return doubled(super().forward(x))
+
+def doubled(x):
+    return 2 * x
+
+def train(model, data, bias=0.25):
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(bias)
+
+spark = SparkSession.builder.getOrCreate()
+frame = spark.range(4).selectExpr("id as features", "id as label")
+estimator = TorchEstimator(model=Net(1, 1), train=train, np=1, gpu=False)
+estimator.save(sys.argv[1] + "/estimator")
+estimator.fit(frame).save(sys.argv[1] + "/model")
+"""
+LOADS = """
+import sys
+from pyspark.sql import SparkSession
+from hydrogen_magic.spark import TorchEstimator, TorchModel
+
+spark = SparkSession.builder.getOrCreate()
+frame = spark.range(4).selectExpr("id as features", "id as label")
+model = TorchModel.load(sys.argv[1] + "/model")
+estimator = TorchEstimator.load(sys.argv[1] + "/estimator").setParams(bias=1.0)
+for each in (model, estimator.fit(frame)):
+    print("predicted", [row.prediction for row in each.transform(frame).collect()])
+try:
+    TorchModel.load(sys.argv[1] + "/estimator")
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.exhaustive
+def test_another_process_loads_what_one_has_saved(
+    spark_site: spark_rig.Site, tmp_path: Path
+) -> None:
+    """With the classes and functions that only the first one defines."""
+    root = str(Path(__file__).parents[2])
+    environment = {**spark_site.driver(), "PYTHONPATH": root}
+    for source in (SAVES, LOADS):
+        script = tmp_path / "script.py"
+        script.write_text(source)
+        done = subprocess.run(
+            [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert "predicted [0.5, 2.5, 4.5, 6.5]" in done.stdout
+    assert "predicted [2.0, 4.0, 6.0, 8.0]" in done.stdout
+    assert "Expected class name hydrogen_magic.spark.TorchModel but found" in done.stdout

@@ -1,0 +1,160 @@
+"""Params of ``TorchEstimator``, the features of its model, and the rows that its trainings share."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
+from hydrogen_magic.spark import TorchEstimator, rows
+from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
+
+MODEL = torch.nn.Linear(2, 1)
+
+
+def train(model: Any, data: Any, epochs: int, lr: float, momentum: float = 0.5) -> None: ...
+
+
+def train_with_any(model: Any, data: Any, **options: Any) -> None: ...
+
+
+# ── Params ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def arguments(estimator: TorchEstimator) -> dict[str, Any]:
+    return estimator._arguments(estimator.getOrDefault("train"))
+
+
+def test_parameters_of_train_are_params() -> None:
+    estimator = TorchEstimator(train=train, lr=0.1, epochs=3)
+    assert arguments(estimator) == {"epochs": 3, "lr": 0.1}
+    changed = estimator.copy({estimator.lr: 0.2, estimator.momentum: 0.9, estimator.epochs: 1})
+    assert arguments(changed) == {"epochs": 1, "lr": 0.2, "momentum": 0.9}
+    assert arguments(estimator) == {"epochs": 3, "lr": 0.1}, "the original stays"
+    assert arguments(TorchEstimator(train=train_with_any, width=8)) == {"width": 8}
+
+
+REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
+    "rank count": ({"np": 0}, r"np should be a number of ranks, not 0, got 0$"),
+    "fraction": ({"validation": 1.5}, r"validation should be a fraction between 0 and 1, or the"),
+    "type": ({"epochs": "3"}, r"epochs should be 1 or more epochs, got str$"),
+    "class": ({"model": torch.nn.Linear}, r"model should be an instance of .*, got class Linear$"),
+    "columns": ({"featuresCols": ["a", "a"]}, r"featuresCols should be a list of different names"),
+    "option": (
+        {"options": {"gpus": 2}},
+        r"options should be a dict of options of .*\(env, retries",
+    ),
+    "unknown": ({"train": train, "ir": 0.1}, r"has a parameter 'ir'; .*did you mean lr\?"),
+    "no train": ({"lr": 0.1}, r"neither TorchEstimator nor train has a parameter 'lr'"),
+    "no data": ({"train": lambda model: None}, r"train\(model\) cannot be called with a model and"),
+    "attribute": ({"train": lambda model, data, fit: None}, r"parameter 'fit', which is an attrib"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_values_are_named(case: str) -> None:
+    given, message = REFUSED[case]
+    with pytest.raises((TypeError, ValueError), match=message):
+        TorchEstimator(**given)
+
+
+def test_what_train_needs_is_checked_before_rows_are_written() -> None:
+    no_rows: Any = None
+    for given, message in (
+        ({"train": train}, "TorchEstimator has no model: set TorchEstimator(model=…)"),
+        ({"model": MODEL, "train": train}, "train has a parameter 'lr' without a value"),
+        (
+            {"model": MODEL, "train": lambda model, data: None, "epochs": 2},
+            "epochs=2 has no effect, since train has no parameter 'epochs'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            TorchEstimator(**given)._fit_on(no_rows)
+
+
+# ── features ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class WithDict(torch.nn.Module):
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return batch["a"] + batch["v"].sum(1)
+
+
+class WithArguments(torch.nn.Module):
+    def forward(self, a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return a + v.sum(1)
+
+
+def batch() -> dict[str, Any]:
+    return {
+        "a": torch.tensor([1, 2]),
+        "v": torch.tensor([[3.0, 4.0], [5.0, 6.0]]),
+        "image": torch.zeros(2, 4, 4),
+    }
+
+
+def test_features_are_what_forward_takes() -> None:
+    together = FeatureColumns(torch.nn.Linear(3, 1).double(), ["v", "a"]).of(batch())
+    assert together.dtype == torch.float64 and together.tolist() == [[3, 4, 1], [5, 6, 2]]
+    assert FeatureColumns(torch.nn.Conv1d(4, 1, 1), ["image"]).of(batch()).shape == (2, 4, 4)
+    indices = FeatureColumns(torch.nn.Embedding(3, 2), ["a"]).of(batch())
+    assert indices.dtype == torch.int64 and indices.tolist() == [[1], [2]]
+    for model in (WithDict(), WithArguments()):
+        columns = FeatureColumns(model, ["a", "v"])
+        features = columns.of(batch())
+        assert list(features) == ["a", "v"] and columns.call(model, features).tolist() == [8, 13]
+    with pytest.raises(Exception, match=r"a \(\), image \(4, 4\) cannot be put side by side"):
+        FeatureColumns(MODEL, ["a", "image"]).of(batch())
+
+
+def test_a_model_predicts_in_eval_mode() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(1.0), torch.nn.Flatten(0))
+    found = ModelPredict(model, ["a"], "p", None)(batch())
+    assert found["p"].tolist() == [1, 2] and found["p"].is_inference()
+    both = ModelPredict(model, ["a"], "p", lambda model, features: {"x": features, "y": 1})(batch())
+    assert list(both) == ["x", "y"]
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Labels of the rows that are written and not yet deleted."""
+    left: list[str] = []
+
+    def write(frame: Any, spec: RowSpec) -> TrainingRows:
+        left.append(spec.label)
+        return TrainingRows(DatasetHandle("", 1, 1, (), lambda: left.remove(spec.label)))
+
+    monkeypatch.setattr(rows, "_write", write)
+    return left
+
+
+def spec(label: str) -> RowSpec:
+    return RowSpec(("a",), label, None, True, 0, None)
+
+
+def test_trainings_share_rows_and_the_last_one_deletes_them(written: list[str]) -> None:
+    shared = SharedRows(None, [spec("x"), spec("x"), spec("y")])
+    with shared.of(spec("x")) as first:
+        pass
+    with shared.of(spec("y")), shared.of(spec("x")) as second:
+        assert second is first and written == ["x", "y"]
+    assert written == []
+
+
+def test_rows_of_trainings_that_never_begin_are_deleted(written: list[str]) -> None:
+    shared = SharedRows(None, [spec("x"), spec("x")])
+    with pytest.raises(RuntimeError), shared.of(spec("x")):
+        raise RuntimeError
+    assert written == ["x"]
+    del shared
+    gc.collect()
+    assert written == []
