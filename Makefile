@@ -151,6 +151,12 @@ $(VENV)/.stamp-horovod: $(VENV)/.stamp-torch $(VENV)/.stamp-dev $(wildcard hydro
 	elif [ $$? = 3 ]; then echo 'Tests that need Horovod are skipped.' >&2; \
 	else exit 1; fi
 
+# Observed libraries and trackers.
+$(VENV)/.stamp-libraries: $(VENV)/.stamp-dev
+	@echo '· installing W&B, MLflow, PyTorch-Ignite and CLU'
+	@$(PIP) -e '.[libraries]'
+	@touch $@
+
 # Built from source: without isolation it finds the torch that is installed.
 $(VENV)/.stamp-deepspeed: $(VENV)/.stamp-dev
 	@echo '· installing DeepSpeed'
@@ -182,11 +188,11 @@ test: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark)
 	@echo '· pytest, $(WORKERS) workers'
 	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
 
-test-tensorflow: $(VENV)/.stamp-tensorflow $(VENV)/.stamp-spark $(BUNDLE)
+test-tensorflow: $(BUNDLE) $(addprefix $(VENV)/.stamp-,spark horovod libraries deepspeed tensorflow)
 	@echo '· pytest, tests that need TensorFlow'
 	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS)
 
-test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons deepspeed) test-tensorflow
+test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons libraries deepspeed) test-tensorflow
 	@echo '· pytest, all tests, $(WORKERS) workers'
 	@$(PYTEST) -n $(WORKERS) $(ARGS)
 

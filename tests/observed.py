@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from hydrogen_magic.core import events as ev
 
 TIMEOUT_S = 240.0
 """For a process that imports torch and its compiler on a machine that is busy with other tests."""
+
+Curves = dict[str, dict[int, float]]
 
 RANK = """
 import atexit, json, os, sys, time, types
@@ -37,6 +41,19 @@ atexit.register(finish)
 """
 
 
+def curves(events: Iterable[ev.Event]) -> Curves:
+    """Return each metric's value by step; a step that one metric has twice is an error."""
+    found: Curves = defaultdict(dict)
+    for event in events:
+        if isinstance(event, ev.Metrics):
+            for name, values in event.values.items():
+                for step, value in zip(event.steps, values, strict=True):
+                    if value is not None:
+                        assert step not in found[name], f"{name} is there twice at step {step}"
+                        found[name][step] = value
+    return found
+
+
 class Ended:
     """A process that has ended, with all that it printed and reported."""
 
@@ -49,6 +66,11 @@ class Ended:
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def curves(self) -> Curves:
+        """Each metric's value by step; a step that one metric has twice is an error."""
+        return curves(self.events)
 
     @property
     def bars(self) -> list[tuple[str, float, float | None, bool]]:

@@ -92,6 +92,57 @@ def test_notebook_bars_become_plain_ones(tmp_path: Path) -> None:
     assert "%" not in ended.stderr
 
 
+def test_rich_progress_is_reported_and_not_drawn(tmp_path: Path) -> None:
+    ended = run(
+        """
+        os.environ["FORCE_COLOR"] = "1"  # of kernels: rich takes each output for a terminal
+        import io, warnings
+        from rich.console import Console
+        from rich.progress import Progress, track
+        from tqdm.rich import tqdm
+        for _ in track(range(10), description="[red]tracked"):
+            pass
+        plain = Console(force_terminal=False)
+        for _ in track(range(6), description="plain", console=plain):
+            pass
+        with Progress() as progress:
+            first = progress.add_task("first", total=4)
+            hidden = progress.add_task("hidden", visible=False)
+            endless = progress.add_task("endless", total=None)
+            progress.console.print("between the bars")
+            for _ in range(4):
+                progress.advance(first)
+                progress.update(endless, advance=2, description="endless [1")
+            progress.update(task_id=first, description="finished")
+            flush()
+            progress.reset(first, total=2)
+            progress.remove_task(progress.add_task("removed"))
+            progress.advance(first)
+        warnings.simplefilter("ignore")  # tqdm calls it experimental
+        for _ in tqdm(range(3), desc="of tqdm"):
+            pass
+        file = io.StringIO()
+        for _ in track(range(5), description="mine", console=Console(file=file)):
+            pass
+        assert "100%" in file.getvalue()
+        for _ in track(range(5), description="disabled", disable=True):
+            pass
+        """,
+        tmp_path,
+    )
+    assert (ended.stdout, ended.stderr) == ("between the bars\n", "")
+    assert ended.bars == [
+        ("tracked", 10, 10, True),
+        ("plain", 6, 6, True),
+        ("first", 4, 4, True),
+        ("endless [1", 8, None, True),
+        ("finished", 1, 2, True),
+        ("removed", 0, 100, True),
+        ("of tqdm", 3, 3, True),
+        ("mine", 5, 5, True),
+    ]
+
+
 def test_an_observer_that_fails_leaves_the_library_alone(tmp_path: Path) -> None:
     ended = run(
         """

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from tests import library_ranks
-from tests.observed import Ended, start
+from tests.observed import Curves, Ended, curves, start
 
 LIBRARIES = (
     "accelerate",
@@ -33,8 +32,6 @@ TIMEOUT_S = 250.0
 
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 50)
 
-Curves = dict[str, dict[int, float]]
-
 
 @dataclasses.dataclass(frozen=True)
 class Reported:
@@ -48,15 +45,7 @@ class Reported:
 
     @property
     def curves(self) -> Curves:
-        """Each metric's value by step; a step that one metric has twice is an error."""
-        found: Curves = defaultdict(dict)
-        for event in self.of(ev.Metrics):
-            for name, values in event.values.items():
-                for step, value in zip(event.steps, values, strict=True):
-                    if value is not None:
-                        assert step not in found[name], f"{name} is there twice at step {step}"
-                        found[name][step] = value
-        return found
+        return curves(self.events)
 
     @property
     def steps(self) -> dict[str, list[int]]:

@@ -173,3 +173,48 @@ def test_summaries_become_curves_and_those_of_keras_once(tmp_path: Path) -> None
     assert curves["test/loss"] == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert curves["loss"][:3] == [(0, 0.0), (1, 0.5), (2, 1.0)]
     assert ("Epoch 1/1", 1.0, 1.0, True) in done.bars
+
+
+CLU = """
+import os, tempfile
+from clu import metric_writers
+from flax.metrics.tensorboard import SummaryWriter
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+class Nested(metric_writers.MultiWriter):
+    pass
+
+folder = tempfile.mkdtemp()
+writers = {
+    "default": metric_writers.create_default_writer(f"{folder}/default"),
+    "logging": metric_writers.create_default_writer(just_logging=True),
+    "plain": metric_writers.SummaryWriter(f"{folder}/plain"),
+    "nested": Nested([metric_writers.MultiWriter([metric_writers.LoggingWriter()])]),
+}
+for name, writer in writers.items():
+    for step in range(3):
+        writer.write_scalars(step, {f"{name}/loss": 0.5 * step})
+        metric_writers.write_values(writer, step, {f"{name}/accuracy": step})
+        writer.write_texts(step, {"text": "no number"})
+    writer.close()
+flax = SummaryWriter(f"{folder}/flax")
+flax.scalar("flax/loss", 1.0, 7)
+flax.close()
+files = EventAccumulator(f"{folder}/default").Reload()
+print(sorted(files.Tags()["tensors"]))
+"""
+
+
+@pytest.mark.exhaustive  # it imports TensorFlow, which CLU and this part of Flax need
+@pytest.mark.tensorflow
+def test_metric_writers_of_jax_programs_become_curves(tmp_path: Path) -> None:
+    """Those of CLU are seen once, whether or not they write summaries, in threads or not."""
+    pytest.importorskip("clu", reason="clu is not installed")
+    done = observed.run(CLU, tmp_path)
+    assert not done.of(ev.Notice), "each observer works"
+    expected = {"flax/loss": {7: 1.0}}
+    for name in ("default", "logging", "plain", "nested"):
+        expected[f"{name}/loss"] = {0: 0.0, 1: 0.5, 2: 1.0}
+        expected[f"{name}/accuracy"] = {0: 0.0, 1: 1.0, 2: 2.0}
+    assert done.curves == expected
+    assert done.stdout == "['default/accuracy', 'default/loss', 'text']\n"

@@ -278,31 +278,68 @@ def test_mlflow_has_the_runs_of_a_sweep(
     assert files == {"cell.py", "rank-0.log"}
 
 
-def test_wandb_has_a_run_beside_the_notebooks_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+@pytest.fixture
+def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """W&B without a server: runs are written to ``tmp_path``."""
+    library = pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # set by the library; back after the test
+    yield library
+    library.teardown()
+
+
+def test_wandb_has_a_run_beside_the_notebooks_own(wandb: Any, tmp_path: Path) -> None:
     own = wandb.init(name="of the notebook", settings=wandb.Settings(console="off"))
     with pytest.raises(RankFailedError):
         hm.run(fail_at, 0.25, np=2, quiet=True, track="wandb", run_name="broken")
     assert wandb.run is own
     own.finish()
     wandb.teardown()
-    folders = (tmp_path / "wandb").glob("offline-run-*")
-    [folder] = [each for each in folders if own.id not in each.name]
+    [folder] = [each for each in _offline_runs(tmp_path) if own.id not in each.name]
     assert (folder / "files" / "rank-0.log").exists()
+    assert [(step, loss) for _, step, loss in _losses(folder)] == [(0, 0.25)]
     records = list(_records(next(folder.glob("*.wandb"))))
-    steps = [
-        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in each.history.item}
-        for each in records
-        if each.HasField("history")
-    ]
-    assert [(each["step"], each["loss"]) for each in steps if "loss" in each] == [(0, 0.25)]
     [run_record] = [each.run for each in records if each.HasField("run")][-1:]
     assert run_record.display_name == "broken"
     assert [each.exit.exit_code for each in records if each.HasField("exit")] == [1]
+
+
+def test_a_run_of_a_rank_is_tracked_beside_it(
+    wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its values are observed, so the tracker's run has them too: each run has each value once."""
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    hm.run(log_to_own_run, np=1, quiet=True, track="wandb", run_name="tracked")
+    wandb.teardown()
+    values = [(0, 0.0), (1, 0.5), (2, 1.0)]
+    found = {
+        each.name.rpartition("-")[2] == "mine": [(step, loss) for step, _, loss in _losses(each)]
+        for each in _offline_runs(tmp_path)
+    }
+    assert found == {True: values, False: values}
+
+
+def log_to_own_run() -> None:
+    import wandb
+
+    with wandb.init(settings=wandb.Settings(console="off", silent=True)) as run:
+        for step in range(3):
+            run.log({"loss": step / 2})
+
+
+def _offline_runs(folder: Path) -> list[Path]:
+    return sorted((folder / "wandb").glob("offline-run-*"))
+
+
+def _losses(folder: Path) -> list[tuple[int, int | None, float]]:
+    """Return the values of ``loss``: W&B's step, the value of ``step`` beside it, and it."""
+    found = []
+    for record in _records(next(folder.glob("*.wandb"))):
+        row = {(i.key or i.nested_key[0]): json.loads(i.value_json) for i in record.history.item}
+        if "loss" in row:
+            found.append((record.history.step.num, row.get("step"), row["loss"]))
+    return found
 
 
 def fail_at(lr: float) -> None:

@@ -86,7 +86,7 @@ DOORS = {
     "matplotlib": ("node.worker.figures", "node.worker.figure_backend"),
     "pynvml": ("node.agent",),
     "psutil": ("core.run_log", "driver.placements"),
-    "rich": ("views",),
+    "rich": ("views", "node.worker.observe.rich"),
     "traitlets": ("notebook", "views"),
     "wandb": ("driver.trackers.wandb",),
     "zmq": ("transport.channel",),

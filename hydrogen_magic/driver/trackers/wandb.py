@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
 
@@ -39,6 +40,8 @@ class WandbTracker(Tracker):
 
         about = {**info.about, "gang": info.gang}
         run = wandb.init(
+            # WANDB_RUN_ID is for a run of the user: ranks that log to it would log twice.
+            id=uuid4().hex[:8],
             name=info.name,
             group=info.group or None,
             config={**info.params, "hydrogen_magic": about},

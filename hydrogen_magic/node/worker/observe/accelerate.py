@@ -7,7 +7,7 @@ each of its entries, ``name/entry``, as in its TensorBoard tracker.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -29,12 +29,4 @@ def attach(module: ModuleType) -> None:
 
 @metrics.safely
 def _see(values: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> None:
-    metrics.log(dict(_flat(values)), step)
-
-
-def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{name}/{entry}", one) for entry, one in value.items())
-        else:
-            yield str(name), value
+    metrics.log(dict(metrics.flattened(values, "/")), step)

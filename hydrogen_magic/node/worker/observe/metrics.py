@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import operator
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +45,16 @@ def log(values: Mapping[str, Any], step: Any) -> None:
                 reporter.log(at, {name: value})
 
 
+def flattened(values: Mapping[str, Any], separator: str) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of ``values``; those of a dict among them get its name as prefix."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            inner = flattened(value, separator)
+            yield from ((f"{name}{separator}{entry}", one) for entry, one in inner)
+        else:
+            yield str(name), value
+
+
 def _as_step(step: Any) -> int | None:
     try:
         return operator.index(step)
@@ -67,9 +78,9 @@ def _next_step(name: str) -> int:
 def claimed() -> Iterator[None]:
     """Mark writes of this thread as already recorded by the caller of the writer.
 
-    Lightning, Transformers and Accelerate pass their metrics to a ``SummaryWriter``, on rank 0 only and
-    partly under other names. Their observers take precedence; values that a user writes there directly are
-    recorded too.
+    Lightning, Transformers and Accelerate pass their metrics to a ``SummaryWriter``, W&B or MLflow, on rank 0
+    only and partly under other names. Their observers take precedence; values that a user writes there
+    directly are recorded too.
     """
     _claims.depth += 1
     try:
@@ -105,6 +116,11 @@ class LibraryBar:
         self._number: int | None = None
         self._last: tuple[str, float, float | None] = ("", 0.0, None)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is shown, and not closed."""
+        return self._number is not None
+
     def show(self, desc: str, n: float, total: float | None) -> None:
         """Report its progress; ``total`` may be None or infinite if unknown."""
         reporter = _reporter.current()
@@ -122,6 +138,16 @@ class LibraryBar:
         self._number = None
         if reporter is not None and number is not None:
             reporter.bars.update(number, *self._last, self._unit, closed=True)
+
+
+def is_own_stream(file: Any) -> bool:
+    """Return True for streams to the rank's descriptors 1 or 2, False for a StringIO or a file."""
+    if file is sys.__stdout__ or file is sys.__stderr__:
+        return True
+    try:
+        return file.fileno() in (1, 2)
+    except (AttributeError, OSError, TypeError, ValueError):
+        return False
 
 
 # ── the guard ────────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.observe import metrics
 
 _FILE_POSITION = 4
 """Position of ``file`` among the arguments of ``tqdm.__init__``, after ``self``."""
@@ -56,7 +57,7 @@ def _silent_init(original: Any) -> Any:
         is_positional = len(args) > _FILE_POSITION
         file = args[_FILE_POSITION] if is_positional else kwargs.get("file")
         file = sys.stderr if file is None else file
-        if _reporter.current() is not None and _is_own_stream(file):
+        if _reporter.current() is not None and metrics.is_own_stream(file):
             self._hydrogen_silent = True
             silent = _Silent(file)
             if is_positional:
@@ -66,16 +67,6 @@ def _silent_init(original: Any) -> Any:
         original(self, *args, **kwargs)
 
     return __init__
-
-
-def _is_own_stream(file: Any) -> bool:
-    """True for streams to the rank's descriptors 1 or 2, False for a StringIO or a file."""
-    if file is sys.__stdout__ or file is sys.__stderr__:
-        return True
-    try:
-        return file.fileno() in (1, 2)
-    except (AttributeError, OSError, TypeError, ValueError):
-        return False
 
 
 def _silent_display(original: Any) -> Any:
@@ -126,6 +117,23 @@ def _report(bar: Any, closed: bool = False) -> None:
     reporter.bars.update(
         bar._hydrogen_bar, f"{desc} {postfix}".strip(), n, total, str(bar.unit), closed
     )
+
+
+def attach_to_rich(module: ModuleType) -> None:
+    """Hide the ``rich.progress`` of ``tqdm.rich`` from its observer: the bar itself is reported."""
+    bar = module.tqdm_rich
+    for name in ("__init__", "display", "reset"):
+        setattr(bar, name, metrics.claiming(getattr(bar, name)))
+    bar.__init__ = _refreshed_init(bar.__init__)
+
+
+def _refreshed_init(original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        self.refresh()  # other bars do so themselves
+
+    return __init__
 
 
 # ── tqdm.notebook ────────────────────────────────────────────────────────────────────────────────

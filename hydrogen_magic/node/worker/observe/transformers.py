@@ -1,7 +1,7 @@
 """Observer of Transformers' ``Trainer``: logs and progress, by a callback in every Trainer.
 
-Values logged by the Trainer become curves over ``global_step``; those that its TensorBoard callback writes
-are not shown again. Its bars are tqdm's and only on rank 0, so the other ranks get ours.
+Values logged by the Trainer become curves over ``global_step``; those that its callbacks pass on, as to
+TensorBoard, are not shown again. Its bars are tqdm's and only on rank 0, so the other ranks get ours.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ def attach(module: ModuleType) -> None:
 
 
 def attach_to_integrations(module: ModuleType) -> None:
-    """Hide the writer of ``TensorBoardCallback`` from the observer; ``module`` defines that class."""
-    module.TensorBoardCallback.on_log = metrics.claiming(module.TensorBoardCallback.on_log)
+    """Hide what callbacks pass on (to TensorBoard, W&B, MLflow, …); ``module`` defines their classes."""
+    for kind in vars(module).values():
+        if isinstance(kind, type) and kind.__module__ == module.__name__ and "on_log" in vars(kind):
+            kind.on_log = metrics.claiming(kind.on_log)  # type: ignore[attr-defined]
 
 
 class _TransformersHooks:

@@ -1,0 +1,48 @@
+"""Observer of CLU's metric writers, which JAX programs use: scalars become curves.
+
+The outermost writer is observed, on every rank: writers that it calls, also in threads, are not, nor are
+summaries of TensorFlow or TensorBoard that those make.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker.observe import metrics
+
+
+def attach(module: ModuleType) -> None:
+    """Patch ``write_scalars`` of all writers; ``module`` is ``clu.metric_writers``."""
+    for kind in vars(module).values():
+        if isinstance(kind, type) and "write_scalars" in vars(kind):
+            kind.write_scalars = _seen(kind.write_scalars)  # type: ignore[attr-defined]
+
+
+def attach_to_pools(module: ModuleType) -> None:
+    """Have a pool's threads know what is recorded already; ``module`` is ``clu.asynclib``."""
+    original = module.Pool.__call__
+
+    @functools.wraps(original)
+    def __call__(self: Any, function: Callable[..., Any]) -> Any:  # noqa: N807
+        return original(self, metrics.claiming(function) if metrics.is_claimed() else function)
+
+    module.Pool.__call__ = __call__
+
+
+def _seen(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def write_scalars(self: Any, step: Any, scalars: Any) -> None:
+        if not metrics.is_claimed():
+            _see(scalars, step)
+        with metrics.claimed():
+            original(self, step, scalars)
+
+    return write_scalars
+
+
+@metrics.safely
+def _see(scalars: Any, step: Any) -> None:
+    metrics.log(scalars, step)

@@ -1,0 +1,44 @@
+"""Observer of Weights & Biases: numbers that a cell logs to a run become curves, over the run's steps.
+
+A dict among them makes a curve of each of its entries, ``name.entry``, as in W&B. The notebook's process logs
+to the run of ``--track wandb``; only ranks are observed.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker.observe import metrics
+
+_steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Run -> step of its next call without one. To ask W&B for it would take a message to another process."""
+
+
+def attach(module: ModuleType) -> None:
+    """Patch ``Run.log``, which is also ``wandb.log``; ``module`` is ``wandb.sdk.wandb_run``."""
+    original = module.Run.log
+
+    @functools.wraps(original)
+    def log(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _see(self, *args, **kwargs)
+
+    module.Run.log = log
+
+
+def attach_to_keras(module: ModuleType) -> None:
+    """Hide a callback that logs what Keras's observer records; ``module`` defines it."""
+    callback = module.WandbMetricsLogger
+    for hook in ("on_batch_end", "on_epoch_end"):
+        setattr(callback, hook, metrics.claiming(getattr(callback, hook)))
+
+
+@metrics.safely
+def _see(run: Any, data: Any, step: Any = None, commit: bool | None = None, *_: Any) -> None:
+    at = _steps.get(run, 0) if step is None else step
+    _steps[run] = at + 1 if commit or (commit is None and step is None) else at
+    if not metrics.is_claimed():
+        metrics.log(dict(metrics.flattened(data, ".")), at)
