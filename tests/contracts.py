@@ -38,6 +38,16 @@ def rarely(*names: str) -> Callable[[Contract], Contract]:
     return mark
 
 
+def mainly(*names: str) -> Callable[[Contract], Contract]:
+    """Mark all inherited tests of a class as exhaustive, but these."""
+
+    def mark(contract: Contract) -> Contract:
+        tests = {name for name in dir(contract) if name.startswith("test_")}
+        return rarely(*sorted(tests.difference(names)))(contract)
+
+    return mark
+
+
 def _copied(test: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same test: a mark on the inherited function would hold for all classes."""
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
@@ -27,9 +28,12 @@ KERNEL = textwrap.dedent(
             time.sleep(60)
             os._exit(0)
     rendezvous = "horovod" if "horovod" in sys.argv else "torch"
-    gang = hm.launch(ranks.family, 2, True, np=2, rendezvous=rendezvous)
+    session = "lab" if "session" in sys.argv else None
+    family = (ranks.leave_helper,) if "idle" in sys.argv else (ranks.family, 2, True)
+    gang = hm.launch(*family, np=2, rendezvous=rendezvous, session=session)
     print(gang.id, forked, flush=True)
     gang.wait()
+    time.sleep(1000 if session else 0)
     """
 )
 
@@ -68,8 +72,15 @@ class Kernel:
         ]
 
     def wait_until_training(self) -> None:
-        deadline = time.monotonic() + 60
-        while not all("batch" in self._log(rank) for rank in (0, 1)):
+        self._wait_until(lambda: all("batch" in self._log(rank) for rank in (0, 1)))
+
+    def wait_until_idle(self) -> None:
+        """Wait for the end of its gang, whose session stays."""
+        self._wait_until(lambda: isinstance(run_log.read(self.gang)[-1], ev.GangEnded))
+
+    def _wait_until(self, holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
             assert time.monotonic() < deadline and self.process.poll() is None
             time.sleep(0.02)
 

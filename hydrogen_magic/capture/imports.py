@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from hydrogen_magic.capture.lines import code_in_magics
 from hydrogen_magic.capture.modules import local_paths, only_defines
 
 _MISSING = object()
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 _FRONT_ENDS = {"IPython", "ipykernel", "ipywidgets", "jupyter", "nbformat", "hydrogen_magic"}
 """Imports for the notebook itself; a rank never needs their side effects."""
@@ -48,6 +51,19 @@ class Statement:
         return _attribute(module, attribute) is value
 
 
+@dataclass(frozen=True)
+class _Cell:
+    """What is read in the source of a cell, or of code in one of its magics."""
+
+    statements: tuple[Statement, ...]
+    """At the top level."""
+    futures: tuple[str, ...]
+    loaded: frozenset[str]
+    """Names that it reads."""
+    definitions: Mapping[str, str]
+    """Sources of the functions and classes at the top level."""
+
+
 class Imports:
     """The import statements of a notebook's earlier cells."""
 
@@ -61,24 +77,12 @@ class Imports:
             self._add(source)
 
     def _add(self, source: str) -> None:
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
-            return
-        for definition in tree.body:
-            if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                self._definitions[definition.name] = _segment(source, definition)
-        for node in module_level(tree):
-            for statement in _statements(node):
+        for found in _read_cell(source):
+            self.futures += found.futures
+            self._loaded |= found.loaded
+            self._definitions |= found.definitions
+            for statement in found.statements:
                 self._statements.setdefault(statement.text, statement)
-            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-                self.futures += [alias.name for alias in node.names]
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                self._loaded.add(node.id)
-            elif isinstance(node, ast.Call):
-                for code in code_in_magics(node):
-                    self._add(code)
 
     def definition(self, name: str) -> str | None:
         """Return the source of the last function or class of that name at the top level of a cell."""
@@ -117,6 +121,27 @@ class Imports:
         return sorted(statements, key=lambda s: places.get(s.text, -1))
 
 
+@functools.lru_cache(maxsize=4096)
+def _read_cell(source: str) -> tuple[_Cell, ...]:
+    """Return a cell and the code in its magics; a notebook's cells are parsed once."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
+        return ()
+    nodes, top = list(ast.walk(tree)), list(module_level(tree))
+    futures = [n for n in top if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    loaded = (n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    cell = _Cell(
+        tuple(statement for node in top for statement in _statements(node)),
+        tuple(alias.name for node in futures for alias in node.names),
+        frozenset(node.id for node in loaded),
+        {node.name: _segment(source, node) for node in tree.body if isinstance(node, _DEFINITIONS)},
+    )
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    inner = (code for call in calls for code in code_in_magics(call))
+    return (cell, *(found for code in inner for found in _read_cell(code)))
+
+
 def _is_unused_code(statement: Statement) -> bool:
     """Whether an import that no cell uses gives code of a local module, and has no other effect."""
     if not local_paths(statement.module.partition(".")[0]):
@@ -133,7 +158,7 @@ def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cla
 def module_level(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below ``node`` that are not inside of functions and classes."""
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        if not isinstance(child, (*_DEFINITIONS, ast.Lambda)):
             yield child
             yield from module_level(child)
 
@@ -186,10 +211,12 @@ def used_submodules(roots: Sequence[str], attributes: Iterable[str]) -> tuple[st
     """Return imported submodules of ``roots`` that code with these attribute names can access."""
     names = set(attributes)
     found = []
-    # There are thousands of modules, and the last part of nearly all names is not an attribute.
-    for full in [name for name in list(sys.modules) if name.rpartition(".")[2] in names]:
-        root = next((r for r in roots if full.startswith(r + ".")), None)
-        if root and names.issuperset(full[len(root) + 1 :].split(".")) and _is_module(full):
+    # There are thousands of modules: first those whose last part is an attribute, of few roots.
+    below = tuple(f"{root}." for root in roots)
+    likely = [full for full in list(sys.modules) if full.startswith(below)]
+    for full in [name for name in likely if name.rpartition(".")[2] in names]:
+        root = next(r for r in below if full.startswith(r))
+        if names.issuperset(full[len(root) :].split(".")) and _is_module(full):
             found.append(full)
     return tuple(found)
 

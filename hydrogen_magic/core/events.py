@@ -483,6 +483,8 @@ class NamesChanged:
     """Collectives that the rank has entered in the default process group, 0 without one."""
     has_left_groups: bool = False
     """Its process groups were given up to release it from a collective."""
+    is_joined: bool = False
+    """It has joined the default process group, and has not left it by itself."""
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,8 @@ class SessionCell:
     """How often the ranks' process groups have been given up; a new epoch has a rendezvous of its own."""
     is_whole: bool
     """All ranks of the session take part."""
+    is_joined: bool
+    """No rank has left the default process group by itself, or has never joined it."""
 
 
 @dataclass(frozen=True)

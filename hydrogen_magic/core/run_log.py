@@ -15,6 +15,7 @@ A record is optional: failure to write it never disturbs the run.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -391,7 +392,12 @@ def owner_of_this_process() -> str:
 
     ``machine`` is the boot id and the pid namespace: pids are only valid within their namespace.
     """
-    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
+    return _owner(os.getpid())
+
+
+@functools.cache
+def _owner(pid: int) -> str:
+    return f"{_machine()}:{pid}:{_start_time(pid)}"
 
 
 def is_alive(owner: str) -> bool:

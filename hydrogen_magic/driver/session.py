@@ -51,14 +51,17 @@ class RankHoldings:
     rss_bytes: int = 0
     gpu_memory_bytes: int | None = None
     n_collectives: int = 0
-    """As in :class:`~hydrogen_magic.core.events.NamesChanged`."""
+    is_joined: bool = False
+    """Both as in :class:`~hydrogen_magic.core.events.NamesChanged`."""
 
     def after(self, event: ev.NamesChanged) -> RankHoldings:
         """Return the holdings after a cell."""
         names = {**self.names, **event.received, **event.assigned}
         for name in event.deleted:
             names.pop(name, None)
-        return RankHoldings(names, event.rss_bytes, event.gpu_memory_bytes, event.n_collectives)
+        return RankHoldings(
+            names, event.rss_bytes, event.gpu_memory_bytes, event.n_collectives, event.is_joined
+        )
 
 
 class RankSession:
@@ -119,7 +122,8 @@ class RankSession:
         self.is_running = True
         self.idle_s = spec.idle_s
         ranks = spec.on_ranks or tuple(range(self.spec.np))
-        cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np)
+        is_joined = all(rank.is_joined for rank in self.ranks.values())
+        cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np, is_joined)
         self._n_cells += 1
         return CellRun(self, cell, ranks, captured.session)
 

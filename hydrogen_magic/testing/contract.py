@@ -5,7 +5,8 @@ A plug-in's tests have a subclass, whose name begins with ``Test``::
     class TestMyPlacement(GangContract):
         placement = "mine"
 
-pytest then runs every guarantee as a test of that class. Nothing is asserted about how long things take.
+pytest then runs every guarantee as a test of that class. A subclass of :class:`SessionContract` runs them for
+cells of a session. Nothing is asserted about how long things take.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -26,10 +26,15 @@ from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Placement
 from hydrogen_magic.driver.state.formatting import ranks_text
-from hydrogen_magic.errors import GangStoppedError, PlacementError, RankFailedError
+from hydrogen_magic.errors import (
+    GangStoppedError,
+    OptionValueError,
+    PlacementError,
+    RankFailedError,
+)
 from hydrogen_magic.testing import ranks
 
-__all__ = ["GangContract"]
+__all__ = ["GangContract", "SessionContract"]
 
 
 class GangContract:
@@ -143,9 +148,7 @@ class GangContract:
     @pytest.mark.parametrize("where", ["collective", "rendezvous"])
     def test_a_stop_interrupts_a_wait_for_other_ranks(self, where: str) -> None:
         """All that the ranks have started ends, also processes in sessions of their own."""
-        on_this_machine = plugins.placement(self.placement).on_this_machine
-        is_seen = on_this_machine if self.sees_processes is None else self.sees_processes
-        sees_all = is_seen and self.np > 1
+        sees_all = self.can_see_processes and self.np > 1
         gang = self.launch(ranks.wait, where, sees_all)
         self.until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
         if self.captures_output:
@@ -157,51 +160,24 @@ class GangContract:
         gang.stop()
         with pytest.raises(GangStoppedError, match="stopped by you"):
             self.ended(gang).raise_for_state()
+        self.release()
         self.until_gone(family)
 
-    def test_a_session_keeps_its_ranks_until_it_ends(self) -> None:
-        """Through a stopped cell, and, if the rendezvous can recover, a cell that fails on one rank."""
-        self.needs_processes()
-        with self.session() as name:
-            pids = self.ended(self.launch(ranks.keep, session=name)).results
-            gang = self.launch(ranks.sleep, session=name)
-            self.until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
-            gang.stop()
-            assert self.ended(gang).state == "STOPPED"
-            culprit = self.np - 1
-            error = self.failure_of(self.launch(ranks.raise_in_session, culprit, session=name))
-            assert (error.rank, "bad batch 17" in str(error)) == (culprit, True)
-            can_recover = bool(plugins.rendezvous(self.rendezvous).group_recovery)
-            assert (sessions.live(name) is not None) == can_recover
-            if can_recover:
-                held = self.ended(self.launch(ranks.kept, session=name)).results
-                assert held == [(pid, list(range(self.np))) for pid in pids]
-        if plugins.placement(self.placement).on_this_machine or self.sees_processes:
-            self.until_gone(pids)
-
     # ── what the tests are made of ──
-
-    @contextmanager
-    def session(self) -> Iterator[str]:
-        """Return the name of a session that is ended; skip the test if the placement has none."""
-        spec = JobSpec(np=self.np, placement=self.placement, rendezvous=self.rendezvous)
-        placement = plugins.placement(self.placement)
-        try:
-            assert isinstance(placement, Placement), "its rank is in this process"
-            placement.open_session(spec)
-        except PlacementError as error:
-            pytest.skip(str(error))
-        name = f"contract of {type(self).__name__}"
-        try:
-            yield name
-        finally:
-            if (running := sessions.live(name)) is not None:
-                running.end()
 
     def launch(self, function: Callable[..., Any], *args: Any, **options: Any) -> Gang:
         """Start a gang that calls ``function`` with the library and ``args``."""
         where = {"on": self.placement, "rendezvous": self.rendezvous, "np": self.np}
         return launcher.launch(function, self.library, *args, **{**where, **options})
+
+    def release(self) -> None:
+        """End what may stay after a gang: nothing, but the ranks of a session."""
+
+    @property
+    def can_see_processes(self) -> bool:
+        """Whether the ranks' processes are on this machine."""
+        on_this_machine = plugins.placement(self.placement).on_this_machine
+        return on_this_machine if self.sees_processes is None else self.sees_processes
 
     def ended(self, gang: Gang) -> Gang:
         """Wait for the gang's end; fail, and kill it, when it takes too long."""
@@ -241,3 +217,72 @@ class GangContract:
         """Skip a test that ends ranks as processes."""
         if self.np == 1:
             pytest.skip("needs several ranks, each in a process of its own")
+
+
+class SessionContract(GangContract):
+    """The guarantees for a cell of a session whose ranks have run an earlier cell.
+
+    After each test, either the session has ended, or its ranks run a next cell and have their variables;
+    no process is left when it has ended.
+    """
+
+    pids: Sequence[int] = ()
+    """Of the session's ranks, since its first cell."""
+
+    @pytest.fixture(autouse=True)
+    def _session(self) -> Iterator[None]:
+        """Skip the tests if the placement has no sessions; check and end the session of the test."""
+        spec = JobSpec(np=self.np, placement=self.placement, rendezvous=self.rendezvous)
+        placement = plugins.placement(self.placement)
+        try:
+            assert isinstance(placement, Placement), "its rank is in this process"
+            placement.open_session(spec)
+        except PlacementError as error:
+            pytest.skip(str(error))
+        yield
+        self.release()
+
+    @property
+    def session(self) -> str:
+        """Name of the session."""
+        return f"contract of {type(self).__name__}"
+
+    def launch(self, function: Callable[..., Any], *args: Any, **options: Any) -> Gang:
+        options["session"] = self.session
+        if sessions.live(self.session) is None:
+            first = {**options, "retries": 0, "env": None}
+            self.pids = self.ended(super().launch(ranks.hold, **first)).results
+        return super().launch(function, *args, **options)
+
+    def release(self) -> None:
+        """Check and end the session; wait until its ranks have ended."""
+        if (running := sessions.live(self.session)) is not None:
+            try:
+                held = self.ended(self.launch(ranks.held, np=len(self.pids))).results
+                assert held == [(pid, rank) for rank, pid in enumerate(self.pids)]
+            finally:
+                running.end()
+        if self.can_see_processes:
+            self.until_gone(self.pids)
+
+    def test_all_ranks_are_started_again_after_a_failure(self) -> None:
+        """Refused: ranks that have changed cannot repeat a cell."""
+        with pytest.raises(OptionValueError, match="a session's cells are not retried"):
+            self.launch(ranks.fail_once, retries=1)
+
+    def test_a_session_keeps_its_ranks_until_it_ends(self) -> None:
+        """Through a stopped cell, and, if the rendezvous can recover, a cell that fails on one rank."""
+        self.needs_processes()
+        self.ended(self.launch(ranks.join)).raise_for_state()
+        gang = self.launch(ranks.sleep)
+        self.until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+        gang.stop()
+        assert self.ended(gang).state == "STOPPED"
+        culprit = self.np - 1
+        error = self.failure_of(self.launch(ranks.raise_in_session, culprit))
+        assert (error.rank, "bad batch 17" in str(error)) == (culprit, True)
+        can_recover = bool(plugins.rendezvous(self.rendezvous).group_recovery)
+        assert (sessions.live(self.session) is not None) == can_recover
+        if can_recover:
+            gathered = self.ended(self.launch(ranks.gather_held)).results
+            assert gathered == [list(range(self.np))] * self.np

@@ -26,8 +26,10 @@ __all__ = [
     "fail_once",
     "finish_early",
     "gather",
-    "keep",
-    "kept",
+    "gather_held",
+    "held",
+    "hold",
+    "join",
     "raise_in_session",
     "raise_on",
     "sleep",
@@ -81,11 +83,26 @@ def end_one(library: Library, culprit: int, how: str) -> None:
     _reduce_for_ever(library)
 
 
-def keep(library: Library) -> int:
-    """Join the others, and leave a variable for later cells of the session."""
+def hold(library: Library) -> int:
+    """Leave a variable for later cells of the session; return this process's pid."""
     main = sys.modules["__main__"]
-    main.kept = library.join(_LONG_S)  # type: ignore[attr-defined]
+    main.held = api.rank()  # type: ignore[attr-defined]
     return os.getpid()
+
+
+def held(library: Library) -> tuple[int, int]:
+    """Return this process's pid, and what the variable holds."""
+    return os.getpid(), sys.modules["__main__"].held
+
+
+def join(library: Library) -> None:
+    """Join the others for this and later cells of the session."""
+    library.join(_LONG_S)
+
+
+def gather_held(library: Library) -> list[int]:
+    """Return what the variables of all ranks hold; they have joined before."""
+    return library.gather(sys.modules["__main__"].held)
 
 
 def raise_in_session(library: Library, culprit: int) -> None:
@@ -93,11 +110,6 @@ def raise_in_session(library: Library, culprit: int) -> None:
     if api.rank() == culprit:
         raise ValueError("bad batch 17")
     _reduce_for_ever(library)
-
-
-def kept(library: Library) -> tuple[int, list[int]]:
-    """Return this process's pid, and what the variables of all ranks hold."""
-    return os.getpid(), library.gather(sys.modules["__main__"].kept)
 
 
 def sleep(library: Library) -> None:

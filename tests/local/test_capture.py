@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import pickle
 from pathlib import Path
@@ -203,6 +204,16 @@ def test_statement_loses_against_a_rebound_name(notebook: Notebook, ranks: Ranks
     notebook.cell("from math import sqrt, floor\nimport json")
     notebook.cell("def sqrt(x): return 'mine'\njson = 'text'")
     assert ranks.run(notebook.capture("sqrt(4), json, floor(1.5)")).value == ("mine", "text", 1)
+
+
+def test_earlier_cells_are_parsed_once(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook has hundreds of cells, and each parse of one takes a fraction of a millisecond."""
+    notebook.cell("import math\ndef area(r): return math.pi * r ** 2")
+    notebook.capture("area(1)")
+    parsed, parse = [], ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text, *a, **k: parsed.append(text) or parse(text))
+    notebook.capture("area(2)")
+    assert not [text for text in parsed if "import math" in text]
 
 
 def test_conditional_imports_and_side_effects(

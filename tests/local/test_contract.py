@@ -21,7 +21,7 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.start import launch_outliving
-from hydrogen_magic.testing.contract import GangContract
+from hydrogen_magic.testing.contract import GangContract, SessionContract
 from tests.contracts import (
     DOES_NOT_JOIN,
     FINISHES_EARLY,
@@ -33,6 +33,7 @@ from tests.contracts import (
     STANDS_STILL,
     STARTS_AGAIN,
     TENSORFLOW,
+    mainly,
     rarely,
 )
 from tests.scripted_kernel import Kernel
@@ -56,7 +57,7 @@ class TestLocalHorovod(GangContract):
 
 
 # Ranks import JAX, which takes seconds; ``test_jax`` has their values.
-@rarely(HAS_VALUES, SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN, SESSION)
+@rarely(HAS_VALUES, SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN)
 @pytest.mark.jax
 class TestLocalJax(GangContract):
     rendezvous = "jax"
@@ -104,6 +105,37 @@ class TestSparkTensorFlow(TestLocalTensorFlow):
     sees_processes = True
 
 
+@rarely(STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)  # ten seconds each
+class TestLocalSession(SessionContract):
+    library = LIBRARY
+
+
+@mainly(SESSION)
+@pytest.mark.horovod
+class TestLocalHorovodSession(SessionContract, TestLocalHorovod):
+    pass
+
+
+@pytest.mark.exhaustive
+@pytest.mark.jax
+class TestLocalJaxSession(SessionContract, TestLocalJax):
+    pass
+
+
+@mainly(SESSION)
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+class TestSparkSession(SessionContract, TestSparkTorch):
+    pass
+
+
+@mainly(SESSION)
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+class TestSparkHorovodSession(SessionContract, TestSparkHorovod):
+    pass
+
+
 # ── where there is but one placement ─────────────────────────────────────────────────────────────
 
 
@@ -114,6 +146,19 @@ def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
     try:
         kernel.wait_until_training()
         assert len(kernel.left()) >= 8
+        kernel.process.send_signal(signal.SIGKILL)
+        kernel.process.wait(10)
+        kernel.wait_until_gone()
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize("doing", ["idle", pytest.param("training", marks=pytest.mark.exhaustive)])
+def test_a_session_whose_kernel_is_killed_leaves_nothing(doing: str) -> None:
+    kernel = Kernel("session", doing)
+    try:
+        kernel.wait_until_idle() if doing == "idle" else kernel.wait_until_training()
+        assert len(kernel.left()) >= 5
         kernel.process.send_signal(signal.SIGKILL)
         kernel.process.wait(10)
         kernel.wait_until_gone()

@@ -29,13 +29,27 @@ def release() -> bool:
     return True
 
 
-def renew(is_whole: bool) -> list[str]:
-    """Shut Horovod down, and initialize it again if all ranks do. Returns texts for the user."""
+def leave() -> None:
+    """Shut Horovod down."""
     release()
-    if _process.must_join and is_whole:
+
+
+def join() -> list[str]:
+    """Initialize Horovod again if it was shut down to release the rank. Returns texts for the user."""
+    if _process.must_join:
         sys.modules["horovod.torch"].init()
-        _process.must_join = False
+        forget()
     return []
+
+
+def forget() -> None:
+    """Do not initialize Horovod again."""
+    _process.must_join = False
+
+
+def is_joined() -> bool:
+    """Return whether Horovod is initialized, or was shut down to release the rank."""
+    return _process.must_join or _initialized() is not None
 
 
 def n_collectives() -> int:

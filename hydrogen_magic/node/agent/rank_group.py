@@ -107,8 +107,14 @@ class RankGroup:
                 await self.sweep()
             for rank in self.ranks:
                 rank.close(is_retained=self.is_retained)
-                for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
-                    left.unlink(missing_ok=True)  # it was killed while writing it
+            self._delete_traces()
+
+    def _delete_traces(self) -> None:
+        """Delete what ranks have left that were killed while they wrote their traces."""
+        names = tuple(_trace_name(rank.rank) for rank in self.ranks)
+        for left in Path(self.record_dir).glob("trace-*"):
+            if left.name.startswith(names):
+                left.unlink(missing_ok=True)
 
     def _launch(self, launch: RankLaunch, worker: PooledWorker, fds: Sequence[int]) -> None:
         log = RankLog(str(Path(self.record_dir) / f"rank-{launch.rank}.log"))

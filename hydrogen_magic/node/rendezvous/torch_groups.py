@@ -79,8 +79,8 @@ def release() -> bool:
     return bool(links) or (dist is None and _n_named() > 0)
 
 
-def renew(is_whole: bool) -> Iterator[str]:
-    """Leave all groups; join the default one again if all ranks do. Yields texts for the user."""
+def leave() -> None:
+    """Leave all groups."""
     dist = _initialized()
     if dist is not None:
         release()
@@ -89,7 +89,11 @@ def renew(is_whole: bool) -> Iterator[str]:
         _forget_unfinished_join()
     _restore_warnings()
     _process.sockets.clear()
-    if _process.lost is None or not is_whole:
+
+
+def join() -> Iterator[str]:
+    """Join the default group again if it was given up. Yields texts for the user."""
+    if _process.lost is None:
         return
     if _process.arguments is None:
         yield "the process group could not be joined again: it was not joined by the environment"
@@ -97,7 +101,17 @@ def renew(is_whole: bool) -> Iterator[str]:
         sys.modules["torch.distributed"].init_process_group(**_process.arguments)
         for model in _data_parallel_models(_process.lost):
             _rebind(model)
+    forget()
+
+
+def forget() -> None:
+    """Do not join the default group again."""
     _process.lost = None
+
+
+def is_joined() -> bool:
+    """Return whether this process has the default group, or has given it up."""
+    return _process.lost is not None or _initialized() is not None
 
 
 def _give_up(dist: Any) -> None:

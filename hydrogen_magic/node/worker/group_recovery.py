@@ -4,8 +4,11 @@ What this takes depends on the library of the rendezvous. The module that
 :attr:`~hydrogen_magic.driver.rendezvous.Rendezvous.group_recovery` names has these functions:
 
 - ``release()``: make the main thread's wait in a collective fail; called on another thread
-- ``renew(is_whole)``: give up the groups; if ``is_whole``, join anew, by the current environment.
-  Returns texts for the user
+- ``leave()``: give up the groups
+- ``join()``: join the default group anew, by the current environment, if it was given up; returns texts for
+  the user
+- ``forget()``: do not join the default group again
+- ``is_joined()``: whether this rank has the default group, or has given it up and not forgotten it
 - ``n_collectives()``: how many collectives this rank has entered, to see whether all ranks agree
 """
 
@@ -25,7 +28,7 @@ class ProcessGroups:
         """They were given up during this cell."""
         self._library: Any = importlib.import_module(module) if module else None
         self._epoch = 0
-        self._is_joined = True
+        self._is_current = True
 
     def release(self) -> None:
         """Make a wait in a collective fail. A second call in the same cell has no effect."""
@@ -37,17 +40,27 @@ class ProcessGroups:
     def renew(self, cell: SessionCell) -> list[str]:
         """Give up the groups of an earlier epoch, and join again once all ranks take part.
 
-        Returns texts for the user.
+        Not if a rank has left by itself: it would not join, and the others would wait for it. Returns texts
+        for the user.
         """
         self.are_released = False
-        if cell.epoch == self._epoch and self._is_joined:
+        if cell.epoch == self._epoch and self._is_current:
             return []
-        self._epoch, self._is_joined = cell.epoch, cell.is_whole
+        self._epoch, self._is_current = cell.epoch, cell.is_whole
+        if self._library is None:
+            return []
         try:
-            return [] if self._library is None else list(self._library.renew(cell.is_whole))
+            self._library.leave()
+            if not cell.is_joined:
+                self._library.forget()
+            return list(self._library.join()) if cell.is_whole else []
         except BaseException:  # interrupted while it joins, or a peer is missing: all join again
             self.are_released = True
             raise
+
+    def is_joined(self) -> bool:
+        """Return whether this rank has joined the default group, and has not left it by itself."""
+        return self._library is not None and bool(self._library.is_joined())
 
     def n_collectives(self) -> int:
         """Return how many collectives this rank has entered, 0 if unknown."""

@@ -101,6 +101,7 @@ class RankNames:
             gpu_memory_bytes=gpu_memory_bytes(),
             n_collectives=groups.n_collectives(),
             has_left_groups=groups.are_released,
+            is_joined=groups.is_joined(),
         )
 
     def result_pickler(self, *args: Any) -> ResultPickler:

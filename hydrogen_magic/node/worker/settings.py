@@ -17,9 +17,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.serialization.closure import Setting
@@ -161,12 +161,15 @@ def _default_threads() -> set[int]:
     given = {os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     cores = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    counts = {cores, usable}
-    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
-    if siblings.exists():  # of one core; the mathematical libraries start one thread for each core
-        per_core = len(re.split("[,-]", siblings.read_text()))
-        counts |= {count // per_core for count in counts}
+    # The mathematical libraries start one thread for each core.
+    counts = {count // per for count in (cores, usable) for per in (1, _threads_per_core())}
     return counts | {int(text) for text in given if text.isdigit()}
+
+
+@cache
+def _threads_per_core() -> int:
+    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    return len(re.split("[,-]", siblings.read_text())) if siblings.exists() else 1
 
 
 def _threads(torch: Any) -> int | None:
@@ -362,8 +365,15 @@ def _read_logging(module: Any) -> Iterator[Setting | Stays]:
     if getattr(logging, "_warnings_showwarning", None) is not None:
         yield Setting("logging", "logging", "captureWarnings", True)
     for name, logger in [("root", root), *root.manager.loggerDict.items()]:
-        if isinstance(logger, logging.Logger) and not _OWN_LOGGERS.match(name):
+        # Of hundreds of loggers nearly all are as they were made, so that is looked at first.
+        if _is_configured(logger) and not _OWN_LOGGERS.match(name):
             yield from _read_logger(name, logger)
+
+
+def _is_configured(logger: logging.Logger | logging.PlaceHolder) -> TypeGuard[logging.Logger]:
+    return isinstance(logger, logging.Logger) and bool(
+        logger.level or logger.handlers or logger.disabled or not logger.propagate
+    )
 
 
 def _read_logger(name: str, logger: logging.Logger) -> Iterator[Setting | Stays]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -85,6 +86,7 @@ def usage(is_cell: bool = True) -> str:
     return _parser(is_cell).format_help()
 
 
+@functools.cache
 def _parser(is_cell: bool) -> LineParser:
     parser = LineParser(
         prog="%%distributed" if is_cell else "%distributed",
