@@ -89,7 +89,7 @@ def test_hosts_that_are_unknown_are_reported_if_requested(monkeypatch: pytest.Mo
         SimpleNamespace(conf={}, version="4.0.0"), False, "of a plan", "spark://there:7077"
     )
     cluster = session, ClusterCapacity(None, False, None)
-    monkeypatch.setattr(placement, "_look", lambda spec: cluster)
+    monkeypatch.setattr(placement._cluster, "look", lambda spec: cluster)
     plan = placement.SparkPlacement().plan(JobSpec(np=2, pack=True))
     assert (plan.hosts_note, plan.slots[1].host) == (few.note, session.where)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -86,8 +87,13 @@ def usage(is_cell: bool = True) -> str:
     return _parser(is_cell).format_help()
 
 
-@functools.cache
 def _parser(is_cell: bool) -> LineParser:
+    return _parser_on(is_cell, tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=2)
+def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
+    """``path``: the module path, on which plug-ins are looked for. Building a parser takes milliseconds."""
     parser = LineParser(
         prog="%%distributed" if is_cell else "%distributed",
         usage=None if is_cell else "%(prog)s [options] script.py [args] | -m module [args]",
