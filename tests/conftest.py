@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements import forkserver
 from hydrogen_magic.horovod import installation
 from hydrogen_magic.jax import installation as jax_installation
 from hydrogen_magic.tensorflow import installation as tensorflow_installation
@@ -141,7 +141,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def no_imports_while_idle() -> None:
     """Agents of tests import nothing in advance: that takes a second of a processor, hundreds of times."""
-    local_agents.PRELOADED_WHEN_IDLE = ()
+    forkserver.PRELOADED_WHEN_IDLE = ()
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,8 @@ from hydrogen_magic.driver.placements import (
     Placement,
     WorkFeed,
 )
-from hydrogen_magic.driver.placements.local_agents import IMPORTED_ON_FIRST_USE, hub
+from hydrogen_magic.driver.placements.forkserver import IMPORTED_ON_FIRST_USE
+from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
 from hydrogen_magic.driver.state.stored_results import StoredResults
 from hydrogen_magic.driver.tracking import SweepGroup

@@ -18,6 +18,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from tests import ranks
 from tests.gangs import PATIENCE_S, ended, said, until
@@ -60,13 +61,13 @@ def test_a_table_that_is_full_when_results_arrive_ends_the_gang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its agent, which may take a moment: the next gang has another one."""
-    kill = local_agents.LocalAgent._kill
+    kill = LocalAgent._kill
 
-    async def kill_late(agent: local_agents.LocalAgent) -> None:
+    async def kill_late(agent: LocalAgent) -> None:
         await asyncio.sleep(0.5)
         await kill(agent)
 
-    monkeypatch.setattr(local_agents.LocalAgent, "_kill", kill_late)
+    monkeypatch.setattr(LocalAgent, "_kill", kill_late)
 
     def wait_for(file: str) -> None:
         print("waiting", flush=True)

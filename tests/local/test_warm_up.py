@@ -8,7 +8,7 @@ import time
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements import forkserver, local_agents
 
 
 def _has_imported(name: str) -> bool:
@@ -37,7 +37,7 @@ def test_the_forkserver_imports_for_all_ranks_what_an_optimizer_would_import() -
 def test_an_idle_agent_imports_what_an_optimizer_would_import(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local_agents, "PRELOADED_WHEN_IDLE", ("torch._dynamo",))
+    monkeypatch.setattr(forkserver, "PRELOADED_WHEN_IDLE", ("torch._dynamo",))
     local_agents.warm_up(["torch"])
     deadline = time.monotonic() + 60
     while not hm.run(_has_imported, "torch._dynamo", np=1):

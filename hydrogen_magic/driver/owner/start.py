@@ -15,7 +15,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import OwnGang
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import OwnerConnection
-from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements import forkserver
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.serialization import payload
@@ -47,9 +47,9 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
         required_modules=tuple(captured.required_modules),
         warnings=tuple(captured.warnings),
         env={name: value for name, value in os.environ.items() if name not in _MARKS},
-        cwd=local_agents.directory(),
-        sys_path=tuple(local_agents.import_path()),
-        shadowed=tuple(local_agents.shadowed_modules()),
+        cwd=forkserver.directory(),
+        sys_path=tuple(forkserver.import_path()),
+        shadowed=tuple(forkserver.shadowed_modules()),
     )
     return _started(request, captured).follow()
 
@@ -105,7 +105,7 @@ def _start_process(theirs: socket.socket, stderr: IO[bytes]) -> subprocess.Popen
     return subprocess.Popen(
         command_line.command(
             "hydrogen_magic.driver.owner.process",
-            local_agents.import_path(),
+            forkserver.import_path(),
             str(theirs.fileno()),
         ),
         pass_fds=[theirs.fileno()],

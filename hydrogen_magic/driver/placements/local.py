@@ -32,10 +32,12 @@ from hydrogen_magic.driver.placements import (
     Job,
     Placement,
     devices,
+    forkserver,
     launch_request,
     local_agents,
     rank_ports,
 )
+from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.driver.placements.session_address import SessionAddress, rendezvous_number
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
@@ -117,7 +119,7 @@ class LocalAgentGroup:
     def __init__(self) -> None:
         self.is_retained = False
         self.on_lost: Callable[[str], None] = lambda why: None
-        self._agent: local_agents.LocalAgent | None = None
+        self._agent: LocalAgent | None = None
         self._rendezvous = SessionAddress()
         self._key = ""
         self._cancelled = asyncio.Event()
@@ -140,14 +142,14 @@ class LocalAgentGroup:
             watching.cancel()
             agent.let_go()
 
-    async def _launched(self, attempt: Attempt, sink: EventSink) -> local_agents.LocalAgent | None:
+    async def _launched(self, attempt: Attempt, sink: EventSink) -> LocalAgent | None:
         """Return the agent that runs the attempt, None once the gang is to be stopped.
 
         A warm one may have been stopped since its last gang. It does not respond and is replaced, unless it
         has the ranks of the session.
         """
         job = attempt.job
-        digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
+        digest = forkserver.fingerprint({**os.environ, **dict(job.spec.env)})
         handed: list[int] = []
         try:
             while True:
@@ -170,7 +172,7 @@ class LocalAgentGroup:
             for fd in handed:
                 os.close(fd)
 
-    def _take_agent(self, digest: str, preload: Sequence[str]) -> local_agents.LocalAgent:
+    def _take_agent(self, digest: str, preload: Sequence[str]) -> LocalAgent:
         if self._agent is None or not self._agent.is_usable:
             self._agent = local_agents.pool().take(local_agents.hub(), digest, preload)
             self._agent.on_session_lost = self._on_lost
@@ -180,7 +182,7 @@ class LocalAgentGroup:
         self.is_retained = False
         self.on_lost(why)
 
-    async def _started(self, agent: local_agents.LocalAgent) -> None:
+    async def _started(self, agent: LocalAgent) -> None:
         """Wait for the agent's hello; only for a moment when the gang is to be stopped."""
         ready = asyncio.ensure_future(agent.ready())
         cancelled = asyncio.ensure_future(self._cancelled.wait())
@@ -207,7 +209,7 @@ class LocalAgentGroup:
         if (agent := self._launched_agent()) is not None:
             agent.send(KillRanks(agent.gang, rank))
 
-    def _launched_agent(self) -> local_agents.LocalAgent | None:
+    def _launched_agent(self) -> LocalAgent | None:
         """Return the agent that runs the ranks, None before the launch and after the end."""
         is_launched = self._agent is not None and self._agent.attempt is not None
         return self._agent if is_launched else None
@@ -242,7 +244,7 @@ class LocalAgentGroup:
         await self.release()
 
 
-async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSink) -> None:
+async def _watch(agent: LocalAgent, attempt: Attempt, sink: EventSink) -> None:
     """Report an agent that does not respond, and end it when the gang is to be stopped."""
     is_silent = False
     looked_s = time.monotonic()
@@ -266,7 +268,7 @@ async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSi
             sink.emit(ev.Notice(attempt.job.now_s(), "warning" if is_silent else "info", text))
 
 
-def _silence(agent: local_agents.LocalAgent, silence_s: float) -> str:
+def _silence(agent: LocalAgent, silence_s: float) -> str:
     text = f"has not responded for {silence_s:.0f} s"
     states = [process.state for process in processes.processes([agent.process.pid])]
     if states == ["T"]:
@@ -285,8 +287,8 @@ def _worker_key(job: Job, digest: str) -> str:
         places,
         digest,
         env,
-        local_agents.directory(),
-        local_agents.import_path(),
+        forkserver.directory(),
+        forkserver.import_path(),
     ]
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
@@ -298,7 +300,7 @@ def _handed(job: Job) -> list[int]:
     return [job.closure.dup(), *channels]
 
 
-async def _located(attempt: Attempt, agent: local_agents.LocalAgent) -> Attempt | None:
+async def _located(attempt: Attempt, agent: LocalAgent) -> Attempt | None:
     """Return the attempt with ports for its ranks, if they need them; None if the agent does not respond."""
     job = attempt.job
     try:
@@ -310,7 +312,7 @@ async def _located(attempt: Attempt, agent: local_agents.LocalAgent) -> Attempt 
 
 def _launch_request(
     attempt: Attempt,
-    agent: local_agents.LocalAgent,
+    agent: LocalAgent,
     address: tuple[str, int],
     digest: str,
     is_recording: bool | None,
@@ -324,12 +326,12 @@ def _launch_request(
     host = launch_request.HostLaunch(
         slots=plan.slots,
         env={**os.environ, **dict(spec.env), **agent.marks},
-        cwd=local_agents.directory(),
-        preload=(*local_agents.shadowed_modules(), *job.preload),
+        cwd=forkserver.directory(),
+        preload=(*forkserver.shadowed_modules(), *job.preload),
         fingerprint=digest,
         user_env=dict(spec.env),
         rank_env={**_threads(plan, job.feed is not None), **checkpoints},
-        sys_path=local_agents.import_path(),
+        sys_path=forkserver.import_path(),
         record_dir=str(job.record_dir),
         worker_key=_worker_key(job, digest),
     )

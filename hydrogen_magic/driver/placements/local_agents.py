@@ -1,381 +1,25 @@
-"""The kernel's end of agents on this machine: start, communication, reuse between cells, end.
-
-An agent gets its keys, and closures and results as memory files, over an inherited socket. All other
-messages use the channel, as from another machine.
-"""
+"""The agents of this kernel on its own machine, and the hub that all agents connect to."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import hashlib
-import itertools
-import json
 import os
-import secrets
-import signal
-import socket
-import subprocess
-import sys
-import sysconfig
 import threading
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 
-from hydrogen_magic.core import file_limit, processes, run_log
-from hydrogen_magic.core.messages import (
-    LaunchFiles,
-    LaunchRequest,
-    LocalAgentConfig,
-    MessageError,
-    RankFile,
-    decode,
-)
-from hydrogen_magic.driver.placements import AgentLostError, EventSink
-from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
-from hydrogen_magic.errors import HydrogenError, PlacementError
-from hydrogen_magic.node.agent import command_line
-from hydrogen_magic.transport import framing
+from hydrogen_magic.driver.placements import forkserver
+from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.transport.channel import Hub
 
-_LOOPBACK = "127.0.0.1"
-_HELLO_S = 60.0
-"""How long an agent may take to start: an interpreter and a few imports, on a machine under load."""
-IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo"}
-"""Module -> what it imports when it is used: an optimizer does that when it is created, for over a second
-in each rank."""
-PRELOADED_WHEN_IDLE = tuple(IMPORTED_ON_FIRST_USE.values())
-_CLOSE_S = 5.0
-_SWEEP_S = 1.0
-"""How long killed processes may take to exit. One that hangs in the system takes longer, and waiting does
-not help."""
-_STDERR_TAIL = 2000
-"""Characters of an agent's stderr in an error: a traceback of a few frames."""
-_CLOCK_SLACK_S = 1.0
-"""File times may lag behind the clock by a tick; a second is enough."""
+_CLOSE_S = 15.0
+"""How long all agents may take to end."""
 
 
-class _CapturedStderr:
-    """The stderr of an agent."""
-
-    def __init__(self) -> None:
-        self.fd = os.memfd_create("hydrogen-agent-stderr")
-        self.tail = ""
-        """The end of it, after it is closed."""
-        self._forwarded = 0
-
-    def forward(self) -> None:
-        """Write new data to this process's stderr, as if it were inherited."""
-        size = os.fstat(self.fd).st_size
-        new = os.pread(self.fd, size - self._forwarded, self._forwarded)
-        self._forwarded = size
-        with suppress(OSError):
-            os.write(2, new)
-
-    def close(self) -> None:
-        size = os.fstat(self.fd).st_size
-        tail = os.pread(self.fd, _STDERR_TAIL, max(0, size - _STDERR_TAIL))
-        self.tail = tail.decode(errors="replace").strip()
-        os.close(self.fd)
-
-
-class LocalAgent(AgentClient):
-    """One agent process on this machine."""
-
-    def __init__(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
-        super().__init__(hub)
-        self._handover, theirs = socket.socketpair()
-        self._handed_over = framing.FrameReader(self._handover)
-        self._marks = {
-            processes.AGENT: secrets.token_hex(16),
-            processes.OWNER: run_log.owner_of_this_process(),
-        }
-        self.why_killed = ""
-        """Part of the error once :meth:`kill` was called."""
-        self._began = time.time() - _CLOCK_SLACK_S
-        self._killing: asyncio.Task[None] | None = None
-        self._is_closing = False
-        self._sweeping: asyncio.Task[None] | None = None
-        self._stderr = _CapturedStderr()
-        self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
-        theirs.close()
-        with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
-            framing.send(self._handover, self._config(digest, preload))
-        self._exit_fd = os.pidfd_open(self.process.pid)
-        hub.loop.add_reader(self._exit_fd, self._on_exit)
-        self._handover.setblocking(False)
-        hub.loop.add_reader(self._handover, self._on_handover)
-
-    def _config(self, digest: str, preload: Sequence[str]) -> LocalAgentConfig:
-        return LocalAgentConfig(
-            endpoint=self.keys.endpoint,
-            server_key=self.keys.server_key,
-            secret=self.keys.secret,
-            bind=_LOOPBACK,
-            env={**os.environ, **self._marks},
-            sys_path=tuple(import_path()),
-            fingerprint=digest,
-            preload=(*shadowed_modules(), *preload),
-            preload_when_idle=PRELOADED_WHEN_IDLE,
-            kernel_pid=os.getpid(),
-        )
-
-    # ── messages ──
-
-    @property
-    def marks(self) -> Mapping[str, str]:
-        """Variables that identify all descendants of the agent."""
-        return self._marks
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it is alive, and :meth:`kill` was not called."""
-        return self.alive and self._killing is None
-
-    def launch(self, request: LaunchRequest, handed: Sequence[int], sink: EventSink) -> None:
-        """Have the agent start the ranks of ``request``, and tell ``sink`` what happens.
-
-        ``handed``: descriptors of the closure and of the channels by which ranks are fed.
-        """
-        self.sink, self.attempt = sink, (request.gang, request.attempt)
-        self.expect_sweep()
-        files = LaunchFiles(request.gang, request.attempt)
-        self._handover.setblocking(True)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
-            framing.send(self._handover, files, handed)
-        self._handover.setblocking(False)
-        self.send(request)
-
-    def let_go(self) -> None:
-        """The attempt is over for us, or another agent runs it."""
-        self.sink = self.attempt = None
-        self.count_as_swept()
-        if self._swept is not None and not self._swept.cancelled():
-            self._swept.exception()  # known, or of no interest: asyncio would report it
-
-    async def ready(self) -> None:
-        """Wait for the agent's hello."""
-        try:
-            await asyncio.wait_for(asyncio.shield(self.greeted), _HELLO_S)
-        except asyncio.TimeoutError:
-            raise PlacementError(f"the agent did not start within {_HELLO_S:.0f} s") from None
-        if not self.alive:
-            killed = self.process.returncode < 0
-            raise (AgentLostError if killed else PlacementError)(self._how_it_ended())
-
-    async def swept(self) -> None:
-        """Wait until nothing of the launched attempt is left. Raises AgentLostError."""
-        assert self._swept is not None
-        await self._swept
-        self._on_handover()  # results travel beside the messages, so the last may still wait there
-        if self.alive:  # else it is in the gang's error
-            self._stderr.forward()
-
-    def kill(self) -> None:
-        """End the agent and all its descendants, whether or not it responds."""
-        if self._killing is None and self.alive:
-            self._killing = asyncio.ensure_future(self._kill())
-
-    async def _kill(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)  # it must not fork meanwhile
-        try:
-            seen, _ = await processes.end_descendants(self.process.pid, _SWEEP_S)
-        finally:  # it needs an open file
-            self.process.kill()
-        processes.unlink_shared_memory(seen, self._began)
-
-    def _on_handover(self) -> None:
-        try:
-            self._take_handed_over()
-        except (OSError, MessageError) as error:  # a file in memory cannot be opened
-            self.hub.loop.remove_reader(self._handover)
-            why = f"a result could not be received: {file_limit.explained(error)}"
-            self.fail(HydrogenError(why))
-            self.kill()
-
-    def _take_handed_over(self) -> None:
-        with suppress(BlockingIOError):
-            while self._handed_over.feed():
-                pass
-            self.hub.loop.remove_reader(self._handover)
-        for message, fds in self._handed_over.messages():
-            try:
-                file = decode(message, RankFile)
-                if self.sink is not None and self.attempt == (file.gang, file.attempt):
-                    take_file(self.sink, file, fds[0])
-            finally:
-                for fd in fds:
-                    os.close(fd)
-
-    def _on_exit(self) -> None:
-        """The agent has exited, on request or not; its ranks died with it (parent-death signal)."""
-        self.process.wait()
-        if self.alive:
-            self._on_handover()  # results that it handed over before it ended
-        self._disconnect()
-        self.finish(self.greeted)
-        self.on_session_lost("its agent has ended")
-        self._message_arrived.set()  # there will be no other
-        if self._swept is not None and not self._swept.done():
-            self._sweeping = asyncio.ensure_future(self._sweep())
-
-    async def _sweep(self) -> None:
-        """End what the agent could not end, such as helpers in sessions of their own."""
-        try:
-            await processes.end_marked(processes.AGENT, self._marks[processes.AGENT], _SWEEP_S)
-        finally:  # it needs an open file
-            lost = HydrogenError if self._is_closing else AgentLostError
-            self.fail(lost(self._how_it_ended()))
-
-    def _how_it_ended(self) -> str:
-        code = self.process.returncode
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        why = self.why_killed or f"exited unexpectedly ({how})"
-        text = f"the agent process {why}; its ranks were killed"
-        return f"{text}; its last output:\n{self._stderr.tail}" if self._stderr.tail else text
-
-    def _disconnect(self) -> None:
-        if self.alive:
-            self.alive = False
-            self._stderr.close()
-            self.hub.revoke_key(self.keys.key)
-            self.hub.loop.remove_reader(self._exit_fd)
-            self.hub.loop.remove_reader(self._handover)
-            os.close(self._exit_fd)
-            self._handover.close()
-            self._handed_over.close()
-
-    async def close(self) -> None:
-        """End the agent within a time limit."""
-        if not self.alive:
-            return
-        self._is_closing = True
-        self.process.terminate()
-        deadline = time.monotonic() + _CLOSE_S
-        while self.process.poll() is None:  # no helper thread: none can be started at exit
-            if time.monotonic() > deadline:
-                self.kill()
-            if time.monotonic() > deadline + _CLOSE_S:
-                return  # it hangs in the system, and dies when the system releases it
-            await asyncio.sleep(0.005)
-        if self.alive:  # otherwise it is in the gang's error
-            self._stderr.forward()
-        self._disconnect()
-        if self._killing is not None:
-            await self._sweep()
-
-
-def _start_agent_process(
-    theirs: socket.socket, stderr: int, marks: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start it in its own session: a Ctrl-C meant for the kernel must not reach it."""
-    return subprocess.Popen(
-        command_line.command(
-            "hydrogen_magic.node.agent.__main__", import_path(), str(theirs.fileno())
-        ),
-        pass_fds=[theirs.fileno()],
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stderr=stderr,
-        env=command_line.environment({**os.environ, **marks}),
-        cwd="/",
-    )
-
-
-def import_path() -> list[str]:
-    """Return the module path for processes with another working directory: relative entries made
-    absolute.
-    """
-    entries = [entry for entry in sys.path if isinstance(entry, str)]
-    try:
-        return [os.path.abspath(entry) for entry in entries]
-    except FileNotFoundError:  # the working directory no longer exists
-        return [entry for entry in entries if os.path.isabs(entry)]
-
-
-def shadowed_modules() -> list[str]:
-    """Return loaded modules of the standard library that a new process would not find.
-
-    Files of the same names, such as ``queue.py`` beside the notebook, precede them in the path.
-    """
-    library = sysconfig.get_path("stdlib")
-    before = itertools.takewhile(lambda entry: entry != library, import_path())
-    names = {name.partition(".")[0] for entry in before for name in _names_in(entry)}
-    loaded = names & sys.stdlib_module_names & sys.modules.keys()
-    return sorted(name for name in loaded if _origin(name).startswith(library))
-
-
-def _names_in(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:  # it does not exist, or is a zip file
-        return []
-
-
-def _origin(name: str) -> str:
-    return str(getattr(sys.modules[name], "__file__", None))
-
-
-def directory() -> str:
-    """Return the notebook's working directory. Raises PlacementError if it no longer exists."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise PlacementError(
-            "the notebook's working directory no longer exists: change to another one with "
-            "os.chdir()"
-        ) from None
-
-
-# ── what a forkserver depends on ───────────────────────────────────────────────────────────────────
-
-_MATTERS = (
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "OPENBLAS_",
-    "LD_",
-    "DYLD_",
-    "PYTHON",
-    "CUDA",
-    "NVIDIA_",
-    "TORCH",
-    "PYTORCH",
-    "XLA_",
-    "TF_",
-    "JAX_",
-    "HF_",
-    "TRANSFORMERS_",
-    "MALLOC_",
-)
-"""Prefixes of variables that libraries read only on import."""
-
-
-def fingerprint(env: Mapping[str, str]) -> str:
-    """Return a digest of everything that a forkserver cannot change after importing modules.
-
-    Installing a package changes its directory's time; the agent itself watches files of imported modules.
-    """
-    relevant = sorted(
-        item
-        for item in env.items()
-        if item[0].startswith(_MATTERS) and item[0] != "CUDA_VISIBLE_DEVICES"
-    )
-    roots = [(root, os.stat(root).st_mtime_ns) for root in _package_roots()]
-    return hashlib.sha256(json.dumps([sys.executable, relevant, roots]).encode()).hexdigest()
-
-
-def _package_roots() -> list[str]:
-    return [root for root in import_path() if "-packages" in root and os.path.isdir(root)]
-
-
-# ── warm agents ──────────────────────────────────────────────────────────────────────────────────
-
-
-class _Pool:
+class AgentPool:
     """The agents of this kernel: as many as concurrent gangs, one of which stays when all have ended."""
 
     def __init__(self) -> None:
@@ -403,65 +47,73 @@ class _Pool:
         await asyncio.gather(*(agent.close() for agent in agents))
 
 
-_pool = _Pool()
+class _Kernel:
+    """The hub and the agents of this process. A fork of the kernel gets its own."""
+
+    def __init__(self) -> None:
+        self.pool = AgentPool()
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+        self._hub: Hub | None = None
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    def hub(self) -> Hub:
+        """Return the hub, started on first use."""
+        with self._lock:
+            if self._hub is None or self._pid != os.getpid():
+                self._hub, self._pid, self.pool = Hub(), os.getpid(), AgentPool()
+                self.closers.clear()
+            return self._hub
+
+    def close(self) -> None:
+        """End all agents, including running gangs, and the hub."""
+        with self._lock:
+            current, self._hub = self._hub, None
+        if current is not None and self._pid == os.getpid():
+            done: Future[None] = asyncio.run_coroutine_threadsafe(self._close_all(), current.loop)
+            with suppress(FutureTimeoutError):  # not yet the built-in one in Python 3.10
+                done.result(timeout=_CLOSE_S)
+            current.close()
+
+    async def _close_all(self) -> None:
+        closers = [self.pool.close, *self.closers]
+        self.closers.clear()
+        await asyncio.gather(*(one() for one in closers))
 
 
-def pool() -> _Pool:
+_kernel = _Kernel()
+
+
+def pool() -> AgentPool:
     """Return this process's agents; used on the hub's loop."""
-    return _pool
-
-
-_hub: Hub | None = None
-_hub_pid = 0
-_hub_lock = threading.Lock()
+    return _kernel.pool
 
 
 def hub() -> Hub:
     """Return this process's hub, started on first use; forks of the kernel get their own."""
-    global _hub, _hub_pid, _pool
-    with _hub_lock:
-        if _hub is None or _hub_pid != os.getpid():
-            _hub, _hub_pid, _pool = Hub(), os.getpid(), _Pool()
-            _closers.clear()
-        return _hub
+    return _kernel.hub()
 
 
 def warm_up(preload: Sequence[str]) -> None:
     """Start an agent in the background that imports ``preload``, for a fast start of the first gang."""
 
     def start() -> None:
-        if not _pool.all:
-            agent = _pool.take(current, fingerprint(os.environ), preload)
-            _pool.idle.append(agent)  # looked up here: take() creates a new list
+        if not pool().all:
+            agent = pool().take(current, forkserver.fingerprint(os.environ), preload)
+            pool().idle.append(agent)  # looked up here: take() creates a new list
 
     current = hub()
     current.loop.call_soon_threadsafe(start)
 
 
-_closers: list[Callable[[], Awaitable[None]]] = []
-
-
 def before_closing(close: Callable[[], Awaitable[None]]) -> None:
     """Await ``close`` on the hub's loop before this process's next hub ends."""
-    _closers.append(close)
-
-
-async def _close_all() -> None:
-    closers = [_pool.close, *_closers]
-    _closers.clear()
-    await asyncio.gather(*(one() for one in closers))
+    _kernel.closers.append(close)
 
 
 def close() -> None:
     """End all agents of this process, including running gangs, and the hub. Safe to call twice."""
-    global _hub
-    with _hub_lock:
-        current, _hub = _hub, None
-    if current is not None and _hub_pid == os.getpid():
-        done: Future[None] = asyncio.run_coroutine_threadsafe(_close_all(), current.loop)
-        with suppress(FutureTimeoutError):  # not yet the built-in one in Python 3.10
-            done.result(timeout=3 * _CLOSE_S)
-        current.close()
+    _kernel.close()
 
 
 atexit.register(close)

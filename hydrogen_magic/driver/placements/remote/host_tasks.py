@@ -11,7 +11,7 @@ from typing import Any
 
 from hydrogen_magic import plugins
 from hydrogen_magic.core.messages import TaskProblem, decode
-from hydrogen_magic.driver.placements import Attempt, Job, local_agents
+from hydrogen_magic.driver.placements import Attempt, Job, forkserver
 from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import Invitation, RemoteAgentPool
@@ -75,7 +75,7 @@ class HostTasks:
             "seed": self.invited.seed,
             "fingerprint": fingerprint(job),
             "preload": list(job.preload),
-            "preload_when_idle": list(local_agents.PRELOADED_WHEN_IDLE),
+            "preload_when_idle": list(forkserver.PRELOADED_WHEN_IDLE),
             "record_dir": str(job.record_dir),
             "idle_s": IDLE_S,
         }
@@ -83,7 +83,7 @@ class HostTasks:
 
 def fingerprint(job: Job) -> str:
     """Return the fingerprint that a forkserver on a host must have to serve this gang."""
-    return local_agents.fingerprint(forwarded_settings.environment(job))
+    return forkserver.fingerprint(forwarded_settings.environment(job))
 
 
 def problem_of(text: str) -> TaskProblem | None:

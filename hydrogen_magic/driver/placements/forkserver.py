@@ -1,0 +1,105 @@
+"""What the forkserver of an agent has from the kernel: module path, directory, and imports in advance."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+
+from hydrogen_magic.errors import PlacementError
+
+IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo"}
+"""Module -> what it imports when it is used: an optimizer does that when it is created, for over a second
+in each rank."""
+PRELOADED_WHEN_IDLE = tuple(IMPORTED_ON_FIRST_USE.values())
+
+
+def import_path() -> list[str]:
+    """Return the module path for processes with another working directory: relative entries made
+    absolute.
+    """
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    try:
+        return [os.path.abspath(entry) for entry in entries]
+    except FileNotFoundError:  # the working directory no longer exists
+        return [entry for entry in entries if os.path.isabs(entry)]
+
+
+def shadowed_modules() -> list[str]:
+    """Return loaded modules of the standard library that a new process would not find.
+
+    Files of the same names, such as ``queue.py`` beside the notebook, precede them in the path.
+    """
+    library = sysconfig.get_path("stdlib")
+    before = itertools.takewhile(lambda entry: entry != library, import_path())
+    names = {name.partition(".")[0] for entry in before for name in _names_in(entry)}
+    loaded = names & sys.stdlib_module_names & sys.modules.keys()
+    return sorted(name for name in loaded if _origin(name).startswith(library))
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:  # it does not exist, or is a zip file
+        return []
+
+
+def _origin(name: str) -> str:
+    return str(getattr(sys.modules[name], "__file__", None))
+
+
+def directory() -> str:
+    """Return the notebook's working directory. Raises PlacementError if it no longer exists."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise PlacementError(
+            "the notebook's working directory no longer exists: change to another one with "
+            "os.chdir()"
+        ) from None
+
+
+# ── what a forkserver depends on ───────────────────────────────────────────────────────────────────
+
+_MATTERS = (
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "OPENBLAS_",
+    "LD_",
+    "DYLD_",
+    "PYTHON",
+    "CUDA",
+    "NVIDIA_",
+    "TORCH",
+    "PYTORCH",
+    "XLA_",
+    "TF_",
+    "JAX_",
+    "HF_",
+    "TRANSFORMERS_",
+    "MALLOC_",
+)
+"""Prefixes of variables that libraries read only on import."""
+
+
+def fingerprint(env: Mapping[str, str]) -> str:
+    """Return a digest of everything that a forkserver cannot change after importing modules.
+
+    Installing a package changes its directory's time; the agent itself watches files of imported modules.
+    """
+    relevant = sorted(
+        item
+        for item in env.items()
+        if item[0].startswith(_MATTERS) and item[0] != "CUDA_VISIBLE_DEVICES"
+    )
+    roots = [(root, os.stat(root).st_mtime_ns) for root in _package_roots()]
+    return hashlib.sha256(json.dumps([sys.executable, relevant, roots]).encode()).hexdigest()
+
+
+def _package_roots() -> list[str]:
+    return [root for root in import_path() if "-packages" in root and os.path.isdir(root)]
