@@ -21,6 +21,7 @@ from hydrogen_magic.core.messages import (
     Address,
     AgentCommand,
     AgentReport,
+    CleanedUp,
     ClockReading,
     EventBatch,
     FetchClosure,
@@ -35,7 +36,6 @@ from hydrogen_magic.core.messages import (
     ReleaseTasks,
     ServeClosure,
     StopRanks,
-    Swept,
     TaskAttached,
     TaskHello,
     decode,
@@ -175,7 +175,7 @@ class FakeHost:
         now_s = self._now_s()
         for n in numbers:  # each at once, as the agent does
             self._report([ev.RankExited(now_s, n, None, "SIGINT", True)])
-        self._send(Swept(request.gang, request.attempt, Address("127.0.0.1", 1)))
+        self._send(CleanedUp(request.gang, request.attempt, Address("127.0.0.1", 1)))
 
     async def _train(self) -> None:
         shipped_s = time.monotonic()

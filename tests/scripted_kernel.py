@@ -100,7 +100,7 @@ class Kernel:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
-        processes.sweep_orphans(processes.OWNER, {self.owner})
+        processes.kill_marked(processes.OWNER, {self.owner})
 
 
 def _environ(pid: int) -> bytes:

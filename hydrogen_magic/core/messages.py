@@ -384,7 +384,7 @@ class EventBatch(AgentReport):
 
 
 @dataclass(frozen=True)
-class Swept(AgentReport):
+class CleanedUp(AgentReport):
     """Nothing of the attempt is left on the agent's host."""
 
     gang: str

@@ -255,13 +255,13 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 async def end_marked(variable: str, value: str, within_s: float) -> None:
-    """Repeat :func:`sweep_orphans` until none is left: a process may fork during the scan."""
+    """Repeat :func:`kill_marked` until none is left: a process may fork during the scan."""
     deadline_s = time.monotonic() + within_s
-    while sweep_orphans(variable, {value}) and time.monotonic() < deadline_s:
+    while kill_marked(variable, {value}) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.01)
 
 
-def sweep_orphans(variable: str, values: Collection[str]) -> int:
+def kill_marked(variable: str, values: Collection[str]) -> int:
     """Kill this user's processes whose environment has one of ``values``; return how many.
 
     For processes that an agent could not end because it was killed itself. ``variable`` is

@@ -14,7 +14,7 @@ magics ── arguments ──► JobSpec ─┐
                        │                                             │◄─────────┘ output
                    GangState ──► views                               │
                        └──► record on disk                           ▼
-                                                     stop, SIGINT, SIGTERM, SIGKILL, sweep
+                                                     stop, SIGINT, SIGTERM, SIGKILL, clean-up
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ def _new_id() -> str:
     return name
 
 
-def sweep_abandoned() -> list[str]:
+def clean_up_abandoned() -> list[str]:
     """End processes that gangs of dead kernels may have left; return those gangs' ids, newest first.
 
     A gang ends with its kernel. Only if its agent was killed too, processes may be left that had made
@@ -354,7 +354,7 @@ def end_abandoned(gang_ids: Iterable[str]) -> None:
     """End processes of these gangs, whose owners no longer run, and finish their records."""
     launched = [one for one in map(_launched, gang_ids) if one is not None]
     if launched:
-        processes.sweep_orphans(processes.OWNER, {one.owner for one in launched})
+        processes.kill_marked(processes.OWNER, {one.owner for one in launched})
     for one in launched:
         run_log.end_abandoned(one.gang)
 

@@ -482,7 +482,7 @@ def _module_of(magic: Any) -> str:
 
 
 def _report_stopped_runs() -> None:
-    abandoned = launcher.sweep_abandoned()
+    abandoned = launcher.clean_up_abandoned()
     for line in outliving.ended_lines(abandoned):
         print(line)
     stopped = [gang_id for gang_id in abandoned if not outliving.is_outliving(gang_id)]

@@ -11,7 +11,7 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver.launcher import sweep_abandoned
+from hydrogen_magic.driver.launcher import clean_up_abandoned
 from tests.gangs import wait_until_gone
 from tests.scripted_kernel import Kernel, agents_of
 
@@ -94,7 +94,7 @@ def test_kernel_and_agent_killed_together_leave_only_what_a_sweep_finds() -> Non
         # Ranks and their workers die with the agent; the helpers in their own sessions do not.
         kernel.wait_until_gone(but=2)
         assert run_log.unfinished(run_log.is_alive) == [kernel.gang]
-        assert sweep_abandoned() == [kernel.gang]
+        assert clean_up_abandoned() == [kernel.gang]
         assert run_log.unfinished(run_log.is_alive) == []
         kernel.wait_until_gone()
     finally:

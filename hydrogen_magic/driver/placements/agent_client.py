@@ -19,6 +19,7 @@ from hydrogen_magic.core.messages import (
     Address,
     AgentCommand,
     AgentReport,
+    CleanedUp,
     EventBatch,
     Hello,
     HoldPorts,
@@ -30,7 +31,6 @@ from hydrogen_magic.core.messages import (
     ResultPart,
     SessionLost,
     StopRanks,
-    Swept,
     decode,
 )
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
@@ -61,7 +61,7 @@ class AgentClient(ABC):
         """Address for the rendezvous service."""
         self.keys = hub.admit(self._on_message, secret)
         self.greeted: asyncio.Future[None] = hub.loop.create_future()
-        self._swept: asyncio.Future[None] | None = None
+        self._clean: asyncio.Future[None] | None = None
         self._ports: asyncio.Future[PortsHeld] | None = None
         self.is_retained = False
         """The ranks of the last attempt wait for another one."""
@@ -128,21 +128,21 @@ class AgentClient(ABC):
             raise PlacementError(f"{count} ports are needed for the ranks: {held.problem}")
         return held.ports
 
-    def expect_sweep(self) -> asyncio.Future[None]:
+    def expect_cleanup(self) -> asyncio.Future[None]:
         """Return a future that is done when nothing of the launched attempt is left."""
         self._response_limit_s = math.inf
         self.is_retained = False
-        self._swept = self.hub.loop.create_future()
-        return self._swept
+        self._clean = self.hub.loop.create_future()
+        return self._clean
 
-    def count_as_swept(self) -> None:
+    def count_as_clean(self) -> None:
         """Record that nothing of the attempt is left there; the agent itself cannot report it."""
-        self.finish(self._swept)
+        self.finish(self._clean)
 
     def fail(self, error: BaseException) -> None:
         """No more messages of the attempt will arrive."""
-        if self._swept is not None and not self._swept.done():
-            self._swept.set_exception(error)
+        if self._clean is not None and not self._clean.done():
+            self._clean.set_exception(error)
 
     def _on_message(self, message: object, data: memoryview | None) -> None:
         self.last_message_s = time.monotonic()
@@ -151,7 +151,7 @@ class AgentClient(ABC):
             self.take(decode(message, AgentReport), data)
         except Exception as error:
             # An error of ours or of the agent: this gang ends, others continue.
-            if self._swept is None or self._swept.done():
+            if self._clean is None or self._clean.done():
                 raise
             self.fail(error)
             self.kill()
@@ -165,11 +165,11 @@ class AgentClient(ABC):
         if isinstance(report, Hello):
             self.held = _host_and_port(report.held)
             self.finish(self.greeted)
-        elif isinstance(report, Swept) and report.gang == self.gang:
+        elif isinstance(report, CleanedUp) and report.gang == self.gang:
             if report.held is not None:  # else it is about to end
                 self.held = _host_and_port(report.held)
             self.is_retained = report.is_retained
-            self.finish(self._swept)
+            self.finish(self._clean)
         elif isinstance(report, PortsHeld):
             if self._ports is not None and not self._ports.done():
                 self._ports.set_result(report)

@@ -136,7 +136,7 @@ class LocalAgentGroup:
         watching = asyncio.ensure_future(_watch(agent, attempt, sink))
         try:
             self.is_retained = False
-            await agent.swept()
+            await agent.cleaned_up()
             self.is_retained = agent.is_retained and session is not None
         finally:
             watching.cancel()

@@ -36,7 +36,7 @@ _LOOPBACK = "127.0.0.1"
 _HELLO_S = 60.0
 """How long an agent may take to start: an interpreter and a few imports, on a machine under load."""
 _CLOSE_S = 5.0
-_SWEEP_S = 1.0
+_CLEANUP_S = 1.0
 """How long killed processes may take to exit. One that hangs in the system takes longer, and waiting does
 not help."""
 _STDERR_TAIL = 2000
@@ -85,7 +85,7 @@ class LocalAgent(AgentClient):
         self._began = time.time() - _CLOCK_SLACK_S
         self._killing: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._sweeping: asyncio.Task[None] | None = None
+        self._cleaning: asyncio.Task[None] | None = None
         self._stderr = _CapturedStderr()
         self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
         theirs.close()
@@ -128,7 +128,7 @@ class LocalAgent(AgentClient):
         ``handed``: descriptors of the closure and of the channels by which ranks are fed.
         """
         self.sink, self.attempt = sink, (request.gang, request.attempt)
-        self.expect_sweep()
+        self.expect_cleanup()
         files = LaunchFiles(request.gang, request.attempt)
         self._handover.setblocking(True)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
@@ -139,9 +139,9 @@ class LocalAgent(AgentClient):
     def let_go(self) -> None:
         """The attempt is over for us, or another agent runs it."""
         self.sink = self.attempt = None
-        self.count_as_swept()
-        if self._swept is not None and not self._swept.cancelled():
-            self._swept.exception()  # known, or of no interest: asyncio would report it
+        self.count_as_clean()
+        if self._clean is not None and not self._clean.cancelled():
+            self._clean.exception()  # known, or of no interest: asyncio would report it
 
     async def ready(self) -> None:
         """Wait for the agent's hello."""
@@ -153,10 +153,10 @@ class LocalAgent(AgentClient):
             killed = self.process.returncode < 0
             raise (AgentLostError if killed else PlacementError)(self._how_it_ended())
 
-    async def swept(self) -> None:
+    async def cleaned_up(self) -> None:
         """Wait until nothing of the launched attempt is left. Raises AgentLostError."""
-        assert self._swept is not None
-        await self._swept
+        assert self._clean is not None
+        await self._clean
         self._on_handover()  # results travel beside the messages, so the last may still wait there
         if self.alive:  # else it is in the gang's error
             self._stderr.forward()
@@ -169,7 +169,7 @@ class LocalAgent(AgentClient):
     async def _kill(self) -> None:
         self.process.send_signal(signal.SIGSTOP)  # it must not fork meanwhile
         try:
-            seen, _ = await processes.end_descendants(self.process.pid, _SWEEP_S)
+            seen, _ = await processes.end_descendants(self.process.pid, _CLEANUP_S)
         finally:  # it needs an open file
             self.process.kill()
         processes.unlink_shared_memory(seen, self._began)
@@ -206,13 +206,13 @@ class LocalAgent(AgentClient):
         self.finish(self.greeted)
         self.on_session_lost("its agent has ended")
         self._message_arrived.set()  # there will be no other
-        if self._swept is not None and not self._swept.done():
-            self._sweeping = asyncio.ensure_future(self._sweep())
+        if self._clean is not None and not self._clean.done():
+            self._cleaning = asyncio.ensure_future(self._clean_up())
 
-    async def _sweep(self) -> None:
+    async def _clean_up(self) -> None:
         """End what the agent could not end, such as helpers in sessions of their own."""
         try:
-            await processes.end_marked(processes.AGENT, self._marks[processes.AGENT], _SWEEP_S)
+            await processes.end_marked(processes.AGENT, self._marks[processes.AGENT], _CLEANUP_S)
         finally:  # it needs an open file
             lost = HydrogenError if self._is_closing else AgentLostError
             self.fail(lost(self._how_it_ended()))
@@ -252,7 +252,7 @@ class LocalAgent(AgentClient):
             self._stderr.forward()
         self._disconnect()
         if self._killing is not None:
-            await self._sweep()
+            await self._clean_up()
 
 
 def _start_agent_process(

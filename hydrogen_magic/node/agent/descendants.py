@@ -14,7 +14,7 @@ _CLOCK_SLACK_S = 1.0
 """File times may lag behind the clock by a tick; a second is enough."""
 
 
-class DescendantSweeper:
+class DescendantCleanup:
     """Kills all descendants of this agent but those in ``keepers``, which returns pids."""
 
     def __init__(self, keepers: Callable[[], set[int]], reporter: AttemptReporter) -> None:
@@ -25,11 +25,11 @@ class DescendantSweeper:
         self._began = time.time() - _CLOCK_SLACK_S
 
     def note(self, ranks: RankSet) -> None:
-        """Note the processes of the ranks: they own shared memory, and may exit before the sweep."""
+        """Note the processes of the ranks: they own shared memory, and may exit before the clean-up."""
         for rank in ranks.running():
             self._seen |= processes.family(rank.worker.pid)
 
-    async def sweep(self) -> None:
+    async def run(self) -> None:
         """Kill the descendants, and remove the shared memory of the gang."""
         seen, left = await processes.end_descendants(os.getpid(), GIVE_UP_S, self._keepers)
         self._seen |= seen

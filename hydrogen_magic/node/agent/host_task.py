@@ -45,7 +45,7 @@ _SILENT_PINGS = 23
 """An agent with this many unanswered pings hangs: the kernel gives it up at the same time."""
 _STOPPED_PINGS = 5
 """The same for one whose process is stopped (SIGSTOP)."""
-_SWEEP_S = 5.0
+_CLEANUP_S = 5.0
 _MOST_AGENTS = 64
 """Maximum number of gangs of one kernel at the same time on one machine."""
 _DISTRIBUTIONS = ("torch", "pyzmq", "numpy")
@@ -404,17 +404,17 @@ def _wait(sock: socket.socket, agent: dict[str, Any], task: int) -> None:
             continue
         answer = _receive(sock)
         if answer is None:
-            _fail_after_sweep(agent, task, "exited unexpectedly")
+            _fail_after_cleanup(agent, task, "exited unexpectedly")
         if answer[0] != "TaskPong":
             return
         unanswered = 0
     silence_s = unanswered * _PING_S
-    _fail_after_sweep(agent, task, f"did not respond for {silence_s:.0f} s and was killed")
+    _fail_after_cleanup(agent, task, f"did not respond for {silence_s:.0f} s and was killed")
 
 
-def _fail_after_sweep(agent: dict[str, Any], task: int, what: str) -> NoReturn:
+def _fail_after_cleanup(agent: dict[str, Any], task: int, what: str) -> NoReturn:
     text = f"the agent process {what}{_last_words(agent)}"  # read before its folder is removed
-    _sweep_after(agent)
+    _clean_up_after(agent)
     raise _ProblemError("agent_ended", text, task)
 
 
@@ -427,10 +427,10 @@ def _is_stopped(pid: int) -> bool:
     return b") T " in read(f"/proc/{pid}/stat")
 
 
-def _sweep_after(agent: dict[str, Any]) -> None:
+def _clean_up_after(agent: dict[str, Any]) -> None:
     """End processes that a killed agent could not end: all with its random mark are its descendants."""
     mark = f"HYDROGEN_MAGIC_AGENT={agent['mark']}".encode()
-    deadline = time.monotonic() + _SWEEP_S
+    deadline = time.monotonic() + _CLEANUP_S
     while time.monotonic() < deadline and (left := _with_mark(mark)):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):

@@ -31,7 +31,7 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.core.timeline_files import path_prefix
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
-from hydrogen_magic.node.agent.descendants import DescendantSweeper
+from hydrogen_magic.node.agent.descendants import DescendantCleanup
 from hydrogen_magic.node.agent.gpus import RankGpus
 from hydrogen_magic.node.agent.output import RankLog, TokenBucket
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
@@ -74,7 +74,7 @@ class RankGroup:
         self.service = service
         """What it serves for the rendezvous."""
         self._starter = RankStarter(request, pool, retained, service, self.reporter)
-        self._sweeper = DescendantSweeper(self._keepers, self.reporter)
+        self._cleanup = DescendantCleanup(self._keepers, self.reporter)
         self._gpus = RankGpus({rank.rank: rank.gpu for rank in request.ranks})
         self._is_recording = request.is_recording
         self._ending: asyncio.Task[None] | None = None
@@ -104,7 +104,7 @@ class RankGroup:
                 self.service.end()
             # In a session, processes that ranks have started stay until it ends.
             if not self.keeps_service:
-                await self.sweep()
+                await self.clean_up()
             for rank in self.ranks:
                 rank.close(is_retained=self.is_retained)
             self._delete_traces()
@@ -200,7 +200,7 @@ class RankGroup:
         return self._ending is not None and self._ending.done()
 
     def _check_health(self) -> None:
-        self._sweeper.note(self.ranks)
+        self._cleanup.note(self.ranks)
         self._gpus.poll({rank.rank: rank.worker.pid for rank in self.ranks.running()})
         for rank in self.ranks.running():
             rank.check_health(self._gpus.use_of(rank.rank))
@@ -244,7 +244,7 @@ class RankGroup:
     def stop(self) -> None:
         """Ask every rank to end, then force it."""
         self._starter.cancel()
-        self._sweeper.note(self.ranks)
+        self._cleanup.note(self.ranks)
         if self._ending is None:
             is_session = self._request.session is not None
             end = self.ranks.interrupt if is_session else self.ranks.terminate
@@ -258,9 +258,9 @@ class RankGroup:
         elif (rank := self.ranks.get(only)) is not None:
             rank.signal(signal.SIGKILL)
 
-    async def sweep(self) -> None:
+    async def clean_up(self) -> None:
         """Kill all descendants of this agent, except the forkserver and waiting workers."""
-        await self._sweeper.sweep()
+        await self._cleanup.run()
 
     def _keepers(self) -> set[int]:
         """Return the pids that do not belong to the gang: forkserver, waiting workers, rendezvous server."""

@@ -273,7 +273,7 @@ class RemoteLink:
 
     def _on_task_lost(self, task: _Task, why: str) -> None:
         """A task has exited without being released: its rank must not continue without it."""
-        task.answer(TaskReleased())  # a task may outlive its parent, and must not sweep us up
+        task.answer(TaskReleased())  # a task may outlive its parent, and must not end this process
         self._hang_up(task)
         hello = task.hello
         if hello is None or self._attached.pop(hello.number, None) is None:

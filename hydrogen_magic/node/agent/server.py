@@ -21,6 +21,7 @@ from hydrogen_magic.core.messages import (
     AgentCommand,
     AgentConfig,
     AgentReport,
+    CleanedUp,
     EndSession,
     EventBatch,
     FileContent,
@@ -35,7 +36,6 @@ from hydrogen_magic.core.messages import (
     RanksCommand,
     ReportStacks,
     SessionLost,
-    Swept,
     decode,
 )
 from hydrogen_magic.node.agent import rendezvous_service
@@ -173,7 +173,7 @@ class AgentServer:
                 if self._retained.key == command.worker_key:
                     self._retained.finish()
                     self._end_prepared_service()
-                    self._start(self._sweep_session())
+                    self._start(self._clean_up_session())
             case ReportStacks():
                 self._start(self._report_stacks())
             case RanksCommand():
@@ -229,11 +229,11 @@ class AgentServer:
         try:
             self._reserved_port = _reserved(self._kernel_link)
         except OSError:
-            self._send(Swept(group.gang, group.attempt, None))
+            self._send(CleanedUp(group.gang, group.attempt, None))
             self._closing.set()  # of no use without a port; the kernel starts another agent
             raise
         held = _address(self._reserved_port)
-        self._send(Swept(group.gang, group.attempt, held, group.is_retained))
+        self._send(CleanedUp(group.gang, group.attempt, held, group.is_retained))
         if not group.keeps_service:
             self._kernel_link.released(group.gang, group.attempt)
 
@@ -342,7 +342,7 @@ class AgentServer:
         self._end_prepared_service()
         self._send(SessionLost(key, f"rank {rank} ended while no cell ran"))
 
-    async def _sweep_session(self) -> None:
+    async def _clean_up_session(self) -> None:
         """Kill what a session's ranks have left behind; at the end of a gang that was started here
         meanwhile, that gang does it.
         """
@@ -364,7 +364,7 @@ class AgentServer:
         if self._group is not None:
             self._group.kill()
             self._kernel_link.kernel_ended(self._group)
-            await self._group.sweep()
+            await self._group.clean_up()
         self._end_prepared_service()
         self._retained.end()
         self._pool.end()

@@ -173,9 +173,9 @@ class RemoteAgent(AgentClient):
         """Start the ranks of ``request``; return a future that is done when nothing of them is left."""
         self.sink, self.job = sink, attempt
         self.attempt = (attempt.gang, attempt.number)
-        swept = self.expect_sweep()
+        cleaned_up = self.expect_cleanup()
         self.send(request)
-        return swept
+        return cleaned_up
 
     async def bring_checkpoint(self, attempt: Attempt) -> None:
         """Have there what earlier attempts have saved last, and nothing else: hosts must agree."""

@@ -1,6 +1,6 @@
 """One attempt on other machines: tasks that hold places, and the agents that they attach to.
 
-hosts acquired ──► tasks attach, each to its host's agent ──► plan: ranks by host ──► launch ──► swept
+hosts acquired ──► tasks attach, each to its host's agent ──► plan: ranks by host ──► launch ──► cleaned up
                                                                                                    │
                   the hosts are released, agents stay warm  ◄── agents let the tasks return  ◄─────┘
 """
@@ -84,7 +84,7 @@ class RemoteAttempt:
         """By the task's number."""
         self._changed = asyncio.Event()
         self._running: list[RemoteAgent] = []
-        self._sweeps: list[asyncio.Future[None]] = []
+        self._cleanups: list[asyncio.Future[None]] = []
         """For each agent, a future that is done when nothing is left on its host."""
         self._lost: set[RemoteAgent] = set()
         self._is_queued = False
@@ -228,14 +228,14 @@ class RemoteAttempt:
         address = self._rendezvous.of(self._attempt, assignment.agents[0].held)
         requests = launch_requests.for_agents(self._attempt, assignment, address, self.is_recording)
         self._running = list(requests)
-        self._sweeps = [
+        self._cleanups = [
             agent.launch(self._attempt, self._sink, request) for agent, request in requests.items()
         ]
         transfer = ClosureTransfer(self._attempt, self._running, self._sink)
         transfer.start()
         watching = asyncio.ensure_future(self._watch(assignment))
         over: list[asyncio.Future[Any]] = [
-            _without_report(asyncio.gather(*self._sweeps)),
+            _without_report(asyncio.gather(*self._cleanups)),
             _without_report(watching),
         ]
         try:
@@ -359,7 +359,7 @@ class RemoteAttempt:
             await asyncio.sleep(_LATE_REPORTS_S)
         if not self._has_failed:
             self.kill()
-            await asyncio.wait(self._sweeps, timeout=_END_S)
+            await asyncio.wait(self._cleanups, timeout=_END_S)
             raise error
 
     def _lose_host(
@@ -378,7 +378,7 @@ class RemoteAttempt:
         for rank in (first, *others):
             lost = ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host was lost", "")
             self._sink.emit(lost)
-        agent.count_as_swept()
+        agent.count_as_clean()
         agent_pool().drop(agent)
 
     # ── commands ──
