@@ -120,6 +120,8 @@ class LocalAgentGroup:
         self._agent: local_agents.LocalAgent | None = None
         self._rendezvous = SessionAddress()
         self._key = ""
+        self._needs: tuple[str, Sequence[str]] = "", ()
+        """Fingerprint and preloaded modules of the last attempt."""
         self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
         """Requested recording state; None: as in the job."""
@@ -148,6 +150,7 @@ class LocalAgentGroup:
         """
         job = attempt.job
         digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
+        self._needs = digest, job.preload
         handed: list[int] = []
         try:
             while True:
@@ -234,6 +237,8 @@ class LocalAgentGroup:
             agent, self._agent = self._agent, None
             agent.on_session_lost = lambda why: None
             await local_agents.pool().give_back(agent)
+        elif self._agent is not None:
+            local_agents.pool().get_ready(self._agent.hub, *self._needs)
 
     async def end_session(self) -> None:
         if self._agent is not None and self.is_retained:

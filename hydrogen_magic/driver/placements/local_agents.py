@@ -359,6 +359,8 @@ class _Pool:
     def __init__(self) -> None:
         self.all: list[LocalAgent] = []
         self.idle: list[LocalAgent] = []
+        self.warms_up = False
+        """Agents are started ahead of the gangs that need them."""
 
     def take(self, hub: Hub, digest: str, preload: Sequence[str]) -> LocalAgent:
         self.idle = [agent for agent in self.idle if agent.is_usable]
@@ -367,6 +369,12 @@ class _Pool:
         agent = LocalAgent(hub, digest, preload)
         self.all.append(agent)
         return agent
+
+    def get_ready(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
+        """Have an idle agent for the next gang: the last one's stays with its session."""
+        if self.warms_up:
+            agent = self.take(hub, digest, preload)
+            self.idle.append(agent)  # looked up here: take() creates a new list
 
     async def give_back(self, agent: LocalAgent) -> None:
         self.all = [one for one in self.all if one.alive]
@@ -377,7 +385,7 @@ class _Pool:
             await agent.close()
 
     async def close(self) -> None:
-        agents, self.all, self.idle = self.all, [], []
+        agents, self.all, self.idle, self.warms_up = self.all, [], [], False
         await asyncio.gather(*(agent.close() for agent in agents))
 
 
@@ -408,9 +416,9 @@ def warm_up(preload: Sequence[str]) -> None:
     """Start an agent in the background that imports ``preload``, for a fast start of the first gang."""
 
     def start() -> None:
+        _pool.warms_up = True
         if not _pool.all:
-            agent = _pool.take(current, fingerprint(os.environ), preload)
-            _pool.idle.append(agent)  # looked up here: take() creates a new list
+            _pool.get_ready(current, fingerprint(os.environ), preload)
 
     current = hub()
     current.loop.call_soon_threadsafe(start)
