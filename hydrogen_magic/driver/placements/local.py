@@ -55,22 +55,24 @@ class LocalPlacement(Placement):
     ends_with_kernel = ""
 
     def plan(self, spec: JobSpec) -> Plan:
-        return self.plan_beside(spec, ())
-
-    def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
-        """Return a plan with the GPUs that the fewest ranks of other gangs use."""
         if not hasattr(os, "pidfd_open"):
             raise PlacementError(
                 "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
                 "inline --np 1` works everywhere"
             )
-        gpus, notes = devices.assign(spec, _free_first(_visible_gpus(spec), spec.np, others))
+        gpus, notes = devices.assign(spec, _visible_gpus(spec))
         host = os.uname().nodename
         slots = tuple(
             Slot(rank, rank, 0, spec.np, spec.np, 1, host, gpus[rank], interface=LOOPBACK)
             for rank in range(spec.np)
         )
         return Plan(slots, notes)
+
+    def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
+        """Return :meth:`plan` with the GPUs that the fewest ranks of other gangs use."""
+        gpus = _free_first(_visible_gpus(spec), spec.np, others)
+        visible = [("CUDA_VISIBLE_DEVICES", ",".join(gpus))] if gpus else []
+        return self.plan(replace(spec, env=(*spec.env, *visible)))
 
     def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
         """Return as many as there are GPUs, or one core for each rank."""
