@@ -263,7 +263,8 @@ class SessionNames:
             known = self.held.get(name)
             ranks = known.ranks if known else frozenset[int]()
             change = RanksChange("assigned", where)
-            self.held[name] = NameState(ranks | {rank}, use.before.get(name), change)
+            version = use.before.get(name, known.version if known else None)
+            self.held[name] = NameState(ranks | {rank}, version, change)
             self._assigned.discard(name)
         for name in report.changed:
             self._change(name, RanksChange("changed", where))

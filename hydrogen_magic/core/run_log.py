@@ -408,6 +408,17 @@ def is_alive(owner: str) -> bool:
     return _start_time(int(process)) == owner.rpartition(":")[2]
 
 
+def is_stopped(owner: str) -> bool:
+    """Whether ``owner`` runs on this machine and is stopped (SIGSTOP)."""
+    found = next(processes.processes([pid_of(owner)]), None) if is_alive(owner) else None
+    return found is not None and found.state == "T"
+
+
+def pid_of(owner: str) -> int:
+    """Return the pid of ``owner`` on its machine."""
+    return int(owner.rsplit(":", 2)[1])
+
+
 def _machine_of(owner: str) -> str:
     return owner.rpartition(":")[0].rpartition(":")[0]
 

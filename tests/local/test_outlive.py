@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -207,6 +208,40 @@ def test_its_ranks_end_with_its_owner(launched: Launch, capsys: pytest.CaptureFi
     magics._report_stopped_runs()  # as %load_ext does it
     said = capsys.readouterr().out
     assert f"gang {gang.id} has ended: its owner process ended unexpectedly" in said
+
+
+def test_a_stopped_owner_is_reported(
+    launched: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_SILENCE_S", 0.2)
+    gang = launched("--np 1")
+    owner = owner_of(gang.id)
+    os.kill(owner, signal.SIGSTOP)
+    try:
+        until(
+            gang,
+            lambda: (
+                f"is stopped (SIGSTOP) and reports nothing: kill -CONT {owner}" in notices_of(gang)
+            ),
+        )
+    finally:
+        os.kill(owner, signal.SIGCONT)
+    until(gang, lambda: "responds again" in notices_of(gang))
+    (tmp_path / "go").touch()
+    assert ended(gang).result == 41
+    assert len(run_log.read(gang.id)) == len(gang.events()) - 2
+
+
+def test_a_folder_that_is_deleted_ends_its_owner_with_the_gang(
+    launched: Launch, tmp_path: Path
+) -> None:
+    gang = launched("--np 1")
+    owner = owner_of(gang.id)
+    until(gang, lambda: gang.snapshot().last_metrics)
+    shutil.rmtree(gang.folder)
+    (tmp_path / "go").touch()
+    assert ended(gang).state == "SUCCEEDED" and "they are lost" in notices_of(gang)
+    wait_until_gone([owner])
 
 
 @pytest.mark.exhaustive

@@ -35,7 +35,7 @@ from hydrogen_magic.driver.placements.remote import HostTasks, attempt, host_tas
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
@@ -195,6 +195,15 @@ def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostTasks, "instructions", more_needed)
     with pytest.raises(PlacementError, match="directories have no module no_such_module"):
         ended(launch(spark_ranks.host_and_package, np=1)).raise_for_state()
+
+
+def test_an_agent_that_exits_while_it_starts_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = str(in_row(4))  # for which no warm agent listens
+    monkeypatch.setenv("PYTHONUTF8", "9")  # the tasks ignore it
+    with pytest.raises(
+        HydrogenError, match=r"(?s)exited while it started; its last output:.*PYTHONUTF8"
+    ):
+        ended(launch(os.getpid, np=2, ports=ports)).raise_for_state()
 
 
 def test_an_agent_exits_though_its_rank_removed_its_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ import time
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.driver import session
 from hydrogen_magic.driver.placements import forkserver, local_agents
+from tests.gangs import wait_until
 
 
 def _has_imported(name: str) -> bool:
@@ -19,6 +21,18 @@ def test_the_first_gang_takes_the_agent_that_was_warmed_up() -> None:
     local_agents.warm_up(["torch"])
     assert hm.run(_has_imported, "torch", np=1) is True
     assert len(local_agents.pool().all) == 1
+
+
+def test_a_gang_beside_a_session_finds_an_agent_too() -> None:
+    """The session keeps the one that was warmed up."""
+    local_agents.warm_up(["torch"])
+    for _ in range(2):
+        assert hm.run(_has_imported, "torch", np=1, session="lab") is True
+        wait_until(lambda: [agent.is_ready for agent in local_agents.pool().idle] == [True])
+    assert hm.run(_has_imported, "torch", np=1) is True
+    assert len(local_agents.pool().all) == 2
+    (held,) = session.sessions()
+    held.end()
 
 
 def test_the_forkserver_imports_for_all_ranks_what_an_optimizer_would_import() -> None:

@@ -63,6 +63,23 @@ def test_a_change_in_place_is_seen_once(kind: str) -> None:
         assert watch.end(()) == NameChanges(changed=did)
 
 
+def test_what_threads_of_a_cell_do_after_its_end_is_seen_in_the_next_one() -> None:
+    names: dict[str, Any] = {"x": 1, "y": 2, "z": 3}
+    watch = NameWatch(names)
+    watch.start()
+    watch.begin(["x", "y", "z"])
+    watch.end(())
+    names.update(x=10, y=20, new=5)
+    del names["z"]
+    watch.start()
+    names["y"] = 200  # by the notebook
+    watch.begin(["y"])
+    assert watch.end(()) == NameChanges(received=("y",), assigned=("x", "new"), deleted=("z",))
+    watch.start()
+    watch.begin(())
+    assert watch.end(()) == NameChanges()
+
+
 def test_use_alone_is_no_change() -> None:
     model, frame = torch.nn.Linear(2, 2), {"rows": numpy.arange(9000)}
     cell = "model(ones).sum().backward(); total = frame['rows'].sum()"

@@ -211,3 +211,12 @@ def test_a_full_disk_delays_what_an_owner_stores(
     monkeypatch.setattr(stored_results, "_PATIENCE_S", 0.0)
     full.extend([OSError(28, "No space left on device")] * 3)
     assert results.save(True).endswith("they are lost")
+
+
+def test_a_folder_that_was_deleted_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = StoredResults("3f2a", tmp_path / "deleted")
+    results.add(0, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: 1})[CELL_VALUE])
+    monkeypatch.setattr(stored_results.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    assert results.save(True).endswith("they are lost")

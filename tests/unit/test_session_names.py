@@ -119,6 +119,17 @@ def test_what_a_cell_uses_of_the_ranks_is_listed(session: Session) -> None:
     }
 
 
+def test_a_thread_that_assigns_after_its_cell_makes_a_conflict(session: Session) -> None:
+    session.notebook.cell("c = 5")
+    session.cell("c")
+    vars(session.rank)["c"] = 6  # as a thread does
+    session.cell("1")
+    assert session.cell("c") == 6
+    session.notebook.cell("c = 7")
+    with pytest.raises(CaptureError, match=r"`c`: the ranks assigned it .*, and the notebook"):
+        session.cell("c")
+
+
 def test_a_model_trained_by_the_ranks_stays_until_the_user_decides(session: Session) -> None:
     run = session.notebook.cell
     run(NET.format("self.layer(x)"))

@@ -244,7 +244,9 @@ def test_the_best_run_by_a_metric_or_a_key_of_the_result() -> None:
 def test_gangs_beside_each_other_have_gpus_of_their_own(
     monkeypatch: pytest.MonkeyPatch, np: int, gpu: bool | None, most: int, parts: list[str]
 ) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", lambda environ: tuple("01234"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    installed = tuple((str(gpu), f"GPU-{gpu}") for gpu in range(5))
+    monkeypatch.setattr(devices, "_installed_gpus", lambda path: installed)
     placement, spec = LocalPlacement(), JobSpec(np=np, gpu=gpu)
     plans: list[Plan] = []
     for share in placement.shares(spec, most):

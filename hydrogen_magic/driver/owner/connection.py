@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from hydrogen_magic import errors
 from hydrogen_magic.core import events as ev
@@ -41,6 +43,8 @@ _ANSWER_S = 5.0
 _POLL_S = 0.1
 _HISTORY_S = 60.0
 """Later events are added while the gang is shown; a gigabyte of them arrives in less."""
+_SILENCE_S = 3.0
+"""Ranks report their health once a second: after this silence, the owner may be stopped (SIGSTOP)."""
 _RECORD_S = 15.0
 """How long agents may take to end a gang whose owner was killed."""
 
@@ -65,6 +69,10 @@ class OwnerConnection:
         self.attached = self._first_answer()
         self._has_history = threading.Event()
         self._has_control = threading.Event()
+        self._n_received = 0
+        """Events of the owner; the run also has our own notices."""
+        self._is_stopped = False
+        """The owner is stopped, and that was reported."""
         self._set_control(self.attached.control)
 
     def follow(self) -> AttachedGang:
@@ -135,21 +143,29 @@ class OwnerConnection:
             raise _error_of(answer)
         raise ConnectionError("the owner process exited")
 
-    def _reports(self) -> Iterator[OwnerReport]:
-        while (received := framing.receive(self._reader)) is not None:
-            yield decode(received[0], OwnerReport)
+    def _reports(self, on_silence: Callable[[bool], None] | None = None) -> Iterator[OwnerReport]:
+        """Yield what arrives; ``on_silence`` is called with True while nothing does, then with False."""
+        while True:
+            for message, _ in self._reader.messages():
+                yield decode(message, OwnerReport)
+            if on_silence is not None:
+                while not _is_readable(self._sock, _SILENCE_S):
+                    on_silence(True)
+                on_silence(False)
+            if not self._reader.feed():
+                return
 
     def _follow(self, run: GangRun, gang: Gang) -> None:
         """Add events until the owner exits. ``gang`` is kept, and with it in the kernel's list."""
         try:
-            for report in self._reports():
+            for report in self._reports(partial(self._watch, run)):
                 self._take(report, run)
         except (OSError, ValueError):
             pass  # closed, or of another version: the record has the rest
         finally:
             self._has_history.set()
         if self.is_open:
-            _finish(run)
+            _finish(run, self._n_received)
             self._sock.close()
         else:
             run.finish()  # views of the gang end, too
@@ -160,29 +176,53 @@ class OwnerConnection:
         elif isinstance(report, OwnerEvents):
             for event in report.events:
                 run.log.append(ev.decode(event))
-        if len(run.log.events) >= self.attached.n_events:
+            self._n_received += len(report.events)
+        if self._n_received >= self.attached.n_events:
             self._has_history.set()
+
+    def _watch(self, run: GangRun, is_silent: bool) -> None:
+        """Report when the owner is stopped, and when it continues."""
+        is_stopped = is_silent and run_log.is_stopped(run.state.owner)
+        if is_stopped == self._is_stopped:
+            return
+        self._is_stopped = is_stopped
+        pid, after_s = run_log.pid_of(run.state.owner), max(0.0, time.time() - run.state.wall_time)
+        text = f"the owner process of the gang (pid {pid})"
+        if is_stopped:
+            text += f" is stopped (SIGSTOP) and reports nothing: kill -CONT {pid} resumes it"
+        else:
+            text += " responds again"
+        run.log.append(ev.Notice(after_s, "warning" if is_stopped else "info", text))
 
     def _set_control(self, control: Control) -> None:
         self.control = control
         self._has_control.set() if control.is_yours else self._has_control.clear()
 
 
-def _finish(run: GangRun) -> None:
-    """End a run whose owner has exited; if it was killed, when its agents have ended the ranks."""
+def _is_readable(sock: socket.socket, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(1000 * timeout_s))
+
+
+def _finish(run: GangRun, n_known: int) -> None:
+    """End a run whose owner has exited; if it was killed, when its agents have ended the ranks.
+
+    ``n_known``: how many events of its record it has.
+    """
     deadline_s = time.monotonic() + _RECORD_S
     while (found := run_log.summary(run.id)) is not None and found.ended is None:
         if time.monotonic() > deadline_s and not run_log.is_alive(found.launched.owner):
             launcher.end_abandoned([run.id])
         time.sleep(_POLL_S)
-    _add_rest(run)
+    _add_rest(run, n_known)
     run.finish()
 
 
-def _add_rest(run: GangRun) -> None:
+def _add_rest(run: GangRun, n_known: int) -> None:
     """Add the events that only the record has."""
     with suppress(HydrogenError, ev.EventError):
-        for event in run_log.read(run.id)[len(run.log.events) :]:
+        for event in run_log.read(run.id)[n_known:]:
             run.log.append(event)
     if not run.state.is_terminal:  # without a record
         reason = "its owner process ended unexpectedly"
@@ -255,5 +295,5 @@ def _ended(gang_id: str) -> Gang:
     run = GangRun(gang_id, run_log.Record(path, None, lambda text: None), results=results)
     for event in run_log.read(gang_id):
         run.log.append(event)
-    _finish(run)
+    _finish(run, len(run.log.events))
     return launcher.register(Gang(run, picture=static_picture))

@@ -44,12 +44,9 @@ def main(arguments: Sequence[str]) -> None:
     server = OwnerServer(gang, listener)
     server.serve(sock, reader)
     _own(gang, server)
-    if not server.is_attended:
-        (gang.folder / run_log.UNSEEN).touch(mode=0o600)
     _write_timeline(gang, request.spec.timeline)
-    with suppress(OSError):  # still full
-        run_log.complete(gang.id, gang.events())
-    _leave_nothing(gang.folder)
+    with suppress(FileNotFoundError):  # the folder was deleted
+        _complete_record(gang, is_seen=server.is_attended)
 
 
 def _launched(request: OwnGang, closure: int) -> tuple[Gang, socket.socket]:
@@ -107,6 +104,14 @@ def _write_timeline(gang: Gang, path: str | None) -> None:
             gang.timeline(path)
         except OSError as error:
             print(f"the timeline could not be written: {error}", file=sys.stderr)
+
+
+def _complete_record(gang: Gang, *, is_seen: bool) -> None:
+    if not is_seen:
+        (gang.folder / run_log.UNSEEN).touch(mode=0o600)
+    with suppress(OSError):  # the disk is still full
+        run_log.complete(gang.id, gang.events())
+    _leave_nothing(gang.folder)
 
 
 def _leave_nothing(folder: Path) -> None:

@@ -57,22 +57,24 @@ class LocalPlacement(Placement):
     ends_with_kernel = ""
 
     def plan(self, spec: JobSpec) -> Plan:
-        return self.plan_beside(spec, ())
-
-    def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
-        """Return a plan with the GPUs that the fewest ranks of other gangs use."""
         if not hasattr(os, "pidfd_open"):
             raise PlacementError(
                 "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
                 "inline --np 1` works everywhere"
             )
-        gpus, notes = devices.assign(spec, _free_first(_visible_gpus(spec), spec.np, others))
+        gpus, notes = devices.assign(spec, _visible_gpus(spec))
         host = os.uname().nodename
         slots = tuple(
             Slot(rank, rank, 0, spec.np, spec.np, 1, host, gpus[rank], interface=LOOPBACK)
             for rank in range(spec.np)
         )
         return Plan(slots, notes)
+
+    def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
+        """Return :meth:`plan` with the GPUs that the fewest ranks of other gangs use."""
+        gpus = _free_first(_visible_gpus(spec), spec.np, others)
+        visible = [("CUDA_VISIBLE_DEVICES", ",".join(gpus))] if gpus else []
+        return self.plan(replace(spec, env=(*spec.env, *visible)))
 
     def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
         """Return as many as there are GPUs, or one core for each rank."""
@@ -122,6 +124,8 @@ class LocalAgentGroup:
         self._agent: LocalAgent | None = None
         self._rendezvous = SessionAddress()
         self._key = ""
+        self._needs: tuple[str, Sequence[str]] = "", ()
+        """Fingerprint and preloaded modules of the last attempt."""
         self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
         """Requested recording state; None: as in the job."""
@@ -150,6 +154,7 @@ class LocalAgentGroup:
         """
         job = attempt.job
         digest = forkserver.fingerprint({**os.environ, **dict(job.spec.env)})
+        self._needs = digest, job.preload
         handed: list[int] = []
         try:
             while True:
@@ -236,6 +241,8 @@ class LocalAgentGroup:
             agent, self._agent = self._agent, None
             agent.on_session_lost = lambda why: None
             await local_agents.pool().give_back(agent)
+        elif self._agent is not None:
+            local_agents.pool().get_ready(self._agent.hub, *self._needs)
 
     async def end_session(self) -> None:
         if self._agent is not None and self.is_retained:

@@ -25,6 +25,8 @@ class AgentPool:
     def __init__(self) -> None:
         self.all: list[LocalAgent] = []
         self.idle: list[LocalAgent] = []
+        self.warms_up = False
+        """Agents are started ahead of the gangs that need them."""
 
     def take(self, hub: Hub, digest: str, preload: Sequence[str]) -> LocalAgent:
         self.idle = [agent for agent in self.idle if agent.is_usable]
@@ -33,6 +35,12 @@ class AgentPool:
         agent = LocalAgent(hub, digest, preload)
         self.all.append(agent)
         return agent
+
+    def get_ready(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
+        """Have an idle agent for the next gang: the last one's stays with its session."""
+        if self.warms_up:
+            agent = self.take(hub, digest, preload)
+            self.idle.append(agent)  # looked up here: take() creates a new list
 
     async def give_back(self, agent: LocalAgent) -> None:
         self.all = [one for one in self.all if one.alive]
@@ -43,7 +51,7 @@ class AgentPool:
             await agent.close()
 
     async def close(self) -> None:
-        agents, self.all, self.idle = self.all, [], []
+        agents, self.all, self.idle, self.warms_up = self.all, [], [], False
         await asyncio.gather(*(agent.close() for agent in agents))
 
 
@@ -98,9 +106,9 @@ def warm_up(preload: Sequence[str]) -> None:
     """Start an agent in the background that imports ``preload``, for a fast start of the first gang."""
 
     def start() -> None:
+        pool().warms_up = True
         if not pool().all:
-            agent = pool().take(current, forkserver.fingerprint(os.environ), preload)
-            pool().idle.append(agent)  # looked up here: take() creates a new list
+            pool().get_ready(current, forkserver.fingerprint(os.environ), preload)
 
     current = hub()
     current.loop.call_soon_threadsafe(start)

@@ -35,9 +35,11 @@ class StoredResults(GangResults):
         if not has_succeeded:
             return super().save(False, is_complete=is_complete)
         deadline_s = time.monotonic() + _PATIENCE_S
-        if problem := self._try_to_store():
+        problem = self._try_to_store()
+        if problem and self._folder.is_dir():
             self.on_problem(f"{problem}; trying again for {_PATIENCE_S / 60:.0f} minutes")
-        while problem and time.monotonic() < deadline_s:
+        # A folder that was deleted does not come back.
+        while problem and self._folder.is_dir() and time.monotonic() < deadline_s:
             time.sleep(_AGAIN_S)
             problem = self._try_to_store()
         return f"{problem}; they are lost" if problem else ""

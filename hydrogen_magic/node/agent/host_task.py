@@ -178,16 +178,19 @@ def _attached(start: dict[str, Any], about: dict[str, Any]) -> tuple[socket.sock
     itself.
     """
     deadline = time.monotonic() + _ATTACH_S
-    number = 0
+    number, ours = 0, ""
     while number < _MOST_AGENTS:
-        sock = _connected(_name(start["token"], number), start, about)
+        name = _name(start["token"], number)
+        sock = _connected(name)
+        if sock is None:
+            ours = _start(name, start, about, ours)
         answer = None if sock is None else _say(sock, about)
         if sock is not None and answer is not None and answer[0] == "TaskAccepted":
             return sock, answer[1]
         if sock is not None:
             sock.close()
         if answer is not None:
-            number += 1  # it serves another gang, or does not respond
+            number, ours = number + 1, ""  # it serves another gang, or does not respond
             deadline = time.monotonic() + _ATTACH_S
         elif time.monotonic() > deadline:
             raise _ProblemError("agent", f"no agent accepted this task within {_ATTACH_S:.0f} s")
@@ -196,15 +199,14 @@ def _attached(start: dict[str, Any], about: dict[str, Any]) -> tuple[socket.sock
     raise _ProblemError("agent", f"{_MOST_AGENTS} gangs of this notebook already run here")
 
 
-def _connected(name: str, start: dict[str, Any], about: dict[str, Any]) -> socket.socket | None:
-    """Connect to the agent of that name; start it if there is none. None: try again."""
+def _connected(name: str) -> socket.socket | None:
+    """Connect to the agent of that name; None if there is none, or it is just starting."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(_ATTACH_S)
     try:
         sock.connect(name)
     except (ConnectionRefusedError, ConnectionResetError, BlockingIOError):
         sock.close()
-        _start(name, start, about)
         return None
     peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if peer[1] != os.geteuid():
@@ -215,13 +217,20 @@ def _connected(name: str, start: dict[str, Any], about: dict[str, Any]) -> socke
     return sock
 
 
-def _start(name: str, start: dict[str, Any], about: dict[str, Any]) -> None:
-    """Start an agent that listens on ``name``, unless another task was faster: the name serves as lock."""
+def _start(name: str, start: dict[str, Any], about: dict[str, Any], ours: str) -> str:
+    """Start an agent that listens on ``name``, unless another task was faster: the name serves as lock.
+
+    Returns the folder of the agent that this task has started, ``ours`` before this call; empty for none.
+    """
     with socket.socket(socket.AF_UNIX) as listening:
         try:
             listening.bind(name)
         except OSError:
-            return
+            return ours
+        if ours:
+            text = f"the agent process exited while it started{_last_words(ours)}"
+            shutil.rmtree(ours, ignore_errors=True)
+            raise _ProblemError("agent", text)
         endpoint, own = _reachable(start)
         folder = tempfile.mkdtemp(prefix="hydrogen-", dir=start["folder"] or None)
         try:
@@ -229,6 +238,7 @@ def _start(name: str, start: dict[str, Any], about: dict[str, Any]) -> None:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+        return folder
 
 
 def agent_secret(seed: str, number: int) -> str:
@@ -413,13 +423,13 @@ def _wait(sock: socket.socket, agent: dict[str, Any], task: int) -> None:
 
 
 def _fail_after_cleanup(agent: dict[str, Any], task: int, what: str) -> NoReturn:
-    text = f"the agent process {what}{_last_words(agent)}"  # read before its folder is removed
+    text = f"the agent process {what}{_last_words(agent['folder'])}"  # read before its folder is removed
     _clean_up_after(agent)
     raise _ProblemError("agent_ended", text, task)
 
 
-def _last_words(agent: dict[str, Any]) -> str:
-    tail = read(os.path.join(agent["folder"], _STDERR))[-_STDERR_TAIL:].decode(errors="replace")
+def _last_words(folder: str) -> str:
+    tail = read(os.path.join(folder, _STDERR))[-_STDERR_TAIL:].decode(errors="replace")
     return f"; its last output:\n{tail.strip()}" if tail.strip() else ""
 
 

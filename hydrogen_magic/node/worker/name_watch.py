@@ -45,6 +45,8 @@ class NameWatch:
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self._namespace = namespace
+        self._end: dict[str, ObjectIdentity] | None = None
+        """At the end of the last cell, whose threads may go on; None before the first one."""
         self._start: dict[str, ObjectIdentity] = {}
         self._before: dict[str, ObjectIdentity] = {}
         self._sent: frozenset[str] = frozenset()
@@ -70,13 +72,20 @@ class NameWatch:
     def end(self, stored: Iterable[str]) -> NameChanges:
         """Return what changed since :meth:`begin`; ``stored``: the names that the cell's code assigns."""
         now, before, start = dict(self._identities()), self._before, self._start
-        stored = set(stored)
+        last = start if self._end is None else self._end
         received = [n for n in before if n in self._sent or start.get(n) != before[n]]
+        by_threads = {n for n in start if last.get(n) != start[n]} - {*received}
+        stored = {*stored} | by_threads
         assigned = [name for name in now if name in stored or before.get(name) != now[name]]
-        deleted = [name for name in before if name not in now]
+        deleted = [name for name in last | before if name not in now]
+        self._end = now
         for name in (*assigned, *deleted):
             self._shared.pop(name, None)
         return NameChanges(tuple(received), tuple(assigned), *self._changes(), tuple(deleted))
+
+    def skip(self) -> None:
+        """Leave out what has changed until now: a cell that could not be loaded has bound some names."""
+        self._end = dict(self._identities())
 
     def _changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names that were changed in place, and those that cannot be compared."""

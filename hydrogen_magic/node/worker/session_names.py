@@ -73,6 +73,7 @@ class RankNames:
     def end(self) -> tuple[NameChanges, list[str]]:
         """Return what the cell has done, and warnings. Its definitions replace earlier ones."""
         if self._cell is None:  # it could not be loaded
+            self._watch.skip()
             return NameChanges(), []
         warnings = redefinition.replace(self._code, self._namespace)
         found = self._watch.end(self._stored)
