@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import keyword_only
-from pyspark.ml.base import Estimator, _FitMultipleIterator
+from pyspark.ml.base import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
@@ -27,6 +27,7 @@ from hydrogen_magic.spark.model import TorchModel
 from hydrogen_magic.spark.params import TrainingParams
 from hydrogen_magic.spark.persistence import Reader, Writer
 from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
+from hydrogen_magic.spark.trainings import Trainings
 from hydrogen_magic.views import pick_view
 
 if TYPE_CHECKING:
@@ -207,16 +208,17 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     def fitMultiple(
         self, dataset: Any, paramMaps: Sequence[dict[Any, Any]]
     ) -> Iterator[tuple[int, TorchModel]]:
-        """Return an iterator of models, one for each of ``paramMaps``, which share the written rows."""
+        """Return an iterator of models, one for each of ``paramMaps``, which share the written rows.
+
+        After a failure, or an interrupt of the cell, the remaining ones are not trained.
+        """
         estimators = [self.copy(each) for each in paramMaps]
         rows = SharedRows(dataset, [each._rows() for each in estimators])
 
-        def fit(index: int) -> TorchModel:
-            model: TorchModel = estimators[index]._fit_on(rows)
-            return model
+        def fit(number: int, launched: Callable[[Gang], None]) -> Any:
+            return estimators[number]._fit_on(rows, launched)
 
-        models: Iterator[tuple[int, TorchModel]] = _FitMultipleIterator(fit, len(estimators))
-        return models
+        return Trainings(fit, len(estimators))
 
     def _rows(self) -> RowSpec:
         return RowSpec(
@@ -228,7 +230,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             self.getOrDefault("dataPath"),
         )
 
-    def _fit_on(self, rows: SharedRows) -> TorchModel:
+    def _fit_on(self, rows: SharedRows, launched: Callable[[Gang], None]) -> TorchModel:
         for name in ("model", "train"):
             if not self.isSet(name):
                 raise OptionValueError(
@@ -238,7 +240,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         launcher.plan(self._spec())  # before the rows are written
         with rows.of(self._rows()) as written:
             self._check_size(written)
-            gang = self._run(self._task(written, arguments))
+            gang = self._run(self._task(written, arguments), launched)
         trained = gang.result
         types = _types_of(trained.schema)
         model = TorchModel(trained.model.cpu(), types, gang.metrics)._resetUid(self.uid)
@@ -277,7 +279,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             predict=self.getOrDefault("predict"),
         )
 
-    def _run(self, task: TrainingTask) -> Gang:
+    def _run(self, task: TrainingTask, launched: Callable[[Gang], None]) -> Gang:
         """Run the gang and show it; return it after its end."""
         options = dict(self.getOrDefault("options"))
         quiet = options.pop("quiet", False)
@@ -293,6 +295,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
                 gpu=self.getOrDefault("gpu"),
                 **options,
             )
+            launched(gang)
             launcher.attend(gang, pick_view(quiet=quiet, actions=gang))
         gang.raise_for_state()
         return gang

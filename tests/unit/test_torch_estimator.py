@@ -5,15 +5,19 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from IPython.core.events import EventManager, available_events
 
+from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.spark import TorchEstimator, rows
 from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
+from hydrogen_magic.spark.trainings import Trainings
 
 MODEL = torch.nn.Linear(2, 1)
 
@@ -75,7 +79,57 @@ def test_what_train_needs_is_checked_before_rows_are_written() -> None:
         ),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
-            TorchEstimator(**given)._fit_on(no_rows)
+            TorchEstimator(**given)._fit_on(no_rows, lambda gang: None)
+
+
+# ── trainings ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Running:
+    """A gang that runs until it is stopped."""
+
+    is_stopped = False
+
+    def wait(self, timeout: float) -> bool:
+        return self.is_stopped
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_a_failure_ends_the_other_trainings() -> None:
+    """Also one whose gang is launched meanwhile."""
+    gangs = [Running(), Running()]
+
+    def fit(number: int, launched: Any) -> str:
+        launched(gangs[number])
+        if number == 0:
+            with pytest.raises(ValueError, match="on purpose"):
+                next(trainings)
+        raise ValueError("on purpose")
+
+    trainings = Trainings(fit, 3)
+    with pytest.raises(ValueError, match="on purpose"):
+        next(trainings)
+    assert all(gang.is_stopped for gang in gangs)
+    with pytest.raises(GangStoppedError, match="another training of the same call has failed"):
+        next(trainings)
+    with pytest.raises(StopIteration):
+        next(trainings)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError(), None])
+def test_trainings_end_with_an_interrupted_cell(
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell: Any = SimpleNamespace()
+    shell.events = EventManager(shell, available_events)
+    monkeypatch.setattr("hydrogen_magic.spark.trainings.shell_here", lambda: shell)
+    gang: Any = Running()
+    next(Trainings(lambda number, launched: launched(gang), 1))
+    shell.events.trigger("post_run_cell", SimpleNamespace(error_in_exec=error))
+    assert gang.is_stopped == isinstance(error, KeyboardInterrupt)
+    assert shell.events.callbacks["post_run_cell"] == []
 
 
 # ── features ─────────────────────────────────────────────────────────────────────────────────────
@@ -116,7 +170,7 @@ def test_features_are_what_forward_takes() -> None:
 def test_a_model_predicts_in_eval_mode() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(1.0), torch.nn.Flatten(0))
     found = ModelPredict(model, ["a"], "p", None)(batch())
-    assert found["p"].tolist() == [1, 2] and found["p"].is_inference()
+    assert found["p"].tolist() == [1, 2] and not model.training
     both = ModelPredict(model, ["a"], "p", lambda model, features: {"x": features, "y": 1})(batch())
     assert list(both) == ["x", "y"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ class TrainingData:
 
 def train_on_rank(task: TrainingTask) -> TrainedModel | None:
     """Train the model on this rank; return it on rank 0, and on all ranks if it is sharded over them."""
-    schema = _predicted_columns(task) if api.rank() == 0 else b""
+    schema = _predicted_columns(task)
     model = task.model.to(api.device()).train()
     data = _data(task, model)
     trained = _unwrapped(task.train(model, data, **task.parameters), model)
@@ -128,9 +127,11 @@ def _is_sharded(model: Any) -> bool:
 
 
 def _predicted_columns(task: TrainingTask) -> bytes:
-    """Predict the first rows with a copy of the untrained model: what fails does so before the training."""
-    model = copy.deepcopy(task.model)
-    predict = ModelPredict(model, task.features, "", task.predict)
+    """Predict the first rows with the untrained model: what fails does so before the training.
+
+    On all ranks, whose models stay alike: lazy layers get their sizes.
+    """
+    predict = ModelPredict(task.model, task.features, "", task.predict)
     predictor = Predictor(predict, InferOptions(batch_size=task.batch_size))
     rows = next(iter(shard.shard(task.rows, batch_size=task.batch_size).to_arrow()))
     found = predictor.run(rows.select(list(task.features)), 0).columns.schema
