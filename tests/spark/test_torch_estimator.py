@@ -14,6 +14,7 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import RankFailedError
 from tests import estimator_ranks, spark_rig
 
@@ -106,6 +107,8 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
     names = ["category", "numbers"]
     given = {"model": estimator_ranks.Two(), "train": estimator_ranks.replace, "np": 1}
     fitted = estimator(**given, featuresCols=names, predict=estimator_ranks.both).fit(frame)
+    title = list(launcher.gangs().values())[-1].snapshot().title
+    assert title == "TorchEstimator.fit(replace)"
     for _ in range(2):
         fitted.write().overwrite().save(str(tmp_path / "fitted"))
     scored = TorchModel.load(str(tmp_path / "fitted")).transform(frame)
@@ -159,15 +162,15 @@ def test_cross_validation_finds_the_learning_rate(spark: Any, tmp_path: Path) ->
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
     from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 
-    chosen = estimator(featuresCols=INPUTS, validation=0.2, epochs=10)
-    grid = ParamGridBuilder().addGrid(chosen.lr, [1e-6, 0.05]).addGrid(chosen.batchSize, [16, 32])
+    chosen = estimator(featuresCols=INPUTS, validation=0.2, epochs=15)
+    grid = ParamGridBuilder().addGrid(chosen.lr, [1e-6, 0.5]).addGrid(chosen.batchSize, [4, 8])
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     validator = CrossValidator(
         estimator=chosen, estimatorParamMaps=grid.build(), evaluator=evaluator, numFolds=2,
         parallelism=2, seed=1,
     )  # fmt: skip
     found = validator.fit(iris(spark))
-    assert min(found.avgMetrics[2:]) > 0.8 > max(found.avgMetrics[:2])
+    assert min(found.avgMetrics[2:]) > 0.7 > max(found.avgMetrics[:2])
     found.write().overwrite().save(str(tmp_path / "found"))
     again = CrossValidatorModel.load(str(tmp_path / "found"))
     assert accuracy(again.transform(iris(spark))) > 0.9
@@ -289,13 +292,8 @@ def test_the_page_on_pandas_udfs(spark: Any, notebook_shell: InteractiveShell) -
         [(n, 1.0 * n, 0.5) for n in range(5)], "id long, a double, b double"
     )
 
-    def model(a: Any, b: Any) -> Any:
-        return a + b
-
-    names = run_page(
-        "migrating/pandas-udf.md", notebook_shell, spark=spark, df=frame, model=model,
-        load_model=lambda: model,
-    )  # fmt: skip
+    notebook_shell.run_cell("model = lambda a, b: a + b\nload_model = lambda: model")
+    names = run_page("migrating/pandas-udf.md", notebook_shell, spark=spark, df=frame)
     by_hand = frame.mapInPandas(names["predict_rows"], "id long, score double")
     found = [by_hand, names["scored"], names["scored_too"]]
     assert [[row.score for row in each.collect()] for each in found] == [

@@ -42,10 +42,13 @@ def test_parameters_of_train_are_params() -> None:
     assert arguments(changed) == {"epochs": 1, "lr": 0.2, "momentum": 0.9}
     assert arguments(estimator) == {"epochs": 3, "lr": 0.1}, "the original stays"
     assert arguments(TorchEstimator(train=train_with_any, width=8)) == {"width": 8}
+    assert arguments(TorchEstimator(train=lambda model, data, epochs: None)) == {"epochs": 1}
+    ten = TorchEstimator(train=lambda model, data, epochs=10: None)
+    assert arguments(ten) == {} and arguments(ten.setParams(epochs=2)) == {"epochs": 2}
 
 
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
-    "rank count": ({"np": 0}, r"np should be a number of ranks, not 0, got 0$"),
+    "rank count": ({"np": 0}, r"np should be 1 or more ranks, got 0$"),
     "fraction": ({"validation": 1.5}, r"validation should be a fraction between 0 and 1, or the"),
     "type": ({"epochs": "3"}, r"epochs should be 1 or more epochs, got str$"),
     "class": ({"model": torch.nn.Linear}, r"model should be an instance of .*, got class Linear$"),
