@@ -95,3 +95,18 @@ def replace(model: nn.Module, data: Any) -> nn.Module:
 
 def both(model: nn.Module, features: Any) -> dict[str, Any]:
     return {"sum": model(*features.values()), "numbers_too": features["numbers"]}
+
+
+def train_sharded(model: nn.Module, data: Any) -> None:
+    """Add the labels' sum over all ranks to every parameter, of which each rank has a part."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    total = sum(label.sum() for _, label in data)
+    dist.all_reduce(total)
+    with torch.no_grad():
+        for part in model.parameters():
+            part.to_local().add_(total)

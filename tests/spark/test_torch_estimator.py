@@ -56,9 +56,13 @@ def estimator(**params: Any) -> Any:
     from hydrogen_magic.spark import TorchEstimator
 
     given = {
-        "model": estimator_ranks.classifier(), "train": estimator_ranks.train, "gpu": False,
-        "predict": estimator_ranks.classify, "batchSize": 16, "options": {"quiet": True},
-    }  # fmt: skip
+        "model": estimator_ranks.classifier(),
+        "train": estimator_ranks.train,
+        "gpu": False,
+        "predict": estimator_ranks.classify,
+        "batchSize": 16,
+        "options": {"quiet": True},
+    }
     return TorchEstimator(**{**given, **params})
 
 
@@ -150,9 +154,11 @@ def test_failures_are_those_of_a_gang(spark: Any, hydrogen_home: Path) -> None:
     assert caught.value.rank == 1
     with pytest.raises(RankFailedError, match="'Sequential' object has no attribute 'infer'"):
         estimator(
-            train=estimator_ranks.fail, featuresCols=INPUTS, np=1,
+            train=estimator_ranks.fail,
+            featuresCols=INPUTS,
+            np=1,
             predict=lambda model, features: model.infer(features),
-        ).fit(frame)  # fmt: skip
+        ).fit(frame)
     assert datasets(hydrogen_home) == []
 
 
@@ -166,9 +172,13 @@ def test_cross_validation_finds_the_learning_rate(spark: Any, tmp_path: Path) ->
     grid = ParamGridBuilder().addGrid(chosen.lr, [1e-6, 0.5]).addGrid(chosen.batchSize, [4, 8])
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     validator = CrossValidator(
-        estimator=chosen, estimatorParamMaps=grid.build(), evaluator=evaluator, numFolds=2,
-        parallelism=2, seed=1,
-    )  # fmt: skip
+        estimator=chosen,
+        estimatorParamMaps=grid.build(),
+        evaluator=evaluator,
+        numFolds=2,
+        parallelism=2,
+        seed=1,
+    )
     found = validator.fit(iris(spark))
     assert min(found.avgMetrics[2:]) > 0.7 > max(found.avgMetrics[:2])
     found.write().overwrite().save(str(tmp_path / "found"))
@@ -240,8 +250,11 @@ def test_another_process_loads_what_one_has_saved(
         script = tmp_path / "script.py"
         script.write_text(source)
         done = subprocess.run(
-            [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, script, tmp_path],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
     assert "predicted [0.5, 2.5, 4.5, 6.5]" in done.stdout
     assert "predicted [2.0, 4.0, 6.0, 8.0]" in done.stdout

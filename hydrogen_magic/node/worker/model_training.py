@@ -93,22 +93,18 @@ def train_on_rank(task: TrainingTask) -> TrainedModel | None:
 
 def _data(task: TrainingTask, model: Any) -> TrainingData:
     columns = FeatureColumns(model, task.features)
+    data = TrainingData(_stream(task, task.rows, shuffle=task.shuffle), columns, task.label)
+    if task.validation is not None:
+        data.validation = TrainingData(_stream(task, task.validation), columns, task.label)
+    return data
 
-    def data(rows: DatasetHandle, *, shuffle: bool) -> TrainingData:
-        size, seed = task.batch_size, task.seed
-        stream = shard.shard(rows, batch_size=size, shuffle=shuffle, seed=seed)
-        return TrainingData(stream, columns, task.label)
 
+def _stream(task: TrainingTask, rows: DatasetHandle, *, shuffle: bool = False) -> Any:
     try:
-        found = data(task.rows, shuffle=task.shuffle)
-        if task.validation is not None:
-            found.validation = data(task.validation, shuffle=False)
+        return shard.shard(rows, batch_size=task.batch_size, shuffle=shuffle, seed=task.seed)
     except FileNotFoundError as error:
-        text = str(error).replace(
-            "call hm.dataset(frame, path=…)", "set TorchEstimator(dataPath=…)"
-        )
-        raise FileNotFoundError(text) from None
-    return found
+        called, remedy = "call hm.dataset(frame, path=…)", "set TorchEstimator(dataPath=…)"
+        raise FileNotFoundError(str(error).replace(called, remedy)) from None
 
 
 def _unwrapped(returned: Any, model: Any) -> Any:
@@ -133,7 +129,7 @@ def _predicted_columns(task: TrainingTask) -> bytes:
     """
     predict = ModelPredict(task.model, task.features, "", task.predict)
     predictor = Predictor(predict, InferOptions(batch_size=task.batch_size))
-    rows = next(iter(shard.shard(task.rows, batch_size=task.batch_size).to_arrow()))
+    rows = next(iter(_stream(task, task.rows).to_arrow()))
     found = predictor.run(rows.select(list(task.features)), 0).columns.schema
     unknown = [field.name for field in found if has_null_type(field.type)]
     if unknown:
