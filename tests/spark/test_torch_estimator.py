@@ -18,11 +18,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import RankFailedError
 from tests import estimator_ranks, spark_rig
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.timeout(300),
-    pytest.mark.usefixtures("warm_agents"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
 CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
