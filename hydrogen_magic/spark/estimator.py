@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import keyword_only
-from pyspark.ml.base import Estimator, _FitMultipleIterator
+from pyspark.ml.base import Estimator
 from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
@@ -27,6 +27,7 @@ from hydrogen_magic.spark.model import TorchModel
 from hydrogen_magic.spark.params import TrainingParams
 from hydrogen_magic.spark.persistence import Reader, Writer
 from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
+from hydrogen_magic.spark.trainings import Trainings
 from hydrogen_magic.views import pick_view
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     Args:
         model: The ``nn.Module`` to train. It is not changed.
         train: The function to call on each rank.
-        np: Number of ranks; ``-N`` means N ranks on this machine.
+        np: Number of ranks.
         on: Where ranks run: ``"local"``, ``"spark"``, or a placement of a plug-in.
         rendezvous: How ranks find each other: ``"torch"``, or another one that is installed.
         gpu: True: a GPU for each rank. False: none. None: GPUs if every rank can have one.
@@ -91,7 +92,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             default type.
         validation: A fraction of the rows, chosen at random, or the name of a column that is true (or 1) for
             the rows to validate with. Default: none.
-        epochs: The argument ``epochs`` of ``train``.
+        epochs: The argument ``epochs`` of ``train``. Default: its own default, otherwise 1.
         batchSize: Rows of a batch on each rank.
         shuffle: Whether Spark mixes the rows to train with, and each epoch has another random order.
         seed: Of the order of the rows, and of the choice of validation rows.
@@ -180,23 +181,35 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         return [param.name for param in self.params if param.name not in _OWN_PARAMS]
 
     def _arguments(self, train: Callable[..., Any]) -> dict[str, Any]:
-        """Return the arguments of ``train`` after the first two. Raises ValueError if one has no value."""
+        """Return the arguments of ``train`` after the first two; its own defaults are left to it.
+
+        Raises ValueError if one has no value.
+        """
         declared = _parameters_of(train)
         free = self._declared() if _takes_any(train) else []
-        names = [name for name in {**declared, **dict.fromkeys(free)} if self.hasParam(name)]
-        found = {name: self.getOrDefault(name) for name in names if self.isDefined(name)}
+        wanted = {**dict.fromkeys(free, False), **declared}
+        found = {
+            name: self.getOrDefault(name)
+            for name, is_needed in wanted.items()
+            if self._has_value(name, is_needed)
+        }
         missing = [name for name, is_needed in declared.items() if is_needed and name not in found]
         if missing:
             raise OptionValueError(
                 f"train has a parameter {missing[0]!r} without a value: set "
                 f"TorchEstimator({missing[0]}=…)"
             )
-        if self.isSet("epochs") and "epochs" not in declared and not _takes_any(train):
+        if self.isSet("epochs") and "epochs" not in declared:
             raise OptionValueError(
                 f"epochs={self.getOrDefault('epochs')} has no effect, since train has no parameter "
                 "'epochs': add one, or drop epochs"
             )
         return found
+
+    def _has_value(self, name: str, is_needed: bool) -> bool:
+        if not self.hasParam(name):
+            return False
+        return bool(self.isSet(name) or (is_needed and self.hasDefault(name)))
 
     # ── fit ──
 
@@ -207,16 +220,17 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     def fitMultiple(
         self, dataset: Any, paramMaps: Sequence[dict[Any, Any]]
     ) -> Iterator[tuple[int, TorchModel]]:
-        """Return an iterator of models, one for each of ``paramMaps``, which share the written rows."""
+        """Return an iterator of models, one for each of ``paramMaps``, which share the written rows.
+
+        After a failure, or an interrupt of the cell, the remaining ones are not trained.
+        """
         estimators = [self.copy(each) for each in paramMaps]
         rows = SharedRows(dataset, [each._rows() for each in estimators])
 
-        def fit(index: int) -> TorchModel:
-            model: TorchModel = estimators[index]._fit_on(rows)
-            return model
+        def fit(number: int, launched: Callable[[Gang], None]) -> Any:
+            return estimators[number]._fit_on(rows, launched)
 
-        models: Iterator[tuple[int, TorchModel]] = _FitMultipleIterator(fit, len(estimators))
-        return models
+        return Trainings(fit, len(estimators))
 
     def _rows(self) -> RowSpec:
         return RowSpec(
@@ -228,7 +242,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             self.getOrDefault("dataPath"),
         )
 
-    def _fit_on(self, rows: SharedRows) -> TorchModel:
+    def _fit_on(self, rows: SharedRows, launched: Callable[[Gang], None]) -> TorchModel:
         for name in ("model", "train"):
             if not self.isSet(name):
                 raise OptionValueError(
@@ -238,7 +252,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         launcher.plan(self._spec())  # before the rows are written
         with rows.of(self._rows()) as written:
             self._check_size(written)
-            gang = self._run(self._task(written, arguments))
+            gang = self._run(self._task(written, arguments), launched)
         trained = gang.result
         types = _types_of(trained.schema)
         model = TorchModel(trained.model.cpu(), types, gang.metrics)._resetUid(self.uid)
@@ -247,18 +261,18 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
 
     def _spec(self) -> JobSpec:
         return JobSpec(
-            np=abs(self.getOrDefault("np")),
+            np=self.getOrDefault("np"),
             placement=self.getOrDefault("on"),
             rendezvous=self.getOrDefault("rendezvous"),
             gpu=self.getOrDefault("gpu"),
         )
 
     def _check_size(self, rows: TrainingRows) -> None:
-        n_ranks = abs(self.getOrDefault("np"))
+        n_ranks = self.getOrDefault("np")
         for use, handle in (("training", rows.training), ("validation", rows.validation)):
             if handle is not None and handle.n_rows < n_ranks:
                 raise OptionValueError(
-                    f"np={self.getOrDefault('np')}: there are only {handle.n_rows} rows for {use}, and "
+                    f"np={n_ranks}: there are only {handle.n_rows} rows for {use}, and "
                     "every rank needs one"
                 )
 
@@ -277,9 +291,9 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             predict=self.getOrDefault("predict"),
         )
 
-    def _run(self, task: TrainingTask) -> Gang:
+    def _run(self, task: TrainingTask, launched: Callable[[Gang], None]) -> Gang:
         """Run the gang and show it; return it after its end."""
-        options = dict(self.getOrDefault("options"))
+        options = dict(self.getOrDefault("options") or {})
         quiet = options.pop("quiet", False)
         call = functools.partial(train_on_rank, task)
         name = getattr(task.train, "__qualname__", "train")
@@ -293,6 +307,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
                 gpu=self.getOrDefault("gpu"),
                 **options,
             )
+            launched(gang)
             launcher.attend(gang, pick_view(quiet=quiet, actions=gang))
         gang.raise_for_state()
         return gang

@@ -46,11 +46,6 @@ def _count(value: Any) -> Any:
     return _checked(found, is_valid=found >= 1)
 
 
-def _ranks(value: Any) -> Any:
-    found = TypeConverters.toInt(value)
-    return _checked(found, is_valid=found != 0)
-
-
 def _names(value: Any) -> Any:
     found = [value] if isinstance(value, str) else TypeConverters.toListString(value)
     return _checked(found, is_valid=bool(found) and len(set(found)) == len(found))
@@ -125,9 +120,7 @@ class TrainingParams(PredictionParams, HasLabelCol, HasSeed):  # type: ignore[mi
         "a function (model, data, …)",
         _function,
     )
-    np = _param(
-        "np", "number of ranks; -N: N ranks on this machine", "a number of ranks, not 0", _ranks
-    )
+    np = _param("np", "number of ranks", "1 or more ranks", _count)
     on = _param("on", "placement of the ranks", "the name of a placement", TypeConverters.toString)
     rendezvous = _param(
         "rendezvous",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -9,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
 
+import hydrogen_magic
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import RankFailedError
 from tests import estimator_ranks, spark_rig
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.timeout(300),
-    pytest.mark.usefixtures("warm_agents"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
 CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
+DOCS = Path(__file__).parents[2] / "docs"
 INPUTS = ["a", "b", "c", "d"]
 
 
@@ -50,9 +52,13 @@ def estimator(**params: Any) -> Any:
     from hydrogen_magic.spark import TorchEstimator
 
     given = {
-        "model": estimator_ranks.classifier(), "train": estimator_ranks.train, "gpu": False,
-        "predict": estimator_ranks.classify, "batchSize": 16, "options": {"quiet": True},
-    }  # fmt: skip
+        "model": estimator_ranks.classifier(),
+        "train": estimator_ranks.train,
+        "gpu": False,
+        "predict": estimator_ranks.classify,
+        "batchSize": 16,
+        "options": {"quiet": True},
+    }
     return TorchEstimator(**{**given, **params})
 
 
@@ -101,6 +107,8 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
     names = ["category", "numbers"]
     given = {"model": estimator_ranks.Two(), "train": estimator_ranks.replace, "np": 1}
     fitted = estimator(**given, featuresCols=names, predict=estimator_ranks.both).fit(frame)
+    title = list(launcher.gangs().values())[-1].snapshot().title
+    assert title == "TorchEstimator.fit(replace)"
     for _ in range(2):
         fitted.write().overwrite().save(str(tmp_path / "fitted"))
     scored = TorchModel.load(str(tmp_path / "fitted")).transform(frame)
@@ -142,9 +150,11 @@ def test_failures_are_those_of_a_gang(spark: Any, hydrogen_home: Path) -> None:
     assert caught.value.rank == 1
     with pytest.raises(RankFailedError, match="'Sequential' object has no attribute 'infer'"):
         estimator(
-            train=estimator_ranks.fail, featuresCols=INPUTS, np=1,
+            train=estimator_ranks.fail,
+            featuresCols=INPUTS,
+            np=1,
             predict=lambda model, features: model.infer(features),
-        ).fit(frame)  # fmt: skip
+        ).fit(frame)
     assert datasets(hydrogen_home) == []
 
 
@@ -154,15 +164,19 @@ def test_cross_validation_finds_the_learning_rate(spark: Any, tmp_path: Path) ->
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
     from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 
-    chosen = estimator(featuresCols=INPUTS, validation=0.2, epochs=10)
-    grid = ParamGridBuilder().addGrid(chosen.lr, [1e-6, 0.05]).addGrid(chosen.batchSize, [16, 32])
+    chosen = estimator(featuresCols=INPUTS, validation=0.2, epochs=15)
+    grid = ParamGridBuilder().addGrid(chosen.lr, [1e-6, 0.5]).addGrid(chosen.batchSize, [4, 8])
     evaluator = MulticlassClassificationEvaluator(metricName="accuracy")
     validator = CrossValidator(
-        estimator=chosen, estimatorParamMaps=grid.build(), evaluator=evaluator, numFolds=2,
-        parallelism=2, seed=1,
-    )  # fmt: skip
+        estimator=chosen,
+        estimatorParamMaps=grid.build(),
+        evaluator=evaluator,
+        numFolds=2,
+        parallelism=2,
+        seed=1,
+    )
     found = validator.fit(iris(spark))
-    assert min(found.avgMetrics[2:]) > 0.8 > max(found.avgMetrics[:2])
+    assert min(found.avgMetrics[2:]) > 0.7 > max(found.avgMetrics[:2])
     found.write().overwrite().save(str(tmp_path / "found"))
     again = CrossValidatorModel.load(str(tmp_path / "found"))
     assert accuracy(again.transform(iris(spark))) > 0.9
@@ -177,16 +191,6 @@ def test_executors_train_on_rows_of_a_shared_folder(spark: Any, tmp_path: Path) 
     chosen = estimator(featuresCols=INPUTS, epochs=15, on="spark", dataPath=str(shared))
     assert accuracy(chosen.fit(iris(spark)).transform(iris(spark))) > 0.9
     assert list(shared.iterdir()) == []
-
-
-@pytest.mark.exhaustive
-@pytest.mark.horovod
-@on_classic
-def test_horovod_averages_gradients(spark: Any) -> None:
-    chosen = estimator(
-        featuresCols=INPUTS, epochs=15, rendezvous="horovod", train=estimator_ranks.train_by_horovod
-    )
-    assert accuracy(chosen.fit(iris(spark)).transform(iris(spark))) > 0.9
 
 
 SAVES = """
@@ -242,9 +246,65 @@ def test_another_process_loads_what_one_has_saved(
         script = tmp_path / "script.py"
         script.write_text(source)
         done = subprocess.run(
-            [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True,
-        )  # fmt: skip
+            [sys.executable, script, tmp_path],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
     assert "predicted [0.5, 2.5, 4.5, 6.5]" in done.stdout
     assert "predicted [2.0, 4.0, 6.0, 8.0]" in done.stdout
     assert "Expected class name hydrogen_magic.spark.TorchModel but found" in done.stdout
+
+
+# ── the pages ────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_page(name: str, shell: InteractiveShell, **names: Any) -> dict[str, Any]:
+    """Run the cells of a page of the documentation in a notebook with these names; return all of its."""
+    shell.push({"hm": hydrogen_magic, "torch": torch, "nn": torch.nn, **names})
+    for cell in re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(), re.S | re.M):
+        shell.run_cell(cell).raise_error()
+    found: dict[str, Any] = shell.user_ns
+    return found
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_the_guide(spark: Any, notebook_shell: InteractiveShell, tmp_path: Path) -> None:
+    names = run_page(
+        "guides/estimator.md",
+        notebook_shell,
+        spark=spark,
+        df=iris(spark),
+        path=str(tmp_path / "saved"),
+    )
+    assert accuracy(names["scored"]) > 0.9
+    assert accuracy(names["again"].transform(names["df"])) > 0.9
+    assert accuracy(names["best"].transform(names["df"])) > 0.9
+
+
+@pytest.mark.exhaustive
+@pytest.mark.horovod
+@on_classic
+def test_the_page_on_horovods_estimators(spark: Any, notebook_shell: InteractiveShell) -> None:
+    page = "migrating/horovod-estimator.md"
+    names = run_page(page, notebook_shell, spark=spark, df=iris(spark))
+    errors = [abs(row.prediction - row.label) for row in names["scored"].collect()]
+    assert sum(errors) / len(errors) < 0.4
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_the_page_on_pandas_udfs(spark: Any, notebook_shell: InteractiveShell) -> None:
+    frame = spark.createDataFrame(
+        [(n, 1.0 * n, 0.5) for n in range(5)], "id long, a double, b double"
+    )
+
+    notebook_shell.run_cell("model = lambda a, b: a + b\nload_model = lambda: model")
+    names = run_page("migrating/pandas-udf.md", notebook_shell, spark=spark, df=frame)
+    by_hand = frame.mapInPandas(names["predict_rows"], "id long, score double")
+    found = [by_hand, names["scored"], names["scored_too"]]
+    assert [[row.score for row in each.collect()] for each in found] == [
+        [n + 0.5 for n in range(5)] for _ in range(3)
+    ]

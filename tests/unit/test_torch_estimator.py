@@ -5,15 +5,19 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from IPython.core.events import EventManager, available_events
 
+from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.spark import TorchEstimator, rows
 from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
+from hydrogen_magic.spark.trainings import Trainings
 
 MODEL = torch.nn.Linear(2, 1)
 
@@ -38,10 +42,13 @@ def test_parameters_of_train_are_params() -> None:
     assert arguments(changed) == {"epochs": 1, "lr": 0.2, "momentum": 0.9}
     assert arguments(estimator) == {"epochs": 3, "lr": 0.1}, "the original stays"
     assert arguments(TorchEstimator(train=train_with_any, width=8)) == {"width": 8}
+    assert arguments(TorchEstimator(train=lambda model, data, epochs: None)) == {"epochs": 1}
+    ten = TorchEstimator(train=lambda model, data, epochs=10: None)
+    assert arguments(ten) == {} and arguments(ten.setParams(epochs=2)) == {"epochs": 2}
 
 
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
-    "rank count": ({"np": 0}, r"np should be a number of ranks, not 0, got 0$"),
+    "rank count": ({"np": 0}, r"np should be 1 or more ranks, got 0$"),
     "fraction": ({"validation": 1.5}, r"validation should be a fraction between 0 and 1, or the"),
     "type": ({"epochs": "3"}, r"epochs should be 1 or more epochs, got str$"),
     "class": ({"model": torch.nn.Linear}, r"model should be an instance of .*, got class Linear$"),
@@ -75,7 +82,57 @@ def test_what_train_needs_is_checked_before_rows_are_written() -> None:
         ),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
-            TorchEstimator(**given)._fit_on(no_rows)
+            TorchEstimator(**given)._fit_on(no_rows, lambda gang: None)
+
+
+# ── trainings ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Running:
+    """A gang that runs until it is stopped."""
+
+    is_stopped = False
+
+    def wait(self, timeout: float) -> bool:
+        return self.is_stopped
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_a_failure_ends_the_other_trainings() -> None:
+    """Also one whose gang is launched meanwhile."""
+    gangs = [Running(), Running()]
+
+    def fit(number: int, launched: Any) -> str:
+        launched(gangs[number])
+        if number == 0:
+            with pytest.raises(ValueError, match="on purpose"):
+                next(trainings)
+        raise ValueError("on purpose")
+
+    trainings = Trainings(fit, 3)
+    with pytest.raises(ValueError, match="on purpose"):
+        next(trainings)
+    assert all(gang.is_stopped for gang in gangs)
+    with pytest.raises(GangStoppedError, match="another training of the same call has failed"):
+        next(trainings)
+    with pytest.raises(StopIteration):
+        next(trainings)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError(), None])
+def test_trainings_end_with_an_interrupted_cell(
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell: Any = SimpleNamespace()
+    shell.events = EventManager(shell, available_events)
+    monkeypatch.setattr("hydrogen_magic.spark.trainings.shell_here", lambda: shell)
+    gang: Any = Running()
+    next(Trainings(lambda number, launched: launched(gang), 1))
+    shell.events.trigger("post_run_cell", SimpleNamespace(error_in_exec=error))
+    assert gang.is_stopped == isinstance(error, KeyboardInterrupt)
+    assert shell.events.callbacks["post_run_cell"] == []
 
 
 # ── features ─────────────────────────────────────────────────────────────────────────────────────
@@ -116,7 +173,7 @@ def test_features_are_what_forward_takes() -> None:
 def test_a_model_predicts_in_eval_mode() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(1.0), torch.nn.Flatten(0))
     found = ModelPredict(model, ["a"], "p", None)(batch())
-    assert found["p"].tolist() == [1, 2] and found["p"].is_inference()
+    assert found["p"].tolist() == [1, 2] and not model.training
     both = ModelPredict(model, ["a"], "p", lambda model, features: {"x": features, "y": 1})(batch())
     assert list(both) == ["x", "y"]
 

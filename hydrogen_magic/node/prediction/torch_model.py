@@ -102,7 +102,7 @@ class ModelPredict:
         import torch
 
         columns = self._ready()
-        with torch.inference_mode():
+        with torch.no_grad():  # inference_mode would mark caches of a model that is trained next
             call = self._predict or columns.call
             output = call(self._model, columns.of(batch))
         return output if isinstance(output, Mapping) else {self._column: output}

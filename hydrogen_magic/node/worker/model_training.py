@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ class TrainingData:
 
 def train_on_rank(task: TrainingTask) -> TrainedModel | None:
     """Train the model on this rank; return it on rank 0, and on all ranks if it is sharded over them."""
-    schema = _predicted_columns(task) if api.rank() == 0 else b""
+    schema = _predicted_columns(task)
     model = task.model.to(api.device()).train()
     data = _data(task, model)
     trained = _unwrapped(task.train(model, data, **task.parameters), model)
@@ -94,22 +93,18 @@ def train_on_rank(task: TrainingTask) -> TrainedModel | None:
 
 def _data(task: TrainingTask, model: Any) -> TrainingData:
     columns = FeatureColumns(model, task.features)
+    data = TrainingData(_stream(task, task.rows, shuffle=task.shuffle), columns, task.label)
+    if task.validation is not None:
+        data.validation = TrainingData(_stream(task, task.validation), columns, task.label)
+    return data
 
-    def data(rows: DatasetHandle, *, shuffle: bool) -> TrainingData:
-        size, seed = task.batch_size, task.seed
-        stream = shard.shard(rows, batch_size=size, shuffle=shuffle, seed=seed)
-        return TrainingData(stream, columns, task.label)
 
+def _stream(task: TrainingTask, rows: DatasetHandle, *, shuffle: bool = False) -> Any:
     try:
-        found = data(task.rows, shuffle=task.shuffle)
-        if task.validation is not None:
-            found.validation = data(task.validation, shuffle=False)
+        return shard.shard(rows, batch_size=task.batch_size, shuffle=shuffle, seed=task.seed)
     except FileNotFoundError as error:
-        text = str(error).replace(
-            "call hm.dataset(frame, path=…)", "set TorchEstimator(dataPath=…)"
-        )
-        raise FileNotFoundError(text) from None
-    return found
+        called, remedy = "call hm.dataset(frame, path=…)", "set TorchEstimator(dataPath=…)"
+        raise FileNotFoundError(str(error).replace(called, remedy)) from None
 
 
 def _unwrapped(returned: Any, model: Any) -> Any:
@@ -128,11 +123,13 @@ def _is_sharded(model: Any) -> bool:
 
 
 def _predicted_columns(task: TrainingTask) -> bytes:
-    """Predict the first rows with a copy of the untrained model: what fails does so before the training."""
-    model = copy.deepcopy(task.model)
-    predict = ModelPredict(model, task.features, "", task.predict)
+    """Predict the first rows with the untrained model: what fails does so before the training.
+
+    On all ranks, whose models stay alike: lazy layers get their sizes.
+    """
+    predict = ModelPredict(task.model, task.features, "", task.predict)
     predictor = Predictor(predict, InferOptions(batch_size=task.batch_size))
-    rows = next(iter(shard.shard(task.rows, batch_size=task.batch_size).to_arrow()))
+    rows = next(iter(_stream(task, task.rows).to_arrow()))
     found = predictor.run(rows.select(list(task.features)), 0).columns.schema
     unknown = [field.name for field in found if has_null_type(field.type)]
     if unknown:

@@ -1,0 +1,71 @@
+"""The trainings of one ``fitMultiple``, which end together.
+
+``CrossValidator`` calls them in threads. When one fails, or the cell is interrupted, it raises in the main
+thread and leaves the others to themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.errors import GangStoppedError
+from hydrogen_magic.notebook.ipython_cells import shell_here
+
+
+class Trainings:
+    """An iterator of numbers and models. Each call of ``next`` trains one; any thread may call it.
+
+    After a failure the gangs of the others are stopped, and the remaining models are not trained.
+    """
+
+    def __init__(self, fit: Callable[[int, Callable[[Gang], None]], Any], count: int) -> None:
+        """``fit`` is called with a number, and a function to call with the gang that it has launched."""
+        self._fit = fit
+        self._numbers = iter(range(count))
+        self._lock = threading.Lock()
+        self._gangs: list[Gang] = []
+        self._is_cancelled = False
+        _cancel_on_interrupt(self)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return self
+
+    def __next__(self) -> tuple[int, Any]:
+        with self._lock:
+            number = next(self._numbers)
+        if self._is_cancelled:
+            raise GangStoppedError("not trained: another training of the same call has failed")
+        try:
+            return number, self._fit(number, self._launched)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _launched(self, gang: Gang) -> None:
+        self._gangs.append(gang)
+        if self._is_cancelled:
+            gang.stop()
+
+    def cancel(self) -> None:
+        """Stop the gangs that run. Does not wait."""
+        self._is_cancelled = True
+        for gang in list(self._gangs):
+            if not gang.wait(0):
+                gang.stop()
+
+
+def _cancel_on_interrupt(trainings: Trainings) -> None:
+    """Cancel the trainings if the running cell ends by an interrupt."""
+    shell = shell_here()
+    if shell is None:
+        return
+
+    def ended(result: Any) -> None:
+        shell.events.unregister("post_run_cell", ended)
+        if isinstance(result.error_in_exec, KeyboardInterrupt):
+            trainings.cancel()
+
+    shell.events.register("post_run_cell", ended)
