@@ -136,11 +136,12 @@ class LocalAgentGroup:
         has the ranks of the session.
         """
         job = attempt.job
-        digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
+        env = {**os.environ, **dict(job.spec.env)}
+        digest = local_agents.fingerprint(env)
         handed: list[int] = []
         try:
             while True:
-                agent = self._take_agent(digest, job.preload)
+                agent = self._take_agent(env, job.preload)
                 is_warm = agent.is_ready
                 await self._started(agent)
                 located = None if self._cancelled.is_set() else await _located(attempt, agent)
@@ -159,9 +160,11 @@ class LocalAgentGroup:
             for fd in handed:
                 os.close(fd)
 
-    def _take_agent(self, digest: str, preload: Sequence[str]) -> local_agents.LocalAgent:
+    def _take_agent(
+        self, env: Mapping[str, str], preload: Sequence[str]
+    ) -> local_agents.LocalAgent:
         if self._agent is None or not self._agent.is_usable:
-            self._agent = local_agents.pool().take(local_agents.hub(), digest, preload)
+            self._agent = local_agents.pool().take(local_agents.hub(), env, preload)
             self._agent.on_session_lost = self._on_lost
         return self._agent
 

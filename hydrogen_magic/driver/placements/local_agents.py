@@ -85,7 +85,7 @@ class _CapturedStderr:
 class LocalAgent(AgentClient):
     """One agent process on this machine."""
 
-    def __init__(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
+    def __init__(self, hub: Hub, env: Mapping[str, str], preload: Sequence[str]) -> None:
         super().__init__(hub)
         self._handover, theirs = socket.socketpair()
         self._handed_over = framing.FrameReader(self._handover)
@@ -103,21 +103,21 @@ class LocalAgent(AgentClient):
         self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
         theirs.close()
         with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
-            framing.send(self._handover, self._config(digest, preload))
+            framing.send(self._handover, self._config(env, preload))
         self._exit_fd = os.pidfd_open(self.process.pid)
         hub.loop.add_reader(self._exit_fd, self._on_exit)
         self._handover.setblocking(False)
         hub.loop.add_reader(self._handover, self._on_handover)
 
-    def _config(self, digest: str, preload: Sequence[str]) -> LocalAgentConfig:
+    def _config(self, env: Mapping[str, str], preload: Sequence[str]) -> LocalAgentConfig:
         return LocalAgentConfig(
             endpoint=self.keys.endpoint,
             server_key=self.keys.server_key,
             secret=self.keys.secret,
             bind=_LOOPBACK,
-            env={**os.environ, **self._marks},
+            env={**env, **self._marks},
             sys_path=tuple(import_path()),
-            fingerprint=digest,
+            fingerprint=fingerprint(env),
             preload=(*shadowed_modules(), *preload),
             preload_when_idle=PRELOADED_WHEN_IDLE,
             kernel_pid=os.getpid(),
@@ -328,7 +328,8 @@ def directory() -> str:
 # ── what a forkserver depends on ───────────────────────────────────────────────────────────────────
 
 _MATTERS = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "DYLD_", "PYTHON", "CUDA", "NVIDIA_",
-            "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "HF_", "TRANSFORMERS_", "MALLOC_")  # fmt: skip
+            "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "KERAS_", "DS_", "HF_", "TRANSFORMERS_",
+            "MALLOC_")  # fmt: skip
 """Prefixes of variables that libraries read only on import."""
 
 
@@ -360,11 +361,12 @@ class _Pool:
         self.all: list[LocalAgent] = []
         self.idle: list[LocalAgent] = []
 
-    def take(self, hub: Hub, digest: str, preload: Sequence[str]) -> LocalAgent:
+    def take(self, hub: Hub, env: Mapping[str, str], preload: Sequence[str]) -> LocalAgent:
+        """Return an agent; a new one imports ``preload`` in the environment ``env``."""
         self.idle = [agent for agent in self.idle if agent.is_usable]
         if self.idle:
             return self.idle.pop()
-        agent = LocalAgent(hub, digest, preload)
+        agent = LocalAgent(hub, env, preload)
         self.all.append(agent)
         return agent
 
@@ -409,7 +411,7 @@ def warm_up(preload: Sequence[str]) -> None:
 
     def start() -> None:
         if not _pool.all:
-            agent = _pool.take(current, fingerprint(os.environ), preload)
+            agent = _pool.take(current, os.environ, preload)
             _pool.idle.append(agent)  # looked up here: take() creates a new list
 
     current = hub()
