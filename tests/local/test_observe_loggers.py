@@ -198,3 +198,17 @@ def test_ignite_has_metrics_and_progress_of_each_engine(tmp_path: Path) -> None:
         ("Evaluation", 2, 2, True),
         ("Iteration", 3, 3, True),
     ]
+
+
+OTHER_IGNITE = """
+from ignite.engine import Engine
+engine = Engine(lambda engine, batch: batch)
+engine.add_event_handler = None  # as if it were another version
+assert engine.run([1, 2]).output == 2
+"""
+
+
+def test_an_engine_that_cannot_be_observed_runs(tmp_path: Path) -> None:
+    pytest.importorskip("ignite", reason="ignite is not installed")
+    warnings = [notice.text for notice in observed.run(OTHER_IGNITE, tmp_path).of(ev.Notice)]
+    assert "ignite runs, but cannot be observed (TypeError" in warnings[0]
