@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -24,6 +25,8 @@ SMALLER = {
 CELL_S = 240
 """A cell of a notebook on Spark starts several JVMs, on a machine that is busy with other tests."""
 FRAMEWORKS = "06_one_frame_every_framework"
+MODULES = ("torch", "horovod", "jax", "tensorflow", "keras", "deepspeed")
+"""What its trainings import."""
 LONG_S = 1800
 """For six trainings, each of which imports another framework; DeepSpeed's also compiles an operator."""
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
@@ -57,7 +60,10 @@ NOTEBOOKS = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _run(path, SMALLER.get(path.stem, ""), tmp_path, monkeypatch)
+    notebook = _run(path, SMALLER.get(path.stem, ""), tmp_path, monkeypatch)
+    if path.stem == FRAMEWORKS:
+        n_missing = sum(find_spec(module) is None for module in MODULES)
+        assert _table(notebook).count("not installed: ") == n_missing
 
 
 @pytest.mark.exhaustive  # as above; this environment has all frameworks
@@ -69,8 +75,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.timeout(LONG_S)
 def test_every_framework_reads_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = _run(FOLDER / f"{FRAMEWORKS}.ipynb", "", tmp_path, monkeypatch)
-    [cell] = [cell for cell in notebook.cells if cell.id == "table"]
-    table = cell.outputs[-1].data["text/plain"]
+    table = _table(notebook)
     names = ("PyTorch", "Horovod", "JAX", "TensorFlow", "Keras 3", "DeepSpeed")
     assert all(name in table for name in names) and "not installed" not in table, table
 
@@ -80,6 +85,12 @@ def test_every_framework_reads_digits(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.timeout(600)
 def test_the_session_runs_on_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _run(FOLDER / "07_session.ipynb", ON_SPARK, tmp_path, monkeypatch)
+
+
+def _table(notebook: nbformat.NotebookNode) -> str:
+    [cell] = [cell for cell in notebook.cells if cell.id == "table"]
+    text: str = cell.outputs[-1].data["text/plain"]
+    return text
 
 
 def _run(
