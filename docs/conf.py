@@ -57,9 +57,11 @@ copybutton_selector = "div:not(.output) > div.highlight-python pre, div.highligh
 # ── notebooks ────────────────────────────────────────────────────────────────────────────────────
 
 NOTEBOOKS = HERE / "notebooks"
+HAS_SPARK = bool(importlib.util.find_spec("pyspark") and shutil.which("java"))
 NEEDS = {
     "02_horovod": installation.fault() is None,
-    "03_spark_cluster": bool(importlib.util.find_spec("pyspark") and shutil.which("java")),
+    "03_spark_cluster": HAS_SPARK,
+    "06_one_frame_every_framework": HAS_SPARK,
 }
 """Notebooks that not every machine can run; they are then shown without outputs."""
 

@@ -133,6 +133,36 @@ def test_mlflow_logs_over_given_steps(tmp_path: Path) -> None:
     assert ended.stdout == "[(7, 0.0), (8, 0.5)]\n"
 
 
+MLFLOW_OF_KERAS = """
+import tempfile
+os.environ.update(MLFLOW_ALLOW_FILE_STORE="true", KERAS_BACKEND="torch")
+import keras
+import mlflow
+import numpy as np
+from mlflow.keras import MlflowCallback
+mlflow.set_tracking_uri("file://" + tempfile.mkdtemp())
+mlflow.set_experiment("mine")
+x = np.ones((8, 4), "float32")
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+with mlflow.start_run() as run:
+    callback = MlflowCallback(log_every_epoch=True)
+    model.fit(x, x[:, :1], batch_size=4, epochs=2, validation_split=0.5, callbacks=[callback])
+    mlflow.log_metric("mine", 1.0, step=3)
+print(sorted(mlflow.get_run(run.info.run_id).data.metrics))
+"""
+
+
+def test_what_keras_passes_on_to_mlflow_is_shown_once(tmp_path: Path) -> None:
+    ended = reported("mlflow", MLFLOW_OF_KERAS, tmp_path)
+    assert {name: list(steps) for name, steps in ended.curves.items()} == {
+        "loss": [0, 1],
+        "val_loss": [0, 1],
+        "mine": [3],
+    }
+    assert ended.stdout == "['loss', 'mine', 'val_loss', 'validation_loss']\n"
+
+
 IGNITE = """
 import tempfile
 import torch
@@ -198,3 +228,17 @@ def test_ignite_has_metrics_and_progress_of_each_engine(tmp_path: Path) -> None:
         ("Evaluation", 2, 2, True),
         ("Iteration", 3, 3, True),
     ]
+
+
+OTHER_IGNITE = """
+from ignite.engine import Engine
+engine = Engine(lambda engine, batch: batch)
+engine.add_event_handler = None  # as if it were another version
+assert engine.run([1, 2]).output == 2
+"""
+
+
+def test_an_engine_that_cannot_be_observed_runs(tmp_path: Path) -> None:
+    pytest.importorskip("ignite", reason="ignite is not installed")
+    warnings = [notice.text for notice in observed.run(OTHER_IGNITE, tmp_path).of(ev.Notice)]
+    assert "ignite runs, but cannot be observed (TypeError" in warnings[0]

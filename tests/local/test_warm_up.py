@@ -48,6 +48,18 @@ def test_the_forkserver_imports_for_all_ranks_what_an_optimizer_would_import() -
     assert hm.run(train, np=1) is True
 
 
+def test_the_forkserver_imports_in_the_environment_of_the_gang() -> None:
+    """Libraries read such variables when they are imported, which is before ranks get their environment."""
+    assert hm.run(_is_verbose, np=1, quiet=True, env={"TORCH_LOGS": "+dynamo"}) == (True, True)
+
+
+def _is_verbose() -> tuple[bool, bool]:
+    is_loaded = "torch" in sys.modules
+    from torch._logging import _internal
+
+    return is_loaded, "torch._dynamo" in _internal.log_state.log_qname_to_level
+
+
 def test_an_idle_agent_imports_what_an_optimizer_would_import(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -23,6 +24,15 @@ SMALLER = {
 """Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
 CELL_S = 240
 """A cell of a notebook on Spark starts several JVMs, on a machine that is busy with other tests."""
+FRAMEWORKS = "06_one_frame_every_framework"
+MODULES = ("torch", "horovod", "jax", "tensorflow", "keras", "deepspeed")
+"""What its trainings import."""
+LONG_S = 1800
+"""For six trainings, each of which imports another framework; DeepSpeed's also compiles an operator."""
+MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    # No smaller one: it has one training for each framework, whose own tests are smaller.
+    FRAMEWORKS: (pytest.mark.exhaustive, pytest.mark.spark, pytest.mark.timeout(LONG_S)),
+}
 STARTS = 3
 NOT_STARTED = "Kernel died before replying to kernel_info"
 """In jupyter_client's error: no cell has run yet."""
@@ -37,7 +47,10 @@ spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "fals
 NOTEBOOKS = [
     pytest.param(
         path,
-        marks=[getattr(pytest.mark, marker) for marker in MARKERS if marker in path.stem],
+        marks=[
+            *(getattr(pytest.mark, marker) for marker in MARKERS if marker in path.stem),
+            *MARKS.get(path.stem, ()),
+        ],
         id=path.stem,
     )
     for path in sorted(FOLDER.glob("*.ipynb"))
@@ -47,7 +60,24 @@ NOTEBOOKS = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _run(path, SMALLER.get(path.stem, ""), tmp_path, monkeypatch)
+    notebook = _run(path, SMALLER.get(path.stem, ""), tmp_path, monkeypatch)
+    if path.stem == FRAMEWORKS:
+        n_missing = sum(find_spec(module) is None for module in MODULES)
+        assert _table(notebook).count("not installed: ") == n_missing
+
+
+@pytest.mark.exhaustive  # as above; this environment has all frameworks
+@pytest.mark.spark
+@pytest.mark.horovod
+@pytest.mark.jax
+@pytest.mark.deepspeed
+@pytest.mark.tensorflow
+@pytest.mark.timeout(LONG_S)
+def test_every_framework_reads_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = _run(FOLDER / f"{FRAMEWORKS}.ipynb", "", tmp_path, monkeypatch)
+    table = _table(notebook)
+    names = ("PyTorch", "Horovod", "JAX", "TensorFlow", "Keras 3", "DeepSpeed")
+    assert all(name in table for name in names) and "not installed" not in table, table
 
 
 @pytest.mark.exhaustive
@@ -57,8 +87,16 @@ def test_the_session_runs_on_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     _run(FOLDER / "07_session.ipynb", ON_SPARK, tmp_path, monkeypatch)
 
 
-def _run(path: Path, parameters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a notebook. ``parameters``: code that follows its own parameters."""
+def _table(notebook: nbformat.NotebookNode) -> str:
+    [cell] = [cell for cell in notebook.cells if cell.id == "table"]
+    text: str = cell.outputs[-1].data["text/plain"]
+    return text
+
+
+def _run(
+    path: Path, parameters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> nbformat.NotebookNode:
+    """Run a notebook, and return it. ``parameters``: code that follows its own parameters."""
     _start_spark_quickly(tmp_path, monkeypatch)
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -66,12 +104,14 @@ def _run(path: Path, parameters: str, tmp_path: Path, monkeypatch: pytest.Monkey
         _override(notebook, parameters)
     # The notebook's own folder stays as it is: what cells write goes to a temporary one.
     resources = {"metadata": {"path": str(tmp_path)}}
-    client = NotebookClient(notebook, timeout=CELL_S, kernel_name="python3", resources=resources)
+    timeout_s = LONG_S if path.stem == FRAMEWORKS else CELL_S
+    client = NotebookClient(notebook, timeout=timeout_s, kernel_name="python3", resources=resources)
     _execute(client)
     for cell in notebook.cells:
         if "raises-exception" in _tags(cell):
             kinds = [output.output_type for output in cell.outputs]
             assert "error" in kinds, f"expected an error from:\n{cell.source}"
+    return notebook
 
 
 def _start_spark_quickly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

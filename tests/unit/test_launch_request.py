@@ -7,10 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import AgentCommand, LaunchRequest, ServiceSpec, decode, encode
 from hydrogen_magic.core.processes import COOKIE
-from hydrogen_magic.driver.placements import Attempt, Job, launch_request
+from hydrogen_magic.driver.placements import Attempt, Job, launch_request, local_agents
 from hydrogen_magic.driver.rendezvous import RendezvousInfo
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 
@@ -64,3 +66,10 @@ def test_recording_is_what_was_said_last() -> None:
 
 def test_an_infinite_grace_can_be_sent() -> None:
     assert request_for(PLAN.slots[0], JobSpec(np=2, grace_s=math.inf)).grace_s > 1e7
+
+
+@pytest.mark.parametrize(("name", "is_other"), [("KERAS_BACKEND", True), ("HOME", False)])
+def test_a_forkserver_is_for_one_setting_that_is_read_on_import(name: str, is_other: bool) -> None:
+    """With another one, the modules that it has imported would be of the wrong backend."""
+    found = {local_agents.fingerprint({name: value}) for value in ("torch", "jax")}
+    assert (len(found) == 2) is is_other

@@ -80,6 +80,8 @@ _MATTERS = (
     "XLA_",
     "TF_",
     "JAX_",
+    "KERAS_",
+    "DS_",
     "HF_",
     "TRANSFORMERS_",
     "MALLOC_",

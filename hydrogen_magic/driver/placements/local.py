@@ -124,8 +124,8 @@ class LocalAgentGroup:
         self._agent: LocalAgent | None = None
         self._rendezvous = SessionAddress()
         self._key = ""
-        self._needs: tuple[str, Sequence[str]] = "", ()
-        """Fingerprint and preloaded modules of the last attempt."""
+        self._needs: tuple[Mapping[str, str], Sequence[str]] = {}, ()
+        """Environment and preloaded modules of the last attempt."""
         self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
         """Requested recording state; None: as in the job."""
@@ -153,12 +153,13 @@ class LocalAgentGroup:
         has the ranks of the session.
         """
         job = attempt.job
-        digest = forkserver.fingerprint({**os.environ, **dict(job.spec.env)})
-        self._needs = digest, job.preload
+        env = {**os.environ, **dict(job.spec.env)}
+        digest = forkserver.fingerprint(env)
+        self._needs = env, job.preload
         handed: list[int] = []
         try:
             while True:
-                agent = self._take_agent(digest, job.preload)
+                agent = self._take_agent(env, job.preload)
                 is_warm = agent.is_ready
                 await self._started(agent)
                 located = None if self._cancelled.is_set() else await _located(attempt, agent)
@@ -177,9 +178,9 @@ class LocalAgentGroup:
             for fd in handed:
                 os.close(fd)
 
-    def _take_agent(self, digest: str, preload: Sequence[str]) -> LocalAgent:
+    def _take_agent(self, env: Mapping[str, str], preload: Sequence[str]) -> LocalAgent:
         if self._agent is None or not self._agent.is_usable:
-            self._agent = local_agents.pool().take(local_agents.hub(), digest, preload)
+            self._agent = local_agents.pool().take(local_agents.hub(), env, preload)
             self._agent.on_session_lost = self._on_lost
         return self._agent
 

@@ -72,7 +72,7 @@ class _CapturedStderr:
 class LocalAgent(AgentClient):
     """One agent process on this machine."""
 
-    def __init__(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
+    def __init__(self, hub: Hub, env: Mapping[str, str], preload: Sequence[str]) -> None:
         super().__init__(hub)
         self._handover, theirs = socket.socketpair()
         self._handed_over = framing.FrameReader(self._handover)
@@ -90,21 +90,21 @@ class LocalAgent(AgentClient):
         self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
         theirs.close()
         with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
-            framing.send(self._handover, self._config(digest, preload))
+            framing.send(self._handover, self._config(env, preload))
         self._exit_fd = os.pidfd_open(self.process.pid)
         hub.loop.add_reader(self._exit_fd, self._on_exit)
         self._handover.setblocking(False)
         hub.loop.add_reader(self._handover, self._on_handover)
 
-    def _config(self, digest: str, preload: Sequence[str]) -> LocalAgentConfig:
+    def _config(self, env: Mapping[str, str], preload: Sequence[str]) -> LocalAgentConfig:
         return LocalAgentConfig(
             endpoint=self.keys.endpoint,
             server_key=self.keys.server_key,
             secret=self.keys.secret,
             bind=_LOOPBACK,
-            env={**os.environ, **self._marks},
+            env={**env, **self._marks},
             sys_path=tuple(forkserver.import_path()),
-            fingerprint=digest,
+            fingerprint=forkserver.fingerprint(env),
             preload=(*forkserver.shadowed_modules(), *preload),
             preload_when_idle=forkserver.PRELOADED_WHEN_IDLE,
             kernel_pid=os.getpid(),

@@ -67,7 +67,7 @@ class _Watch:
     def __init__(self, engine: Any, events: Any) -> None:
         self._engine = engine
         self._number = _numbers.setdefault(engine, len(_numbers) + 1)
-        self._known = dict(engine.state.metrics)
+        self._known: dict[str, Any] = {}
         """Metrics that are recorded, or of an earlier run: engines keep the last value of each."""
         self._bar = metrics.LibraryBar()
         self._handlers = {
@@ -76,12 +76,9 @@ class _Watch:
         }
 
     def __enter__(self) -> None:
-        # Now, after the handlers of metrics: they compute their values before ours are called.
-        for event, handler in self._handlers.items():
-            self._engine.add_event_handler(event, handler)
-        if _running:  # a trainer, whose metrics keep their names
-            _running[-1].log_metrics()
+        outer = _running[-1:]
         _running.append(self)
+        self._begin(outer)
 
     def __exit__(
         self,
@@ -90,9 +87,22 @@ class _Watch:
         traceback: TracebackType | None,
     ) -> None:
         _running.pop()
+        self._end()
+
+    @metrics.safely
+    def _begin(self, outer: list[_Watch]) -> None:
+        for trainer in outer:  # its metrics come first, so that they keep their names
+            trainer.log_metrics()
+        self._known.update(self._engine.state.metrics)
+        # Now, after the handlers of metrics: they compute their values before ours are called.
+        for event, handler in self._handlers.items():
+            self._engine.add_event_handler(event, handler)
+
+    @metrics.safely
+    def _end(self) -> None:
+        self._bar.close()
         for event, handler in self._handlers.items():
             self._engine.remove_event_handler(handler, event)
-        self._bar.close()
 
     @metrics.safely
     def _on_iteration(self, engine: Any) -> None:

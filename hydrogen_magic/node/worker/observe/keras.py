@@ -38,8 +38,20 @@ def attach(module: ModuleType) -> None:
             _join(self, observer)
 
     module.CallbackList.__init__ = __init__
-    for hook in ("on_train_batch_end", "on_test_end", "on_epoch_end"):
-        setattr(module.TensorBoard, hook, metrics.claiming(getattr(module.TensorBoard, hook)))
+    _hide(module.TensorBoard)
+
+
+def attach_to_loggers(module: ModuleType) -> None:
+    """Hide callbacks that pass the metrics on, as to W&B or MLflow; ``module`` defines them."""
+    for kind in vars(module).values():
+        if isinstance(kind, type) and kind.__module__ == module.__name__:
+            _hide(kind)
+
+
+def _hide(callback: type) -> None:
+    for hook in ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_test_end"):
+        if hook in vars(callback):
+            setattr(callback, hook, metrics.claiming(getattr(callback, hook)))
 
 
 def is_seen(model: object) -> bool:

@@ -29,15 +29,10 @@ def attach(module: ModuleType) -> None:
     module.Run.log = log
 
 
-def attach_to_keras(module: ModuleType) -> None:
-    """Hide a callback that logs what Keras's observer records; ``module`` defines it."""
-    callback = module.WandbMetricsLogger
-    for hook in ("on_batch_end", "on_epoch_end"):
-        setattr(callback, hook, metrics.claiming(getattr(callback, hook)))
-
-
 @metrics.safely
-def _see(run: Any, data: Any, step: Any = None, commit: bool | None = None, *_: Any) -> None:
+def _see(
+    run: Any, data: Any, step: Any = None, commit: bool | None = None, *_: Any, **__: Any
+) -> None:
     at = _steps.get(run, 0) if step is None else step
     _steps[run] = at + 1 if commit or (commit is None and step is None) else at
     if not metrics.is_claimed():
