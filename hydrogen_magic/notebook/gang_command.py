@@ -112,10 +112,18 @@ def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write)
 
 
 def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
-    states = history.states(_LISTED_RUNS)
-    say(gangs_table(states) if states else ["no gang has run yet: start one with %%distributed"])
-    if running := session.sessions():
-        say(["", *sessions_table(running)])
+    states, running = history.states(_LISTED_RUNS), session.sessions()
+    if not states:
+        say(["no gang has run yet: start one with %%distributed"])
+    tables = [gangs_table(states)] * bool(states) + [sessions_table(running)] * bool(running)
+    text = "\n\n".join("\n".join(table.lines()) for table in tables)
+    if tables and draws_html():  # lines of text would wrap
+        from hydrogen_magic.views.widget.display import CellOutput
+
+        html = "\n".join(table.html() for table in tables)
+        CellOutput().show({"text/plain": text, "text/html": html})
+    elif tables:
+        say([text])
     say(list(attachable_lines()))
 
 

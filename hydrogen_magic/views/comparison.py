@@ -12,7 +12,7 @@ from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.static_svg.ansi import name_html
+from hydrogen_magic.views.static_svg.ansi import cell, name_html
 from hydrogen_magic.views.static_svg.charts import overlaid_html
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.tables import table
@@ -154,4 +154,4 @@ def _cell(tag: str, text: str, column: int, place: int | None = None) -> str:
         mark = f'<span style="color:{of_rank(place)}">&#{square};</span>&nbsp;'
     side = "left" if column < _TEXT_COLUMNS else "right"
     shown = f"{mark}{name_html(text, _LONGEST_CELL)}"
-    return f'<{tag} align="{side}" style="text-align:{side}">{shown}</{tag}>'
+    return cell(tag, shown, side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rich.cells import cell_len, set_cell_size
@@ -15,8 +16,32 @@ from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
 
+_MOST_CHARS = 300
+"""Of a cell in HTML."""
 _MOST_PER_RUN = 6
 """Metrics, and captured values, of one run in a list."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below a header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        return table(self.header, self.rows)
+
+    def html(self) -> str:
+        """Return it for any page; long cells wrap."""
+        from hydrogen_magic.views.static_svg.ansi import cell, name_html
+
+        head = [cell("th", name_html(title), "left") for title in self.header]
+        body = [[cell("td", name_html(text, _MOST_CHARS), "left") for text in r] for r in self.rows]
+        rows = "".join(f"<tr>{''.join(cells)}</tr>" for cells in (head, *body))
+        # MathJax would render text between two dollar signs.
+        return f'<table class="tex2jax_ignore mathjax_ignore">{rows}</table>'
 
 
 class CapturedRow(Protocol):
@@ -34,7 +59,7 @@ class CapturedRow(Protocol):
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return aligned lines, two spaces between the columns."""
-    lines = [list(header), *([clean_name(cell) for cell in row] for row in rows)]
+    lines = [list(header), *([clean_name(text) for text in row] for row in rows)]
     widths = [max(cell_len(line[i]) for line in lines) for i in range(len(header))]
     padded = (map(set_cell_size, line, widths) for line in lines)
     return ["  ".join(cells).rstrip() for cells in padded]
@@ -82,10 +107,10 @@ class SessionRow(Protocol):
     def shown_names(self) -> str: ...
 
 
-def sessions_table(sessions: Iterable[SessionRow]) -> list[str]:
+def sessions_table(sessions: Iterable[SessionRow]) -> Table:
     """Return the live sessions, and what their ranks hold."""
     header = ("session", "ranks", "on", "started", "idle for", "memory", "names")
-    return table(header, map(_session_row, sessions))
+    return Table(header, [*map(_session_row, sessions)])
 
 
 def _session_row(one: SessionRow) -> tuple[str, ...]:
@@ -110,8 +135,8 @@ def sweep_table(states: Sequence[GangState], n_at_once: int) -> list[str]:
     return [*table(("run", *names), rows), f"{len(rows)} runs, {n_at_once} at once"]
 
 
-def gangs_table(states: Sequence[GangState], now: float | None = None) -> list[str]:
-    """Return one line per gang, the newest last; ``now`` is Unix time."""
+def gangs_table(states: Sequence[GangState], now: float | None = None) -> Table:
+    """Return one row for each gang, the newest last; ``now`` is Unix time."""
     now = time.time() if now is None else now
     rows = [
         (
@@ -128,7 +153,7 @@ def gangs_table(states: Sequence[GangState], now: float | None = None) -> list[s
         for state in states
     ]
     header = ("gang", "name", "state", "np", "on", "started", "took", "last metrics", "values")
-    return table(header, rows)
+    return Table(header, rows)
 
 
 def _some(texts: Iterable[str]) -> str:

@@ -19,7 +19,8 @@ from tests.pictures import launched, trained
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
 
-WIDE, NARROW = 1000, 600
+WIDTHS = (1000, 660, 600, 480)
+"""Of a cell; in a window of 600 px it has 480, with a hidden sidebar."""
 
 SECTIONS = {
     "running": {"ranks", "timeline"},
@@ -35,7 +36,7 @@ SWATCHES = ".hm-swatch path"
 
 @pytest.fixture
 def view(browser: Browser) -> Iterator[PlayedView]:
-    view = PlayedView(browser, WIDE)
+    view = PlayedView(browser, WIDTHS[0])
     yield view
     view.close()
 
@@ -49,7 +50,7 @@ def test_everything_is_in_sight_in_both_themes_and_widths(view: PlayedView, scen
     play(view, scene)
     for section in SECTIONS.get(scene, {"ranks", "curves", "timeline"}):
         expect(view.widget.locator(f".hm-{section}")).to_be_visible()
-    for width in (WIDE, NARROW):
+    for width in WIDTHS:
         view.set_width(width)
         for is_dark in (False, True):
             view.set_dark(is_dark)

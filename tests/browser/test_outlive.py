@@ -47,3 +47,21 @@ def test_the_live_view_comes_back_after_a_restart(tabs: Tabs, new_run: NewRun) -
     page.widget(ATTACH).locator(STOP).click()
     expect(page.state(ATTACH)).to_have_attribute("data-state", "stopped")
     page.close()
+
+
+def test_a_gang_goes_on_when_its_tab_is_gone(tabs: Tabs) -> None:
+    """And another notebook shows all of it, while the first one's kernel still has control."""
+    training = OUTLIVING.replace("night", "evening")
+    page = tabs.open(training)
+    page.run(training)
+    expect(page.widget(training)).to_contain_text("step 20")
+    page.page.close()
+    take = "%gang attach evening --take"
+    other = tabs.open(take)
+    other.run(take)
+    expect(other.state(take)).to_have_attribute("data-state", "running")
+    expect(other.widget(take)).to_contain_text("step 0")
+    other.widget(take).locator(STOP).click()
+    expect(other.state(take)).to_have_attribute("data-state", "stopped")
+    page.close()
+    other.close()

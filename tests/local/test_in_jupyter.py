@@ -93,6 +93,8 @@ def test_value_output_and_names_come_back_once(kernel: Kernel) -> None:
     assert kernel.value("y") == "7"
     silent = kernel.run("%%distributed\n5;")
     assert silent.value is None and not silent.error
+    listed = kernel.run("%gang")
+    assert ">SUCCEEDED</td>" in listed.html and listed.block.startswith("gang  name ")
 
 
 def test_output_of_a_detached_gang_stays_under_its_own_cell(kernel: Kernel, tmp_path: Path) -> None:

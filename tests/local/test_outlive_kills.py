@@ -1,78 +1,126 @@
-"""Processes of an outliving gang are killed at random moments: training goes on, or leaves a checkpoint."""
+"""Processes of an outliving gang, or of its notebook, are killed at random moments: training goes on, or
+leaves a checkpoint.
+
+``test_outlive`` has the restart and the death of a kernel and the death of an owner alone.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import textwrap
+import socket
+import struct
 import time
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
+import websocket  # type: ignore[import-untyped]
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver.owner.connection import attach
-from hydrogen_magic.driver.state.gang_state import replay
+from hydrogen_magic.driver.state.gang_state import GangState, replay
 from tests import leaks
+from tests.browser.server import Server, kernel_name
 from tests.gangs import PATIENCE_S, wait_until
+from tests.kernels import NEWEST
 
 STEPS = 50
-KERNEL = textwrap.dedent(
-    f"""
-    from hydrogen_magic import capture
-    from hydrogen_magic.core.job import JobSpec
-    from hydrogen_magic.driver.owner.start import launch_outliving
-    from tests import outliving_ranks
+TRAINING = f"""%%distributed --np 2 --cpu --retries 2 --outlive
+import time
+import hydrogen_magic as hm
+began = hm.checkpoint.load() or 0
+for step in range(began, {STEPS}):
+    hm.log(step=step, loss=1 / (step + 1))
+    hm.checkpoint.save(step + 1)
+    time.sleep(0.02)
+began
+"""
+VICTIMS = ("kernel", "agent", "rank", "owner", "tab", "server")
+_PROGRAMS = {
+    "owner": "hydrogen_magic.driver.owner.process",
+    "agent": "hydrogen_magic.node.agent.__main__",
+    "kernel": "ipykernel",
+}
+"""What is in their command lines."""
 
-    captured = capture.capture_call(outliving_ranks.train, ({STEPS},), {{}})
-    spec = JobSpec(np=2, gpu=False, retries=2, outlive=True, detach=True)
-    launch_outliving(captured, spec, title="train").wait()
-    """
-)
+
+class Tab:
+    """What a browser's tab has of a notebook: a connection to its kernel, by way of the server."""
+
+    def __init__(self, server: Server) -> None:
+        kernel = server.request("POST", "kernels", {"name": kernel_name(NEWEST)})
+        address = server.address(f"api/kernels/{kernel['id']}/channels")
+        self._socket: Any = websocket.create_connection(
+            address.replace("http", "ws", 1), timeout=PATIENCE_S
+        )
+
+    def run(self, code: str) -> None:
+        """Send a cell, and return at once."""
+        header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "version": "5.3"}
+        header |= {"username": "", "session": "tab"}
+        message = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell"}
+        self._socket.send(json.dumps({**message, "content": {"code": code, "silent": False}}))
+
+    def crash(self) -> None:
+        """End the connection without a word; the server is told by the system."""
+        at_once = struct.pack("ii", 1, 0)
+        self._socket.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        self._socket.sock.close()
 
 
 class Killed:
-    """An outliving gang, of a kernel that is a bare process, with a run log of its own."""
+    """An outliving gang of a notebook with a server, a kernel and a tab, and a run log of its own."""
 
-    def __init__(self, home: Path) -> None:
-        environ = {**os.environ, "PYTHONPATH": os.getcwd(), "HYDROGEN_MAGIC_HOME": str(home)}
-        self._home = str(home)
-        self.kernel = subprocess.Popen([sys.executable, "-c", KERNEL], env=environ)
+    def __init__(self, folder: Path) -> None:
+        self.server = Server(folder)
+        self.home = str(self.server.runs.parent)
+        self._tab = Tab(self.server)
+        self._tab.run("%load_ext hydrogen_magic")
+        self._tab.run(TRAINING)
 
     def kill(self, victim: str) -> None:
         """Kill one of its processes; wait for a moment in which it has this one."""
-        if victim == "kernel":
-            pids = [self.kernel.pid]
+        if victim == "tab":
+            self._tab.crash()
+        elif victim == "server":
+            os.kill(self.server.pid, signal.SIGKILL)
         else:
-            wait_until(lambda: self.pids_of(victim) or self.kernel.poll() is not None)
-            pids = self.pids_of(victim)
-        if pids:
-            os.kill(pids[0], signal.SIGKILL)
+            wait_until(lambda: self.pids_of(victim) or self._is_over())
+            for pid in self.pids_of(victim)[:1]:
+                os.kill(pid, signal.SIGKILL)
 
     def pids_of(self, victim: str) -> list[int]:
-        """Return the pids of its owner, its agent, or its ranks."""
+        """Return the pids of its kernel, its owner, its agent, or its ranks."""
         if victim == "rank":
-            states = [replay(run_log.read(found.gang)) for found in run_log.recent()]
-            ranks = [rank for state in states for rank in state.ranks]
+            ranks = [rank for state in _recorded() for rank in state.ranks]
             return [rank.pid for rank in ranks if rank.pid is not None and not rank.is_over]
-        module = {"owner": "driver.owner.process", "agent": "node.agent.__main__"}[victim]
         time.sleep(0.1)  # it looks at every process of the machine
-        pids = leaks.marked("HYDROGEN_MAGIC_HOME", self._home)
-        return [pid for pid in pids if f"hydrogen_magic.{module}" in leaks.command(pid)]
+        pids = leaks.marked("HYDROGEN_MAGIC_HOME", self.home)
+        return [pid for pid in pids if _PROGRAMS[victim] in leaks.command(pid)]
+
+    def _is_over(self) -> bool:
+        recorded = _recorded()
+        return bool(recorded) and all(state.is_terminal for state in recorded)
 
     def wait_until_gone(self, within_s: float = PATIENCE_S) -> None:
-        """Wait until no process of the gang is left, its kernel included."""
+        """Wait for the end of the gang, if there is one; end the server, and wait for all the rest."""
+        wait_until(lambda: not self.pids_of("owner") and not self.pids_of("agent"), within_s)
+        self.server.stop()
 
         def is_gone() -> bool:
             time.sleep(0.2)  # it looks at every process of the machine
-            self.kernel.poll()
-            return not leaks.marked("HYDROGEN_MAGIC_HOME", self._home)
+            return not leaks.marked("HYDROGEN_MAGIC_HOME", self.home)
 
         wait_until(is_gone, within_s)
+
+
+def _recorded() -> list[GangState]:
+    return [replay(run_log.read(found.gang)) for found in run_log.recent()]
 
 
 def steps_of(events: list[ev.Event], attempt: int) -> list[int]:
@@ -103,24 +151,18 @@ def check(gang_id: str, victim: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(4))
-def test_ten_random_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_five_random_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = random.Random(seed)
-    for number in range(10):
-        home = tmp_path / str(number)
-        monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(home))
-        victim = moments.choice(["kernel", "agent", "rank", "owner"])
-        killed = Killed(home)
-        if number % 5 > 0:  # else it may be a moment of the launch
+    for number in range(5):
+        victim = moments.choice(VICTIMS)
+        killed = Killed(tmp_path / str(number))
+        monkeypatch.setenv("HYDROGEN_MAGIC_HOME", killed.home)
+        if number > 0 or victim == "tab":  # else it may be a moment of the launch
             wait_until(run_log.recent)
         time.sleep(moments.uniform(0, 2))
         killed.kill(victim)
         killed.wait_until_gone()
+        print(number, victim, [(state.state, state.attempt) for state in _recorded()])
         for found in run_log.recent():  # none if its kernel was killed before the launch
             check(found.gang, victim)
-            print(
-                number,
-                victim,
-                replay(run_log.read(found.gang)).state,
-                replay(run_log.read(found.gang)).attempt,
-            )

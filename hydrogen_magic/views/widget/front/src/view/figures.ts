@@ -16,8 +16,8 @@ export interface Column {
   /** The title of the column. */
   short: string;
   texts: string[];
-  /** `minor` is hidden in narrow notebooks, `spare` in narrower ones. */
-  look: "quiet spare" | "quiet" | "number" | "number spare" | "number minor";
+  /** `minor` is hidden in narrow notebooks, `spare` in narrower ones, `rare` in those of half a screen. */
+  look: "quiet spare" | "quiet" | "number" | "number rare" | "number spare" | "number minor";
 }
 
 type TextOf = (row: Rank) => string;
@@ -37,8 +37,8 @@ export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Col
   ];
   const after = [
     make(countTitle(rows), "number", countText),
-    make("steps", "number", ({ steps }) => (steps > 0 ? count(steps) : "")),
-    make("steps/s", "number", (row) => optional(row.steps_per_s, rate)),
+    make("steps", "number spare", ({ steps }) => (steps > 0 ? count(steps) : "")),
+    make("steps/s", "number rare", (row) => optional(row.steps_per_s, rate)),
     make("rows/s", "number", (row) => optional(rowsPerS(row) || null, rate)),
     ...metricColumns(rows),
     make("memory", "number minor", (row) => (row.rss_bytes > 0 ? size(row.rss_bytes) : "")),
