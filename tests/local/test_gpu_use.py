@@ -97,6 +97,7 @@ def test_what_the_driver_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch
     assert found(None, stand_in(), monkeypatch) == nothing
 
 
+@pytest.mark.usefixtures("cold")
 def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """End to end: an agent that imports the stand-in, ranks whose GPUs are made up."""
     (tmp_path / "pynvml.py").write_text(STAND_IN)

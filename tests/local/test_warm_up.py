@@ -10,6 +10,8 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 
 def _has_imported(name: str) -> bool:
     return name in sys.modules
