@@ -26,7 +26,7 @@ from hydrogen_magic.errors import (
     HydrogenError,
     PlacementError,
 )
-from tests import leaks, ranks
+from tests import leaks, plain_ranks, ranks
 from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import (
     agent_pids,
@@ -491,23 +491,23 @@ def test_too_few_gpus_are_said_before_anything_starts(
 ) -> None:
     fake_gpus(2, tmp_path, monkeypatch)
     with pytest.raises(PlacementError, match=r"needs 4 GPUs, this machine has 2: use `--np 2`"):
-        hm.launch(ranks.environment, np=4, gpu=True)
+        hm.launch(plain_ranks.environment, np=4, gpu=True)
 
 
 def test_every_rank_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpus(4, tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    found = hm.launch(ranks.environment, np=2, gpu=True).results
+    found = hm.launch(plain_ranks.environment, np=2, gpu=True).results
     assert [(e["LOCAL_RANK"], e["CUDA_VISIBLE_DEVICES"]) for e in found] == [
         ("0", "3,1"),
         ("1", "3,1"),
     ]
-    assert hm.launch(ranks.environment, np=2, gpu=False).result["CUDA_VISIBLE_DEVICES"] == ""
-    assert hm.launch(ranks.environment, np=2).result["CUDA_VISIBLE_DEVICES"] == "3,1"
+    assert hm.launch(plain_ranks.environment, np=2, gpu=False).result["CUDA_VISIBLE_DEVICES"] == ""
+    assert hm.launch(plain_ranks.environment, np=2).result["CUDA_VISIBLE_DEVICES"] == "3,1"
 
 
 def test_the_environment_is_torchruns() -> None:
-    found = hm.launch(ranks.environment, np=2, env={"MINE": "1"}).results
+    found = hm.launch(plain_ranks.environment, np=2, env={"MINE": "1"}).results
     for rank, environment in enumerate(found):
         expected = {
             "RANK": rank,

@@ -19,7 +19,7 @@ from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.text_table import headline
 from hydrogen_magic.views.widget import rank_rows
 from hydrogen_magic.views.widget.feed import PageFeed
-from tests import ranks
+from tests import plain_ranks
 
 START_TIMEOUT_S = 0.5
 
@@ -139,7 +139,7 @@ def agent_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingAgentGroup]:
 
 
 def test_ranks_are_late_only_from_when_there_is_room(agent_group: WaitingAgentGroup) -> None:
-    gang = hm.launch(ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
+    gang = hm.launch(plain_ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
     assert not gang.wait(4 * START_TIMEOUT_S), "it waits for room, for as long as it takes"
     assert gang.snapshot().queued == (1, 2)
     agent_group.has_room.set()
@@ -158,7 +158,7 @@ def test_ranks_are_late_only_from_when_the_closure_stands_still(
 ) -> None:
     agent_group.has_room.set()
     agent_group.closure_parts = 15
-    gang = hm.launch(ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
+    gang = hm.launch(plain_ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
     assert gang.wait(60)
     sent = [event for event in gang.events() if isinstance(event, ev.ClosureSent)]
     late = [event for event in gang.events() if isinstance(event, ev.RankFailed)]
@@ -168,7 +168,7 @@ def test_ranks_are_late_only_from_when_the_closure_stands_still(
 
 
 def test_a_gang_that_waits_for_room_can_be_stopped(agent_group: WaitingAgentGroup) -> None:
-    gang = hm.launch(ranks.environment, np=2)
+    gang = hm.launch(plain_ranks.environment, np=2)
     assert not gang.wait(0.05)
     gang.stop()
     assert gang.wait(60) and gang.state == "STOPPED"
