@@ -233,7 +233,7 @@ class Notebook:
     def close(self) -> None:
         self._client.stop_channels()
         self._manager.shutdown_kernel()  # not at once: some tools end their ranks then
-        processes.sweep_orphans(_MARK, {self._mark})  # others leave them when the kernel is stuck
+        processes.kill_marked(_MARK, {self._mark})  # others leave them when the kernel is stuck
 
     def call(self, limit_s: float = STUCK_S) -> None:
         """Run a collective on all ranks. Raises RuntimeError without its value."""

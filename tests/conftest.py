@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ FIRST = ("spark", "browser")
 """Groups that get the processor first: the longest, and the one in which a person's patience is tested."""
 NICE = 5
 """Of workers that run others."""
+_COLD = {"cold", *SESSIONS.values()}
+"""Fixtures of tests that begin without an agent; those of Spark leave agents on its slots."""
+_BRIEFLY_S = 5.0
+"""What a test's gangs started ends within this time beside the warm agent, or is ended with it."""
 ORDER = ("spark", "browser", "notebooks", "horovod", "local", "unit")
 """Folders, those first whose groups take longest."""
 
@@ -153,31 +158,48 @@ def hydrogen_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def warm_agents() -> Iterator[None]:
-    """Keep warm agents from test to test of a module; leaks of processes are judged at its end."""
-    before = leaks.Snapshot.take()
-    yield
-    leaks.end_warm_agents()
-    _fail_on(leaks.leaks_after(before), "this module")
+def warm_agents(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Look for leaks after the last test of a module, not after each of its tests."""
+    with _looking_for_leaks("this module", request):
+        yield
 
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest, hydrogen_home: Path) -> Iterator[None]:
-    """Nothing a test started outlives it; with ``warm_agents``, idle agents end with the module.
+    """Nothing a test started outlives it, but for one idle agent, which the next test takes.
 
     ``tests/unit`` overrides this: its tests start nothing.
     """
-    if "warm_agents" in request.fixturenames:
-        yield
-        found = leaks.settle(leaks.running_gangs, leaks.SETTLE_S)
-        if found:
-            leaks.end_warm_agents()  # and so the gangs, which no other test is to be blamed for
-        _fail_on(found, "this test")
+    if "warm_agents" not in request.fixturenames:
+        with _looking_for_leaks("this test", request):
+            yield
         return
-    before = leaks.Snapshot.take()
+    yield
+    found = leaks.settle(leaks.running_gangs, leaks.SETTLE_S)
+    if found:
+        leaks.end_warm_agents()  # and so the gangs, which no other test is to be blamed for
+    _fail_on(found, "this test")
+
+
+@pytest.fixture
+def cold() -> Iterator[None]:
+    """The test begins without an agent, and leaves none."""
+    leaks.end_warm_agents()
     yield
     leaks.end_warm_agents()
-    _fail_on(leaks.leaks_after(before), "this test")
+
+
+@contextmanager
+def _looking_for_leaks(who: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail on leaks. An agent that is idle stays if nothing else does; without it nothing may be left."""
+    is_cold = not _COLD.isdisjoint(request.fixturenames)
+    if not is_cold:
+        leaks.keep_agent_warm()
+    before = leaks.Snapshot.take()
+    yield
+    if is_cold or leaks.settle(lambda: leaks.leaks(before), _BRIEFLY_S):
+        leaks.end_warm_agents()
+        _fail_on(leaks.leaks_after(before), who)
 
 
 def _fail_on(found: list[str], who: str) -> None:

@@ -211,7 +211,7 @@ class Kernel(Client):
 
     def load(self) -> str:
         """Load the extension; return what it printed."""
-        cell = self.run("%load_ext hydrogen_magic")
+        cell = self.run(kernels.LOAD)
         assert not cell.error, cell.error
         return cell.stream()
 

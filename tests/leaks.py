@@ -34,12 +34,17 @@ SESSION = "HYDROGEN_MAGIC_TEST_SESSION"
 _COOKIES = (processes.COOKIE, processes.OWNER)
 _PREFIX = b"HYDROGEN_MAGIC_"
 """Of the names of all variables that are read here."""
+_FORKSERVER = "hydrogen_magic.node.agent.forkserver"
+_PRELOADED = ("torch", "torch._dynamo")
+"""By the agent that is kept: otherwise each rank with an optimizer imports ``torch._dynamo``."""
 _KTHREADD = 2
 """Parent of the system's own threads."""
 _FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.2
 SETTLE_S = 30.0
 """What is on its way out gets this long: tens of milliseconds where nothing else runs, seconds where
 all workers start JVMs."""
+_START_S = 60.0
+"""For an agent on a machine under load."""
 _SHM = Path("/dev/shm")
 _LISTEN = "0A"
 """State of a listening TCP socket in ``/proc/net/tcp``."""
@@ -279,7 +284,7 @@ def run_records() -> set[str]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What there was at one moment."""
+    """What there was at one moment, but for an agent that waits for a gang and its forks."""
 
     processes: dict[int, str]
     """Pid -> description: a process may be gone when the report is written."""
@@ -292,7 +297,11 @@ class Snapshot:
 
     @classmethod
     def take(cls) -> Snapshot:
-        everything = [process for process in processes.processes() if process.state != "Z"]
+        everything = [
+            process
+            for process in processes.processes()
+            if process.state != "Z" and not _is_warm(process)
+        ]
         return cls(
             processes=gang_processes(everything),
             threads=frozenset(suspicious_threads()),
@@ -340,6 +349,30 @@ def settle(check: Callable[[], list[str]], within_s: float) -> list[str]:
 
 
 # ── the package's own doors, without importing what a test did not import ────────────────────────
+
+
+def keep_agent_warm() -> None:
+    """Have an idle agent, so that a gang that leaves one behind changes nothing."""
+    from hydrogen_magic.driver.placements import local_agents
+
+    if not _idle_agents():
+        local_agents.close()  # one that was killed while it was idle
+        local_agents.warm_up(_PRELOADED)
+        assert settle(lambda: [] if _idle_agents() else ["no agent"], _START_S) == []
+
+
+def _is_warm(process: processes.Process) -> bool:
+    """True for an agent that waits for a gang, its forkserver, and the workers forked in advance."""
+    warm = _idle_agents()
+    is_fork = process.ppid in warm and _FORKSERVER in command(process.pid)
+    return process.pid in warm or is_fork
+
+
+def _idle_agents() -> set[int]:
+    """Return the pids of the agents that wait for a gang."""
+    agents = sys.modules.get("hydrogen_magic.driver.placements.local_agents")
+    idle = [] if agents is None else agents.pool().idle
+    return {agent.process.pid for agent in idle if agent.is_usable and agent.is_ready}
 
 
 def end_warm_agents() -> None:

@@ -292,10 +292,6 @@ def many_children(count: int) -> None:
     time.sleep(1000)
 
 
-def environment() -> dict[str, str]:
-    return dict(os.environ)
-
-
 def scheduling() -> int:
     """Return the policy by which the main thread is scheduled."""
     return os.sched_getscheduler(0)

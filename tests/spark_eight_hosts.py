@@ -21,7 +21,7 @@ from hydrogen_magic.core.messages import AgentReport, ClosureServed
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.driver.placements.remote.closure_transfer import ClosureTransfer
-from tests import closure_bytes, leaks, spark_machines, spark_ranks
+from tests import closure_bytes, leaks, plain_ranks, spark_machines, spark_ranks
 from tests import spark_rig as rig
 from tests.spark_machines import ANSWER, AWAY_S, Machine, Stage
 
@@ -73,7 +73,7 @@ def packed_and_spread(stage: Stage) -> Any:
 
 def _n_machines(stage: Stage, np: int, pack: bool) -> int:
     rig.until(lambda: _free_slots(stage) == 2 * len(stage.machines), AWAY_S)
-    return len(set(launch(spark_ranks.pid_space, np=np, pack=pack).results))
+    return len(set(launch(plain_ranks.pid_space, np=np, pack=pack).results))
 
 
 def _free_slots(stage: Stage) -> int:
@@ -102,11 +102,11 @@ def closure_with_a_loss(stage: Stage) -> Any:
 
 def _digests(retries: int) -> dict[str, Any]:
     data = os.urandom(N_BYTES)
-    gang = launch(spark_ranks.machine_and_digest, data, np=16, retries=retries)
+    gang = launch(plain_ranks.machine_and_digest, data, np=16, retries=retries)
     machines, digests = zip(*gang.results, strict=True)
     return {
         "n_machines": len(set(machines)),
-        "is_right": set(digests) == {spark_ranks.digest(data)},
+        "is_right": set(digests) == {plain_ranks.digest(data)},
         "attempts": gang.snapshot().attempt + 1,
     }
 
@@ -164,7 +164,7 @@ def twins(stage: Stage) -> Any:
     ended = [event for event in gang.events() if isinstance(event, ev.RankExited)]
     lost = [event.rank for event in ended if event.hint == "its host was lost"]
     found = {"is_over": is_over, "lost": lost, "hosts": [gang.ranks[rank].host for rank in lost]}
-    return {**found, "works": len(set(launch(spark_ranks.pid_space, np=16).results))}
+    return {**found, "works": len(set(launch(plain_ranks.pid_space, np=16).results))}
 
 
 def lost(stage: Stage) -> Any:

@@ -19,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests import leaks, spark_machines, spark_ranks
+from tests import leaks, plain_ranks, spark_machines, spark_ranks
 from tests import spark_rig as rig
 from tests.gangs import alive
 
@@ -103,7 +103,7 @@ def refusal() -> str:
     import hydrogen_magic as hm
 
     try:
-        hm.run(spark_ranks.parent, np=8, on="spark")
+        hm.run(plain_ranks.parent, np=8, on="spark")
     except hm.errors.PlacementError as error:
         return str(error)
     return ""

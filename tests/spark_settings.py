@@ -11,7 +11,7 @@ from typing import Any
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
-from tests import leaks, spark_ranks, spark_rig
+from tests import leaks, plain_ranks, spark_ranks, spark_rig
 from tests.gangs import ended, failure_of
 from tests.spark_gangs import launch
 
@@ -27,8 +27,8 @@ def many(spark: Any) -> dict[str, Any]:
         "found": found,
         "again": found == again,
         "refused": refusal(),
-        "memory": failure_of(launch(spark_ranks.allocate, 64 << 30, np=1)).report,
-        "abort": failure_of(launch(spark_ranks.abort, np=1)).report,
+        "memory": failure_of(launch(plain_ranks.allocate, 64 << 30, np=1)).report,
+        "abort": failure_of(launch(plain_ranks.abort, np=1)).report,
     }
 
 
@@ -42,7 +42,7 @@ def use_profile(spark: Any) -> None:
 
 def refusal() -> str:
     try:
-        launch(spark_ranks.parent, np=3)
+        launch(plain_ranks.parent, np=3)
     except hm.errors.PlacementError as error:
         return str(error)
     return ""
@@ -50,7 +50,7 @@ def refusal() -> str:
 
 def packed(spark: Any) -> dict[str, Any]:
     """Return the Python of ranks where Spark has unpacked the executors' environment."""
-    prefix, _ = ended(launch(spark_ranks.interpreter, np=1)).result
+    prefix, _ = ended(launch(plain_ranks.interpreter, np=1)).result
     return {"prefix": prefix, "ranks": ended(launch(spark_ranks.ranks.gather, np=2)).result}
 
 

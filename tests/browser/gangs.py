@@ -9,12 +9,15 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from tests.browser.page import wait_until
 from tests.gangs import alive, wait_until_gone
+from tests.kernels import LOAD
 
 __all__ = [
     "ALL",
     "ASKING",
     "DETACHED",
     "FAILING",
+    "FLOOD",
+    "FLOODED",
     "FRAME",
     "HOSTILE",
     "LOAD",
@@ -33,7 +36,6 @@ __all__ = [
 
 E = TypeVar("E")
 
-LOAD = "%load_ext hydrogen_magic"
 NEXT = "6 * 7"
 """Runs after a gang, to see that the kernel is free again."""
 
@@ -154,7 +156,35 @@ else:
 """
 """Rank 0 displays the line that the user types."""
 
+FLOOD = """import pathlib
+kernel = get_ipython().kernel
+send = kernel.iopub_thread._really_send
+def send_unless_flooded(message, *rest, **more):
+    is_on, is_late = pathlib.Path("flood").exists(), pathlib.Path("late").exists()
+    if not is_on and not is_late:
+        return send(message, *rest, **more)
+    kernel.session.message_count += 1000 * is_on
+    parts = [bytes(part) for part in message]
+    if is_late and b'"msg_type": "comm_open"' in b"".join(parts):
+        pathlib.Path("opening-is-lost").touch()
+    is_end = parts[-1] == b'{"execution_state": "idle"}' and b"execute_request" in parts[-3]
+    pathlib.Path("end-is-lost" if is_end else "is-flooded").touch()
+kernel.iopub_thread._really_send = send_unless_flooded
+"""
+"""As long as there is a file ``flood``, the kernel counts a thousand messages for each, and sends none. With
+a file ``late`` it sends none either: the server has not read enough yet."""
+FLOODED = """%%distributed --np 1
+import pathlib, time
+print("started", flush=True)
+pathlib.Path("is-running").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+print("finished", flush=True)
+"""
+
 ALL = (
+    FLOOD,
+    FLOODED,
     STUCK,
     WAITING,
     DETACHED,

@@ -15,7 +15,7 @@ from hydrogen_magic.views.widget.display import BUNDLE
 from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 from tests.gangs import PATIENCE_S
 
-__all__ = ["PlayedView", "messages_of"]
+__all__ = ["PlayedView", "messages_of", "open_page"]
 
 _POLL_S = 0.05
 _PAGE = """<!doctype html><meta charset="utf-8"><style>
@@ -25,12 +25,15 @@ body { --jp-ui-font-family: system-ui, "DejaVu Sans", sans-serif; --jp-code-font
   --jp-border-color2: #e0e0e0; --jp-brand-color1: #1976d2; --jp-error-color1: #d32f2f; }
 [data-jp-theme-light="false"] { --jp-layout-color0: #111; --jp-ui-font-color1: #fff;
   --jp-border-color2: #424242; --jp-brand-color1: #2196f3; --jp-error-color1: #f44336; }
-</style><body data-jp-theme-light="true"><div id="view"></div></body>"""
+</style><body data-jp-theme-light="true"></body>"""
 """JupyterLab's variables, as its two themes have them."""
 
-_OPEN = """async (source) => {
+_LOAD = """async (source) => {
   const url = URL.createObjectURL(new Blob([source], {type: "text/javascript"}));
-  const widget = (await import(url)).default();
+  window.hydrogen = await import(url);
+}"""
+_OPEN = """() => {
+  const widget = window.hydrogen.default();
   const callbacks = new Set();
   window.orders = [];
   const traits = {gang_id: "3f2a", kernel_id: "", blocking: true, place: "no-place"};
@@ -40,8 +43,10 @@ _OPEN = """async (source) => {
   };
   const bytes = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
   window.say = (content, buffers) => callbacks.forEach((call) => call(content, buffers.map(bytes)));
-  widget.initialize({model});
-  widget.render({model, el: document.getElementById("view")});
+  const view = document.createElement("div");
+  document.body.append(view);
+  const close = [widget.initialize({model}), widget.render({model, el: view})];
+  window.leave = () => { close.forEach((end) => end?.()); view.remove(); };
 }"""
 
 _PROBLEMS = """(widget) => {
@@ -77,13 +82,22 @@ _PROBLEMS = """(widget) => {
 }"""
 
 
-class PlayedView:
-    """One page that shows one gang."""
+def open_page(browser: Browser) -> Page:
+    """Return a page that has loaded the live view's code."""
+    page = browser.new_page()
+    page.set_content(_PAGE)
+    page.evaluate(_LOAD, BUNDLE.read_text("utf-8"))
+    return page
 
-    def __init__(self, browser: Browser, width: int = 1000) -> None:
-        self.page: Page = browser.new_page(viewport={"width": width + 24, "height": 1400})
-        self.page.set_content(_PAGE)
-        self.page.evaluate(_OPEN, BUNDLE.read_text("utf-8"))
+
+class PlayedView:
+    """One gang, shown on a page alone, by :func:`open_page`, until it is closed."""
+
+    def __init__(self, page: Page, width: int = 1000) -> None:
+        self.page = page
+        self.set_width(width)
+        self.set_dark(False)
+        page.evaluate(_OPEN)
 
     def say(self, messages: Iterable[PageMessage]) -> None:
         """Have the kernel send messages, and the page paint them."""
@@ -118,7 +132,7 @@ class PlayedView:
         return [order for order in orders if order["do"] == what]
 
     def close(self) -> None:
-        self.page.close()
+        self.page.evaluate("() => window.leave()")
 
 
 def messages_of(

@@ -18,7 +18,10 @@ class Tabs:
         self.seen = Seen()
         """What the pages did, and must not do."""
         self._server = server
-        self._context = browser.new_context(viewport={"width": 1280, "height": 1000})
+        self._context = browser.new_context(
+            viewport={"width": 1280, "height": 1000},
+            reduced_motion="reduce",  # without a GPU every frame of an animation is drawn by the processor
+        )
         self._pages: dict[tuple[str, str], NotebookPage] = {}
         self._n_opened = 0
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views import static_picture
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.static_svg.fills import FILLS
 from hydrogen_magic.views.widget.feed import PageFeed
-from tests.browser.played import PlayedView, messages_of
+from tests.browser.played import PlayedView, messages_of, open_page
 from tests.browser.scenes import SCENES, events_of
 from tests.pictures import launched, trained
 
@@ -34,9 +34,17 @@ RGB = """(elements) => elements.map((element) =>
 SWATCHES = ".hm-swatch path"
 
 
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    """A page for all tests: loading takes longer than a test."""
+    page = open_page(browser)
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def view(browser: Browser) -> Iterator[PlayedView]:
-    view = PlayedView(browser, WIDTHS[0])
+def view(page: Page) -> Iterator[PlayedView]:
+    view = PlayedView(page, WIDTHS[0])
     yield view
     view.close()
 

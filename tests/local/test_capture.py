@@ -498,7 +498,7 @@ def test_plain_ipython_objects_stay_home(notebook: Notebook, ranks: Ranks) -> No
 def test_spawned_loader_workers_know_notebook_classes(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("""
         import torch
-        from torch.utils.data import DataLoader, Dataset
+        from torch.utils.data import ConcatDataset, DataLoader, Dataset
         from typing import NamedTuple
         offset = 10
         class Item(NamedTuple):
@@ -514,11 +514,11 @@ def test_spawned_loader_workers_know_notebook_classes(notebook: Notebook, ranks:
             def __getitem__(self, i): return super().__getitem__(i) + shift
         shift = 100
         found = []
-        for data in (Data(), Here()):
-            for batch in DataLoader(data, 2, num_workers=2, collate_fn=collate,
-                                    multiprocessing_context="spawn"):
-                assert type(batch) is Item
-                found += batch.x.tolist()
+        both = ConcatDataset([Data(), Here()])
+        for batch in DataLoader(both, 2, num_workers=1, collate_fn=collate,
+                                multiprocessing_context="spawn"):  # it imports torch anew
+            assert type(batch) is Item
+            found += batch.x.tolist()
         found
     """)
     )

@@ -36,6 +36,7 @@ from tests.contracts import (
     mainly,
     rarely,
 )
+from tests.gangs import PATIENCE_S
 from tests.scripted_kernel import Kernel
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -139,7 +140,10 @@ class TestSparkHorovodSession(SessionContract, TestSparkHorovod):
 # ── where there is but one placement ─────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("rendezvous", ["torch", BY_HOROVOD])
+@pytest.mark.parametrize(
+    "rendezvous",
+    ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.exhaustive])],
+)
 def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
     """On Spark ``test_spark_notebooks`` kills kernels, whose gangs agents end as they end these."""
     kernel = Kernel(rendezvous)
@@ -147,7 +151,7 @@ def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
         kernel.wait_until_training()
         assert len(kernel.left()) >= 8
         kernel.process.send_signal(signal.SIGKILL)
-        kernel.process.wait(10)
+        kernel.process.wait(PATIENCE_S)
         kernel.wait_until_gone()
     finally:
         kernel.close()
@@ -192,7 +196,11 @@ def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     environ.pop(processes.OWNER, None)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=2 * PATIENCE_S,
     )
     assert done.stdout.splitlines() == ["[0]", "[0]", "bad batch 17", "[0]"], done.stderr
 

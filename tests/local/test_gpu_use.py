@@ -125,6 +125,7 @@ def test_gangs_at_the_same_time_use_free_gpus_first(
     assert hm.run(training.visible_gpus, here, np=1, quiet=True) == "0"
 
 
+@pytest.mark.usefixtures("cold")
 def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """End to end: an agent that imports the stand-in, ranks whose GPUs are made up."""
     (tmp_path / "pynvml.py").write_text(STAND_IN)

@@ -79,7 +79,7 @@ def test_every_row_has_its_own_prediction_in_its_place(np: int) -> None:
 @pytest.mark.parametrize("kind", ["numbers", "mixed", "arrow", "arrays"])
 def test_a_batch_that_predict_keeps_stays_what_it_is(kind: str) -> None:
     """Later chunks come through the same memory."""
-    df = frame(20_000)
+    df = frame(10_000)
     if kind == "mixed":
         df["text"] = [f"row {n}" for n in df["x"]]
     values = ended(infer(df, infer_ranks.keeps, kind, np=1, only=True)).result

@@ -12,11 +12,11 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver.launcher import clean_up_abandoned
-from tests.gangs import wait_until_gone
+from tests.gangs import PATIENCE_S, wait_until_gone
 from tests.scripted_kernel import Kernel, agents_of
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(40, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_kills_at_random_moments(kills: int) -> None:
     """Two ranks with two DataLoader workers, one stuck, and a helper in its own session each."""
     moments = random.Random(7)
@@ -48,7 +48,7 @@ def test_a_kernel_that_ends_takes_its_gang_along(how: signal.Signals) -> None:
         kernel.wait_until_training()
         assert len(kernel.left()) >= 8
         kernel.process.send_signal(how)
-        kernel.process.wait(10)
+        kernel.process.wait(PATIENCE_S)
         kernel.wait_until_gone()
         last = run_log.read(kernel.gang)[-1]
         assert isinstance(last, ev.GangEnded) and last.reason == "the kernel ended"

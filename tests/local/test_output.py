@@ -151,6 +151,7 @@ def flood(n_bytes: int, end: bytes) -> None:
             rest = rest[os.write(1, rest) :]
 
 
+@pytest.mark.usefixtures("cold")  # what the forkserver has imported counts as memory
 @pytest.mark.parametrize(
     ("n_bytes", "end"), [(256 << 20, b"x"), (128 << 20, b"\n")], ids=["one line", "lines"]
 )

@@ -19,9 +19,11 @@ from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.text_table import headline
 from hydrogen_magic.views.widget import rank_rows
 from hydrogen_magic.views.widget.feed import PageFeed
-from tests import ranks
+from tests import plain_ranks
+from tests.gangs import PATIENCE_S
 
-START_TIMEOUT_S = 0.5
+START_TIMEOUT_S = 2.0
+PART_S = 0.1
 
 
 def waiting(*events: ev.Event) -> GangState:
@@ -99,12 +101,12 @@ class WaitingAgentGroup:
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         zero_s = attempt.job.clock_zero_s
         sink.emit(ev.Queued(time.monotonic() - zero_s, 1, 2))
-        await asyncio.to_thread(self.has_room.wait, 10)
+        await asyncio.to_thread(self.has_room.wait, PATIENCE_S)
         sink.emit(ev.Queued(time.monotonic() - zero_s, 2, 2))
         for part in range(1, self.closure_parts + 1):
             sink.emit(ev.ClosureSent(time.monotonic() - zero_s, part, self.closure_parts + 1, 0, 2))
-            await asyncio.sleep(START_TIMEOUT_S / 5)
-        await asyncio.wait_for(self._over.wait(), 10)
+            await asyncio.sleep(PART_S)
+        await asyncio.wait_for(self._over.wait(), PATIENCE_S)
 
     def stop(self) -> None:
         self.has_room.set()
@@ -139,11 +141,11 @@ def agent_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingAgentGroup]:
 
 
 def test_ranks_are_late_only_from_when_there_is_room(agent_group: WaitingAgentGroup) -> None:
-    gang = hm.launch(ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
-    assert not gang.wait(4 * START_TIMEOUT_S), "it waits for room, for as long as it takes"
+    gang = hm.launch(plain_ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
+    assert not gang.wait(1.5 * START_TIMEOUT_S), "it waits for room, for as long as it takes"
     assert gang.snapshot().queued == (1, 2)
     agent_group.has_room.set()
-    assert gang.wait(60)
+    assert gang.wait(PATIENCE_S)
     ended = next(e for e in gang.events() if isinstance(e, ev.Queued) and e.have == e.wanted)
     late = [event for event in gang.events() if isinstance(event, ev.RankFailed)]
     assert [event.error.type for event in late] == ["StartTimeout"] * 2
@@ -157,9 +159,9 @@ def test_ranks_are_late_only_from_when_the_closure_stands_still(
     agent_group: WaitingAgentGroup,
 ) -> None:
     agent_group.has_room.set()
-    agent_group.closure_parts = 15
-    gang = hm.launch(ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
-    assert gang.wait(60)
+    agent_group.closure_parts = int(1.5 * START_TIMEOUT_S / PART_S)
+    gang = hm.launch(plain_ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
+    assert gang.wait(PATIENCE_S)
     sent = [event for event in gang.events() if isinstance(event, ev.ClosureSent)]
     late = [event for event in gang.events() if isinstance(event, ev.RankFailed)]
     assert len(sent) == agent_group.closure_parts
@@ -168,7 +170,7 @@ def test_ranks_are_late_only_from_when_the_closure_stands_still(
 
 
 def test_a_gang_that_waits_for_room_can_be_stopped(agent_group: WaitingAgentGroup) -> None:
-    gang = hm.launch(ranks.environment, np=2)
+    gang = hm.launch(plain_ranks.environment, np=2)
     assert not gang.wait(0.05)
     gang.stop()
-    assert gang.wait(60) and gang.state == "STOPPED"
+    assert gang.wait(PATIENCE_S) and gang.state == "STOPPED"

@@ -40,7 +40,7 @@ from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
 from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
-from tests import closure_bytes, directory_hosts, ranks, spark_ranks
+from tests import closure_bytes, directory_hosts, plain_ranks, ranks, spark_ranks
 from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, LIBRARY, SILENT_END, STANDS_STILL, rarely
 from tests.directory_hosts import DirectoryHosts
 from tests.gangs import (
@@ -82,7 +82,7 @@ class TestDirectories(GangContract):
 
 
 def test_every_host_has_an_agent_and_is_sent_the_package(directories: list[Path]) -> None:
-    found = ended(launch(spark_ranks.host_and_package, np=2)).results
+    found = ended(launch(plain_ranks.host_and_package, np=2)).results
     assert [number for number, _ in found] == ["0", "1"]
     for (_, package), host in zip(found, directories[:2], strict=True):
         assert Path(package).is_relative_to(host)
@@ -194,7 +194,7 @@ def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(HostTasks, "instructions", more_needed)
     with pytest.raises(PlacementError, match="directories have no module no_such_module"):
-        ended(launch(spark_ranks.host_and_package, np=1)).raise_for_state()
+        ended(launch(plain_ranks.host_and_package, np=1)).raise_for_state()
 
 
 def test_an_agent_that_exits_while_it_starts_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,15 +210,15 @@ def test_an_agent_exits_though_its_rank_removed_its_files(monkeypatch: pytest.Mo
     local_agents.close()  # those that are warm wait for a minute
     with monkeypatch.context() as patch:
         patch.setattr(host_tasks, "IDLE_S", 1.0)
-        agent = ended(launch(spark_ranks.removes_its_log, np=1)).result
+        agent = ended(launch(plain_ranks.removes_its_log, np=1)).result
     wait_until_gone([agent])
 
 
 def test_the_next_gang_of_a_host_goes_on_when_the_one_before_is_stopped(tmp_path: Path) -> None:
     """The agent of a host serves it as soon as its own ranks of the first gang have ended."""
-    first = launch(spark_ranks.wait_unless_first, str(tmp_path / "first"), np=2)
+    first = launch(plain_ranks.wait_unless_first, str(tmp_path / "first"), np=2)
     until(first, lambda: first.ranks and first.ranks[0].phase == "done")
-    second = launch(spark_ranks.wait_unless_first, str(tmp_path / "second"), np=1)
+    second = launch(plain_ranks.wait_unless_first, str(tmp_path / "second"), np=1)
     until(second, said(second, "waiting"))
     first.stop()
     assert ended(first).state == "STOPPED"
@@ -244,7 +244,7 @@ def digests(gang: hm.Gang) -> set[str]:
 
 def launch_with_data(np: int) -> tuple[hm.Gang, str]:
     data = os.urandom(_N_BYTES)
-    gang = launch(spark_ranks.digest, data, np=np)
+    gang = launch(plain_ranks.digest, data, np=np)
     return gang, hashlib.sha256(data).hexdigest()
 
 
@@ -255,7 +255,7 @@ def test_a_large_closure_leaves_the_kernel_once(sent_bytes: list[int]) -> None:
 
 
 def test_a_small_closure_is_sent_to_each_host(sent_bytes: list[int]) -> None:
-    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
+    assert ended(launch(plain_ranks.environment, np=2)).result["RANK"] == "0"
     assert len(sent_bytes) == 2
 
 
@@ -347,7 +347,7 @@ def in_row(count: int) -> PortRange:
 
 def rendezvous_port(**options: Any) -> int:
     """Return the port at which the ranks of a gang meet."""
-    return int(launch(ranks.environment, **options).result["MASTER_PORT"])
+    return int(launch(plain_ranks.environment, **options).result["MASTER_PORT"])
 
 
 def test_listeners_for_other_machines_have_ports_of_the_range(directories: list[Path]) -> None:

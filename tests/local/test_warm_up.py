@@ -12,6 +12,8 @@ from hydrogen_magic.driver import session
 from hydrogen_magic.driver.placements import forkserver, local_agents
 from tests.gangs import wait_until
 
+pytestmark = pytest.mark.usefixtures("cold")
+
 
 def _has_imported(name: str) -> bool:
     return name in sys.modules

@@ -158,6 +158,7 @@ def test_column_types_are_preserved(spark: Any) -> None:
     ]  # fmt: skip
 
 
+@mostly_on_classic
 def test_vectors_are_arrays(spark: Any) -> None:
     """Those of Spark ML, dense and sparse."""
     from pyspark.ml.linalg import Vectors
@@ -169,6 +170,7 @@ def test_vectors_are_arrays(spark: Any) -> None:
     assert [(list(row[0]), row[1]) for row in found] == [([1.0, 2.0], 3.0), ([0.0, 3.0], 3.0)]
 
 
+@mostly_on_classic
 def test_names_that_spark_would_take_apart(spark: Any) -> None:
     frame = spark.range(3).selectExpr("id as `a.b`", "id + 1 as `c``d`")
     body = "def predict(batch):\n    return {'e.f': batch['a.b'] + batch['c`d']}"

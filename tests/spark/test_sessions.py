@@ -21,17 +21,19 @@ from tests.spark_gangs import launch
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.usefixtures("spark"),
+    pytest.mark.usefixtures("spark", "warm_agents"),
     pytest.mark.timeout(300),
 ]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("classic", marks=pytest.mark.xdist_group("spark")),
-        pytest.param("connect", marks=pytest.mark.xdist_group("connect")),
-    ],
+CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
+CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
+CONNECT_TOO = pytest.param(
+    "connect", marks=[pytest.mark.xdist_group("connect"), pytest.mark.exhaustive]
 )
+
+
+@pytest.fixture(params=[CLASSIC, CONNECT])
 def spark(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
@@ -60,6 +62,7 @@ def test_the_stage_stays_open_until_the_session_ends(first: Gang) -> None:
     wait_until(lambda: not held())
 
 
+@pytest.mark.parametrize("spark", [CLASSIC, CONNECT_TOO], indirect=True)
 def test_a_rank_that_ends_between_cells_ends_the_session(first: Gang) -> None:
     (lab,) = sessions.sessions()
     (_, _, pid), *_ = ended(launch(spark_ranks.joined, session="lab")).results

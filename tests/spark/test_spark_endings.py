@@ -174,6 +174,7 @@ def test_an_agent_is_killed() -> None:
     assert "agent" in error and HOST in error
 
 
+@pytest.mark.exhaustive  # test_endings has it on this machine, and the notebook that of an executor
 def test_an_agent_that_is_killed_costs_an_attempt() -> None:
     gang = launch(spark_ranks.count, 50, np=4, retries=1)
     until(gang, said(gang, "step 5"))

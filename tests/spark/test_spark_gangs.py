@@ -18,7 +18,7 @@ from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote import host_tasks
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import GangStoppedError, PlacementError
-from tests import leaks, ranks, spark_ranks, spark_rig
+from tests import leaks, plain_ranks, ranks, spark_rig
 from tests.documented import covers
 from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
 from tests.spark_gangs import agent_pids, busy, launch
@@ -35,7 +35,7 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 
 def test_ranks_of_several_executors_on_one_host() -> None:
     """Both executors are on this machine: all four ranks are local to each other."""
-    found = launch(ranks.environment, np=4).results
+    found = launch(plain_ranks.environment, np=4).results
     for rank, environment in enumerate(found):
         expected = {
             "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4,
@@ -81,7 +81,7 @@ def control_group_of(executor: int) -> Iterator[None]:
 
 def test_ranks_stay_in_the_container_of_their_executor(containers: list[str]) -> None:
     """With its memory and its devices; the containers count as hosts."""
-    found = launch(spark_ranks.control_group, np=4).results
+    found = launch(plain_ranks.control_group, np=4).results
     assert [host[:2] for host in found] == [("0", "2"), ("0", "2"), ("1", "2"), ("1", "2")]
     assert found[0][2] == found[1][2] and found[2][2] == found[3][2]
     assert {found[0][2], found[2][2]} == set(containers)
@@ -90,7 +90,7 @@ def test_ranks_stay_in_the_container_of_their_executor(containers: list[str]) ->
 def test_ranks_run_in_the_executors_python() -> None:
     """What they have of us, and of what this notebook uses, came along."""
 
-    prefix, has_ipython = launch(spark_ranks.interpreter, np=1).result
+    prefix, has_ipython = launch(plain_ranks.interpreter, np=1).result
     assert prefix.endswith("site/python") and not has_ipython
 
 
@@ -109,28 +109,27 @@ def test_local_modules_and_values_travel(tmp_path: Path, monkeypatch: pytest.Mon
 def test_modules_and_files_that_spark_distributes_are_found(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that came before the agents, and those that are added while they are warm."""
+    """Those that are added while agents are warm, and those that came before the agents."""
     monkeypatch.setattr(sys, "path", list(sys.path))  # addPyFile extends the driver's
-    sent: list[str] = []
-    for name in ("one", "two"):
-        ended(launch(spark_ranks.answers, *sent, np=2)).raise_for_state()
-        (tmp_path / f"alone_{name}.py").write_text("ANSWER = 42\n")
-        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as packed:
-            packed.writestr(f"packed_{name}.py", "ANSWER = 42\n")
-        (tmp_path / f"{name}.txt").write_text(name)
-        spark.sparkContext.addFile(str(tmp_path / f"{name}.txt"))
-        for file in (f"alone_{name}.py", f"{name}.zip"):
-            spark.sparkContext.addPyFile(str(tmp_path / file))
-        sent += [f"alone_{name}", f"packed_{name}"]
-        found = ended(launch(spark_ranks.answers, *sent, np=4)).results
-        assert found == [[42] * len(sent)] * 4
-        assert launch(spark_ranks.text_of, f"{name}.txt", np=2).results == [name] * 2
+    ended(launch(plain_ranks.answers, np=2)).raise_for_state()
+    (tmp_path / "alone.py").write_text("ANSWER = 42\n")
+    (tmp_path / "text.txt").write_text("text")
+    with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
+        packed.writestr("packed.py", "ANSWER = 42\n")
+    spark.sparkContext.addFile(str(tmp_path / "text.txt"))
+    for file in ("alone.py", "packed.zip"):
+        spark.sparkContext.addPyFile(str(tmp_path / file))
+
+    for _ in range(2):
+        found = ended(launch(plain_ranks.answers, "alone", "packed", np=4)).results
+        assert found == [[42] * 2] * 4
+        assert launch(plain_ranks.text_of, "text.txt", np=2).results == ["text"] * 2
         local_agents.close()
 
 
 def test_output_and_metrics_arrive_while_it_runs(tmp_path: Path) -> None:
     go_on = tmp_path / "go_on"
-    gang = launch(spark_ranks.log_and_wait, str(go_on), np=2)
+    gang = launch(plain_ranks.log_and_wait, str(go_on), np=2)
     until(gang, lambda: all("begun" in text for text in gang.logs.values()) and gang.logs != {})
     until(gang, lambda: len(gang.metrics) == 2)
     assert gang.state == "RUNNING"
@@ -143,13 +142,13 @@ def test_large_closures_and_results() -> None:
     import numpy
 
     data = numpy.arange(25 * MB, dtype="float64")
-    result, total = ended(launch(spark_ranks.double, data, np=2)).results
+    result, total = ended(launch(plain_ranks.double, data, np=2)).results
     assert data.nbytes == 200 * MB
     assert numpy.array_equal(result, 2 * data) and total == float(data.sum())
 
 
 def test_all_of_a_long_output_reaches_the_record() -> None:
-    gang = ended(launch(spark_ranks.talk, 100 * MB, np=1))
+    gang = ended(launch(plain_ranks.talk, 100 * MB, np=1))
     gang.raise_for_state()
     with gang.log_path(0).open("rb") as log:
         log.seek(100 * MB)
@@ -186,12 +185,12 @@ def test_python_workers_and_their_environment_stay_unchanged(spark: Any) -> None
     before = environments(spark)
     assert len(before) == 4
     env = {"CUDA_VISIBLE_DEVICES": "7", "MINE": "1"}
-    assert launch(ranks.environment, np=4, gpu=False, env=env).result["MINE"] == "1"
+    assert launch(plain_ranks.environment, np=4, gpu=False, env=env).result["MINE"] == "1"
     assert environments(spark) == before
 
 
 def test_the_next_gang_has_the_same_agent() -> None:
-    assert launch(spark_ranks.parent, np=1).result == launch(spark_ranks.parent, np=1).result
+    assert launch(plain_ranks.parent, np=1).result == launch(plain_ranks.parent, np=1).result
 
 
 def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,10 +198,10 @@ def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until_gone(agent_pids())
     with monkeypatch.context() as patch:
         patch.setattr(host_tasks, "IDLE_S", 1.0)
-        (forkserver,) = set(launch(spark_ranks.parent, np=2).results)
+        (forkserver,) = set(launch(plain_ranks.parent, np=2).results)
     wait_until_gone([forkserver])
     spark_rig.until(lambda: not agent_pids(), PATIENCE_S)
-    assert launch(ranks.gather, np=2).result == [0, 1]
+    assert launch(plain_ranks.parent, np=2).result != forkserver
 
 
 # ── slots ────────────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +233,7 @@ def test_a_gang_waits_for_slots_as_long_as_it_may(spark: Any, tmp_path: Path) ->
 
 def test_tasks_that_hold_their_slots_do_not_wait(tmp_path: Path) -> None:
     go_on = tmp_path / "go_on"
-    gang = launch(spark_ranks.log_and_wait, str(go_on), np=2)
+    gang = launch(plain_ranks.log_and_wait, str(go_on), np=2)
     until(gang, lambda: len(gang.metrics) == 2)
     session = sessions.find()
     assert session.running_tasks(f"hydrogen_magic-{gang.id}-0") == 2

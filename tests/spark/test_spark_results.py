@@ -16,7 +16,7 @@ from tests import result_checks
 from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import PATIENCE_S, ended
 
-pytestmark = pytest.mark.usefixtures("spark")
+pytestmark = pytest.mark.usefixtures("spark", "warm_agents")
 
 ON_SPARK: dict[str, Any] = {"on": "spark", "gpu": False}
 

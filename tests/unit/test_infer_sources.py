@@ -561,17 +561,24 @@ def test_missing_rows_are_an_error() -> None:
             result.finish()
 
 
-def test_twenty_thousand_columns_and_a_cell_of_a_hundred_megabytes() -> None:
-    wide = pd.DataFrame(np.arange(60_000.0).reshape(3, 20_000))
+@pytest.mark.parametrize(
+    ("n_columns", "n_bytes"),
+    [
+        (2_000, 10_000_000),
+        pytest.param(20_000, 100_000_000, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_many_columns_and_a_cell_that_is_larger_than_a_chunk(n_columns: int, n_bytes: int) -> None:
+    wide = pd.DataFrame(np.arange(3.0 * n_columns).reshape(3, n_columns))
     done = predicted(wide, counted).drop(columns="n")
     pd.testing.assert_frame_equal(done, wide, check_column_type=False)
     pd.testing.assert_frame_equal(batch_of(wide), wide)
     table = pa.Table.from_pandas(wide)
     for frame in (table, pl.DataFrame(table)):
-        assert len(names(predicted(frame, counted))) == 20_001
-    large = pd.DataFrame({"a": ["x" * 100_000_000, "y", None, "z"]})
+        assert len(names(predicted(frame, counted))) == n_columns + 1
+    large = pd.DataFrame({"a": ["x" * n_bytes, "y", None, "z"]})
     done = predicted(large, batch_size=1)
-    assert [len(cell) for cell in done["p_a"].dropna()] == [100_000_000, 1, 1]
+    assert [len(cell) for cell in done["p_a"].dropna()] == [n_bytes, 1, 1]
 
 
 def test_chunks_hold_about_four_megabytes() -> None:

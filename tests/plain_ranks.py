@@ -1,0 +1,119 @@
+"""What tests run on ranks without torch.
+
+A plain local module, which travels whole: an import of torch in one function would have agents import torch
+for all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def environment() -> dict[str, str]:
+    """Return this rank's environment."""
+    return dict(os.environ)
+
+
+def interpreter() -> tuple[str, bool]:
+    """Return the prefix of the Python here, and whether it has IPython."""
+    return sys.prefix, importlib.util.find_spec("IPython") is not None
+
+
+def host_and_package() -> tuple[str, str]:
+    """Return the number of this host, and the file of the package that the rank imports."""
+    import hydrogen_magic
+
+    return os.environ["GROUP_RANK"], hydrogen_magic.__file__
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def wait_unless_first(over: str) -> str:
+    """Return at once on rank 0 of several; others wait for the file ``over``."""
+    if os.environ["WORLD_SIZE"] == "1" or os.environ["RANK"] != "0":
+        print("waiting", flush=True)
+        while not Path(over).exists():
+            time.sleep(0.02)
+    return "over"
+
+
+def parent() -> int:
+    return os.getppid()
+
+
+def pid_space() -> str:
+    """Return what tells apart machines that have processes of their own."""
+    return os.readlink("/proc/self/ns/pid")
+
+
+def machine_and_digest(data: bytes) -> tuple[str, str]:
+    return pid_space(), digest(data)
+
+
+def control_group() -> tuple[str, str, str]:
+    """Return the number of this host, of the ranks on it, and the control groups of this rank."""
+    groups = Path("/proc/self/cgroup").read_text()
+    return os.environ["GROUP_RANK"], os.environ["LOCAL_WORLD_SIZE"], groups
+
+
+def answers(*names: str) -> list[int]:
+    """Return ``ANSWER`` of these modules."""
+    return [importlib.import_module(name).ANSWER for name in names]
+
+
+def text_of(name: str) -> str:
+    """Return the text of a file that Spark has distributed."""
+    pyspark: Any = importlib.import_module("pyspark")  # an import statement is seen by every agent
+    return Path(pyspark.SparkFiles.get(name)).read_text()
+
+
+def removes_its_log() -> int:
+    """Leave a directory in the place of this rank's log; return the agent's pid."""
+    import hydrogen_magic
+
+    folder = Path(hydrogen_magic.__file__).parents[2]  # of the agent
+    (log,) = folder.glob("runs/*/rank-*.log")
+    log.unlink()
+    log.mkdir()
+    return os.getppid()
+
+
+def log_and_wait(go_on: str) -> str:
+    """Print and log once, then wait for a file."""
+    import hydrogen_magic as hm
+
+    print("begun", flush=True)
+    hm.log(step=1, loss=0.5)
+    while not os.path.exists(go_on):
+        time.sleep(0.01)
+    return "done"
+
+
+def double(data: Any) -> Any:
+    """Return twice an array on rank 0, its sum on the others."""
+    return data + data if os.environ["RANK"] == "0" else float(data.sum())
+
+
+def talk(n_bytes: int) -> None:
+    """Print that much, then one line more."""
+    line = "x" * 99 + "\n"
+    for _ in range(n_bytes // len(line)):
+        print(line, end="")
+    print("the last line")
+
+
+def allocate(n_bytes: int) -> None:
+    bytearray(n_bytes)
+
+
+def abort() -> None:
+    os.abort()
