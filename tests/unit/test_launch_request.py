@@ -12,7 +12,7 @@ import pytest
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import AgentCommand, LaunchRequest, ServiceSpec, decode, encode
 from hydrogen_magic.core.processes import COOKIE
-from hydrogen_magic.driver.placements import Attempt, Job, launch_request, forkserver
+from hydrogen_magic.driver.placements import Attempt, Job, forkserver, launch_request
 from hydrogen_magic.driver.rendezvous import RendezvousInfo
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 
