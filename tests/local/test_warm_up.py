@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,16 +27,24 @@ def test_the_first_gang_takes_the_agent_that_was_warmed_up() -> None:
     assert len(local_agents.pool().all) == 1
 
 
-def test_a_gang_beside_a_session_finds_an_agent_too() -> None:
-    """The session keeps the one that was warmed up."""
+def _touch_at_exit(path: str) -> bool:
+    atexit.register(Path(path).touch)
+    return _has_imported("torch")
+
+
+def test_a_gang_beside_a_session_finds_an_agent_too(tmp_path: Path) -> None:
+    """The session keeps the one that was warmed up, and its ranks may run their exit handlers there."""
+    left = tmp_path / "left"
     local_agents.warm_up(["torch"])
     for _ in range(2):
-        assert hm.run(_has_imported, "torch", np=1, session="lab") is True
+        assert hm.run(_touch_at_exit, str(left), np=1, session="lab") is True
         wait_until(lambda: [agent.is_ready for agent in local_agents.pool().idle] == [True])
     assert hm.run(_has_imported, "torch", np=1) is True
     assert len(local_agents.pool().all) == 2
     (held,) = session.sessions()
     held.end()
+    wait_until(left.exists)
+    wait_until(lambda: len(local_agents.pool().all) == 1)
 
 
 def test_the_forkserver_imports_for_all_ranks_what_an_optimizer_would_import() -> None:

@@ -43,12 +43,16 @@ class AgentPool:
             self.idle.append(agent)  # looked up here: take() creates a new list
 
     async def give_back(self, agent: LocalAgent) -> None:
-        self.all = [one for one in self.all if one.alive]
-        if agent.is_usable and agent.is_ready and not self.idle:
-            self.idle.append(agent)
-        elif agent.alive:
-            self.all.remove(agent)
-            await agent.close()
+        """Keep ``agent`` for the next gang, in place of another idle one.
+
+        Ranks of a session that has just ended may still run their exit handlers there.
+        """
+        spare = [agent]
+        if agent.is_usable and agent.is_ready:
+            spare, self.idle = self.idle, [agent]
+        self.all = [one for one in self.all if one.alive and one not in spare]
+        for one in spare:
+            await one.close()
 
     async def close(self) -> None:
         agents, self.all, self.idle, self.warms_up = self.all, [], [], False
