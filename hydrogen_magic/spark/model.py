@@ -33,6 +33,10 @@ class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: igno
     The Params ``featuresCols``, ``predictionCol``, ``predict`` and ``predictBatchSize`` are those of the
     estimator. ``save`` writes the model with its class, if the notebook defines that, and ``load`` reads
     it in another process. As with all pickles, load only files that you trust.
+
+    Attributes:
+        model: The trained ``nn.Module``, on the CPU.
+        history: What the ranks have logged with ``hm.log``: a pandas DataFrame, as ``Gang.metrics``.
     """
 
     __module__ = "hydrogen_magic.spark"  # where saved metadata finds it
@@ -42,9 +46,7 @@ class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: igno
     ) -> None:
         super().__init__()
         self.model = model.eval()
-        """The trained ``nn.Module``, on the CPU."""
         self.history = history
-        """What the ranks have logged with ``hm.log``, as ``Gang.metrics``."""
         self._types = types
         """Predicted column -> its type in Spark's DDL; ``""`` is ``predictionCol``."""
 
