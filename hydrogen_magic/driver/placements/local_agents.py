@@ -328,7 +328,8 @@ def directory() -> str:
 # ── what a forkserver depends on ───────────────────────────────────────────────────────────────────
 
 _MATTERS = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "DYLD_", "PYTHON", "CUDA", "NVIDIA_",
-            "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "HF_", "TRANSFORMERS_", "MALLOC_")  # fmt: skip
+            "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "KERAS_", "HF_", "TRANSFORMERS_",
+            "MALLOC_")  # fmt: skip
 """Prefixes of variables that libraries read only on import."""
 
 
