@@ -107,3 +107,10 @@ def joined() -> tuple[int, list[int], int]:
     """Return that variable, those of all ranks, and this process's pid."""
     rank = sys.modules["__main__"].joined
     return rank, ranks.numbers(rank), os.getpid()
+
+
+def doubles_of_jax() -> bool:
+    """Whether JAX computes with them, as its variable said when it was imported."""
+    import jax
+
+    return bool(jax.config.jax_enable_x64)

@@ -193,6 +193,16 @@ def test_the_next_gang_has_the_same_agent() -> None:
     assert launch(plain_ranks.parent, np=1).result == launch(plain_ranks.parent, np=1).result
 
 
+@pytest.mark.exhaustive  # it waits for the end of warm agents, and imports JAX
+@pytest.mark.jax
+def test_the_first_gang_of_a_host_imports_libraries_with_its_settings() -> None:
+    """Its agent may import them before it gets the gang: JAX reads this variable as it is imported."""
+    local_agents.close()  # those that are warm have had other gangs
+    wait_until_gone(agent_pids())
+    env = {"JAX_ENABLE_X64": "1"}
+    assert launch(spark_ranks.doubles_of_jax, np=2, gpu=False, env=env).results == [True, True]
+
+
 def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
     local_agents.close()  # those that are warm wait for a minute
     wait_until_gone(agent_pids())

@@ -58,6 +58,9 @@ class HostTasks:
         attempt, job = self.attempt, self.attempt.job
         ports = job.spec.ports
         needs = {"zmq", *(name.partition(".")[0] for name in job.needs)}
+        # A new agent's forkserver has the host's variables. If the gang sets others that matter on import,
+        # the launch replaces it: it imports nothing before.
+        of_host = forkserver.fingerprint({})
         return {
             "gang": attempt.gang,
             "attempt": attempt.number,
@@ -73,8 +76,8 @@ class HostTasks:
             "ports": None if ports is None else asdict(ports),
             "server_key": self.pool.hub.server_key,
             "seed": self.invited.seed,
-            "fingerprint": fingerprint(job),
-            "preload": list(job.preload),
+            "fingerprint": of_host,
+            "preload": list(job.preload) if fingerprint(job) == of_host else [],
             "preload_when_idle": list(forkserver.PRELOADED_WHEN_IDLE),
             "record_dir": str(job.record_dir),
             "idle_s": IDLE_S,
