@@ -40,6 +40,8 @@ __all__ = [
 JOIN_S = 10.0
 """A short time limit of the library, for tests in which ranks must report that others are missing."""
 _LONG_S = 1800.0
+_ENTER_S = 0.5
+"""Time in which ranks that have left one collective enter the next one."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ def gather_held(library: Library) -> list[int]:
 
 def raise_in_session(library: Library, culprit: int) -> None:
     """Rank ``culprit`` raises while the others, which have joined before, are in a collective."""
+    library.all_reduce()
     if api.rank() == culprit:
+        time.sleep(_ENTER_S)
         raise ValueError("bad batch 17")
     _reduce_for_ever(library)
 

@@ -67,7 +67,7 @@ class Tab:
         self._socket.send(json.dumps({**message, "content": {"code": code, "silent": False}}))
 
     def crash(self) -> None:
-        """End the connection without a word; the server is told by the system."""
+        """End the connection abruptly, as a browser that is killed."""
         at_once = struct.pack("ii", 1, 0)
         self._socket.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         self._socket.sock.close()
@@ -151,14 +151,14 @@ def check(gang_id: str, victim: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(4))
-def test_ten_random_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_five_random_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = random.Random(seed)
-    for number in range(10):
+    for number in range(5):
         victim = moments.choice(VICTIMS)
         killed = Killed(tmp_path / str(number))
         monkeypatch.setenv("HYDROGEN_MAGIC_HOME", killed.home)
-        if number % 5 > 0 or victim == "tab":  # else it may be a moment of the launch
+        if number > 0 or victim == "tab":  # else it may be a moment of the launch
             wait_until(run_log.recent)
         time.sleep(moments.uniform(0, 2))
         killed.kill(victim)
