@@ -67,7 +67,7 @@ class Tab:
         self._socket.send(json.dumps({**message, "content": {"code": code, "silent": False}}))
 
     def crash(self) -> None:
-        """End the connection without a word; the server is told by the system."""
+        """End the connection abruptly, as a browser that is killed."""
         at_once = struct.pack("ii", 1, 0)
         self._socket.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         self._socket.sock.close()
