@@ -18,7 +18,7 @@ from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote import host_tasks
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import GangStoppedError, PlacementError
-from tests import leaks, plain_ranks, ranks, spark_rig
+from tests import leaks, plain_ranks, ranks, spark_ranks, spark_rig
 from tests.documented import covers
 from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
 from tests.spark_gangs import agent_pids, busy, launch
