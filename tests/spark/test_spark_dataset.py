@@ -21,6 +21,9 @@ pytestmark = pytest.mark.spark
 
 CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
 CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
+CONNECT_TOO = pytest.param(
+    "connect", marks=[pytest.mark.xdist_group("connect"), pytest.mark.exhaustive]
+)
 
 
 @pytest.fixture(params=[CLASSIC, CONNECT])
@@ -57,6 +60,17 @@ def check_ranks(rows: Any, on: str) -> None:
     assert sorted(x for _, found in results for x in found) == list(range(1000))
 
 
+@pytest.mark.parametrize("spark", [CONNECT], indirect=True)
+def test_a_frame_of_connect_is_read_here(spark: Any, shared: Path) -> None:
+    """By this process; ranks read what a classic session has written in the same way."""
+    for path in (None, shared):
+        rows = hm.dataset(numbers(spark), path=path)
+        assert [kind for _, kind in rows.columns[:2]] == ["int64", "int32"]
+        assert sorted(rows_of(hm.shard(rows, batch_size=64).to_numpy())) == list(range(1000))
+    assert hm.dataset(numbers(spark), path=shared) is rows, "the same plan"
+
+
+@pytest.mark.parametrize("spark", [CLASSIC, CONNECT_TOO], indirect=True)
 def test_ranks_train_on_a_frame(spark: Any, shared: Path) -> None:
     """Without a folder it comes to this machine, by Spark's tasks it goes to a shared one."""
     here, there = (hm.dataset(numbers(spark), path=path) for path in (None, shared))
