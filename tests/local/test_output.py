@@ -253,12 +253,6 @@ def test_a_full_disk_hides_no_error(tmp_path: Path) -> None:
     assert found["log"].startswith("line 0 ") and "bytes are lost here" in found["log"]
 
 
-def test_a_rank_without_output_has_no_log(tmp_path: Path) -> None:
-    log = RankLog(str(tmp_path / "rank-0.log"))
-    log.close()
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_log_that_cannot_be_opened_costs_nothing_else(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path / "missing" / "rank-0.log"))
     assert "No such file" in (log.write(b"x") or "")

@@ -54,33 +54,30 @@ class TokenBucket:
 
 
 class RankLog:
-    """The rank's output as a file, in the order it arrived. Without output there is no file.
+    """The rank's output as a file, in the order it arrived.
 
     When the disk is full, the newest output is kept in memory and finally overwrites the last part
     of the file. So a log always has its beginning and, more importantly, its end.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
         self._fd: int | None = None
         self._problem: OSError | None = None
         self._told = False
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._lost_bytes = 0
-
-    def _open(self) -> int:
         flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        fd = os.open(self._path, flags, 0o600)
-        os.lseek(fd, 0, os.SEEK_END)  # the output of an earlier attempt stays
-        return fd
+        try:
+            self._fd = os.open(path, flags, 0o600)
+            os.lseek(self._fd, 0, os.SEEK_END)  # the output of an earlier attempt stays
+        except OSError as error:
+            self._problem = error
 
     def write(self, data: bytes) -> str | None:
         """Append ``data``; return a message for the user if the file cannot be written."""
         rest = memoryview(data)
         try:
-            if self._fd is None and self._problem is None:
-                self._fd = self._open()
             while rest and self._fd is not None and self._problem is None:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
