@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from hydrogen_magic import errors
-    from hydrogen_magic.data.dataset import dataset
+    from hydrogen_magic.driver.datasets.dataset import dataset
     from hydrogen_magic.driver.gang import Gang
     from hydrogen_magic.driver.history import history
     from hydrogen_magic.driver.launcher import gangs, launch, load_results, run
@@ -61,7 +61,7 @@ __all__ = [
 
 _HOMES = {
     "Gang": "hydrogen_magic.driver.gang",
-    "dataset": "hydrogen_magic.data.dataset",
+    "dataset": "hydrogen_magic.driver.datasets.dataset",
     "gangs": "hydrogen_magic.driver.launcher",
     "history": "hydrogen_magic.driver.history",
     "last_sweep": "hydrogen_magic.driver.sweep",

@@ -40,10 +40,10 @@ from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
-from hydrogen_magic.data import folders
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.controller import GangController
+from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.input_line import NotebookInputLine

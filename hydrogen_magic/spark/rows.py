@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.data.dataset import dataset
-from hydrogen_magic.data.handles import NO_ROWS
+from hydrogen_magic.driver.datasets.dataset import dataset
+from hydrogen_magic.driver.datasets.handles import NO_ROWS
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 from hydrogen_magic.inference.spark.cell_task import quoted

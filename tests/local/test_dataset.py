@@ -18,7 +18,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
-from hydrogen_magic.data import folders
+from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.views.row_progress import RowProgress
 from tests.gangs import ended, failure_of, wait_until
 from tests.shards import rows_of

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hydrogen_magic.data import folders
+from hydrogen_magic.driver.datasets import folders
 from tests.documented import Case, cases, covers
 
 pytest.importorskip("pyarrow")

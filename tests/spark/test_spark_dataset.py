@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.data import folders
+from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import HydrogenError
 from tests.documented import covers
@@ -136,7 +136,9 @@ def test_executors_that_write_to_their_own_disks(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = (tmp_path / "disk-of-an-executor").as_uri()
-    monkeypatch.setattr("hydrogen_magic.data.spark._path_for_spark", lambda folder: elsewhere)
+    monkeypatch.setattr(
+        "hydrogen_magic.driver.datasets.spark._path_for_spark", lambda folder: elsewhere
+    )
     with pytest.raises(
         HydrogenError, match=r"written 1,000 rows to .* sees 0 there: path= has to be"
     ):

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hydrogen_magic.data import folders, handles, writing
+from hydrogen_magic.driver.datasets import folders, handles, writing
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.node import data_files
@@ -73,7 +73,7 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
     if kind == "path":
         return _of_files(frame, path)
     if kind == "spark":
-        from hydrogen_magic.data import spark
+        from hydrogen_magic.driver.datasets import spark
 
         return spark.dataset(frame, path, reuse=reuse)
     source = _source(frame)

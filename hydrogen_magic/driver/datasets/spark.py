@@ -17,8 +17,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydrogen_magic.data import folders, handles, writing
-from hydrogen_magic.data.folders import DatasetFolder
+from hydrogen_magic.driver.datasets import folders, handles, writing
+from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError

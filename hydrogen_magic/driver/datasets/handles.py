@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hydrogen_magic.data.folders import DatasetFolder
+from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.worker import parquet_shard
 
