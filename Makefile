@@ -146,8 +146,8 @@ $(VENV)/.stamp-tensorflow: $(VENV)/.stamp-dev tests/tensorflow_environment.py
 
 # Horovod, compiled for this torch once and then out of the user's cache. Exit code 3: something is
 # missing, and said; the tests that need Horovod are skipped, and the next `make test` tries again.
-$(VENV)/.stamp-horovod: $(VENV)/.stamp-torch $(VENV)/.stamp-dev $(wildcard hydrogen_magic/horovod/build/*)
-	@if $(BIN)/python -m hydrogen_magic.horovod build; then touch $@; \
+$(VENV)/.stamp-horovod: $(VENV)/.stamp-torch $(VENV)/.stamp-dev $(wildcard hydrogen_magic/frameworks/horovod/build/*)
+	@if $(BIN)/python -m hydrogen_magic horovod build; then touch $@; \
 	elif [ $$? = 3 ]; then echo 'Tests that need Horovod are skipped.' >&2; \
 	else exit 1; fi
 

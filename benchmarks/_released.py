@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from hydrogen_magic.horovod import build
-from hydrogen_magic.horovod.build import source_patches
+from hydrogen_magic.frameworks.horovod import build
+from hydrogen_magic.frameworks.horovod.build import source_patches
 
 __all__ = ["python"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydrogen_magic
-from hydrogen_magic.horovod import installation
+from hydrogen_magic.frameworks.horovod import installation
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

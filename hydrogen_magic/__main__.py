@@ -1,11 +1,13 @@
-"""``python -m hydrogen_magic gang …``: gangs from a terminal."""
+"""``python -m hydrogen_magic …``: gangs from a terminal, and the set-up of libraries."""
 
 from __future__ import annotations
 
+import pkgutil
 import shlex
 import sys
 from collections.abc import Sequence
 
+from hydrogen_magic import plugins
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
@@ -14,19 +16,23 @@ from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand, parse
 from hydrogen_magic.views import pick_view
 
 _USAGE = """\
-usage: python -m hydrogen_magic gang [COMMAND]
+usage: python -m hydrogen_magic COMMAND
 
-  list              recorded gangs, and those that run without their kernel
-  attach ID         follow output and state; Ctrl-C detaches, and the gang continues
-  stop ID           stop it (--kill: at once; --take: even if a kernel controls it)
-  logs ID           everything its ranks wrote (--rank R)
+  gang list         recorded gangs, and those that run without their kernel
+  gang attach ID    follow output and state; Ctrl-C detaches, and the gang continues
+  gang stop ID      stop it (--kill: at once; --take: even if a kernel controls it)
+  gang logs ID      everything its ranks wrote (--rank R)
 """
 
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out a command; return the exit status."""
+    setups = plugins.commands()
+    if arguments and arguments[0] in setups:
+        status: int = pkgutil.resolve_name(setups[arguments[0]])(arguments[1:])
+        return status
     if arguments[:1] != ["gang"] or set(arguments) & {"-h", "--help"}:
-        print(_USAGE, end="")
+        print(_USAGE + "".join(f"  {name:<18}set up {name}\n" for name in setups), end="")
         return 0 if set(arguments) & {"-h", "--help"} else 2
     try:
         return _manage(parse_gang(shlex.join(arguments[1:])))

@@ -80,6 +80,7 @@ __all__ = [
     "VictimErrors",
     "check",
     "check_variables",
+    "commands",
     "every_rendezvous",
     "forwarded",
     "joining",
@@ -175,19 +176,19 @@ def observers() -> tuple[ObserverSpec, ...]:
 
 def every_rendezvous() -> tuple[Rendezvous, ...]:
     """Return each rendezvous that can be loaded: one that cannot is an error only where it is used."""
-    return _every_rendezvous(tuple(sys.path))
+    return tuple(_loadable_rendezvous(tuple(sys.path)).values())
 
 
 @functools.cache
-def _every_rendezvous(path: tuple[str, ...]) -> tuple[Rendezvous, ...]:
-    def loadable() -> Iterator[Rendezvous]:
+def _loadable_rendezvous(path: tuple[str, ...]) -> dict[str, Rendezvous]:
+    def loadable() -> Iterator[tuple[str, Rendezvous]]:
         for name in RENDEZVOUS:
             try:
-                yield rendezvous(name)
+                yield name, rendezvous(name)
             except PlacementError:
                 continue
 
-    return tuple(loadable())
+    return dict(loadable())
 
 
 # ── combined properties ──────────────────────────────────────────────────────────────────────────
@@ -216,6 +217,12 @@ def check_variables(spec: JobSpec) -> None:
         if name in owned_variables():
             text = "tells a rank its place in the gang or where its peers are"
             raise OptionValueError(f"env sets {name}, which {text}: remove it")
+
+
+def commands() -> dict[str, str]:
+    """Return what sets up libraries, by name of the rendezvous: see :attr:`Rendezvous.command`."""
+    loadable = _loadable_rendezvous(tuple(sys.path))
+    return {name: one.command for name, one in loadable.items() if one.command}
 
 
 def forwarded() -> tuple[str, ...]:

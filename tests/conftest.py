@@ -20,9 +20,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.driver.placements import forkserver
-from hydrogen_magic.horovod import installation
-from hydrogen_magic.jax import installation as jax_installation
-from hydrogen_magic.tensorflow import installation as tensorflow_installation
+from hydrogen_magic.frameworks.horovod import installation
+from hydrogen_magic.frameworks.jax import installation as jax_installation
+from hydrogen_magic.frameworks.tensorflow import installation as tensorflow_installation
 from tests import leaks, shells, spark_rig
 
 leaks.mark_session()

@@ -1,4 +1,4 @@
-"""``python -m hydrogen_magic.horovod``: what it finds, keeps, refuses and says. No Horovod is compiled."""
+"""``python -m hydrogen_magic horovod``: what it finds, keeps, refuses and says. No Horovod is compiled."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.horovod import build, installation
-from hydrogen_magic.horovod.__main__ import main
-from hydrogen_magic.horovod.build import (
+from hydrogen_magic.__main__ import main
+from hydrogen_magic.frameworks.horovod import build, installation
+from hydrogen_magic.frameworks.horovod.build import (
     cuda,
     fetching,
     installing,
@@ -32,9 +32,9 @@ from hydrogen_magic.horovod.build import (
     toolchain,
     wheel_cache,
 )
-from hydrogen_magic.horovod.build.errors import BuildError
-from hydrogen_magic.horovod.build.plan import plan
-from hydrogen_magic.horovod.rendezvous import HorovodRendezvous
+from hydrogen_magic.frameworks.horovod.build.errors import BuildError
+from hydrogen_magic.frameworks.horovod.build.plan import plan
+from hydrogen_magic.frameworks.horovod.rendezvous import HorovodRendezvous
 from tests import leaks
 from tests.documented import covers
 
@@ -178,7 +178,7 @@ def test_what_is_missing_is_named_with_the_command_before_anything_happens(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    assert main(["build"]) == 3
+    assert main(["horovod", "build"]) == 3
     said = capsys.readouterr().err
     version = "{}.{}".format(*sys.version_info)
     assert "a C++ compiler" in said and "make" in said and "Python.h" in said
@@ -191,7 +191,7 @@ def test_a_compiler_too_old_for_torch_is_named(
 ) -> None:
     script = 'case "$*" in *--version*) echo "old++ 4.8";; *) echo "error: -std=c++20?" >&2; exit 1;; esac'
     monkeypatch.setenv("CXX", str(_program(tmp_path / "old++", script)))
-    assert main(["build"]) == 3
+    assert main(["horovod", "build"]) == 3
     said = capsys.readouterr().err
     assert "old++ 4.8" in said and "error: -std=c++20?" in said and "CXX=" in said
 
@@ -330,7 +330,7 @@ def test_a_cache_that_cannot_be_is_told(
     known: toolchain.Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    assert main(["build", "--no-install"]) == 1
+    assert main(["horovod", "build", "--no-install"]) == 1
     assert capsys.readouterr().err.startswith("Horovod cannot be built here: ")
 
 
@@ -431,7 +431,7 @@ def _fault(site: Path) -> str:
     """Return what is said by a Python that has this and nothing else."""
     code = (
         f"import sys; sys.path += [{str(ROOT)!r}, {str(site)!r}]\n"
-        "from hydrogen_magic.horovod import installation; print(installation.fault())\n"
+        "from hydrogen_magic.frameworks.horovod import installation; print(installation.fault())\n"
         "assert not {'torch', 'horovod'} & set(sys.modules)"
     )
     command = [sys.executable, "-S", "-E", "-c", code]
@@ -461,7 +461,7 @@ def _site(tmp_path: Path, *, torch: str, built_for: str | None) -> Path:
 def test_a_horovod_for_another_torch_must_be_rebuilt(tmp_path: Path) -> None:
     said = _fault(_site(tmp_path, torch="2.14.0+cpu", built_for="2.13.0+cpu"))
     assert "was built for torch 2.13.0+cpu, and torch 2.14.0+cpu is installed" in said
-    assert said.endswith("rebuild it with `python -m hydrogen_magic.horovod build`.")
+    assert said.endswith("rebuild it with `python -m hydrogen_magic horovod build`.")
 
 
 def test_a_horovod_that_somebody_else_built_for_this_torch_will_do(tmp_path: Path) -> None:
@@ -501,13 +501,13 @@ def test_trying_out_a_horovod_that_does_not_fit_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(installation, "fault", lambda: "built for torch 1")
-    assert main(["check"]) == 1
+    assert main(["horovod", "check"]) == 1
     assert capsys.readouterr().err == "built for torch 1\n"
 
 
 @pytest.mark.horovod
 def test_the_installed_horovod_reduces_a_tensor(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check"]) == 0
+    assert main(["horovod", "check"]) == 0
     torch = installation.torch()
     assert torch is not None
     assert f"works with torch {torch.version}" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from hydrogen_magic.core.messages import TimelineFile
 def test_a_dead_disk_costs_the_timeline_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydrogen_magic.horovod.node.observe import timeline
+    from hydrogen_magic.frameworks.horovod.node.observe import timeline
     from hydrogen_magic.node.worker import reporter as reporters
 
     sent: list[TimelineFile] = []

@@ -19,13 +19,13 @@ import pytest
 from hydrogen_magic import plugins
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
-from hydrogen_magic.jax.node import coordinator
+from hydrogen_magic.frameworks.jax.node import coordinator
 from hydrogen_magic.node.rendezvous import connection_guard
 from tests.gangs import PATIENCE_S, wait_until
 
 GUARD = """
 import sys
-from hydrogen_magic.jax.node import coordinator
+from hydrogen_magic.frameworks.jax.node import coordinator
 from hydrogen_magic.node.rendezvous import connection_guard
 coordinator.forward(int(sys.argv[1]), "ab")
 """

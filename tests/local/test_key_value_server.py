@@ -18,12 +18,12 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.horovod.rendezvous import HorovodRendezvous
+from hydrogen_magic.frameworks.horovod.rendezvous import HorovodRendezvous
 from tests.gangs import PATIENCE_S
 
 TOKEN = "5ecre7"
 SERVE = (
-    "import sys; from hydrogen_magic.horovod.node import key_value_server\n"
+    "import sys; from hydrogen_magic.frameworks.horovod.node import key_value_server\n"
     "key_value_server._HOLD_S = float(sys.argv[2]) or key_value_server._HOLD_S\n"
     f"key_value_server.serve_keys(int(sys.argv[1]), {TOKEN!r}, sys.argv[3:])\n"
 )

@@ -17,7 +17,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.tensorflow.node import observe
+from hydrogen_magic.frameworks.tensorflow.node import observe
 from tests import observed
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "tensorflow.md"

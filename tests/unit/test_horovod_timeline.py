@@ -20,10 +20,10 @@ from hydrogen_magic.core.messages import LogPart, TimelineFile, TimelinePart
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
-from hydrogen_magic.horovod.node import timeline_file
-from hydrogen_magic.horovod.node.timeline_file import cut
-from hydrogen_magic.horovod.node.timeline_follower import Timelines
-from hydrogen_magic.horovod.node.timeline_spans import Span, SpanBuilder
+from hydrogen_magic.frameworks.horovod.node import timeline_file
+from hydrogen_magic.frameworks.horovod.node.timeline_file import cut
+from hydrogen_magic.frameworks.horovod.node.timeline_follower import Timelines
+from hydrogen_magic.frameworks.horovod.node.timeline_spans import Span, SpanBuilder
 from hydrogen_magic.node.agent.log_shipping import LogShipper
 from hydrogen_magic.node.agent.timeline_following import ShippedFile
 from hydrogen_magic.views.text_table import warnings

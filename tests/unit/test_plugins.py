@@ -149,7 +149,7 @@ def test_machines_with_ranks_are_sent_what_runs_there(installed: None) -> None:
         "my_parts/on_ranks/__init__.py",
         "my_parts/on_ranks/service.py",
     }
-    assert "hydrogen_magic/horovod/node/key_value_server.py" in names
+    assert "hydrogen_magic/frameworks/horovod/node/key_value_server.py" in names
     assert "cloudpickle/__init__.py" in names
     assert not [name for name in names if "/driver/" in name or "rendezvous.py" in name]
 

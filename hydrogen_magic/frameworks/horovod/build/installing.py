@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hydrogen_magic.horovod import installation
-from hydrogen_magic.horovod.build import fetching
-from hydrogen_magic.horovod.build.errors import BuildError
+from hydrogen_magic.frameworks.horovod import installation
+from hydrogen_magic.frameworks.horovod.build import fetching
+from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 _N_LINES = 8
 """How much of another program's output goes into a message."""

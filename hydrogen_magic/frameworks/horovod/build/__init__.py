@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrogen_magic.horovod import installation
-from hydrogen_magic.horovod.build import (
+from hydrogen_magic.frameworks.horovod import installation
+from hydrogen_magic.frameworks.horovod.build import (
     fetching,
     installing,
     source_patches,
@@ -25,8 +25,8 @@ from hydrogen_magic.horovod.build import (
     toolchain,
     wheel_cache,
 )
-from hydrogen_magic.horovod.build.errors import BuildError
-from hydrogen_magic.horovod.build.plan import BuildPlan, plan
+from hydrogen_magic.frameworks.horovod.build.errors import BuildError
+from hydrogen_magic.frameworks.horovod.build.plan import BuildPlan, plan
 
 __all__ = ["BuildOutcome", "build"]
 

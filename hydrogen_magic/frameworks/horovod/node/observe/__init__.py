@@ -11,7 +11,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.horovod.node.observe import adasum, collectives, elastic, lone_ranks, timeline
+from hydrogen_magic.frameworks.horovod.node.observe import (
+    adasum,
+    collectives,
+    elastic,
+    lone_ranks,
+    timeline,
+)
 
 __all__ = ["attach"]
 

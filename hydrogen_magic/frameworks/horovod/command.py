@@ -1,4 +1,4 @@
-"""``python -m hydrogen_magic.horovod build``: see :mod:`hydrogen_magic.horovod.build`."""
+"""``python -m hydrogen_magic horovod build``: see :mod:`hydrogen_magic.frameworks.horovod.build`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hydrogen_magic.horovod import build, installation
-from hydrogen_magic.horovod.build import installing
-from hydrogen_magic.horovod.build.errors import BuildError
+from hydrogen_magic.frameworks.horovod import build, installation
+from hydrogen_magic.frameworks.horovod.build import installing
+from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command and return the exit code: 0 success, 1 failure, 3 missing requirements."""
     parser = argparse.ArgumentParser(
-        prog="python -m hydrogen_magic.horovod",
+        prog="python -m hydrogen_magic horovod",
         description="Build Horovod for the torch that is installed, and install it.",
         epilog=(
             "Horovod's own variables select its features: HOROVOD_WITHOUT_MPI=1, "

@@ -15,14 +15,14 @@ from pathlib import Path
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import TimelineFile
-from hydrogen_magic.horovod.node.timeline_file import (
+from hydrogen_magic.frameworks.horovod.node.timeline_file import (
     ParsedEvents,
     count_spans,
     cut,
     last_border,
     named_tensors,
 )
-from hydrogen_magic.horovod.node.timeline_spans import SpanBuilder
+from hydrogen_magic.frameworks.horovod.node.timeline_spans import SpanBuilder
 from hydrogen_magic.node.agent.timeline_following import ShippedFile
 
 _NAME = "horovod-timeline-"

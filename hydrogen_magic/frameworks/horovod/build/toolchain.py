@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrogen_magic.horovod import installation
-from hydrogen_magic.horovod.build.cuda import Cuda, find_cuda
-from hydrogen_magic.horovod.build.errors import MissingError
+from hydrogen_magic.frameworks.horovod import installation
+from hydrogen_magic.frameworks.horovod.build.cuda import Cuda, find_cuda
+from hydrogen_magic.frameworks.horovod.build.errors import MissingError
 
 _ASK_TIMEOUT_S = 30.0
 _BYTES_PER_JOB = 2_000_000_000

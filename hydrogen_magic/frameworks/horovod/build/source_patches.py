@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrogen_magic.horovod.build.errors import BuildError
+from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 VERSION = "0.28.1"
 """The last release, of June 2023."""

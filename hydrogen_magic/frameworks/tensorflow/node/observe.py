@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core.events import CollectiveWait
+from hydrogen_magic.frameworks.tensorflow.node import COLLECTIVES, CONFIG, STRATEGY
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
-from hydrogen_magic.tensorflow.node import COLLECTIVES, CONFIG, STRATEGY
 
 
 def attach(module: ModuleType) -> None:

@@ -1,11 +1,11 @@
 """Horovod's rendezvous: the environment that ``hvd.init()`` reads, and the server for its Gloo.
 
 Horovod needs no launcher: variables tell a rank its place, and it finds its peers through a key-value
-server over HTTP. Its own server has no authentication; ours
-(:mod:`~hydrogen_magic.horovod.node.key_value_server`) requires a secret in every path. That needs no change
-in Horovod: it builds URLs as ``http://ADDR:PORT/scope/key`` and uses the part before the first slash as
-host and port, so ``ADDR`` may be ``10.0.0.1:4567/secret/attempt``. Names and meanings of the variables:
-``horovod/runner/gloo_run.py`` and ``horovod/common/gloo/gloo_context.cc`` of Horovod 0.28.1.
+server over HTTP. Its own server has no authentication; ours (:mod:`.node.key_value_server`) requires a
+secret in every path. That needs no change in Horovod: it builds URLs as ``http://ADDR:PORT/scope/key`` and
+uses the part before the first slash as host and port, so ``ADDR`` may be ``10.0.0.1:4567/secret/attempt``.
+Names and meanings of the variables: ``horovod/runner/gloo_run.py`` and
+``horovod/common/gloo/gloo_context.cc`` of Horovod 0.28.1.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hydrogen_magic.driver.rendezvous import (
 )
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.horovod import installation
-from hydrogen_magic.horovod.node import DYNAMIC, TIMELINE
+from hydrogen_magic.frameworks.horovod import installation
+from hydrogen_magic.frameworks.horovod.node import DYNAMIC, TIMELINE
 
 _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LATER_S = 3.0
@@ -46,7 +46,8 @@ _MOST_S = 2**31 - 1
 class HorovodRendezvous(Rendezvous):
     """Horovod by Gloo, for PyTorch."""
 
-    library = "hydrogen_magic.horovod.installation"
+    library = "hydrogen_magic.frameworks.horovod.installation"
+    command = "hydrogen_magic.frameworks.horovod.command:main"
     variables = RANK_VARIABLES | {
         "HOROVOD_RANK",
         "HOROVOD_SIZE",
@@ -65,13 +66,13 @@ class HorovodRendezvous(Rendezvous):
     joining = ("hvd.init", "hvd.shutdown")
     collectives = ("reduce", "gather", "broadcast", "barrier", "scatter", "alltoall")
     waits_in = "negotiation"
-    shipped = ("hydrogen_magic.horovod.node",)
-    group_recovery = "hydrogen_magic.horovod.node.group_recovery"
+    shipped = ("hydrogen_magic.frameworks.horovod.node",)
+    group_recovery = "hydrogen_magic.frameworks.horovod.node.group_recovery"
     join_advice = "call hvd.init() and wrap the optimizer in hvd.DistributedOptimizer"
     timeline = LibraryTimeline(
         name="horovod",
-        recorder="hydrogen_magic.horovod.node.observe.timeline:install",
-        follower="hydrogen_magic.horovod.node.timeline_follower:Timelines",
+        recorder="hydrogen_magic.frameworks.horovod.node.observe.timeline:install",
+        follower="hydrogen_magic.frameworks.horovod.node.timeline_follower:Timelines",
         variable=TIMELINE,
         not_paths=(DYNAMIC,),
     )
@@ -109,7 +110,7 @@ class HorovodRendezvous(Rendezvous):
             hosts = sorted({slot.address for slot in plan.slots})
             options = {"token": _token(), "hosts": hosts if len(hosts) > 1 else []}
             service = ServiceSpec(
-                "hydrogen_magic.horovod.node.key_value_server:serve_keys", options
+                "hydrogen_magic.frameworks.horovod.node.key_value_server:serve_keys", options
             )
         n_ranks = Counter(slot.node_rank for slot in plan.slots)
         environments = tuple(

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core.messages import TimelineFile
-from hydrogen_magic.horovod.node import DYNAMIC, TIMELINE
+from hydrogen_magic.frameworks.horovod.node import DYNAMIC, TIMELINE
 from hydrogen_magic.node.worker import reporter as _reporter
 
 _SWITCH_S = 1.0

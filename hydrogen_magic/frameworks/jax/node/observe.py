@@ -11,8 +11,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.jax.node import BIND_ADDRESS, INITIALIZE, INTERFACE, MULTIHOST_COLLECTIVES
-from hydrogen_magic.jax.node.coordinator import private_directory
+from hydrogen_magic.frameworks.jax.node import (
+    BIND_ADDRESS,
+    INITIALIZE,
+    INTERFACE,
+    MULTIHOST_COLLECTIVES,
+)
+from hydrogen_magic.frameworks.jax.node.coordinator import private_directory
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
 
 _JOIN_S = 86_400

@@ -11,8 +11,8 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from hydrogen_magic.horovod.build import source_patches
-from hydrogen_magic.horovod.build.toolchain import Machine
+from hydrogen_magic.frameworks.horovod.build import source_patches
+from hydrogen_magic.frameworks.horovod.build.toolchain import Machine
 
 _CHOICES = re.compile(
     r"HOROVOD_(WITH_|WITHOUT_|GPU|CPU_OPERATIONS|CUDA_|NCCL_|NVTX_|BUILD_|ALLOW_MIXED|DEBUG).*"

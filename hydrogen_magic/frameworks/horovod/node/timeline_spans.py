@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hydrogen_magic.horovod.node.timeline_file import Event
+from hydrogen_magic.frameworks.horovod.node.timeline_file import Event
 from hydrogen_magic.node.worker.spans import LONGEST_NAME
 
 Span = tuple[str, int, int, int]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-BUILD = "python -m hydrogen_magic.horovod build"
+BUILD = "python -m hydrogen_magic horovod build"
 """The remedy for every fault."""
 OPERATIONS = ("gloo", "mpi", "nccl")
 """Possible operations of Horovod."""

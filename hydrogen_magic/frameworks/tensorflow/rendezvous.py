@@ -17,7 +17,7 @@ from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver.rendezvous import Diagnosis, Rendezvous, RendezvousInfo, VictimErrors
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.tensorflow.node import COLLECTIVES, CONFIG, STRATEGY
+from hydrogen_magic.frameworks.tensorflow.node import COLLECTIVES, CONFIG, STRATEGY
 
 _DEFAULTS = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "1"}
 """What a user may set otherwise. TensorFlow would reserve the memory of a GPU for itself; at its level 0 it
@@ -47,7 +47,7 @@ _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly
 class TensorFlowRendezvous(Rendezvous):
     """``tf.distribute``, on CPUs by gRPC and on GPUs by NCCL."""
 
-    library = "hydrogen_magic.tensorflow.installation"
+    library = "hydrogen_magic.frameworks.tensorflow.installation"
     variables = RANK_VARIABLES | {CONFIG}
     forwarded = ("TF_", "NCCL_", "XLA_")
     # It starts threads when it is imported.
@@ -62,7 +62,7 @@ class TensorFlowRendezvous(Rendezvous):
     init_collective = STRATEGY
     joining = (STRATEGY,)
     collectives = COLLECTIVES
-    shipped = ("hydrogen_magic.tensorflow.node",)
+    shipped = ("hydrogen_magic.frameworks.tensorflow.node",)
     join_advice = f"create tf.distribute.{STRATEGY}() and the model in its scope"
     victims = VictimErrors(
         messages=_VICTIM_MESSAGES,

@@ -25,8 +25,13 @@ from hydrogen_magic.driver.rendezvous import (
 )
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.jax.node import BIND_ADDRESS, INITIALIZE, INTERFACE, MULTIHOST_COLLECTIVES
-from hydrogen_magic.jax.node.coordinator import socket_path
+from hydrogen_magic.frameworks.jax.node import (
+    BIND_ADDRESS,
+    INITIALIZE,
+    INTERFACE,
+    MULTIHOST_COLLECTIVES,
+)
+from hydrogen_magic.frameworks.jax.node.coordinator import socket_path
 
 _VICTIM_MESSAGES = (
     r"Gloo [\w-]+ failed",
@@ -39,7 +44,7 @@ _VICTIM_MESSAGES = (
 class JaxRendezvous(Rendezvous):
     """``jax.distributed``, on CPUs by Gloo and on GPUs by NCCL."""
 
-    library = "hydrogen_magic.jax.installation"
+    library = "hydrogen_magic.frameworks.jax.installation"
     variables = RANK_VARIABLES | {"JAX_COORDINATOR_ADDRESS", BIND_ADDRESS}
     forwarded = ("GLOO_", "JAX_", "NCCL_", "XLA_")
     # JAX reads variables when it is imported, of which each rank has its own.
@@ -58,7 +63,7 @@ class JaxRendezvous(Rendezvous):
     init_collective = INITIALIZE
     joining = (INITIALIZE,)
     collectives = MULTIHOST_COLLECTIVES
-    shipped = ("hydrogen_magic.jax.node",)
+    shipped = ("hydrogen_magic.frameworks.jax.node",)
     join_advice = "call jax.distributed.initialize()"
     victims = VictimErrors(
         messages=_VICTIM_MESSAGES,
@@ -94,7 +99,7 @@ class JaxRendezvous(Rendezvous):
         )
         hosts = sorted({slot.address for slot in plan.slots}) if plan.slots[0].n_nodes > 1 else []
         options = {"token": _token(), "hosts": hosts}
-        service = ServiceSpec("hydrogen_magic.jax.node.coordinator:forward", options)
+        service = ServiceSpec("hydrogen_magic.frameworks.jax.node.coordinator:forward", options)
         return RendezvousInfo(environments, service)
 
 

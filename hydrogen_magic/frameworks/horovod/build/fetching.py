@@ -16,8 +16,13 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydrogen_magic.horovod.build import source_patches, subprocess_log, toolchain, wheel_cache
-from hydrogen_magic.horovod.build.errors import BuildError
+from hydrogen_magic.frameworks.horovod.build import (
+    source_patches,
+    subprocess_log,
+    toolchain,
+    wheel_cache,
+)
+from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 _NEEDS = {
     "cloudpickle": "cloudpickle",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydrogen_magic.horovod.installation import Torch
+from hydrogen_magic.frameworks.horovod.installation import Torch
 
 _ASK_TIMEOUT_S = 30.0
 
