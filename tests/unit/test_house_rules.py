@@ -50,7 +50,7 @@ LAYERS = (
         "driver.datasets",
         "inference",
     ),
-    ("compat", "notebook", "spark", "testing", "__init__", "__main__"),
+    ("compat", "horovod", "notebook", "spark", "testing", "__init__", "__main__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
 
@@ -271,7 +271,7 @@ def test_horovod_is_a_plug_in() -> None:
     wrong = [
         file
         for file, path in _files().items()
-        if not _is_in(file, ("frameworks.horovod", "compat", "node.worker.sparkdl"))
+        if not _is_in(file, ("horovod", "frameworks.horovod", "compat", "node.worker.sparkdl"))
         and "horovod" in path.read_text().lower()
     ]
     assert wrong == []
