@@ -3,6 +3,7 @@
 In addition to cloudpickle, this pickler
 
 - puts torch storages out of band, once per storage, so that views and tied weights stay shared;
+- keeps the file names of functions, so that tracebacks show the notebook's lines;
 - keeps the variables that several closures share (``nonlocal``) shared;
 - gives functions defined inside an importable module that module's own globals, not a copy of them;
 - lets lazily loading modules travel by name;
@@ -64,6 +65,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._section: tuple[list[Any], dict[int, types.CellType], set[int]] = ([], {}, set())
         self.handlers: dict[type, Callable[[Any], Any] | None] = {
             types.CellType: self._reduce_cell,
+            types.CodeType: self._reduce_code,
             Memory: lambda memory: (reducers.restore_same, (memory.buffer(),)),
             functools.cached_property: _reduce_cached_property,
             _CachedFunction: _reduce_cached_function,
@@ -169,6 +171,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Cells of a function are created empty and filled with the function's state, since their
         # contents may refer to the function.
         return (reducers.restore_cell, ()) if id(cell) in self._bare_cells else NotImplemented
+
+    def _reduce_code(self, code: types.CodeType) -> Any:
+        # Since 3.1.3 cloudpickle replaces the name of the file, by which tracebacks find their lines.
+        _, args = self.dispatch_table[types.CodeType](code)
+        return reducers.restore_code, (args, code.co_filename)
 
     # ── classes and modules ──────────────────────────────────────────────────────────────────────
 

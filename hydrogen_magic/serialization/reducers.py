@@ -47,6 +47,11 @@ def restore_cell() -> types.CellType:
     return types.CellType()
 
 
+def restore_code(args: tuple[Any, ...], filename: str) -> types.CodeType:
+    """Make a code object of that file."""
+    return types.CodeType(*args).replace(co_filename=filename)
+
+
 def restore_function(
     code: types.CodeType, home: str, closure: tuple[types.CellType, ...] | None, binding: Binding
 ) -> types.FunctionType:
