@@ -18,6 +18,7 @@ from tests.browser.server import Server
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
 
 
+@pytest.mark.exhaustive  # test_flood_watch has the parts
 def test_first_and_last_messages_of_a_gang_are_shown_though_they_were_dropped(
     lab: NotebookPage, server: Server
 ) -> None:

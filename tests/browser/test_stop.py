@@ -31,7 +31,7 @@ def _is_free(page: NotebookPage) -> None:
     [
         pytest.param(LAB, NEWEST, STUCK, 4, id="lab"),
         pytest.param(NOTEBOOK, NEWEST, WAITING, 2, id="notebook"),
-        pytest.param(CLASSIC, NEWEST, WAITING, 2, id="nbclassic"),
+        pytest.param(CLASSIC, NEWEST, WAITING, 2, id="nbclassic", marks=pytest.mark.exhaustive),
         *(
             pytest.param(LAB, version, STUCK, 4, id=f"lab-{version}", marks=pytest.mark.exhaustive)
             for version in OLDER

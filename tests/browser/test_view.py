@@ -112,6 +112,7 @@ def test_curves_and_timeline_are_drawn_in_both_themes(lab: NotebookPage) -> None
         _is_legible(widget, theme)
 
 
+@pytest.mark.exhaustive  # test_stop clicks the same button
 def test_stop_is_heard_while_ranks_log_as_much_as_they_may_and_the_theme_changes(
     lab: NotebookPage, new_run: NewRun
 ) -> None:

@@ -220,7 +220,10 @@ def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     ("verbosity", "verbs"),
-    [("all", runner_ranks.VERBS), ("log_callback_only", runner_ranks.VERBS[1:])],
+    [
+        pytest.param("all", runner_ranks.VERBS, marks=pytest.mark.exhaustive),
+        ("log_callback_only", runner_ranks.VERBS[1:]),
+    ],
 )
 def test_what_is_shown_of_ranks_on_executors(
     verbosity: str, verbs: tuple[str, ...], capsys: pytest.CaptureFixture[str]

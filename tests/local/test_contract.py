@@ -74,6 +74,7 @@ class TestLocalTensorFlow(GangContract):
     absent = (1, 3)
 
 
+@rarely(STANDS_STILL, DOES_NOT_JOIN)  # ten seconds each
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkTorch(GangContract):
@@ -157,7 +158,8 @@ def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
         kernel.close()
 
 
-@pytest.mark.parametrize("doing", ["idle", pytest.param("training", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive  # the test above has a gang; test_session ends sessions
+@pytest.mark.parametrize("doing", ["idle", "training"])
 def test_a_session_whose_kernel_is_killed_leaves_nothing(doing: str) -> None:
     kernel = Kernel("session", doing)
     try:

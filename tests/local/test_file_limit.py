@@ -113,6 +113,7 @@ print(message)
 """
 
 
+@pytest.mark.exhaustive  # the next tests have the kernel's table
 def test_a_full_table_of_an_agent_is_named() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(OF_AN_AGENT)],

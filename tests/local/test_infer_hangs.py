@@ -58,7 +58,10 @@ def warnings(run: InferenceRun) -> str:
 
 @pytest.mark.parametrize(
     ("stopped", "from_row"),
-    [(1, 2_000), (0, 0)],  # in the middle; with the first rows, which say what is predicted
+    [
+        pytest.param(1, 2_000, marks=pytest.mark.exhaustive),  # in the middle
+        (0, 0),  # with the first rows, which say what is predicted
+    ],
 )
 def test_what_a_stopped_rank_had_is_done_by_another(
     tmp_path: Path, stopped: int, from_row: int
@@ -73,6 +76,7 @@ def test_what_a_stopped_rank_had_is_done_by_another(
     assert not leaks.command(int(marker.read_text()))
 
 
+@pytest.mark.exhaustive  # test_infer_local has it without a hang
 def test_parquet_keeps_its_order(tmp_path: Path) -> None:
     rows().to_parquet(tmp_path / "rows.parquet")
     path = tmp_path / "rows.parquet"
@@ -114,6 +118,7 @@ def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     assert warnings(run) == ""
 
 
+@pytest.mark.exhaustive  # others take its rows in test_infer_local
 def test_a_predict_that_never_returns_is_left_to_itself(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()

@@ -372,6 +372,7 @@ def test_a_range_without_a_free_port_is_named(directories: list[Path]) -> None:
             rendezvous_port(ports=str(taken))
 
 
+@pytest.mark.exhaustive  # hosts in namespaces
 def test_addresses_of_ipv6(directories: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_hosts, "ADDRESSES", ["::1"])
     local_agents.close()  # warm agents have addresses of IPv4

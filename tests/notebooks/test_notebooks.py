@@ -30,6 +30,7 @@ MODULES = ("torch", "horovod", "jax", "tensorflow", "keras", "deepspeed")
 LONG_S = 1800
 """For six trainings, each of which imports another framework; DeepSpeed's also compiles an operator."""
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    "05_sharded_models": (pytest.mark.exhaustive,),  # test_results gathers sharded models
     # No smaller one: it has one training for each framework, whose own tests are smaller.
     FRAMEWORKS: (pytest.mark.exhaustive, pytest.mark.spark, pytest.mark.timeout(LONG_S)),
 }

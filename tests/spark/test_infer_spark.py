@@ -436,6 +436,7 @@ both = hm.udf(lambda b: {"x": b["id"], "y": b["id"].astype(str)}, "x bigint, y s
 """
 
 
+@mostly_on_classic
 def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
     with shells.loaded_shell() as shell:
         frame = spark.range(0, 4, 1, 2).selectExpr("id", "10 * id as `a.b`")
@@ -598,6 +599,7 @@ def pids_at(run: InferenceRun, phase: str, least: int = 2) -> set[int]:
     return found()
 
 
+@mostly_on_classic
 @pytest.mark.parametrize(
     "schema", [pytest.param("twice bigint", marks=pytest.mark.exhaustive), None]
 )
@@ -616,6 +618,7 @@ def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any, schema: str | N
     assert run.gang.results == [None] * len(run.gang.ranks)
 
 
+@mostly_on_classic
 @pytest.mark.parametrize(
     "body",
     [

@@ -27,8 +27,7 @@ pytestmark = [
 
 
 CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
-CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
-CONNECT_TOO = pytest.param(
+CONNECT = pytest.param(
     "connect", marks=[pytest.mark.xdist_group("connect"), pytest.mark.exhaustive]
 )
 
@@ -62,7 +61,6 @@ def test_the_stage_stays_open_until_the_session_ends(first: Gang) -> None:
     wait_until(lambda: not held())
 
 
-@pytest.mark.parametrize("spark", [CLASSIC, CONNECT_TOO], indirect=True)
 def test_a_rank_that_ends_between_cells_ends_the_session(first: Gang) -> None:
     (lab,) = sessions.sessions()
     (_, _, pid), *_ = ended(launch(spark_ranks.joined, session="lab")).results

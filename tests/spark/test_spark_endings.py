@@ -185,6 +185,7 @@ def test_an_agent_that_is_killed_costs_an_attempt() -> None:
     assert gang.snapshot().attempt == 1
 
 
+@pytest.mark.exhaustive  # twenty seconds; test_endings has a local one
 def test_an_agent_that_does_not_respond_is_given_up() -> None:
     """The kernel cannot signal it; its task can, and ends what it has started."""
     gang, family = training()

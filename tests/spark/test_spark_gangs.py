@@ -203,6 +203,7 @@ def test_the_first_gang_of_a_host_imports_libraries_with_its_settings() -> None:
     assert launch(spark_ranks.doubles_of_jax, np=2, gpu=False, env=env).results == [True, True]
 
 
+@pytest.mark.exhaustive  # test_sessions and test_warm_up wait for idle agents here
 def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
     local_agents.close()  # those that are warm wait for a minute
     wait_until_gone(agent_pids())

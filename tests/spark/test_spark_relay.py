@@ -350,6 +350,7 @@ def test_nothing_is_left_when_it_is_closed(
     assert spark.range(3).count() == 3
 
 
+@pytest.mark.exhaustive  # a kernel of its own; the next tests end the relay here
 def test_a_kernel_that_is_killed_leaves_nothing(server: ConnectServer, target: Target) -> None:
     code = f"""
         import time
