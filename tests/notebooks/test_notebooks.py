@@ -19,6 +19,7 @@ MARKERS = ("horovod", "spark")
 """A notebook that has one of these in its name needs what the marker stands for."""
 SMALLER = {
     "04_infer_dataframe": "N_ROWS = 5_000\nTURNS = 1",
+    "03_spark_cluster": (pytest.mark.exhaustive,),  # tests/spark has a cluster already
     "05_sharded_models": 'EPOCHS = 5\nBACKEND = "eager"',
 }
 """Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
@@ -30,6 +31,7 @@ MODULES = ("torch", "horovod", "jax", "tensorflow", "keras", "deepspeed")
 LONG_S = 1800
 """For six trainings, each of which imports another framework; DeepSpeed's also compiles an operator."""
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    "03_spark_cluster": (pytest.mark.exhaustive,),  # tests/spark has a cluster already
     "05_sharded_models": (pytest.mark.exhaustive,),  # test_results gathers sharded models
     # No smaller one: it has one training for each framework, whose own tests are smaller.
     FRAMEWORKS: (pytest.mark.exhaustive, pytest.mark.spark, pytest.mark.timeout(LONG_S)),

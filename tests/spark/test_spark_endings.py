@@ -232,7 +232,6 @@ def test_a_python_worker_is_killed(standalone: spark_rig.Standalone) -> None:
     assert "Spark task" in error and HOST in error
 
 
-@pytest.mark.exhaustive  # the notebook about Spark kills an executor too
 def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> None:
     """The next one starts when Spark has replaced it, which takes some seconds."""
     gang = launch(spark_ranks.count, 50, np=4, retries=1)
@@ -242,10 +241,9 @@ def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> N
     assert gang.snapshot().attempt == 1
 
 
-@pytest.mark.parametrize(
-    "agents_are", [pytest.param("running", marks=pytest.mark.exhaustive), "stopped"]
-)
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.exhaustive  # the test above kills one
+@pytest.mark.parametrize("agents_are", ["running", "stopped"])
+@pytest.mark.parametrize("count", [1, 2])
 def test_executors_are_killed(
     count: int, agents_are: str, spark: Any, standalone: spark_rig.Standalone
 ) -> None:
