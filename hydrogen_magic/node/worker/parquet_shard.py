@@ -1,7 +1,8 @@
 """The rows of Parquet data that a rank reads: row groups, or parts of them.
 
 All ranks number the rows alike: row groups in the order of their files, or in a random order of one
-seed. A rank reads only the row groups with rows of its share.
+seed. A rank reads only the row groups with rows of its share. Ranks that share a row group get rows of all
+parts of it when they shuffle: the labels of a sorted table are not split among the ranks.
 """
 
 from __future__ import annotations
@@ -49,16 +50,11 @@ def open_dataset(source: Any) -> Any:
 
 def table(dataset: Any, share: IndexShare, seed: int | None) -> Any:
     """Return the share as a ``pyarrow.Table``; with a seed, its rows are in random order."""
-    groups = RowGroups.of(dataset, None if seed is None else str(seed))
-    rows = groups.read(groups.pieces(*share.bounds(groups.n_rows)))
-    return rows if seed is None else picked(rows, random_order(rows.num_rows, str(seed)))
-
-
-def random_order(n_rows: int, seed: str) -> Any:
-    """Return the numbers of rows in a random order, as an array."""
-    import numpy as np
-
-    return np.random.default_rng(random.Random(seed).getrandbits(128)).permutation(n_rows)
+    name = None if seed is None else str(seed)
+    groups = RowGroups.of(dataset, name)
+    pieces = groups.pieces(*share.bounds(groups.n_rows))
+    rows = groups.read(pieces)
+    return in_file_order(rows, pieces) if name is None else picked(rows, mixed(pieces, name))
 
 
 # ── row groups ───────────────────────────────────────────────────────────────────────────────────
@@ -78,7 +74,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of one row group."""
+    """Consecutive rows of one row group: in its file, or in a random order of the group's rows."""
 
     group: RowGroup
     start: int
@@ -87,6 +83,10 @@ class Piece:
     @property
     def n_rows(self) -> int:
         return self.stop - self.start
+
+    @property
+    def name(self) -> str:
+        return f"{self.group.file} {self.group.number} {self.start}"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class RowGroups:
         return found
 
     def read(self, pieces: Sequence[Piece]) -> Any:
-        """Return consecutive rows as a table."""
+        """Return the row groups of the pieces as a table, with the rows that belong to other pieces."""
         import pyarrow as pa
 
         # PyArrow reads row groups of a file in their order there, so only neighbours are read together.
@@ -133,15 +133,48 @@ class RowGroups:
             enumerate(pieces), key=lambda each: (each[1].group.file, each[1].group.number - each[0])
         )
         tables = [self._table([piece.group for _, piece in run]) for _, run in runs]
-        if not tables:
-            return self.schema.empty_table()
-        n_rows = sum(piece.n_rows for piece in pieces)
-        return pa.concat_tables(tables).slice(pieces[0].start, n_rows)
+        return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
     def _table(self, groups: list[RowGroup]) -> Any:
         """Return the rows of row groups of one file."""
         numbers = [group.number for group in groups]
         return groups[0].fragment.subset(row_group_ids=numbers).to_table(schema=self.schema)
+
+
+# ── their rows ───────────────────────────────────────────────────────────────────────────────────
+
+
+def in_file_order(rows: Any, pieces: Sequence[Piece]) -> Any:
+    """Return the rows of consecutive pieces, of the table that :meth:`RowGroups.read` returned for them."""
+    return rows.slice(pieces[0].start if pieces else 0, sum(piece.n_rows for piece in pieces))
+
+
+def mixed(pieces: Sequence[Piece], seed: str) -> Any:
+    """Return the numbers of the pieces' rows in that table in a random order, as an array."""
+    import numpy as np
+
+    found, before = [np.arange(0)], 0
+    for piece in pieces:
+        found.append(before + _in_group(piece, seed))
+        before += piece.group.n_rows
+    numbers = np.concatenate(found)
+    return numbers[_random_order(len(numbers), f"{seed} {pieces[0].name if pieces else ''}")]
+
+
+def _in_group(piece: Piece, seed: str) -> Any:
+    """Return the numbers of a piece's rows in its group; all ranks cut the same random order into pieces."""
+    import numpy as np
+
+    n_rows, name = piece.group.n_rows, f"{piece.group.file} {piece.group.number}"
+    is_whole = piece.n_rows == n_rows
+    order = np.arange(n_rows) if is_whole else _random_order(n_rows, f"{seed} {name}")
+    return order[piece.start : piece.stop]
+
+
+def _random_order(n_rows: int, seed: str) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(random.Random(seed).getrandbits(128)).permutation(n_rows)
 
 
 def pools(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
