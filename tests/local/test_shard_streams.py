@@ -198,6 +198,34 @@ def test_workers_of_a_loader_divide_a_stream(
     assert [row for each in rows for row in each] == list(range(23))
 
 
+def test_a_state_of_a_loader_with_other_workers_is_refused(parquet: Path) -> None:
+    """Each worker mixes its own rows: the first batches of two workers are not those of none."""
+    import torch.utils.data
+
+    part = hm.shard(parquet, batch_size=4, shuffle=True)
+    part.load_state_dict({**part.state_dict(), "batch": 2})
+    loader = torch.utils.data.DataLoader(part, batch_size=None, num_workers=2)
+    with pytest.raises(ValueError, match=r"num_workers=0 of the DataLoader, but .* num_workers=2"):
+        list(loader)
+    part.set_epoch(1)
+    assert sorted(rows_of(loader)) == list(range(23))
+
+
+@pytest.mark.parametrize("batch_size", [8, None])
+def test_ranks_that_share_a_row_group_get_rows_of_all_its_parts(
+    tmp_path: Path, batch_size: int | None
+) -> None:
+    """A small table is one row group; its rows may be sorted by their labels."""
+    pq.write_table(pa.table({"x": range(400)}), tmp_path / "sorted.parquet")
+    options = {} if batch_size is None else {"batch_size": batch_size}
+    found = parts(tmp_path / "sorted.parquet", 4, shuffle=True, **options)
+    shares = [rows_of(part if batch_size else [part]) for part in found]
+    assert sorted(row for share in shares for row in share) == list(range(400))
+    for share in shares:
+        n_of_each_quarter = [sum(row // 100 == quarter for row in share) for quarter in range(4)]
+        assert min(n_of_each_quarter) > 10
+
+
 def test_processes_of_a_loader_divide_tensors(parquet: Path) -> None:
     import torch.utils.data
 
@@ -289,6 +317,7 @@ def test_columns_as_arrays_of_jax(mixed: Path) -> None:
     assert first["text"] == ["a", None] and last["nested"].tolist() == [[[1.0], [2.0]]]
 
 
+@pytest.mark.tensorflow
 def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     table = (

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from hydrogen_magic.node.worker import batch_kinds
 from hydrogen_magic.node.worker.batch_kinds import BatchKind, cut, joined, picked
 from hydrogen_magic.node.worker.index_share import IndexShare
-from hydrogen_magic.node.worker.parquet_shard import Piece, RowGroups, pools, random_order
+from hydrogen_magic.node.worker.parquet_shard import RowGroups, in_file_order, mixed, pools
 
 T = TypeVar("T")
 
@@ -59,6 +59,8 @@ class ParquetStream:
         """Batches that the current iteration has yielded, with those that it skipped."""
         self.n_skipped = 0
         """Batches that the next iteration skips: a loaded state has them."""
+        self._n_state_workers = 0
+        """Of the DataLoader in one of whose workers that state was taken; 0: in none."""
         self._n_all_rows = RowGroups.of(dataset, None).n_rows
         start, stop = options.share.bounds(self._n_all_rows)
         self.n_rows: int = stop - start
@@ -72,6 +74,8 @@ class ParquetStream:
         return self._batches(self._n_done)
 
     def _batches(self, n_skipped: int) -> Iterator[Any]:
+        if n_skipped:
+            self._check_workers()
         size, first_row = self._options.batch_size, self._options.share.bounds(self._n_all_rows)[0]
         first, end = _of_loader_worker(len(self))
         start, stop = first_row + first * size, first_row + min(end * size, self.n_rows)
@@ -92,11 +96,22 @@ class ParquetStream:
         for pool in pools(pieces) if seed is not None else ([piece] for piece in pieces):
             n_rows = sum(piece.n_rows for piece in pool)
             if n_skipped < n_rows:
-                block = kind.block(groups.read(pool))
-                if seed is not None:
-                    block = picked(block, random_order(n_rows, f"{seed} {_name(pool[0])}"))
-                yield n_rows - n_skipped, cut(block, n_skipped, n_rows)
+                rows = groups.read(pool)
+                if seed is None:
+                    block = cut(kind.block(in_file_order(rows, pool)), n_skipped, n_rows)
+                else:
+                    block = picked(kind.block(rows), mixed(pool, seed)[n_skipped:])
+                yield n_rows - n_skipped, block
             n_skipped = max(0, n_skipped - n_rows)
+
+    def _check_workers(self) -> None:
+        """Refuse to continue where a loader has other workers: each mixes its own part of the rows."""
+        _, n_workers = _loader_worker()
+        if n_workers != self._n_state_workers:
+            raise ValueError(
+                f"this state was taken with num_workers={self._n_state_workers} of the DataLoader, but this "
+                f"one has num_workers={n_workers}: use as many, or start the epoch again with set_epoch()"
+            )
 
     def _seed(self) -> str | None:
         # A random number generator takes text: no two epochs have the same order by accident.
@@ -118,9 +133,11 @@ class ParquetStream:
 
         Ranks that take the same number of batches have equal states, so that the one that rank 0 saves
         with ``hm.checkpoint`` is right for all. In workers of a DataLoader each has its own:
-        ``torchdata``'s ``StatefulDataLoader`` collects these, a plain ``DataLoader`` does not.
+        ``torchdata``'s ``StatefulDataLoader`` collects these, a plain ``DataLoader`` does not. To continue,
+        the loader needs the same ``num_workers``.
         """
-        return {"epoch": self._epoch, "batch": self._n_done, **self._identity()}
+        place = {"epoch": self._epoch, "batch": self._n_done, "workers": _loader_worker()[1]}
+        return {**place, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int | None]) -> None:
         """Let the next iteration continue after the last batch before :meth:`state_dict`.
@@ -139,6 +156,7 @@ class ParquetStream:
             )
         self._epoch = int(state["epoch"] or 0)
         self._n_done = self.n_skipped = int(state["batch"] or 0)
+        self._n_state_workers = int(state.get("workers") or 0)
 
     def _identity(self) -> dict[str, int | None]:
         share = self._options.share
@@ -180,13 +198,13 @@ class ParquetStream:
     def __reduce__(self) -> Any:
         return _restored, (self._dataset, self._options, self._state())
 
-    def _state(self) -> tuple[int, int]:
-        return self._epoch, self.n_skipped
+    def _state(self) -> tuple[int, int, int]:
+        return self._epoch, self.n_skipped, self._n_state_workers
 
 
-def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int]) -> ParquetStream:
+def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int, int]) -> ParquetStream:
     found = stream(dataset, options)
-    found._epoch, found.n_skipped = state
+    found._epoch, found.n_skipped, found._n_state_workers = state
     return found
 
 
@@ -201,16 +219,17 @@ def _stream_class() -> Any:
 
 def _of_loader_worker(n_batches: int) -> tuple[int, int]:
     """Return the batches of a DataLoader's worker, in one of which this may run."""
-    data = sys.modules.get("torch.utils.data")
-    worker = None if data is None else data.get_worker_info()
-    if worker is None:
+    here, n_workers = _loader_worker()
+    if n_workers == 0:
         return 0, n_batches
-    here, n_workers = worker.id, worker.num_workers
     return n_batches * here // n_workers, n_batches * (here + 1) // n_workers
 
 
-def _name(piece: Piece) -> str:
-    return f"{piece.group.file} {piece.group.number} {piece.start}"
+def _loader_worker() -> tuple[int, int]:
+    """Return the number of this worker of a DataLoader, and how many there are; 0 of 0 in none."""
+    data = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    return (0, 0) if worker is None else (worker.id, worker.num_workers)
 
 
 def _listed(values: Mapping[str, Any]) -> str:
