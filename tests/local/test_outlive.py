@@ -24,22 +24,7 @@ from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementErro
 from hydrogen_magic.notebook import magics
 from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
 from tests.jupyter import Kernel
-
-TRAINING = """
-import pathlib, time
-import hydrogen_magic as hm
-print("begins", flush=True)
-for step in hm.track(range(10_000), desc="epoch"):
-    hm.log(step=step, loss=1 / (step + 1))
-    if pathlib.Path({go!r}).exists():
-        break
-    time.sleep(0.02)
-class Model:
-    weights = [step] * 3
-model = Model()
-hm.rank() + 41
-"""
-"""Trains until there is a file ``go``."""
+from tests.outliving import TRAINING, losses, owner_of
 
 RESUMING = """
 import os, signal
@@ -91,19 +76,6 @@ def launched(notebook_shell: InteractiveShell, training: str) -> Iterator[Launch
         if not gang.wait(0):
             attach(gang.id, take=True).stop(kill=True)
             gang.wait(60)
-
-
-def owner_of(gang_id: str) -> int:
-    """Return the pid of the gang's owner."""
-    found = run_log.summary(gang_id)
-    assert found is not None
-    return int(found.launched.owner.split(":")[1])
-
-
-def losses(gang_id: str, rank: int = 0) -> list[int]:
-    """Return the steps that the rank's record has."""
-    logged = (event for event in run_log.read(gang_id) if isinstance(event, ev.Metrics))
-    return [step for event in logged if event.rank == rank for step in event.steps]
 
 
 def terminal(*arguments: str) -> subprocess.CompletedProcess[str]:
