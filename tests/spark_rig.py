@@ -399,6 +399,15 @@ class ConnectServer:
             self.close()
             raise
 
+    def log(self) -> str:
+        return self._daemon.log.read_text(errors="replace")
+
+    def sessions(self) -> set[str]:
+        """Return the ids of the sessions that are open."""
+        log = self.log()
+        closed = re.findall(r"Closing session with .*sessionId: (\S+)", log)
+        return {*re.findall(r"sessionId: (\S+) accessed", log)} - {*closed}
+
     def close(self) -> None:
         self._daemon.end()
         kill_all(leaks.LENT, self.mark)

@@ -899,6 +899,8 @@ class OwnGang(Message):
     sys_path: tuple[str, ...]
     shadowed: tuple[str, ...]
     """Modules of the standard library that :attr:`sys_path` hides."""
+    placement_setup: Mapping[str, object] = field(repr=False)
+    """Values that only the placement reads, tokens included."""
 
 
 @dataclass(frozen=True)

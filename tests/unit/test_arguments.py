@@ -108,7 +108,6 @@ def test_a_comment_ends_the_line() -> None:
         ),
         ("--on inline --detach", "cannot --detach"),
         ("--on inline --outlive", "cannot --outlive"),
-        ("--on spark --outlive", "a Spark job ends with the session of its kernel; keep"),
         ("--np -2 --on spark", "--np -2 means 2 ranks on this machine"),
         ("--retries -1", "0 or more"),
         ("--timeout soon", "5m or 1h30m"),

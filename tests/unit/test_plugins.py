@@ -43,6 +43,12 @@ def test_names_are_those_of_entry_points_ours_first(installed: None) -> None:
     assert "|mine" in usage()
 
 
+def test_only_a_placement_that_says_so_outlives_the_kernel(installed: None) -> None:
+    assert parse("--on mine --outlive").spec.outlive
+    with pytest.raises(ArgumentsError, match="its ranks end with the kernel; keep the kernel"):
+        parse("--on in-process --outlive")
+
+
 def test_config_takes_names_of_plug_ins(installed: None) -> None:
     magic = Distributed(None)  # type: ignore[arg-type]  # no shell is asked for anything here
     magic.on = "mine"

@@ -8,9 +8,10 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 
+from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import LaunchRefused, OwnGang, decode
@@ -36,21 +37,27 @@ def main(arguments: Sequence[str]) -> None:
     if received is None:
         return  # the kernel has already exited
     request, (closure,) = decode(received[0], OwnGang), received[1]
-    try:
-        gang, listener = _launched(request, closure)
-    except Exception as error:  # the kernel raises it
-        framing.send(sock, LaunchRefused(type(error).__name__, str(error)))
-        return
-    server = OwnerServer(gang, listener)
-    server.serve(sock, reader)
-    _own(gang, server)
-    _write_timeline(gang, request.spec.timeline)
-    with suppress(FileNotFoundError):  # the folder was deleted
-        _complete_record(gang, is_seen=server.is_attended)
+    with ExitStack() as placement:
+        try:
+            _become_like_kernel(request)
+            placement.enter_context(_in_owner(request))
+            gang, listener = _launched(request, closure)
+        except Exception as error:  # the kernel raises it
+            framing.send(sock, LaunchRefused(type(error).__name__, str(error)))
+            return
+        server = OwnerServer(gang, listener)
+        server.serve(sock, reader)
+        _own(gang, server, placement)
+        _write_timeline(gang, request.spec.timeline)
+        with suppress(FileNotFoundError):  # the folder was deleted
+            _complete_record(gang, is_seen=server.is_attended)
+
+
+def _in_owner(request: OwnGang) -> AbstractContextManager[None]:
+    return plugins.placement(request.spec.placement).in_owner(request.placement_setup)
 
 
 def _launched(request: OwnGang, closure: int) -> tuple[Gang, socket.socket]:
-    _become_like_kernel(request)
     captured = Captured(
         payload=payload.from_memfd(closure),
         inventory=(),
@@ -88,12 +95,13 @@ def _redirect_stderr(path: Path) -> None:
     os.close(fd)
 
 
-def _own(gang: Gang, server: OwnerServer) -> None:
-    """Return when the gang has ended and every connection has its last events."""
+def _own(gang: Gang, server: OwnerServer, placement: ExitStack) -> None:
+    """Return when the gang has ended, every connection has its last events, and nothing is left."""
     signal.signal(signal.SIGTERM, lambda signum, frame: gang.stop_for("owner"))
     server.start()
     gang.wait()
     server.close()
+    placement.close()
     local_agents.close()
 
 

@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import replace
 from typing import IO
 
+from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.job import JobSpec
@@ -50,6 +51,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
         cwd=forkserver.directory(),
         sys_path=tuple(forkserver.import_path()),
         shadowed=tuple(forkserver.shadowed_modules()),
+        placement_setup=plugins.placement(spec.placement).owner_setup(),
     )
     return _started(request, captured).follow()
 

@@ -13,6 +13,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -294,6 +295,20 @@ class Planner(ABC):
     def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
         """Return :meth:`plan` for a gang that runs beside those of the plans ``others``."""
         return self.plan(spec)
+
+    def owner_setup(self) -> Mapping[str, object]:
+        """Return the values, as JSON, that the owner of a gang needs to launch it; they may be secret.
+
+        Raises PlacementError if gangs would end with the kernel in spite of their owner.
+        """
+        return {}
+
+    def in_owner(self, setup: Mapping[str, object]) -> AbstractContextManager[None]:
+        """Return a context for the launch and the life of a gang in its owner.
+
+        ``setup``: what :meth:`owner_setup` has returned in the kernel.
+        """
+        return nullcontext()
 
     def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
         """Return the environment of each gang like ``spec`` that can run beside the others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements import Placement
@@ -13,6 +14,7 @@ from hydrogen_magic.driver.placements.remote.agent_group import RemoteAgentGroup
 from hydrogen_magic.driver.placements.spark import (
     capacity_check,
     host_choice,
+    owner_session,
     private_calls,
     session,
 )
@@ -24,15 +26,14 @@ class SparkPlacement(Placement):
     """The tasks of a barrier stage on the notebook's Spark session."""
 
     on_this_machine = False
-    ends_with_kernel = (
-        "a Spark job ends with the session of its kernel; keep the kernel running, or write the cell "
-        "as a script with --save train.py and submit that"
-    )
+    ends_with_kernel = ""
 
     def plan(self, spec: JobSpec) -> Plan:
         """Return a plan whose hosts are preferences at most: Spark decides which host a rank gets."""
         if not hasattr(os, "pidfd_open"):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
+        if spec.outlive:
+            self.owner_setup()
         found, capacity = _cluster.look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
         chosen = host_choice.choose(found, capacity, spec)
@@ -56,6 +57,13 @@ class SparkPlacement(Placement):
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
         found, capacity = _cluster.look(spec)
         return RemoteAgentGroup(lambda: SparkHosts(found, capacity))
+
+    def owner_setup(self) -> Mapping[str, object]:
+        """Return how to connect to the Spark Connect server; sessions of other kinds are refused."""
+        return owner_session.setup(session.find())
+
+    def in_owner(self, setup: Mapping[str, object]) -> AbstractContextManager[None]:
+        return owner_session.owned(setup)
 
 
 class _Cluster:

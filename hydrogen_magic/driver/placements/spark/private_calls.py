@@ -5,8 +5,9 @@ raises ``Py4JSecurityException`` for methods of the JVM that it does not know to
 depends on them. Each returns None if it is refused, which means unknown, and :func:`notes` tells the user
 what is lost.
 
-On Spark Connect there is no JVM: :func:`add_profile` alone is called there. The relay's requests are in
-:mod:`~hydrogen_magic.driver.placements.spark.relay`; their refusal is an error with its reason.
+On Spark Connect there is no JVM: only :func:`add_profile` and :func:`connection` are called there. The
+relay's requests are in :mod:`~hydrogen_magic.driver.placements.spark.relay`; their refusal is an error with
+its reason.
 """
 
 from __future__ import annotations
@@ -94,6 +95,23 @@ def is_ending(session: AnySession) -> bool:
         return bool(_context(session).isStopped())
     except Exception:  # unknown: the error of the job itself says it
         return False
+
+
+@_or_none("--outlive is refused")
+def connection(session: AnySession) -> dict[str, object]:
+    """Return what another process needs to use the same session of Spark Connect, as JSON."""
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    client = session.spark.client
+    builder = client._builder
+    if type(builder) is not DefaultChannelBuilder or builder._interceptors:
+        raise TypeError(f"a {type(builder).__name__} with code of its own")
+    params = {**builder._params, "session_id": session.spark.session_id, "user_id": client._user_id}
+    return {
+        "endpoint": builder.endpoint,
+        "params": {name: value for name, value in params.items() if value is not None},
+        "options": dict(builder._channel_options),
+    }
 
 
 @_or_none("Python workers of %%infer lack the settings of the memory allocator")

@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -290,6 +291,18 @@ def find() -> Session:
     if active is None:
         raise PlacementError(f"`--on spark` needs a Spark session, but there is none: {_HOW}")
     return _session(active)
+
+
+def use(spark: Any) -> None:
+    """Let :func:`find` return this session in a process that has no notebook."""
+    sys.modules["__main__"].spark = spark  # type: ignore[attr-defined]
+
+
+def wait_for_jobs(timeout_s: float) -> None:
+    """Return when all calls of :meth:`Session.run` have ended, or after ``timeout_s`` seconds."""
+    deadline_s = time.monotonic() + timeout_s
+    for ended in list(_running.values()):
+        ended.wait(max(0.0, deadline_s - time.monotonic()))
 
 
 def of(frame: Any) -> Session:
