@@ -1,23 +1,24 @@
-"""What the benchmarks share: peers that may be missing, rounds in turn, the table at the end."""
+"""What the benchmarks share: peers that may be missing, rounds in turn, their table at the end."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
 import os
-import re
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from _results import Table
 
 FORK_FLOOR = Path(__file__).with_name("_fork_floor.py")
 
@@ -45,17 +46,6 @@ def lacks(module: str) -> str:
     except ModuleNotFoundError:  # of its parent package
         found = None
     return "" if found else f"{module} is not installed"
-
-
-def parse_arguments(description: str, rounds: int, quick_rounds: int) -> argparse.Namespace:
-    """Parse ``--rounds``, ``--quick`` and ``--only``; ``rounds`` is set in every case."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, help=f"default {rounds}")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller sizes")
-    parser.add_argument("--only", nargs="+", default=(), help="peers whose names contain this")
-    found = parser.parse_args()
-    found.rounds = found.rounds or (quick_rounds if found.quick else rounds)
-    return found
 
 
 def chosen(peers: Sequence[Peer], only: Sequence[str]) -> list[Peer]:
@@ -88,28 +78,29 @@ def _measure_once(peer: Peer) -> None:
         os.environ.update(environment)
 
 
-def print_table(title: str, peers: Sequence[Peer], floor: str = "") -> None:
-    """Print medians and spreads, and ratios to the peer named ``floor`` if one is given."""
+def peer_table(
+    name: str,
+    title: str,
+    peers: Sequence[Peer],
+    floor: str = "",
+    more: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Table:
+    """Return medians, spreads, and ratios to the peer named ``floor`` if one is given.
+
+    ``more``: columns of other numbers, of which each has a value for some of the peers.
+    """
     base = next((peer.median_s for peer in peers if peer.name == floor and peer.seconds), None)
-    head = f"| {'way':30} | n | median s | min to max s    |" + (f" x {floor} |" if floor else "")
-    print(f"\n{title}\n\n{head}\n{re.sub('[^|]', '-', head)}")
-    for peer in sorted(peers, key=lambda peer: peer.median_s if peer.seconds else float("inf")):
-        if not peer.seconds:
-            print(f"| {peer.name:30} | not measured: {peer.missing or 'no round'} |")
-            continue
-        ratio = f"{peer.median_s / base:.2f}" if base else "-"
-        spread = f"{min(peer.seconds):.3f} to {max(peer.seconds):.3f}"
-        n = len(peer.seconds)
-        row = f"| {peer.name:30} | {n} | {peer.median_s:8.3f} | {spread:15} |"
-        print(row + (f" {ratio:>{len(floor) + 2}} |" if floor else ""))
-
-
-def machine() -> str:
-    """Return one line about where this was measured."""
-    import torch
-
-    load = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores, torch {torch.__version__}, load {load:.1f} at the start"
+    columns = {"": "", "n": "", "median": "s", "min": "s", "max": "s"}
+    columns |= {f"x {floor}": ""} if floor else {}
+    columns |= dict.fromkeys(more, "")
+    rows: list[list[Any]] = []
+    for peer in sorted((peer for peer in peers if peer.seconds), key=lambda peer: peer.median_s):
+        spread = [peer.median_s, min(peer.seconds), max(peer.seconds)]
+        ratio = [peer.median_s / base if base else None] if floor else []
+        others = [values.get(peer.name) for values in more.values()]
+        rows.append([peer.name, len(peer.seconds), *spread, *ratio, *others])
+    left_out = {peer.name: peer.missing or "no round" for peer in peers if not peer.seconds}
+    return Table(name, title, columns, rows, left_out)
 
 
 def shown_elsewhere() -> contextlib.AbstractContextManager[Any]:
@@ -184,3 +175,25 @@ def timed(call: Callable[[], Any]) -> float:
     start = time.monotonic()
     call()
     return time.monotonic() - start
+
+
+def checked(call: Callable[[], Any], expected: float) -> float:
+    """Time ``call``, which must return what is expected."""
+    answers: list[Any] = []
+    seconds = timed(lambda: answers.append(call()))
+    assert answers == [expected], answers
+    return seconds
+
+
+@contextlib.contextmanager
+def on_standard_error() -> Iterator[None]:
+    """Send there what processes write to standard output."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)

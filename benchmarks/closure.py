@@ -4,7 +4,7 @@
 
 Every way ends when both ranks have read one number of each page of the array. Memory is the growth
 of the whole process tree's proportional set size (PSS) over what it was before the call, the
-caller's own array not counted, sampled every 30 ms.
+caller's own array not counted, sampled every 20 ms.
 """
 
 from __future__ import annotations
@@ -23,18 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from _common import (
-    answer_file,
-    lacks,
-    machine,
-    parse_arguments,
-    torchrun,
-)
+from _common import answer_file, torchrun
+from _results import Table, parse_arguments, report
 
 NP = 2
 SIZES_MB = (0, 1, 100, 1000)
 QUICK_SIZES_MB = (0, 1, 100)
-SAMPLE_S = 0.03
+IN_BAND = "pickled through pipes"
 PAGE_NUMBERS = 512
 """Every 512th float64 lies on a page of its own (4 KiB)."""
 PIPE_BYTES = 1 << 20
@@ -48,56 +43,6 @@ def touch(array: Any) -> float:
     pages = array[::PAGE_NUMBERS]
     assert float(pages.sum()) == len(pages)
     return time.monotonic()
-
-
-# ── memory of a process tree ─────────────────────────────────────────────────────────────────────
-
-
-def _children() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                text = Path(f"/proc/{name}/stat").read_text()
-            except OSError:
-                continue  # it ended between the two looks
-            parent = int(text[text.rindex(")") + 2 :].split()[1])
-            found.setdefault(parent, []).append(int(name))
-    return found
-
-
-def tree_pss_bytes() -> int:
-    """Return the proportional set size of this process and all below it."""
-    children, queue, total = _children(), [os.getpid()], 0
-    while queue:
-        pid = queue.pop()
-        queue.extend(children.get(pid, ()))
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue  # it ended, or is a zombie
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
-
-
-class PeakMemory:
-    """Samples the tree while the block runs; ``growth_bytes`` is the peak over the beginning."""
-
-    def __enter__(self) -> PeakMemory:
-        self._before = self._peak = tree_pss_bytes()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-        self._thread.start()
-        return self
-
-    def _sample(self) -> None:
-        while not self._done.wait(SAMPLE_S):
-            self._peak = max(self._peak, tree_pss_bytes())
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-        self.growth_bytes = max(0, max(self._peak, tree_pss_bytes()) - self._before)
 
 
 # ── the ways: each returns when its last rank held the array ─────────────────────────────────────
@@ -194,51 +139,54 @@ def be_torchrun_rank(folder: Path) -> None:
 # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(way: Callable[[Any], float], size_mb: int) -> tuple[float, float]:
-    """Return seconds until the last rank held the array, and the tree's growth in MB."""
+Found = tuple[float, float]
+"""Seconds until the last rank held the array, and the tree's growth in MB."""
+
+
+def measure(way: Callable[[Any], float], size_mb: int) -> Found:
     import numpy
 
+    from tests.memory import Memory
+
     array = numpy.ones(size_mb * 125_000)
-    with PeakMemory() as memory:
+    with Memory() as memory:
         start = time.monotonic()
         seconds = way(array) - start
-    return seconds, memory.growth_bytes / 1e6
+    return seconds, (memory.peak - memory.before) / 1e6
 
 
-def report(size_mb: int, found: dict[str, list[tuple[float, float]]]) -> None:
-    """Print one line for each way, with its ratio to in-band pickling."""
-    base = statistics.median(seconds for seconds, _ in found["in-band through pipes"])
-    for name, values in found.items():
-        seconds = statistics.median(value[0] for value in values)
-        grown = statistics.median(value[1] for value in values)
-        line = f"| {size_mb:>5} MB | {name:24} | {seconds:8.3f} | {seconds / base:9.2f} |"
-        print(f"{line} {grown:13.0f} |", flush=True)
+def rows_of(size_mb: int, found: dict[str, list[Found]]) -> list[list[Any]]:
+    """Return one row for each way, with its ratio to in-band pickling."""
+    medians = {
+        name: [*map(statistics.median, zip(*each, strict=True))] for name, each in found.items()
+    }
+    base_s = medians[IN_BAND][0]
+    return [
+        [f"{size_mb:,} MB", name, seconds, seconds / base_s, grown_mb]
+        for name, (seconds, grown_mb) in medians.items()
+    ]
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=3, quick_rounds=1)
+    run = parse_arguments(__doc__.splitlines()[0], rounds=3, quick_rounds=1)
     in_band = InBand()  # first, while this process is small
-    ways: dict[str, Callable[[Any], float]] = {"in-band through pipes": in_band.measure}
-    missing = lacks("hydrogen_magic.driver.launcher")
-    if missing:
-        print(f"hydrogen_magic: not measured: {missing}")
-    else:
-        ways["hydrogen_magic, warm"] = product
-    ways["torchrun, pickle file"] = by_torchrun
-    print(f"closure: np {NP}, {arguments.rounds} rounds, {machine()}\n", flush=True)
-    print("|     size | way                      | median s | x in-band | peak growth MB |")
-    print(
-        "|----------|--------------------------|----------|-----------|---------------|", flush=True
-    )
-    if not missing:
-        measure(product, 0)  # the launch that makes it warm
-    for size_mb in QUICK_SIZES_MB if arguments.quick else SIZES_MB:
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-        for _ in range(arguments.rounds):
+    ways: dict[str, Callable[[Any], float]] = {
+        IN_BAND: in_band.measure,
+        "hydrogen_magic, warm": product,
+        "torchrun, pickle file": by_torchrun,
+    }
+    print(f"closure: np {NP}, {run.rounds} rounds, {run.machine}", flush=True)
+    measure(product, 0)  # the launch that makes it warm
+    rows = []
+    for size_mb in QUICK_SIZES_MB if run.quick else SIZES_MB:
+        found: dict[str, list[Found]] = {name: [] for name in ways}
+        for _ in range(run.rounds):
             for name, way in ways.items():
                 found[name].append(measure(way, size_mb))
-        report(size_mb, found)
+        rows += rows_of(size_mb, found)
     in_band.close()
+    columns = {"array": "", "": "", "median": "s", f"x {IN_BAND}": "", "peak growth": "MB"}
+    report(run, Table("closure", "call until both ranks hold the array", columns, rows))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ of a handle of ``hm.dataset``; a torch DataLoader over the pandas frame; Mosaic'
 loader of Spark's TorchDistributor, which does not shuffle. "In memory" is no loader but a bound: tensors of
 the whole table, indexed by a random order. Processor time is given too: it says more on a machine
 that does other things. Then a table of 10 GB: rows per second, and the most memory.
-Mosaic's package (``mosaicml-streaming``) is used where it is installed.
+Mosaic's package (``mosaicml-streaming``) is used where it is installed. ``make bench`` does not install it:
+it would replace torch and NumPy.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, chosen, lacks, machine, parse_arguments, print_table, round_robin, timed
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests.memory
+from _common import Peer, chosen, lacks, peer_table, round_robin, timed
+from _results import Run, Table, parse_arguments, report
 
 N_FEATURES = 16
 BATCH = 1024
@@ -126,7 +126,7 @@ def of_spark(df: Any, folder: Path, workers: int) -> Callable[[], Iterable[Any]]
     return lambda: loader
 
 
-def measure(n_rows: int, rounds: int, only: list[str]) -> None:
+def measure(run: Run, n_rows: int) -> None:
     df = frame(n_rows)
     with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as place:
         folder = Path(place)
@@ -138,18 +138,22 @@ def measure(n_rows: int, rounds: int, only: list[str]) -> None:
             "Mosaic, 2 workers": (lambda: of_mosaic(df, folder, 2), lacks("streaming")),
             "Spark's loader, 1 worker": (lambda: of_spark(df, folder, 1), lacks("pyspark")),
         }
-        peers = chosen([Peer(name, lambda: 0.0, why) for name, (_, why) in makers.items()], only)
+        peers = chosen(
+            [Peer(name, lambda: 0.0, why) for name, (_, why) in makers.items()], run.only
+        )
         for peer in peers:
             if not peer.missing:
                 batches = makers[peer.name][0]()
                 peer.measure = lambda batches=batches: timed(lambda: consume(batches(), n_rows))
         used = {peer.name: with_processor_time(peer) for peer in peers}
-        round_robin(peers, rounds)
-    print_table(f"{n_rows:,} rows, one epoch", peers, PRODUCT)
-    for peer in (peer for peer in peers if peer.seconds):
-        rate = n_rows / peer.median_s / 1e3
-        cpu_s = statistics.median(used[peer.name])
-        print(f"  {peer.name:34} {rate:8.0f} thousand rows/s, {cpu_s:6.2f} s of processors")
+        round_robin(peers, run.rounds)
+    measured = [peer for peer in peers if peer.seconds]
+    more = {
+        "thousand rows/s": {peer.name: n_rows / peer.median_s / 1e3 for peer in measured},
+        "s of processors": {peer.name: statistics.median(used[peer.name]) for peer in measured},
+    }
+    title = f"{n_rows:,} rows, one epoch"
+    report(run, peer_table("dataset", title, peers, PRODUCT, more))
 
 
 def with_processor_time(peer: Peer) -> list[float]:
@@ -184,11 +188,12 @@ def write_large(folder: Path, n_rows: int) -> None:
         pq.write_table(table, path, row_group_size=LARGE_GROUP_ROWS, use_dictionary=False)
 
 
-def measure_large() -> None:
+def measure_large(run: Run) -> None:
     import hydrogen_magic as hm
     from tests.memory import Memory
 
     n_rows = LARGE_BYTES // (4 * LARGE_FEATURES + 8) // LARGE_FILES * LARGE_FILES
+    rows: list[list[Any]] = []
     with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as place:
         write_large(Path(place), n_rows)
         n_bytes = sum(file.stat().st_size for file in Path(place).iterdir())
@@ -196,20 +201,22 @@ def measure_large() -> None:
             part = hm.shard(hm.dataset(place), batch_size=BATCH, shuffle=shuffle)
             with Memory() as memory:
                 seconds = timed(lambda part=part: consume(part, n_rows))
-            print(
-                f"{n_bytes / 1e9:.1f} GB, {'shuffled' if shuffle else 'in order'}: {seconds:.0f} s,"
-                f" {n_rows / seconds / 1e3:.0f} thousand rows/s, {n_bytes / seconds / 1e6:.0f} MB/s,"
-                f" at most {(memory.peak - memory.before) / 1e6:.0f} MB more memory",
-                flush=True,
-            )
+            rates = [n_rows / seconds / 1e3, n_bytes / seconds / 1e6]
+            grown_mb = (memory.peak - memory.before) / 1e6
+            rows.append(["shuffled" if shuffle else "in order", seconds, *rates, grown_mb])
+    columns = {"": "", "seconds": "", "thousand rows/s": "", "MB/s": "", "most memory": "MB"}
+    report(
+        run, Table("dataset_large", f"a table of {n_bytes / 1e9:.1f} GB, one epoch", columns, rows)
+    )
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=3, quick_rounds=1)
-    print(f"dataset: {machine()}", flush=True)
-    measure(200_000 if arguments.quick else 2_000_000, arguments.rounds, arguments.only)
-    if "large" in arguments.only or not (arguments.only or arguments.quick):
-        measure_large()
+    packages = ("torch", "pandas", "pyarrow", "pyspark", "mosaicml-streaming")
+    run = parse_arguments(__doc__.splitlines()[0], rounds=3, quick_rounds=1, packages=packages)
+    print(f"dataset: {run.machine}", flush=True)
+    measure(run, 200_000 if run.quick else 2_000_000)
+    if "large" in run.only or not (run.only or run.quick):
+        measure_large(run)
 
 
 if __name__ == "__main__":

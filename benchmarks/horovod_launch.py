@@ -9,23 +9,17 @@ launch of a kernel. ``horovod.run`` is Horovod's own launcher, which starts inte
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
-
 from _common import (
     Peer,
+    checked,
     chosen,
     lacks,
-    machine,
-    parse_arguments,
-    print_table,
+    on_standard_error,
+    peer_table,
     round_robin,
     shown_elsewhere,
-    timed,
 )
+from _results import parse_arguments, report
 
 NP = 2
 
@@ -39,57 +33,37 @@ def allreduce_once() -> float:
     return float(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
 
 
-def checked(call: Callable[[], Any]) -> float:
-    """Time ``call``, which must return the number of ranks."""
-    answers: list[Any] = []
-    seconds = timed(lambda: answers.append(call()))
-    assert answers == [NP], answers
-    return seconds
-
-
 def product_warm() -> float:
     import hydrogen_magic as hm
 
     with shown_elsewhere():
-        return checked(lambda: hm.run(allreduce_once, np=NP, rendezvous="horovod"))
+        return checked(lambda: hm.run(allreduce_once, np=NP, rendezvous="horovod"), NP)
 
 
 def horovod_run() -> float:
     import horovod
 
-    with _on_standard_error():
-        return checked(lambda: horovod.run(allreduce_once, np=NP, use_gloo=True)[0])
-
-
-@contextlib.contextmanager
-def _on_standard_error() -> Iterator[None]:
-    """Send there what processes write to standard output."""
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
+    with on_standard_error():
+        return checked(lambda: horovod.run(allreduce_once, np=NP, use_gloo=True)[0], NP)
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
+    packages = ("torch", "horovod")
+    run = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2, packages=packages)
     missing = lacks("horovod.torch")
     if not missing:
         import horovod.torch  # noqa: F401 - as a notebook has
     peers = [
-        Peer("--with horovod, warm", product_warm, missing),
+        Peer("hydrogen_magic, warm", product_warm, missing),
         Peer("horovod.run", horovod_run, missing),
     ]
-    peers = chosen(peers, arguments.only)
-    print(f"launch with Horovod: np {NP}, {machine()}", flush=True)
+    peers = chosen(peers, run.only)
+    print(f"launch with Horovod: np {NP}, {run.machine}", flush=True)
     if any(peer.measure is product_warm for peer in peers):
         product_warm()  # the launch that makes it warm
-    round_robin(peers, arguments.rounds, pause_s=1.0)
-    print_table("call to rank 0's result after one allreduce", peers, "--with horovod, warm")
+    round_robin(peers, run.rounds, pause_s=1.0)
+    title = "call to rank 0's result after one allreduce"
+    report(run, peer_table("horovod_launch", title, peers, "hydrogen_magic, warm"))
 
 
 if __name__ == "__main__":

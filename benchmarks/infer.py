@@ -3,18 +3,21 @@
     python benchmarks/infer.py --rounds 5
     python benchmarks/infer.py --only bare %%infer pandas        # without Spark
     python benchmarks/infer.py --only lazy                       # actions on lazy Spark frames alone
+    python benchmarks/infer.py --only wide                       # wide frames alone, without Spark
 
 Two million rows of 16 float32 and a small perceptron, in turn: two bare processes that only run the
 model over arrays in memory, ``%%infer`` with two ranks, one process of pandas with two torch threads,
 joblib, and Spark's own ways on ``local[2]``. Then fewer rows and a ``predict`` that holds the GIL. Then
 frames of 3,000 float32 columns and a ``predict`` that only reads them: the way of the rows is the work.
-Last, actions on a lazy Spark frame, of which only some need predictions, beside ``predict_batch_udf``.
+"First batch" is the time from the call to the first batch, with ranks that are set up. Last, actions on a
+lazy Spark frame, of which only some need predictions, beside ``predict_batch_udf``.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -23,10 +26,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, chosen, lacks, machine, parse_arguments, print_table, round_robin, timed
+from _common import Peer, chosen, lacks, peer_table, round_robin, timed
 from _infer_model import BATCH, NAMES, mean_predictor, predictor, rows
 from _infer_spark import BY_HAND
 from _infer_spark import OURS as ON_SPARK
+from _results import Run, Table, parse_arguments, report
 
 N_PROCESSES = 2
 BARE = "bare, 2 processes"
@@ -38,6 +42,8 @@ GIL_GOAL = 1.8
 """Times one process, where ``predict`` holds the GIL."""
 FIRST_BATCH_GOAL_S = 0.3
 JOBLIB = "joblib, 2 processes"
+SWITCHES = ("lazy", "wide")
+"""Words of ``--only`` that run some tables alone."""
 SHORT_S = 1.0
 MORE_ROUNDS = 5
 """Of actions that take a tenth of a second, which vary by half of it."""
@@ -134,7 +140,16 @@ def first_batch_s(run: Any) -> float:
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(n_rows: int, rounds: int, only: list[str], with_spark: bool) -> None:
+def measured(peers: list[Peer], rounds: int) -> list[Peer]:
+    """Measure in rounds, after a first time that sets up."""
+    for peer in peers:
+        if not peer.missing:
+            peer.measure()
+    round_robin(peers, rounds)
+    return peers
+
+
+def measure(run: Run, n_rows: int, with_spark: bool) -> None:
     """The model alone is the work."""
     df = frame(n_rows)
     predict = predictor()
@@ -151,45 +166,40 @@ def measure(n_rows: int, rounds: int, only: list[str], with_spark: bool) -> None
             from _infer_spark import peers as spark_peers
 
             peers += spark_peers(df, stack)
-        peers = chosen(peers, only)
-        for peer in peers:
-            if not peer.missing:
-                peer.measure()
-        round_robin(peers, rounds)
-    print_table(f"{n_rows:,} rows, the model alone", peers, BARE)
-    print_rates(peers, n_rows)
-    print_first_and_memory(df)
+        peers = measured(chosen(peers, peer_words(run)), run.rounds)
+    rates = {peer.name: n_rows / peer.median_s / 1e3 for peer in peers if peer.seconds}
+    title = f"{n_rows:,} rows, the model alone"
+    report(run, peer_table("infer", title, peers, BARE, {"thousand rows/s": rates}))
+    print_ratios(peers)
+    report(run, first_and_memory(df))
 
 
-def print_rates(peers: list[Peer], n_rows: int) -> None:
+def print_ratios(peers: list[Peer]) -> None:
+    """Print medians of the ratios within each round."""
     by_name = {peer.name: peer for peer in peers if peer.seconds}
-    for peer in by_name.values():
-        print(f"  {peer.name:34} {n_rows / peer.median_s / 1e3:8.0f} thousand rows/s")
-    if {BARE, PRODUCT} <= by_name.keys():
-        pairs = zip(by_name[BARE].seconds, by_name[PRODUCT].seconds, strict=True)
-        shares = sorted(bare_s / ours_s for bare_s, ours_s in pairs)
-        print(
-            f"{PRODUCT}: {shares[len(shares) // 2]:.2f} of the bare processes' rate (goal {GOAL})"
-        )
-    if {ON_SPARK, BY_HAND} <= by_name.keys():
-        pairs = zip(by_name[BY_HAND].seconds, by_name[ON_SPARK].seconds, strict=True)
-        ratios = sorted(by_hand_s / ours_s for by_hand_s, ours_s in pairs)
-        print(f"{ON_SPARK}: {ratios[len(ratios) // 2]:.2f} times {BY_HAND} (goal 1.0)")
+    for other, ours, goal in ((BARE, PRODUCT, GOAL), (BY_HAND, ON_SPARK, 1.0)):
+        if {other, ours} <= by_name.keys():
+            pairs = zip(by_name[other].seconds, by_name[ours].seconds, strict=True)
+            ratio = statistics.median(other_s / ours_s for other_s, ours_s in pairs)
+            print(f"{ours}: {ratio:.2f} of the rows per second of {other} (goal {goal})")
 
 
-def print_first_and_memory(df: Any) -> None:
+def first_and_memory(df: Any) -> Table:
     from tests.memory import Memory
 
     with Memory() as memory:
         run = infer(df)
         result_bytes = len(df) * 4
-    first_s = first_batch_s(run)
-    more = (memory.peak - memory.before - result_bytes) / 1e6
-    print(f"kept set-up: first batch after {first_s:.2f} s (goal {FIRST_BATCH_GOAL_S})")
-    print(f"peak memory above frame, models and result: {more:.0f} MB (PSS of the whole tree)")
+    more_mb = (memory.peak - memory.before - result_bytes) / 1e6
+    rows: list[list[Any]] = [
+        ["first batch, ranks set up before", "s", first_batch_s(run), FIRST_BATCH_GOAL_S],
+        ["peak memory above frame, models and result", "MB", more_mb, None],
+    ]
+    columns = {"": "", "unit": "", "measured": "", "goal": ""}
+    return Table("infer_first", f"{len(df):,} rows, the next run of a cell", columns, rows)
 
 
-def measure_gil(n_rows: int, rounds: int) -> None:
+def measure_gil(run: Run, n_rows: int) -> None:
     """Per-row Python before the model."""
     df = frame(n_rows)
     predict = predictor(holds_gil=True)
@@ -197,23 +207,25 @@ def measure_gil(n_rows: int, rounds: int) -> None:
         Peer(PRODUCT, lambda: timed(lambda: infer(df, predictor, True))),
         Peer(PANDAS, lambda: timed(lambda: pandas_process(df, predict, 2))),
     ]
-    for peer in peers:
-        peer.measure()
-    round_robin(peers, rounds)
-    print_table(f"{n_rows:,} rows, predict holds the GIL", peers, PANDAS)
-    ratio = peers[1].median_s / peers[0].median_s
-    print(f"{ratio:.2f} times one process (goal {GIL_GOAL})")
+    measured(peers, run.rounds)
+    title = f"{n_rows:,} rows, predict holds the GIL (goal: {GIL_GOAL} times one process)"
+    report(run, peer_table("infer_gil", title, peers, PRODUCT))
 
 
-def measure_wide(n_rows: int, rounds: int, only: list[str], with_spark: bool) -> float:
-    """Print the table for wide frames; return the median time of ``%%infer``."""
+def measure_wide(run: Run, name: str, n_rows: int, with_spark: bool) -> float | None:
+    """Report on wide frames; return the median time of ``%%infer``."""
     import numpy as np
     import pandas as pd
 
     values = np.random.default_rng(0).random((n_rows, WIDE_COLUMNS), dtype=np.float32)
     df = pd.DataFrame(values, columns=[f"x{n}" for n in range(WIDE_COLUMNS)])
     predict = mean_predictor()
-    product = Peer(PRODUCT, lambda: timed(lambda: infer(df, mean_predictor, only=True)))
+    begun: list[float] = []
+
+    def by_infer() -> None:
+        begun.append(first_batch_s(infer(df, mean_predictor, only=True)))
+
+    product = Peer(PRODUCT, lambda: timed(by_infer))
     with ExitStack() as stack:
         peers = [
             product,
@@ -224,57 +236,71 @@ def measure_wide(n_rows: int, rounds: int, only: list[str], with_spark: bool) ->
             from _infer_spark import wide_peer
 
             peers.append(wide_peer(df, stack))
-        peers = chosen(peers, only)
-        for peer in peers:
-            if not peer.missing:
-                peer.measure()
-        round_robin(peers, rounds)
-    print_table(f"{n_rows:,} rows of {WIDE_COLUMNS:,} float32, the way of the rows", peers, PANDAS)
-    return product.median_s if product.seconds else float("nan")
+        peers = measured(chosen(peers, peer_words(run)), run.rounds)
+    first = {PRODUCT: statistics.median(begun[1:])} if product.seconds else {}
+    title = f"{n_rows:,} rows of {WIDE_COLUMNS:,} float32, the way of the rows"
+    report(run, peer_table(name, title, peers, PANDAS, {"first batch, s": first}))
+    return product.median_s if product.seconds else None
 
 
-def measure_wide_frames(n_rows: int, rounds: int, only: list[str], with_spark: bool) -> None:
-    from hydrogen_magic.inference import sources
-
+def measure_wide_frames(run: Run, n_rows: int, with_spark: bool) -> None:
     few = n_rows // 20
-    few_s = measure_wide(few, rounds, only, with_spark)  # Spark takes minutes for more
-    many_s = measure_wide(n_rows, rounds, only, False)
+    few_s = measure_wide(run, "infer_wide_few", few, with_spark)  # Spark takes minutes for more
+    many_s = measure_wide(run, "infer_wide_many", n_rows, False)
+    if few_s is None or many_s is None or many_s <= few_s:  # not chosen, or only noise
+        return
     rate = (n_rows - few) * WIDE_COLUMNS * 4 / (many_s - few_s) / 1e9
-    print(f"%%infer moves {rate:.1f} GB/s of a wide frame (goal {WIDE_GOAL_GB_S})")
+    rows: list[list[Any]] = [
+        ["more rows", "GB/s", rate, WIDE_GOAL_GB_S],
+        ["first chunk in the kernel", "s", first_chunk_s(), WIDE_OVERHEAD_GOAL_S],
+    ]
+    columns = {"": "", "unit": "", "measured": "", "goal": ""}
+    report(run, Table("infer_rate", f"%%infer, {WIDE_COLUMNS:,} columns", columns, rows))
+
+
+def first_chunk_s() -> float:
     import numpy as np
     import pandas as pd
 
+    from hydrogen_magic.inference import sources
+
     df = pd.DataFrame(np.zeros((BATCH, WIDE_COLUMNS), np.float32))
-    seconds = timed(lambda: next(iter(sources.source(df).chunks(BATCH))))
-    print(f"the kernel's first chunk takes {seconds:.3f} s (goal {WIDE_OVERHEAD_GOAL_S})")
+    return timed(lambda: next(iter(sources.source(df).chunks(BATCH))))
 
 
-def measure_lazy(n_rows: int, rounds: int) -> None:
-    """Print the time of each action, as a ratio to ``predict_batch_udf``."""
+def measure_lazy(run: Run, n_rows: int) -> None:
+    """Report the time of each action, as a ratio to ``predict_batch_udf``."""
     from _infer_spark import BATCH_UDF, lazy_peers
 
     with ExitStack() as stack:
         found = lazy_peers(frame(n_rows), stack)
-        for action, peers in found.items():
+        for number, (action, peers) in enumerate(found.items()):
             first_s = max(peer.measure() for peer in peers)
-            round_robin(peers, rounds if first_s > SHORT_S else MORE_ROUNDS * rounds)
-            print_table(f"{n_rows:,} rows, lazy: {action}", peers, BATCH_UDF)
-            ours, theirs = (peer.median_s for peer in peers)
-            print(f"{action}: {ours / theirs:.2f} of the time of {BATCH_UDF} (goal 1.0)")
+            round_robin(peers, run.rounds if first_s > SHORT_S else MORE_ROUNDS * run.rounds)
+            title = f"{n_rows:,} rows, lazy: {action}"
+            report(run, peer_table(f"infer_lazy_{number}", title, peers, BATCH_UDF))
+
+
+def peer_words(run: Run) -> list[str]:
+    """Return the words of ``--only`` that choose peers; the others are :data:`SWITCHES`."""
+    return [word for word in run.only if word not in SWITCHES]
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
-    n_rows = 400_000 if arguments.quick else 2_000_000
-    print(f"inference: {machine()}", flush=True)
-    wants_spark = not arguments.only or any("spark" in word.lower() for word in arguments.only)
-    if list(arguments.only) != ["lazy"]:
-        measure(n_rows, arguments.rounds, arguments.only, wants_spark)
-        measure_gil(n_rows // 5, arguments.rounds)
-        measure_wide_frames(n_rows // 20, arguments.rounds, arguments.only, wants_spark)
-    if not arguments.only or "lazy" in arguments.only:
+    packages = ("torch", "pandas", "pyarrow", "pyspark", "joblib")
+    run = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2, packages=packages)
+    n_rows = 400_000 if run.quick else 2_000_000
+    print(f"inference: {run.machine}", flush=True)
+    is_whole = not run.only or bool(peer_words(run))
+    with_spark = not run.only or any("spark" in word.lower() for word in run.only)
+    if is_whole:
+        measure(run, n_rows, with_spark)
+        measure_gil(run, n_rows // 5)
+    if is_whole or "wide" in run.only:
+        measure_wide_frames(run, n_rows // 20, with_spark)
+    if not run.only or "lazy" in run.only:
         missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
-        print(missing) if missing else measure_lazy(n_rows, arguments.rounds)
+        print(missing) if missing else measure_lazy(run, n_rows)
 
 
 if __name__ == "__main__":

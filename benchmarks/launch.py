@@ -22,17 +22,17 @@ from _common import (
     ForkFloor,
     Peer,
     answer_file,
+    checked,
     chosen,
     free_port,
     lacks,
-    machine,
-    parse_arguments,
-    print_table,
+    on_standard_error,
+    peer_table,
     round_robin,
     shown_elsewhere,
-    timed,
     torchrun,
 )
+from _results import parse_arguments, report
 
 NP = 2
 
@@ -56,14 +56,6 @@ def all_reduce_once(path: str = "") -> float:
     return ones.item()
 
 
-def checked(call: Callable[[], Any]) -> float:
-    """Time ``call``, which must return the number of ranks."""
-    answers: list[Any] = []
-    seconds = timed(lambda: answers.append(call()))
-    assert answers == [NP], answers
-    return seconds
-
-
 def by_file(launch: Callable[[str], Any]) -> float:
     """Time a launcher that returns nothing: its call, and reading what rank 0 wrote."""
     with answer_file() as path:
@@ -72,7 +64,7 @@ def by_file(launch: Callable[[str], Any]) -> float:
             launch(str(path))
             return json.loads(path.read_text())
 
-        return checked(call)
+        return checked(call, NP)
 
 
 # ── the ways ─────────────────────────────────────────────────────────────────────────────────────
@@ -82,7 +74,7 @@ def product_warm() -> float:
     import hydrogen_magic as hm
 
     with shown_elsewhere():
-        return checked(lambda: hm.run(all_reduce_once, np=NP))
+        return checked(lambda: hm.run(all_reduce_once, np=NP), NP)
 
 
 def reduce_in_session() -> float:
@@ -101,7 +93,7 @@ def product_session(on: str = "local") -> float:
     import hydrogen_magic as hm
 
     with shown_elsewhere():
-        return checked(lambda: hm.run(reduce_in_session, np=NP, on=on, session=f"bench {on}"))
+        return checked(lambda: hm.run(reduce_in_session, np=NP, on=on, session=f"bench {on}"), NP)
 
 
 def product_cold() -> float:
@@ -124,10 +116,10 @@ def notebook_launcher() -> float:
     from accelerate import notebook_launcher as launch
 
     def call(path: str) -> None:
-        port = str(free_port())
-        launch(all_reduce_once, (path,), num_processes=NP, use_port=port)
+        with on_standard_error():
+            launch(all_reduce_once, (path,), num_processes=NP, use_port=str(free_port()))
 
-    return by_file(_quietly(call))
+    return by_file(call)
 
 
 def torch_distributor() -> float:
@@ -135,7 +127,7 @@ def torch_distributor() -> float:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=NP, local_mode=True, use_gpu=False)
-    return checked(lambda: distributor.run(all_reduce_once))
+    return checked(lambda: distributor.run(all_reduce_once), NP)
 
 
 def torchrunx() -> float:
@@ -143,29 +135,12 @@ def torchrunx() -> float:
 
     os.environ["TORCHRUNX_LOG_DIR"] = ""  # or it writes a folder of logs where it is called
     launcher = torchrunx.Launcher(hostnames=["localhost"], workers_per_host=NP, backend="gloo")
-    return checked(lambda: launcher.run(all_reduce_once).rank(0))
-
-
-def _quietly(call: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Send what launchers print about themselves to standard error."""
-
-    def quiet(path: str) -> None:
-        sys.stdout.flush()
-        saved = os.dup(1)
-        os.dup2(2, 1)
-        try:
-            call(path)
-        finally:
-            sys.stdout.flush()
-            os.dup2(saved, 1)
-            os.close(saved)
-
-    return quiet
+    return checked(lambda: launcher.run(all_reduce_once).rank(0), NP)
 
 
 def fork_floor(floor: ForkFloor) -> Callable[[], float]:
     def measure() -> float:
-        seconds = checked(lambda: floor.all_reduce(NP))
+        seconds = checked(lambda: floor.all_reduce(NP), NP)
         floor.settled()
         return seconds
 
@@ -181,29 +156,31 @@ def spark_session() -> Any:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
+    packages = ("torch", "accelerate", "torchrunx", "pyspark")
+    run = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2, packages=packages)
     import torch  # noqa: F401 - as a notebook has
 
     floor = ForkFloor()
     peers = [
         Peer("fork floor", fork_floor(floor)),
-        Peer("hydrogen_magic, warm", product_warm, lacks("hydrogen_magic.driver.launcher")),
-        Peer("hydrogen_magic, session", product_session, lacks("hydrogen_magic.driver.session")),
-        Peer("hydrogen_magic, cold", product_cold, lacks("hydrogen_magic.driver.launcher")),
+        Peer("hydrogen_magic, warm", product_warm),
+        Peer("hydrogen_magic, session", product_session),
+        Peer("hydrogen_magic, cold", product_cold),
         Peer("notebook_launcher", notebook_launcher, lacks("accelerate")),
         Peer("torchrun", lambda: by_file(lambda path: torchrun(Path(__file__), "--rank", path))),
         Peer("torchrunx", torchrunx, lacks("torchrunx")),
         Peer("TorchDistributor, local", torch_distributor, lacks("pyspark")),
     ]
-    peers = chosen(peers, arguments.only)
-    print(f"launch: np {NP}, {machine()}", flush=True)
+    peers = chosen(peers, run.only)
+    print(f"launch: np {NP}, {run.machine}", flush=True)
     ready = {peer.name: peer for peer in peers if not peer.missing}
     session = spark_session() if "TorchDistributor, local" in ready else None
-    for name in ("hydrogen_magic, warm", "hydrogen_magic, session"):
+    for name in ("hydrogen_magic, session", "hydrogen_magic, warm"):  # a session keeps its agent
         if name in ready:
             ready[name].measure()  # the launch that makes it warm
-    round_robin(peers, arguments.rounds)
-    print_table("call to rank 0's result after one all_reduce", peers, "fork floor")
+    round_robin(peers, run.rounds)
+    title = "call to rank 0's result after one all_reduce"
+    report(run, peer_table("launch", title, peers, "fork floor"))
     floor.close()
     if session is not None:
         session.stop()

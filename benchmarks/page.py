@@ -14,7 +14,6 @@ Ranks, kernel and the others: seconds of CPU, of the seconds they were watched.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -27,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _common import lacks, machine
+from _common import lacks
+from _results import Table, parse_arguments, report
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
@@ -258,49 +258,55 @@ def run(way: str, seconds: float, rounds: int) -> tuple[list[Measured], list[Mea
     return shown, quiet
 
 
-def print_table(way: str, shown: list[Measured], quiet: list[Measured]) -> None:
+def table_of(way: str, shown: list[Measured], quiet: list[Measured]) -> Table:
     answers = [ms for each in shown for ms in each.answers_ms]
     ages = [ms for each in shown for ms in each.ages_ms]
-    longest = max(each.longest_ms for each in shown)
-    print(f"\n{way}\n")
-    print(f"answer to {len(answers)} clicks: median {statistics.median(answers):.0f} ms,", end=" ")
-    print(f"longest {max(answers):.0f} ms; longest task {longest:.0f} ms")
-    print(f"age of {len(ages)} values: median {statistics.median(ages):.0f} ms,", end=" ")
-    print(f"oldest {max(ages):.0f} ms (goal: {AGE_GOAL_MS} ms)\n")
-    print(f"| {'':24} | {'view':>9} | {'quiet':>9} | {'difference':>10} |")
-    print(f"|{'-' * 26}|{'-' * 11}|{'-' * 11}|{'-' * 12}|")
+    seen = {
+        "answer to a click, ms": statistics.median(answers),
+        "slowest answer, ms": max(answers),
+        "longest task of the page, ms": max(each.longest_ms for each in shown),
+        "age of the values shown, ms": statistics.median(ages),
+        f"oldest value, ms (goal: {AGE_GOAL_MS})": max(ages),
+    }
+    rows = [[name, value, None, None] for name, value in seen.items()]
     for name in ("ranks", "kernel", "server", "browser", "driver"):
-        _print_row(f"{name}, % of a core", _medians(f"{name}_s", shown, quiet), 100)
-    _print_row("to the page, kB/s", _medians("n_bytes", shown, quiet), 1 / 1000)
+        rows.append(_row(f"{name}, % of a core", _medians(f"{name}_s", shown, quiet), 100))
+    rows.append(_row("to the page, kB/s", _medians("n_bytes", shown, quiet), 1 / 1000))
     for name in ("n_logged", "n_kept"):
         pairs = [(getattr(a, name), getattr(b, name)) for a, b in zip(shown, quiet, strict=True)]
-        views, quiets = (statistics.median(each) for each in zip(*pairs, strict=True))
-        ratio = statistics.median(a / b for a, b in pairs)
-        row = f"points {name[2:]}, millions"
-        print(f"| {row:24} | {views / MB:9.3f} | {quiets / MB:9.3f} | {ratio - 1:10.1%} |")
+        views, quiets = (statistics.median(each) / MB for each in zip(*pairs, strict=True))
+        more = 100 * (statistics.median(a / b for a, b in pairs) - 1)
+        rows.append([f"points {name[2:]}, millions", views, quiets, f"{more:.1f} %"])
+    columns = {"": "", "view": "", "quiet": "", "difference": ""}
+    return Table(f"page_{way}", f"ranks that log {way}", columns, rows)
 
 
 def _medians(name: str, *runs: list[Measured]) -> list[float]:
     return [statistics.median(getattr(each.used, name) for each in run) for run in runs]
 
 
-def _print_row(name: str, medians: list[float], scale: float) -> None:
+def _row(name: str, medians: list[float], scale: float) -> list[Any]:
     view, quiet = (median * scale for median in medians)
-    print(f"| {name:24} | {view:9.1f} | {quiet:9.1f} | {view - quiet:10.1f} |", flush=True)
+    return [name, view, quiet, view - quiet]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=15.0, help="that the ranks log")
-    parser.add_argument("--rounds", type=int, default=2, help="pairs of view and --quiet")
-    parser.add_argument("--only", choices=WAYS, help="whether ranks are paced by the clock")
-    asked = parser.parse_args()
+    asked = parse_arguments(
+        __doc__.splitlines()[0],
+        rounds=2,
+        quick_rounds=1,
+        packages=("torch", "jupyterlab"),
+        more=lambda parser: parser.add_argument(
+            "--seconds", type=float, default=15.0, help="that the ranks log"
+        ),
+    )
     missing = lacks("playwright") or lacks("jupyterlab")
     if missing:
         sys.exit(f"benchmarks/page.py needs what the tests in a browser need: {missing}")
-    print(f"page: np {NP}, {machine()}", flush=True)
-    for way in [asked.only] if asked.only else WAYS:
-        print_table(way, *run(way, asked.seconds, asked.rounds))
+    print(f"page: np {NP}, {asked.machine}", flush=True)
+    for way in WAYS:
+        if not asked.only or way in asked.only:
+            report(asked, table_of(way, *run(way, asked.seconds, asked.rounds)))
 
 
 if __name__ == "__main__":

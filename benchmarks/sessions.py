@@ -1,6 +1,7 @@
 """Sessions: cells on two ranks that stay, beside other tools whose ranks stay, all on this machine.
 
     python benchmarks/sessions.py --rounds 5
+    python benchmarks/sessions.py --only hydrogen_magic --what call    # our calls alone
 
 Each tool has a Jupyter kernel of its own, whose ranks have joined a Gloo group. Times are those of a front
 end: from sending a cell to the kernel until its reply has arrived.
@@ -14,7 +15,7 @@ end: from sending a cell to the kernel until its reply has arrived.
   If it has not ended after ten seconds, the kernel is interrupted.
 
 If the next call does not return within ten seconds, kernel and ranks are started again, as their user would
-do; these seconds are counted, and the restarts are listed below the tables. jupyter-distributed has no
+do; these seconds are counted, and so are the restarts. jupyter-distributed has no
 notebook process beside its ranks: nothing is pushed or pulled. nbdistributed is left out: its shutdown kills
 processes of other programs by their name.
 """
@@ -31,13 +32,14 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, lacks, machine, parse_arguments, print_table, round_robin, timed
+from _common import Peer, lacks, peer_table, round_robin, timed
+from _results import Run, parse_arguments, report
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
 
@@ -321,63 +323,82 @@ def failure(notebook: Notebook) -> float:
     return timed(fail)
 
 
-def rows(
-    notebooks: Sequence[Notebook], measure: Callable[[Notebook], float], needs: str
-) -> list[Peer]:
-    """Return the peers of one table: those that have the cell ``needs``."""
-    return [
-        Peer(
-            one.way.name,
-            partial(measure, one),
-            "" if getattr(one.way, needs) else "has no such cell",
-        )
-        for one in notebooks
-    ]
+@dataclass(frozen=True)
+class Measurement:
+    """One table: what is done, and the cell of a tool that it needs."""
+
+    title: str
+    measure: Callable[[Notebook], float]
+    needs: str
+    n_times: int = 1
+    """In each round."""
+
+
+def measurements(size: int) -> dict[str, Measurement]:
+    return {
+        "call": Measurement(
+            f"call to rank 0's value (goal: {1000 * GOAL_S:.0f} ms)", call, "reduce", N_CALLS
+        ),
+        "push": Measurement(
+            f"{8 * size / 1e9:g} GB from the notebook to both ranks",
+            partial(then_small, push, size),
+            "push",
+        ),
+        "pull": Measurement(
+            f"{8 * size / 1e9:g} GB from rank 0 to the notebook",
+            partial(then_small, pull, size),
+            "pull",
+        ),
+        "interrupt": Measurement(
+            "interrupt of a blocked all_reduce to the next value", interrupt, "block"
+        ),
+        "failure": Measurement("a cell that fails on one rank to the next value", failure, "fail"),
+    }
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
-    size = 10**7 // 8 * (10 if arguments.quick else 100)
-    print(f"sessions: np {NP}, {8 * size / 1e9:g} GB, {machine()}", flush=True)
-    missing = {way.name: lacks(way.module) for way in WAYS}
-    for name, why in missing.items():
-        print(f"{name}: not measured: {why}" if why else f"{name}", file=sys.stderr)
+    names = [*measurements(0)]
+    run = parse_arguments(
+        __doc__.splitlines()[0],
+        rounds=5,
+        quick_rounds=2,
+        packages=("torch", "ipyparallel", "jupyter-distributed", "torchmonarch"),
+        more=lambda parser: parser.add_argument(
+            "--what", nargs="+", default=names, choices=names, help="which times; default all"
+        ),
+    )
+    size = 10**7 // 8 * (10 if run.quick else 100)
+    print(f"sessions: np {NP}, {run.machine}", flush=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hydrogen-bench-")))
-        notebooks = []
+        notebooks: dict[str, Notebook] = {}
         for way in WAYS:
-            if not missing[way.name] and (not arguments.only or way.name in arguments.only):
-                notebooks.append(Notebook(way, folder))
-                stack.callback(notebooks[-1].close)
-        measure(notebooks, arguments.rounds, size)
+            if not lacks(way.module) and (not run.only or way.name in run.only):
+                notebooks[way.name] = Notebook(way, folder)
+                stack.callback(notebooks[way.name].close)
+        for name in run.what:
+            measure(run, name, measurements(size)[name], notebooks)
 
 
-def measure(notebooks: Sequence[Notebook], rounds: int, size: int) -> None:
-    tables: list[tuple[str, Callable[[Notebook], float], str, int]] = [
-        (
-            f"call to rank 0's value (goal: {1000 * GOAL_S:.0f} ms)",
-            call,
-            "reduce",
-            rounds * N_CALLS,
-        ),
-        (
-            "push: the notebook's array to both ranks",
-            partial(then_small, push, size),
-            "push",
-            rounds,
-        ),
-        ("pull: rank 0's array to the notebook", partial(then_small, pull, size), "pull", rounds),
-        ("interrupt of a blocked collective to the next value", interrupt, "block", rounds),
-        ("failing cell to the next value", failure, "fail", rounds),
+def measure(run: Run, name: str, what: Measurement, notebooks: dict[str, Notebook]) -> None:
+    """Measure one table."""
+    ways = [way for way in WAYS if not run.only or way.name in run.only]
+    peers = [
+        Peer(
+            way.name,
+            partial(what.measure, notebooks.get(way.name)),
+            lacks(way.module) or ("" if getattr(way, what.needs) else "has no such cell"),
+        )
+        for way in ways
     ]
-    for title, measured, needs, n in tables:
-        peers = rows(notebooks, measured, needs)
-        round_robin(peers, n)
-        print_table(title, peers, PRODUCT)
-    for notebook in notebooks:
-        if notebook.restarts:
-            listed = ", ".join(f"{n} by {what}" for what, n in notebook.restarts.items())
-            print(f"\n{notebook.way.name}: restarts: {listed}")
+    round_robin(peers, run.rounds * what.n_times)
+    restarts = {
+        each: notebook.restarts[name]
+        for each, notebook in notebooks.items()
+        if name in notebook.restarts
+    }
+    more = {"restarts": restarts} if restarts else {}
+    report(run, peer_table(f"sessions_{name}", what.title, peers, PRODUCT, more))
 
 
 if __name__ == "__main__":

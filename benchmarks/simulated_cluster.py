@@ -34,9 +34,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from _results import Table, parse_arguments, report
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
@@ -60,10 +62,10 @@ RANKS_PER_HOST = 8
 _HOSTS = Path(__file__).with_name("_simulated_hosts.py")
 _PROCESSES = 2
 _PATIENCE_S = 300.0
-_COLUMNS = (
-    "ranks", "hosts", "start s", "launch s", "kernel", "view", "events/s", "memory MB/min",
-    "log MB/min", "stop s", "task kB", "sent MB",
-)  # fmt: skip
+_COLUMNS = {
+    "ranks": "", "hosts": "", "start": "s", "launch": "s", "kernel": "%", "view": "%", "events": "1/s",
+    "memory": "MB/min", "log": "MB/min", "stop": "s", "task": "kB", "sent": "MB",
+}  # fmt: skip
 
 
 class SimulatedPlacement(Placement):
@@ -150,7 +152,7 @@ def _reading(gang: Gang, view: ModelView) -> Reading:
     return Reading(time.monotonic(), len(gang.events()), *spent, _memory_bytes(), log_bytes)
 
 
-def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> tuple[str, ...]:
+def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> list[Any]:
     """Run one gang; return a row of the table."""
     counted = _count_closure_bytes()
     view, data = ModelView(), os.urandom(closure_bytes)
@@ -165,20 +167,20 @@ def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> tupl
     last = _reading(gang, view)
     stop_s = _stopped(gang)
     s = last.now_s - first.now_s
-    return (
-        str(np),
-        str(np // RANKS_PER_HOST),
-        f"{start_s:.2f}",
-        f"{launch_s:.2f}",
-        f"{(last.processor_s - first.processor_s) / s:.1%}",
-        f"{(last.view_s - first.view_s) / s:.1%}",
-        f"{(last.n_events - first.n_events) / s:,.0f}",
-        f"{(last.memory_bytes - first.memory_bytes) * 60 / s / 1e6:.0f}",
-        f"{(last.log_bytes - first.log_bytes) * 60 / s / 1e6:.0f}",
-        f"{stop_s:.2f}",
-        f"{_instructions_bytes[-1] / 1e3:.1f}",
-        f"{sum(counted) / 1e6:.1f}",
-    )
+    return [
+        np,
+        np // RANKS_PER_HOST,
+        start_s,
+        launch_s,
+        100 * (last.processor_s - first.processor_s) / s,
+        100 * (last.view_s - first.view_s) / s,
+        (last.n_events - first.n_events) / s,
+        (last.memory_bytes - first.memory_bytes) * 60 / s / 1e6,
+        (last.log_bytes - first.log_bytes) * 60 / s / 1e6,
+        stop_s,
+        _instructions_bytes[-1] / 1e3,
+        sum(counted) / 1e6,
+    ]
 
 
 def _stopped(gang: Gang) -> float:
@@ -235,34 +237,32 @@ def _count_closure_bytes() -> list[int]:
     return counted
 
 
-def _parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 256, 800])
     parser.add_argument("--seconds", type=float, default=10.0, help="of training to measure")
     parser.add_argument("--closure", type=float, default=0.0, help="MB that every host is sent")
     parser.add_argument("--points", type=float, default=10.0, help="per rank and second")
     parser.add_argument("--lines", type=float, default=1.0, help="per rank and second")
     parser.add_argument("--profile", action="store_true", help="of the kernel's event loop")
-    return parser.parse_args()
 
 
 def main() -> None:
-    asked = _parsed()
+    asked = parse_arguments(__doc__.splitlines()[0], packages=(), more=_add_arguments)
     SimulatedPlacement.behaviour = (asked.points, asked.lines)
-    with (
-        tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as folder,
-        suppress(KeyboardInterrupt),
-    ):
+    with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as folder:
         os.environ["HYDROGEN_MAGIC_HOME"] = folder
         entry_point = "simulated_cluster:SimulatedPlacement"
         declare(Path(folder), "hydrogen_magic.placements", {"simulated": entry_point})
         sys.path.insert(0, folder)
         sys.modules["simulated_cluster"] = sys.modules[measured.__module__]
-        print("| " + " | ".join(_COLUMNS) + " |\n" + "|---" * len(_COLUMNS) + "|")
+        rows = []
         for np in asked.ranks:
-            row = measured(np, asked.seconds, int(asked.closure * 1e6), asked.profile)
-            print("| " + " | ".join(row) + " |", flush=True)
+            rows.append(measured(np, asked.seconds, int(asked.closure * 1e6), asked.profile))
+            print(f"  {np} ranks", file=sys.stderr, flush=True)
         local_agents.close()
+    name = "simulated_cluster_closure" if asked.closure else "simulated_cluster"
+    title = "ranks that train" + f", with a closure of {asked.closure:g} MB" * bool(asked.closure)
+    report(asked, Table(name, title, _COLUMNS, rows))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Spark: how fast a standalone cluster starts a gang, refuses one that cannot fit, and stops one.
 
     python benchmarks/spark.py --rounds 5
+    python benchmarks/spark.py --only session     # a call in a live session alone
 
 Start: from the call to rank 0's result after one all_reduce of two ranks, beside pyspark's TorchDistributor.
-Cell to cell: the same for a gang that is called as soon as the one before it has returned.
+Cell to cell: the same for a gang that is called as soon as the one before it has returned, and the median of
+20 calls in a session, whose ranks stay.
 Refusal: from the call with more ranks than slots to its PlacementError; once in a session that has just
 started, where more executors might still register, and in each round. Stop: as in ``benchmarks/stop.py``,
 to the end of the last rank on the executors.
@@ -24,16 +26,16 @@ from pathlib import Path
 
 from _common import (
     Peer,
+    checked,
     chosen,
     lacks,
-    machine,
-    parse_arguments,
-    print_table,
+    peer_table,
     round_robin,
     shown_elsewhere,
     timed,
 )
-from launch import NP, checked, product_session
+from _results import parse_arguments, report
+from launch import NP, product_session
 from stop import GOAL_S, WAYS
 from stop import product as stopped
 
@@ -43,6 +45,7 @@ GOAL = 20
 """How many times faster than its peer this should be."""
 CELL_TO_CELL = "cell to cell"
 CELL_TO_CELL_GOAL_S = 0.25
+SESSION_GOAL_S = 0.1
 N_CELLS = 20
 REFUSAL_GOAL_S = 1.0
 N_SLOTS = 4
@@ -67,7 +70,7 @@ def product() -> float:
     import hydrogen_magic as hm
 
     with shown_elsewhere():
-        return checked(lambda: hm.run(all_reduce_once, np=NP, on="spark"))
+        return checked(lambda: hm.run(all_reduce_once, np=NP, on="spark"), NP)
 
 
 def cell_to_cell() -> float:
@@ -76,12 +79,17 @@ def cell_to_cell() -> float:
     return statistics.median(product() for _ in range(N_CELLS))
 
 
+def session_call() -> float:
+    """Return the median of calls that follow one another in a session."""
+    return statistics.median(product_session("spark") for _ in range(N_CELLS))
+
+
 def torch_distributor() -> float:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=NP, local_mode=False, use_gpu=False)
     with shown_elsewhere():
-        return checked(lambda: distributor.run(all_reduce_once))
+        return checked(lambda: distributor.run(all_reduce_once), NP)
 
 
 def refused() -> float:
@@ -99,31 +107,31 @@ def refused() -> float:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
+    packages = ("torch", "pyspark")
+    run = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2, packages=packages)
     missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
     starts = [Peer(PRODUCT, product, missing), Peer(PEER, torch_distributor, missing)]
-    on_spark = partial(product_session, "spark")
-    series = [
-        Peer(CELL_TO_CELL, cell_to_cell, missing),
-        Peer("the next cell of a session", on_spark, missing),
-    ]
-    early = [Peer("refusal, new session", refused, missing)]
+    series = [Peer(CELL_TO_CELL, cell_to_cell, missing)]
+    calls = [Peer("the next cell of a session", session_call, missing)]
+    early = [Peer("refusal, just started", refused, missing)]
     later = [Peer("refusal, later", refused, missing)]
     stops = [Peer(f"stop, {way}", partial(stopped, way, "spark"), missing) for way in WAYS]
-    starts, series, early, later, stops = (
-        chosen(peers, arguments.only) for peers in (starts, series, early, later, stops)
+    starts, series, calls, early, later, stops = (
+        chosen(peers, run.only) for peers in (starts, series, calls, early, later, stops)
     )
-    print(f"spark: np {NP}, {machine()}", flush=True)
+    print(f"spark: np {NP}, {run.machine}", flush=True)
     if not missing:
-        measure(early, [*starts, *series, *later, *stops], arguments.rounds)
-    print_table("on Spark, warm: call to rank 0's result after one all_reduce", starts, PRODUCT)
-    by_name = {peer.name: peer for peer in starts if peer.seconds}
-    if len(by_name) == 2:
-        ratio = by_name[PEER].median_s / by_name[PRODUCT].median_s
-        print(f"\n{ratio:.1f} times faster than {PEER} (goal: {GOAL})")
-    print_table(f"on Spark: the next gang at once (goal: {CELL_TO_CELL_GOAL_S} s)", series)
-    print_table(f"on Spark: call to the refusal (goal: {REFUSAL_GOAL_S:.0f} s)", [*early, *later])
-    print_table(f"on Spark: Stop to the end of the last rank (goal: {GOAL_S:.0f} s)", stops)
+        measure(early, [*starts, *series, *calls, *later, *stops], run.rounds)
+    title = f"call to rank 0's result after one all_reduce (goal: {GOAL} times faster than {PEER})"
+    report(run, peer_table("spark_start", title, starts, PRODUCT))
+    title = f"the next gang at once (goal: {CELL_TO_CELL_GOAL_S} s)"
+    report(run, peer_table("spark_next", title, series))
+    title = f"a call in a session (goal: {SESSION_GOAL_S} s)"
+    report(run, peer_table("spark_session", title, calls))
+    title = f"call to the refusal (goal: {REFUSAL_GOAL_S:.0f} s)"
+    report(run, peer_table("spark_refusal", title, [*early, *later]))
+    title = f"Stop to the end of the last rank (goal: {GOAL_S:.0f} s)"
+    report(run, peer_table("spark_stop", title, stops))
 
 
 def measure(early: list[Peer], peers: list[Peer], rounds: int) -> None:

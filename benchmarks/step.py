@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _common import answer_file, lacks, machine, parse_arguments, shown_elsewhere, torchrun
+from _common import answer_file, shown_elsewhere, torchrun
+from _results import Table, parse_arguments, report
 
 NP = 2
 WARM_UP_STEPS = 50
@@ -93,28 +94,28 @@ def watched(steps: int) -> float:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=10, quick_rounds=3)
-    steps = QUICK_STEPS if arguments.quick else STEPS
-    print(f"step: np {NP}, {steps} steps a run, {machine()}\n", flush=True)
-    missing = lacks("hydrogen_magic.driver.launcher")
-    if missing:
-        print(f"plain torchrun: {plain(steps) * 1e3:.3f} ms a step; hydrogen_magic: {missing}")
-        return
-    ratios = [one_pair(number, steps) for number in range(arguments.rounds)]
-    low, high = min(ratios), max(ratios)
-    print(f"\nwatched / plain: median {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})")
+    run = parse_arguments(__doc__.splitlines()[0], rounds=10, quick_rounds=3)
+    steps = QUICK_STEPS if run.quick else STEPS
+    print(f"step: np {NP}, {steps} steps a run, {run.machine}\n", flush=True)
+    pairs = [one_pair(number, steps) for number in range(run.rounds)]
+    ratios = [watched_s / plain_s for plain_s, watched_s in pairs]
+    plain_ms, watched_ms = (1e3 * statistics.median(each) for each in zip(*pairs, strict=True))
+    columns = {"": "", "n": "", "median": "ms", "x plain": "", "min x": "", "max x": ""}
+    rows = [
+        ["plain torchrun", run.rounds, plain_ms, 1.0, None, None],
+        ["watched", run.rounds, watched_ms, statistics.median(ratios), min(ratios), max(ratios)],
+    ]
+    report(run, Table("step", "a training step; ratios within each pair", columns, rows))
 
 
-def one_pair(number: int, steps: int) -> float:
-    """Run both halves of a round, print them, and return their ratio."""
+def one_pair(number: int, steps: int) -> tuple[float, float]:
+    """Run both halves of a round; return the seconds of a step, plain and watched."""
     seconds = {}
     for way in (plain, watched) if number % 2 == 0 else (watched, plain):
         seconds[way] = way(steps)
         time.sleep(0.5)  # what the last run leaves behind settles outside the next one's clock
-    ratio = seconds[watched] / seconds[plain]
-    line = f"pair {number + 1:2}: plain {seconds[plain] * 1e3:.3f} ms"
-    print(f"{line}, watched {seconds[watched] * 1e3:.3f} ms, ratio {ratio:.3f}", flush=True)
-    return ratio
+    print(f"  pair {number + 1}", file=sys.stderr, flush=True)
+    return seconds[plain], seconds[watched]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 
 Ranks sleep, wait in an all_reduce that rank 1 never enters, hold the GIL in C code, or ignore SIGINT and
 SIGTERM. torchrun gets SIGTERM, as from ``kill``; it waits 30 s for ranks that ignore signals.
+Last, ranks sleep and their agent does not respond, because it was stopped by SIGSTOP: from Kill to the end
+of agent and ranks.
 ``benchmarks/spark.py`` measures the same gangs on a Spark cluster.
 """
 
@@ -19,16 +21,10 @@ from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from _common import (
-    Peer,
-    chosen,
-    machine,
-    parse_arguments,
-    print_table,
-    round_robin,
-    shown_elsewhere,
-)
+from _common import Peer, chosen, peer_table, round_robin, shown_elsewhere
+from _results import parse_arguments, report
 
 from hydrogen_magic.core import processes
 
@@ -36,6 +32,8 @@ NP = 2
 WAYS = ("sleep", "all_reduce", "hold the GIL", "ignore signals")
 GOAL_S = 1.0
 """Within this time Stop ends all processes of a gang."""
+KILL_GOAL_S = 5.0
+"""The same for Kill, if the agent does not respond."""
 _READY = "ready"
 _START_S = 60.0
 _SETTLE_S = 0.2
@@ -79,23 +77,40 @@ def gone_after(stop: float, pids: Iterable[int]) -> float:
     return time.monotonic() - stop
 
 
-def product(way: str, on: str = "local") -> float:
-    """Return the seconds from ``stop()`` to the end of all ranks."""
-    import hydrogen_magic as hm
-
+def product(way: str, on: str = "local", *, is_agent_stopped: bool = False) -> float:
+    """Return the seconds from ``stop()`` to the end of all ranks; from Kill if the agent is stopped."""
     with shown_elsewhere():
-        gang = hm.launch(hang, way, np=NP, on=on)
-        started = time.monotonic()
-        while not all(_READY in gang.logs.get(rank, "") for rank in range(NP)):
-            if gang.wait(0.01) or time.monotonic() - started > _START_S:
-                raise RuntimeError(gang.snapshot().reason or "the ranks did not start")
-        time.sleep(_SETTLE_S)
+        gang = hanging(way, on)
         pids = [rank.pid for rank in gang.ranks if rank.pid is not None]
+        if is_agent_stopped:
+            pids.append(stopped_agent(gang))
         stop = time.monotonic()
-        gang.stop()
+        gang.stop(kill=is_agent_stopped)
         seconds = gone_after(stop, pids)
         gang.wait(_GONE_S)
     return seconds
+
+
+def hanging(way: str, on: str) -> Any:
+    """Start a gang, and return it when its ranks hang."""
+    import hydrogen_magic as hm
+
+    gang = hm.launch(hang, way, np=NP, on=on)
+    started = time.monotonic()
+    while not all(_READY in gang.logs.get(rank, "") for rank in range(NP)):
+        if gang.wait(0.01) or time.monotonic() - started > _START_S:
+            raise RuntimeError(gang.snapshot().reason or "the ranks did not start")
+    time.sleep(_SETTLE_S)
+    return gang
+
+
+def stopped_agent(gang: Any) -> int:
+    """Stop the agent of a local gang (SIGSTOP); return its pid."""
+    from hydrogen_magic.driver.placements import local_agents
+
+    [agent] = [agent for agent in local_agents.pool().all if agent.gang == gang.id]
+    os.kill(agent.process.pid, signal.SIGSTOP)
+    return int(agent.process.pid)
 
 
 def torchrun(way: str) -> float:
@@ -125,16 +140,26 @@ def main() -> None:
     if sys.argv[1:2] == ["--rank"]:
         hang(sys.argv[2])
         return
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=1)
+    run = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=1)
     os.environ["OMP_NUM_THREADS"] = "1"
     ways = {"hydrogen_magic": product, "torchrun": torchrun}
-    peers = [
+    stops = [
         Peer(f"{name}, {way}", partial(stop, way)) for way in WAYS for name, stop in ways.items()
     ]
-    peers = chosen(peers, arguments.only)
-    print(f"stop: np {NP}, {machine()}", flush=True)
-    round_robin(peers, arguments.rounds)
-    print_table(f"Stop to the end of the last process (goal: {GOAL_S:.0f} s)", peers)
+    kills = [
+        Peer("hydrogen_magic, stopped agent", partial(product, "sleep", is_agent_stopped=True))
+    ]
+    stops, kills = chosen(stops, run.only), chosen(kills, run.only)
+    print(f"stop: np {NP}, {run.machine}", flush=True)
+    round_robin([*stops, *kills], run.rounds)
+    report(
+        run,
+        peer_table(
+            "stop_gang", f"Stop to the end of the last process (goal: {GOAL_S:.0f} s)", stops
+        ),
+    )
+    title = f"Kill to the end of the last process, agent stopped (goal: {KILL_GOAL_S:.0f} s)"
+    report(run, peer_table("stop_agent", title, kills))
 
 
 if __name__ == "__main__":

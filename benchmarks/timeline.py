@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import _released
-from _common import lacks, machine, parse_arguments
+from _common import lacks
+from _results import Table, parse_arguments, report
 
 NP = 2
 WARM_UP_STEPS = 60
@@ -154,12 +155,22 @@ class Findings:
         self.ratios.setdefault(what, []).append(one[1] / other[1])
         self.ratios.setdefault(f"{what}, processor", []).append(one[2] / other[2])
 
-    def print(self) -> None:
-        for what, found in sorted(self.ratios.items()):
-            spread = f"{min(found):.3f} to {max(found):.3f}"
-            print(f"{what:24} median {statistics.median(found):.3f} ({spread}, n {len(found)})")
-        for mode, found in self.seconds.items():
-            print(f"{mode:24} median {statistics.median(found) * 1e3:.3f} ms a step")
+    def tables(self) -> list[Table]:
+        """Return the ratios, and the seconds of a step in each mode."""
+        ratios = [[what, *_spread(found)] for what, found in sorted(self.ratios.items())]
+        modes = [[mode, *_spread([1e3 * s for s in found])] for mode, found in self.seconds.items()]
+        return [
+            Table("timeline_steps", "a step", _columns("ms"), modes),
+            Table("timeline", "a step with a timeline, as a ratio", _columns("x"), ratios),
+        ]
+
+
+def _columns(unit: str) -> dict[str, str]:
+    return {"": "", "n": "", "median": unit, "min": unit, "max": unit}
+
+
+def _spread(found: Sequence[float]) -> list[float]:
+    return [len(found), statistics.median(found), min(found), max(found)]
 
 
 def _median(found: Sequence[Block]) -> Block:
@@ -168,13 +179,14 @@ def _median(found: Sequence[Block]) -> Block:
 
 
 def main() -> None:
-    arguments = parse_arguments(__doc__.splitlines()[0], rounds=10, quick_rounds=2)
-    missing = lacks("horovod.torch") or lacks("hydrogen_magic.driver.launcher")
-    print(f"timeline: np {NP}, blocks of {STEPS} steps, {machine()}\n", flush=True)
+    packages = ("torch", "horovod")
+    run = parse_arguments(__doc__.splitlines()[0], rounds=10, quick_rounds=2, packages=packages)
+    missing = lacks("horovod.torch")
+    print(f"timeline: np {NP}, blocks of {STEPS} steps, {run.machine}\n", flush=True)
     if missing:
         print(missing)
         return
-    turns = QUICK_TURNS if arguments.quick else TURNS
+    turns = QUICK_TURNS if run.quick else TURNS
     findings = Findings()
     with _released.python() as python:
         gangs = [
@@ -182,7 +194,7 @@ def main() -> None:
             lambda: blocks(list(TURN) * turns, STEPS),
             lambda: released_blocks(python),
         ]
-        for number in range(arguments.rounds):
+        for number in range(run.rounds):
             found: list[Block] = []
             for gang in gangs if number % 2 == 0 else gangs[::-1]:
                 found += gang()
@@ -190,7 +202,8 @@ def main() -> None:
             findings.add(found)
             line = ", ".join(f"{m} {v[-1] * 1e3:.3f} ms" for m, v in findings.seconds.items())
             print(f"round {number + 1}: {line}", file=sys.stderr, flush=True)
-    findings.print()
+    for table in findings.tables():
+        report(run, table)
 
 
 if __name__ == "__main__":

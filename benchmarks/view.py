@@ -13,7 +13,6 @@ the kernel. ``benchmarks/page.py`` measures the age of values that the page show
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
@@ -21,6 +20,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+from _results import Table, parse_arguments, report
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.launcher import attend, launch
@@ -229,33 +231,36 @@ AGE_GOAL_S = 1.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=10, help="that the events last")
-    parser.add_argument("--only", nargs="+", default=(), help="cases whose names contain this")
-    asked = parser.parse_args()
-    names = [n for n in (*CASES, *LOGGING) if not asked.only or any(w in n for w in asked.only)]
-    print_costs([name for name in names if name in CASES], asked.seconds)
-    print_ages([name for name in names if name in LOGGING], asked.seconds)
+    run = parse_arguments(
+        __doc__.splitlines()[0],
+        packages=(),
+        more=lambda parser: parser.add_argument(
+            "--seconds", type=int, default=10, help="that the events last"
+        ),
+    )
+    names = [n for n in (*CASES, *LOGGING) if not run.only or any(w in n for w in run.only)]
+    report(run, costs([name for name in names if name in CASES], run.seconds))
+    report(run, ages([name for name in names if name in LOGGING], run.seconds))
 
 
-def print_costs(names: Sequence[str], seconds: int) -> None:
-    print(f"{'cost':42} {'share':>7} {'state':>7} {'kB/s':>7} {'most':>7} {'longest':>9}")
+def costs(names: Sequence[str], seconds: int) -> Table:
+    columns = {"": "", "share": "%", "state": "%", "sent": "kB/s", "most": "kB/s", "longest": "ms"}
+    rows: list[list[Any]] = []
     for name in names:
         found = measured(CASES[name], seconds)
-        print(
-            f"{name:42} {found.share:7.1%} {found.fold_share:7.1%} "
-            f"{found.bytes_per_s / 1000:7.1f} {found.most_bytes_per_s / 1000:7.1f} "
-            f"{found.longest_s * 1000:6.1f} ms"
-        )
+        shares = [100 * found.share, 100 * found.fold_share]
+        sent = [found.bytes_per_s / 1e3, found.most_bytes_per_s / 1e3]
+        rows.append([name, *shares, *sent, 1e3 * found.longest_s])
+    return Table("view_cost", "cost", columns, rows)
 
 
-def print_ages(names: Sequence[str], seconds: int) -> None:
-    title = f"age of points (goal: {AGE_GOAL_S:.0f} s)"
-    print(f"\n{title:42} {'points':>7} {'median':>9} {'oldest':>9}")
+def ages(names: Sequence[str], seconds: int) -> Table:
+    columns = {"": "", "points": "", "median": "ms", "oldest": "ms"}
+    rows: list[list[Any]] = []
     for name in names:
-        ages = ages_s(*LOGGING[name], seconds)
-        median_ms, oldest_ms = 1000 * statistics.median(ages), 1000 * max(ages)
-        print(f"{name:42} {len(ages):7,} {median_ms:6.0f} ms {oldest_ms:6.0f} ms")
+        found = ages_s(*LOGGING[name], seconds)
+        rows.append([name, len(found), 1e3 * statistics.median(found), 1e3 * max(found)])
+    return Table("view_age", f"age of points (goal: {AGE_GOAL_S:.0f} s)", columns, rows)
 
 
 if __name__ == "__main__":
