@@ -1,30 +1,48 @@
-"""Tables of the reference, made from the package: options, commands and settings.
+"""Tables of the pages: options, commands and settings from the package, and what benchmarks have saved.
 
-``python -m docs.generated`` writes them into the pages, between two marks; a test compares them.
+``python -m docs.generated`` writes them into the pages, between two marks, and the README's times; a test
+compares them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
+from benchmarks._results import RESULTS, heading, shown
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, infer
 from hydrogen_magic.notebook.magics import Distributed
 
-__all__ = ["PAGES", "TABLES", "options", "with_tables"]
+__all__ = ["PAGES", "TABLES", "measured", "options", "with_tables"]
 
-PAGES = sorted((Path(__file__).parent / "reference").glob("*.md"))
+_HERE = Path(__file__).parent
+PAGES = [
+    _HERE.parent / "README.md",
+    _HERE / "benchmarks.md",
+    _HERE / "internals" / "large-gangs.md",
+    *sorted((_HERE / "reference").glob("*.md")),
+]
 _TABLE = re.compile(r"(<!-- table: ([\w %]+?) -->\n).*?(?=<!-- end of table -->)", re.S)
+_BENCHMARK = "benchmark "
 
 
-def with_tables(text: str) -> str:
+def with_tables(text: str, results: Path = RESULTS) -> str:
     """Return a page with its tables as they should be. Raises KeyError for an unknown table."""
-    return _TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n", text)
+
+    def table(name: str) -> str:
+        if name.startswith(_BENCHMARK):
+            return _benchmark_tables(measured(name.removeprefix(_BENCHMARK), results))
+        return TABLES[name]()
+
+    text = _TABLE.sub(lambda found: f"{found[1]}\n{table(found[2])}\n\n", text)
+    return _with_times(text, results)
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
@@ -95,6 +113,92 @@ def _setting_table() -> str:
             yield f"`Distributed.{name}`", trait.help, shown
 
     return _table("setting|meaning|default", rows())
+
+
+# ── benchmarks ───────────────────────────────────────────────────────────────────────────────────
+
+Result = dict[str, Any]
+"""A file that ``benchmarks/_results.py`` has written."""
+
+
+def measured(name: str, results: Path = RESULTS) -> dict[str, Result]:
+    """Return the saved table of this name; without one, all whose names begin with it."""
+    alone = results / f"{name}.json"
+    files = [alone] if alone.exists() else sorted(results.glob(f"{name}_*.json"))
+    return {file.stem: json.loads(file.read_text()) for file in files}
+
+
+def _benchmark_tables(found: dict[str, Result]) -> str:
+    """Return tables as one, and below it what is missing and where they were measured."""
+    if not found:
+        return "Not measured yet."
+    every = list(found.values())
+    columns = list(dict.fromkeys(head for each in every for head in _heads(each)))
+    rows: list[tuple[str, ...]] = []
+    for each in every:
+        for number, row in enumerate(each["rows"]):
+            cells = dict(zip(_heads(each), map(shown, row), strict=True))
+            title = "" if number else each["title"]
+            rows.append((title, *(cells.get(head, "") for head in columns)))
+    if len(every) > 1:
+        table = _table("|".join(["", *columns]), iter(rows))
+    else:
+        title = every[0]["title"]
+        table = f"{title[0].upper()}{title[1:]}:\n\n" + _table(
+            "|".join(columns), (row[1:] for row in rows)
+        )
+    left_out = dict.fromkeys(f"{k}: {why}" for each in every for k, why in each["left_out"].items())
+    missing = [f"Not measured: {'; '.join(left_out)}."] if left_out else []
+    return "\n\n".join([table, *missing, *_conditions(every)])
+
+
+def _heads(result: Result) -> list[str]:
+    return [heading(*column) for column in result["columns"].items()]
+
+
+def _conditions(every: list[Result]) -> list[str]:
+    """Return one line for each run: its command, date, machine and load."""
+    runs: dict[str, list[float]] = {}
+    for each in every:
+        machine = dict(each["machine"])
+        parts = [f"{machine.pop('cores')} cores", *filter(None, [machine.pop("cpu", None)])]
+        parts += [f"{name} {version}" for name, version in machine.items()]
+        origin = each.get("source") or f"`{each['command']}`"
+        loads = runs.setdefault(f"{origin}, {each['date']}; {', '.join(parts)}", [])
+        loads += [load for load in (each["load_before"], each["load_after"]) if load is not None]
+    return [
+        f"{run}; load {' to '.join(map(str, sorted({min(loads), max(loads)}))) if loads else 'not recorded'}."
+        for run, loads in runs.items()
+    ]
+
+
+_README_TIMES = (
+    ("launch", "hydrogen_magic, warm"),
+    ("launch", "torchrun"),
+    ("launch", "notebook_launcher"),
+    ("launch", "TorchDistributor, local"),
+    ("horovod_launch", "horovod.run"),
+)
+"""Columns of the README's comparison: table and row."""
+
+
+def _with_times(text: str, results: Path) -> str:
+    """Return the README with the times that were measured."""
+    seconds = [_median_s(table, row, results) for table, row in _README_TIMES]
+    row = " | ".join("-" if each is None else f"{each:.2f} s" for each in seconds)
+    text = re.sub(
+        r"(?<=^\| call to result, ).*$", f"2 ranks, 1 all_reduce | {row} |", text, flags=re.M
+    )
+    if seconds[0] is not None:
+        text = re.sub(r"(?<=ranks starts in )[\d.]+(?= s)", f"{seconds[0]:.1g}", text)
+    return text
+
+
+def _median_s(table: str, row: str, results: Path) -> float | None:
+    for result in measured(table, results).values():
+        place = _heads(result).index("median, s")
+        return next((float(each[place]) for each in result["rows"] if each[0] == row), None)
+    return None
 
 
 TABLES: dict[str, Callable[[], str]] = {

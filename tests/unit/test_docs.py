@@ -16,6 +16,7 @@ import yaml
 from IPython.core.inputtransformer2 import TransformerManager
 
 import hydrogen_magic
+from benchmarks import _results
 from docs import generated
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments import distributed, infer
@@ -164,6 +165,54 @@ def test_tables_are_current(page: Path) -> None:
 def test_every_table_of_the_package_is_on_a_page() -> None:
     text = "".join(page.read_text() for page in PAGES)
     assert [name for name in generated.TABLES if f"<!-- table: {name} -->" not in text] == []
+
+
+def test_every_table_of_the_benchmarks_is_on_a_page() -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+    names = re.findall(r"<!-- table: benchmark (\w+) -->", pages)
+    found = [stem for name in names for stem in generated.measured(name)]
+    assert sorted(found) == sorted(path.stem for path in _results.RESULTS.glob("*.json"))
+    scripts = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
+    assert [name for name in names if f'"{name}' not in scripts] == []
+
+
+def test_a_table_of_a_benchmark_is_saved_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/launch.py", "--save", str(tmp_path)])
+    run = _results.parse_arguments(
+        "Launch", rounds=5, quick_rounds=2, packages=("pytest", "absent")
+    )
+    columns = {"": "", "n": "", "median": "s"}
+    rows: list[list[_results.Cell]] = [["hydrogen_magic, warm", 5, 0.09712345], ["a|b", 4, None]]
+    left_out = {"torchrunx": "not installed"}
+    _results.report(run, _results.Table("launch", "call to result", columns, rows, left_out))
+    assert "| hydrogen_magic, warm | 5 |     0.097 |" in capsys.readouterr().out
+
+    page = "<!-- table: benchmark launch -->\n<!-- end of table -->"
+    text = generated.with_tables(page, tmp_path)
+    assert "\n|  | n | median, s |\n" in text
+    assert "\n| hydrogen_magic, warm | 5 | 0.097 |\n| a\\|b | 4 |  |\n" in text
+    assert "Not measured: torchrunx: not installed." in text
+    assert f"`python benchmarks/launch.py --save {tmp_path}`, " in text
+    assert f", pytest {pytest.__version__}; load " in text and "absent" not in text
+    line = "| call to result, 2 ranks, 1 all_reduce | 9 s | 9 s | 9 s | 9 s | 9 s |"
+    assert generated.with_tables(line, tmp_path).endswith(" | 0.10 s | - | - | - | - |")
+    assert generated.with_tables("of ranks starts in 9 s", tmp_path) == "of ranks starts in 0.1 s"
+
+
+def test_tables_of_one_name_become_one(tmp_path: Path) -> None:
+    run = _results.Run(save=tmp_path, packages=(), load_before=0.5)
+    for name, columns in (("stop_agent", {"": "", "s": ""}), ("stop_gang", {"": "", "x": ""})):
+        _results.report(run, _results.Table(name, name[5:], columns, [["ours", 1]]))
+    text = generated.with_tables(
+        "<!-- table: benchmark stop -->\n<!-- end of table -->\n"
+        "<!-- table: benchmark other -->\n<!-- end of table -->",
+        tmp_path,
+    )
+    assert "|  |  | s | x |" in text and "\n\nNot measured yet.\n\n" in text
+    assert "| agent | ours | 1 |  |\n| gang | ours |  | 1 |" in text
+    assert text.count("; load ") == 1
 
 
 def test_every_public_name_is_in_the_reference() -> None:
