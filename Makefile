@@ -4,7 +4,9 @@
 #   make quick     linters, types and the tests that start no process; a minute
 #   make test      the same, and tests of every kind: gangs, Horovod, Spark, a browser, notebooks
 #   make test-all  all tests: also older ipykernels, machines in namespaces, other Pythons, TensorFlow
-#   make bench     launch, closure, step, Spark and stop benchmarks, beside the peers
+#   make bench     launch, closure, step, Spark and stop benchmarks, beside the peers; ARGS=--save
+#                  saves the tables. Others, such as infer, dataset: python benchmarks/NAME.py --save
+#   make bench-save   save what fits into 20 minutes, and write it into docs/benchmarks.md
 #   make docs      the documentation, as a site in build/docs
 #   make front     the live view's JavaScript; the others build it when it is out of date
 #
@@ -16,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all test-tensorflow lint vitest bench docs front clean
+.PHONY: help demo quick test test-all test-tensorflow lint vitest bench bench-save docs front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -38,7 +40,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3
 
 help:
-	@sed -n '3,9s/^# *//p' Makefile
+	@sed -n '3,11s/^# *//p' Makefile
 
 $(VENV)/.stamp-venv:
 	@python="$(PYTHON)"; \
@@ -213,6 +215,9 @@ bench: $(VENV)/.stamp-bench $(BUNDLE)
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 	@$(BIN)/python benchmarks/spark.py $(ARGS)
 	@$(BIN)/python benchmarks/stop.py $(ARGS)
+
+bench-save: $(VENV)/.stamp-bench $(BUNDLE)
+	@$(BIN)/python benchmarks/save_all.py
 
 clean:
 	rm -rf $(VENV) build dist docs/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis
