@@ -121,7 +121,8 @@ def main() -> None:
     )
     print(f"spark: np {NP}, {run.machine}", flush=True)
     if not missing:
-        measure(early, [*starts, *series, *calls, *later, *stops], run.rounds)
+        # The session first: it keeps its agents, and the next gang starts others.
+        measure(early, [*calls, *starts, *series, *later, *stops], run.rounds)
     title = f"call to rank 0's result after one all_reduce (goal: {GOAL} times faster than {PEER})"
     report(run, peer_table("spark_start", title, starts, PRODUCT))
     title = f"the next gang at once (goal: {CELL_TO_CELL_GOAL_S} s)"
