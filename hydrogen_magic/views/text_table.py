@@ -30,6 +30,7 @@ VICTIM = "ended with the gang"
 """Text for a rank that failed only because a peer did, in place of its own error."""
 _MOST_METRICS = 4
 _LONGEST_METRIC = 20
+_LONGEST_PHASE = 40
 _BAR_CELLS = 12
 _SLOW_START_S = 15.0
 _LONG_COLLECTIVE_S = 10.0
@@ -174,14 +175,18 @@ def phase_text(rank: RankState, now_s: float) -> str:
         waited = now_s - rank.waiting_since_s
         since = f", {duration(waited)}" if waited >= 1 else ""
         return clean_name(f"in {rank.waiting_in}") + since
-    return clean_name(f"{rank.phase}: {rank.detail}" if rank.detail else rank.phase)[:40]
+    return _cut(clean_name(f"{rank.phase}: {rank.detail}" if rank.detail else rank.phase))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_PHASE else f"{text[: _LONGEST_PHASE - 1]}…"
 
 
 def _over_text(rank: RankState) -> str:
     if rank.failure is not None and rank.phase == "failed":
         if is_victim_error(rank.failure.error):
             return VICTIM
-        return f"failed: {clean_name(rank.failure.error.type).rpartition('.')[2]}"[:40]
+        return _cut(f"failed: {clean_name(rank.failure.error.type).rpartition('.')[2]}")
     if rank.exited is not None and rank.phase == "failed":
         return f"failed: {rank.exited.signal_name or f'exit status {rank.exited.exit_code}'}"
     return rank.phase

@@ -246,6 +246,19 @@ def test_a_row_says_what_the_rank_is_doing() -> None:
     assert doing == ["in all_reduce #7, 12 s", "loading: importing torch"]
 
 
+def test_a_long_activity_is_visibly_cut() -> None:
+    state = running(1, ev.RankPhase(1.0, 0, "starting", "importing torch, transformers, datasets"))
+    doing = rank_rows.rank_row(state.ranks[0], "", 13.0)["doing"]
+    assert doing == "starting: importing torch, transformers…"
+
+
+def test_memory_of_a_rank_that_has_ended_is_the_last_known() -> None:
+    alive = ev.RankHealth(1.0, 0, 5_000, 99.0, "R")
+    zombie = ev.RankHealth(2.0, 0, 0, 0.0, "Z")
+    state = running(1, alive, zombie)
+    assert rank_rows.rank_row(state.ranks[0], "", 2.0)["rss_bytes"] == 5_000
+
+
 def test_the_protocol_and_the_rows_agree_on_marks() -> None:
     import re
     from pathlib import Path

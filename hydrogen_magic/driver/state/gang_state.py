@@ -386,7 +386,7 @@ def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
 def _health(rank: RankState, e: ev.RankHealth) -> RankState:
     return replaced(
         rank,
-        rss_bytes=e.rss_bytes,
+        rss_bytes=e.rss_bytes or rank.rss_bytes,  # an ended process has none until it is reaped
         cpu_percent=e.cpu_percent,
         process_state=e.process_state,
         gpu_percent=e.gpu_percent,

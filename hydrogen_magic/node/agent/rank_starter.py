@@ -108,5 +108,5 @@ class RankStarter:
 
 def preload_text(request: LaunchRequest) -> str:
     """Return what the forkserver imports for these ranks; empty if nothing."""
-    modules = request.preload
-    return f"importing {', '.join(modules[:3])}" if modules else ""
+    packages = dict.fromkeys(module.partition(".")[0] for module in request.preload)
+    return f"importing {', '.join([*packages][:3])}" if packages else ""
