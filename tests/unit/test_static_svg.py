@@ -87,6 +87,7 @@ class Parsed(HTMLParser):
         assert tag == "img" or self.open_tags.pop() == tag
 
     def handle_data(self, data: str) -> None:
+        data = data.replace("\xa0", " ")
         self.text += data
         if {"td", "th"} & set(self.open_tags):
             self.cells[-1] += data

@@ -61,8 +61,8 @@ class _Cell:
 def _cells(
     rank: RankState, state: GangState, metrics: Mapping[str, str], has_hosts: bool
 ) -> list[_Cell]:
-    swatch = f'<span style="color:{of_rank(rank.rank)}">&#9632;</span> '
-    name = f"rank {rank.rank}"
+    swatch = f'<span style="color:{of_rank(rank.rank)}">&#9632;</span>&nbsp;'
+    name = f"rank&nbsp;{rank.rank}"
     gpu_bytes = rank.gpu_memory_bytes
     return [
         _Cell("rank", swatch + name if len(state.ranks) <= _MOST_COLOURS else name, "left"),

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 import hydrogen_magic.views.static_svg.svg as svg
 from hydrogen_magic.core.events import TRACKS
-from hydrogen_magic.driver.state.collective_waits import late_in_all
-from hydrogen_magic.driver.state.formatting import duration, late_text
+from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views.span_tracks import PHASES, SpanTrack, SpanTracks
@@ -48,9 +47,7 @@ def timeline_html(
     some = f" · {len(ranks)} of {len(state.ranks):,} ranks" if len(ranks) < len(state.ranks) else ""
     skipped = sum(spans.skipped for spans in tracks.tracks().values())
     lost = f" · {skipped:,} spans were dropped because they came too fast" if skipped else ""
-    late = late_in_all({rank.rank: rank.waits for rank in state.ranks})
-    waited = f" · {late_text(late, state.rendezvous)}" if late else ""
-    caption = f"<p><b>Timeline</b> since the launch{some}{waited}{lost}</p>"
+    caption = f"<p><b>Timeline</b> since the launch{some}{lost}</p>"
     return [caption, f"<p>{picture.image()}</p>", *list_html(times)]
 
 

@@ -62,9 +62,9 @@ def _row(times: Times, name: str) -> str:
     least, most = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
     swatch = f'<span style="color:{times.colours.get(name, INK)}">&#9632;</span>'
     cells = [times.share(name), _seconds(sum(by_rank.values()) / len(by_rank))]
-    cells += [f"{_seconds(by_rank[rank])} (rank {rank})" for rank in (least, most)]
+    cells += [f"{_seconds(by_rank[rank])} (rank&nbsp;{rank})" for rank in (least, most)]
     numbers = "".join(cell("td", each) for each in cells)
-    return f"<tr>{cell('td', f'{swatch} {name_html(name)}', 'left')}{numbers}</tr>"
+    return f"<tr>{cell('td', f'{swatch}&nbsp;{name_html(name)}', 'left')}{numbers}</tr>"
 
 
 def _seconds(seconds: float) -> str:
