@@ -16,8 +16,8 @@ _BEHIND = 0.1
 """Lag behind the median, as a part of it, that counts: a smaller one is random."""
 _STEPS_BEHIND = 3
 """The same in steps, for the start of a run."""
-_PROGRESS_BEHIND = 0.05
-"""And as a part of all its work, if no steps are counted."""
+_PROGRESS_BEHIND = 5
+"""And in percent of all its work, if no steps are counted."""
 _FAST_ENOUGH_S = 1.0
 """A bar has to run for this long before its rate is used."""
 
@@ -39,13 +39,13 @@ def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
         return waited_for
     late = late_by_now({rank.rank: rank.waits for rank in running}, now_s)
     if late is not None:
-        return dict.fromkeys(late.ranks, f"peers wait for it {100 * late.share:.0f} % of the time")
+        return dict.fromkeys(late.ranks, f"peers wait {100 * late.share:.0f} % of the time")
     steps = {rank.rank: float(rank.steps) for rank in running if rank.steps}
     if len(steps) > len(running) / 2:
         done = {rank.rank: float(rank.steps) for rank in running}
         return _behind(done, _STEPS_BEHIND, "{:.0f} steps, median {:.0f}")
-    parts = {rank.rank: part for rank in running if (part := progress(rank)) is not None}
-    return _behind(parts, _PROGRESS_BEHIND, "{:.0%} done, median {:.0%}")
+    parts = {rank.rank: 100 * part for rank in running if (part := progress(rank)) is not None}
+    return _behind(parts, _PROGRESS_BEHIND, "{:.0f} % done, median {:.0f} %")
 
 
 def is_waiting(rank: RankState, now_s: float) -> bool:
