@@ -123,6 +123,20 @@ describe("the section of curves", () => {
     expect(root.querySelector('[title="rank 1"]')?.textContent).toBe("1NaN");
   });
 
+  it("names the only rank of a large gang that has a line", () => {
+    const at = (mean: number) => [{ key: 0, count: 1, mean, min: mean, max: mean }];
+    const legend = (...series: Parameters<typeof packCurve>[2]) => {
+      const store = new CurveStore();
+      const { delta, buffers } = packCurve("loss", 1, series);
+      store.apply([delta], buffers);
+      return shown(store, async () => ack(true)).querySelector(".hm-chart-values")?.textContent;
+    };
+    const first = { rank: 0, buckets: at(1) };
+    expect(legend(first)).toBe("");
+    expect(legend(first, { rank: ALL_RANKS, buckets: at(1) })).toBe("");
+    expect(legend(first, { rank: ALL_RANKS, buckets: at(2) })).toBe("01.000");
+  });
+
   it("switches between mean and ranks", () => {
     const root = shown(storeWith(["loss"]), async () => ack(true));
     const pressed = (word: string) => button(root, word).getAttribute("aria-pressed");

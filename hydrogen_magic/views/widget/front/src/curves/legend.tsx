@@ -53,9 +53,10 @@ export function RankValues({ metric, reading, theme, bad }: RankValuesProps) {
 }
 
 function Values({ metric, ranks, theme }: Pick<RankValuesProps, "metric" | "theme"> & Told) {
-  if (ranks.length < 2) return null;
   if (ranks.length > MANY) return <Extremes ranks={ranks} theme={theme} />;
-  if (areAlike(metric)) return <span class="hm-chart-word">the same on all ranks</span>;
+  if (areAlike(metric)) {
+    return ranks.length > 1 ? <span class="hm-chart-word">the same on all ranks</span> : null;
+  }
   return ranks.map((value) => <Value key={value.rank} {...value} theme={theme} />);
 }
 
