@@ -26,10 +26,10 @@ export function Header({ page, gang }: Props) {
     <header class="hm-header">
       <div class="hm-line">
         <Pill gang={gang} isLost={isLost} isAsked={page.stopping.isAsked} />
-        <Facts gang={gang} store={store} />
+        <Facts gang={gang} store={store} isLost={isLost} />
         <Controls page={page} gang={gang} isLive={isLive} send={send} />
       </div>
-      {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive} />}
+      {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive && !isLost} />}
       <Notices page={page} gang={gang} />
     </header>
   );
@@ -57,7 +57,14 @@ function Pill({ gang, isLost, isAsked }: PillProps) {
   );
 }
 
-function Facts({ gang, store }: { gang: Gang; store: Store }) {
+interface FactsProps {
+  gang: Gang;
+  store: Store;
+  /** Estimates are of the past then. */
+  isLost: boolean;
+}
+
+function Facts({ gang, store, isLost }: FactsProps) {
   const isLive = !store.isOver;
   const ranks = gang.np === 1 ? "1 rank" : `${count(gang.np)} ranks`;
   const attempt = gang.attempt > 0 ? `attempt ${gang.attempt + 1}` : "";
@@ -68,10 +75,10 @@ function Facts({ gang, store }: { gang: Gang; store: Store }) {
       <b title={gang.title}>{gang.id}</b>
       <span class="hm-quiet">{setup}</span>
       <Elapsed store={store} isLive={isLive} />
-      {isLive && !gang.rows && gang.remaining_s !== null && (
+      {isLive && !isLost && !gang.rows && gang.remaining_s !== null && (
         <span>~{roughly(gang.remaining_s)} left</span>
       )}
-      {gang.steps_per_s !== null && <span>{rate(gang.steps_per_s)} steps/s</span>}
+      {!isLost && gang.steps_per_s !== null && <span>{rate(gang.steps_per_s)} steps/s</span>}
     </div>
   );
 }
