@@ -25,6 +25,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "@jupyter-widgets/jupyterlab-manager/plugin": {"saveState": True},
 }
 
+_DISABLED = ("jupyter-distributed",)
+"""Extensions of peers that benchmarks install: they change the outputs of ``%%distributed`` cells."""
+
 
 class Server:
     """JupyterLab, Notebook 7 and nbclassic, served by one process."""
@@ -37,6 +40,7 @@ class Server:
         self._runtime = folder / "runtime"
         self._environment = _environment(folder)
         _write_settings(folder / "lab" / "settings")
+        _disable_extensions(folder / "config" / "labconfig")
         _write_kernels(folder / "data" / "kernels")
         self.notebooks.mkdir()
         self._process = self._start()
@@ -143,6 +147,12 @@ def _write_settings(folder: Path) -> None:
         path = folder / f"{plugin}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings))
+
+
+def _disable_extensions(folder: Path) -> None:
+    folder.mkdir()
+    config = {"disabledExtensions": dict.fromkeys(_DISABLED, True)}
+    (folder / "page_config.json").write_text(json.dumps(config))
 
 
 def kernel_name(version: str) -> str:
