@@ -78,6 +78,22 @@ def _profile() -> list[ev.Event]:
     return [*_training(2), recording, *profiled, ev.Profiling(_END_S, "", "/tmp/profile.json")]
 
 
+def _inferring() -> list[ev.Event]:
+    """Return two ranks that predict rows, and a notice that is longer than a line."""
+    failed = ", ".join(f"row {row}: a pixel is darker than black" for row in range(8))
+    bars = [
+        ev.Progress(at_s, rank, -1, "rows", rows * at_s, None, "rows")
+        for at_s in (2.0, 3.0)
+        for rank, rows in enumerate((400_000.0, 80_000.0))
+    ]
+    return [
+        *launched(2),
+        *bars,
+        ev.RowsDone(3.0, 1.0, 1_440_000, 5_000_000, 4, 8),
+        ev.Notice(3.0, "warning", f"8 rows got no prediction: {failed}"),
+    ]
+
+
 def _many_metrics() -> list[ev.Event]:
     plain = tuple(f"train/part_{n}" for n in range(8))
     return trained(2, _N_STEPS, ("loss", *_NAMES, *plain), spans=False)
@@ -94,6 +110,7 @@ SCENES: Mapping[str, Callable[[], Sequence[ev.Event]]] = {
     "crash": _crash,
     "profile": _profile,
     "metrics": _many_metrics,
+    "inferring": _inferring,
     "done": lambda: ended(_training(2)),
 }
 

@@ -26,12 +26,21 @@ SECTIONS = {
     "running": {"ranks", "timeline"},
     "crash": {"ranks", "timeline", "output"},
     "flood": {"ranks", "curves", "timeline", "output"},
+    "inferring": {"ranks", "timeline"},
 }
 """Of the scenes that do not show ranks, curves and timeline."""
 
 RGB = """(elements) => elements.map((element) =>
   getComputedStyle(element).stroke || getComputedStyle(element).backgroundColor)"""
 SWATCHES = ".hm-swatch path"
+
+BESIDE = """(notice) => {
+  const range = document.createRange();
+  range.selectNodeContents(notice.lastChild);
+  const [line, next] = range.getClientRects();
+  const mark = notice.querySelector("svg").getBoundingClientRect();
+  return next !== undefined && mark.top > line.top && mark.bottom < line.bottom;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +98,12 @@ def test_nan_on_one_rank_is_named(view: PlayedView) -> None:
     curves = view.widget.locator(".hm-curves")
     expect(curves.locator("figure").last).to_contain_text("NaN or infinite from step 200, rank 1")
     expect(curves).not_to_contain_text("the same on all ranks")
+
+
+def test_the_mark_of_a_notice_is_beside_its_first_line(view: PlayedView) -> None:
+    play(view, "inferring")
+    notice = view.widget.locator(".hm-notice", has_text="8 rows got no prediction")
+    assert notice.evaluate(BESIDE)
 
 
 def test_a_flood_of_output_is_counted(view: PlayedView) -> None:

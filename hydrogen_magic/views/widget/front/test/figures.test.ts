@@ -21,6 +21,8 @@ test("a column that nobody has anything for is not there", () => {
 test("hosts are named where there are several", () => {
   const rows = [rankWith(0), rankWith(1, { host: "node-b" })];
   expect(columnsOf(rows).before[0]?.texts).toEqual(["node-a · cpu", "node-b · cpu"]);
+  const idle = rankWith(0, { phase: "idle", host: "", device: "" });
+  expect(columnsOf([idle, rankWith(1)]).before[0]?.texts).toEqual(["", "cpu"]);
 });
 
 test("a metric may be named like a column of ours, and at most four are shown", () => {
@@ -55,7 +57,12 @@ test("ranks that predict rows are told by their speed", () => {
     ["300", ""],
   ]);
   expect(fastest(rows)).toBe(300);
-  expect(barTitle(rows)).toBe("rows/s relative to the fastest rank");
+  expect(barTitle(rows)).toBe("relative speed");
+});
+
+test("a line does not break between a number and its unit", () => {
+  const late = rankWith(0, { mark: "straggler", why: "peers wait 37 % of the time" });
+  expect(stateText(late)).toBe("straggler: peers wait 37\u00a0% of the time");
 });
 
 test("widths never shrink", () => {

@@ -81,7 +81,7 @@ export function Where({ ranks, colors, theme, highlight }: WhereProps) {
                 key={share.name}
                 {...share}
                 background={colors.background(share.name, theme)}
-                ink={inkOn(colors.fill(share.name, theme))}
+                fill={colors.fill(share.name, theme)}
                 isDim={highlight !== null && highlight !== share.name}
               />
             ))}
@@ -94,18 +94,19 @@ export function Where({ ranks, colors, theme, highlight }: WhereProps) {
 
 interface SegmentProps extends Share {
   background: string;
-  ink: string;
+  fill: string;
   isDim: boolean;
 }
 
-function Segment({ name, seconds, share, background, ink, isDim }: SegmentProps) {
+function Segment({ name, seconds, share, background, fill, isDim }: SegmentProps) {
   return (
     <i
       class={isDim ? "hm-dim" : undefined}
-      style={{ width: `${share * 100}%`, background, color: ink }}
+      style={{ width: `${share * 100}%`, background, color: inkOn(fill) }}
       title={`${name}: ${percent(share)}, ${lapse(seconds)}`}
     >
-      {share >= LEAST_TOLD ? percent(share) : ""}
+      {/* stripes do not cross the number */}
+      {share >= LEAST_TOLD && <b style={{ background: fill }}>{percent(share)}</b>}
     </i>
   );
 }

@@ -24,7 +24,7 @@ type TextOf = (row: Rank) => string;
 
 /** Columns before and after the bar; empty ones are left out. */
 export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Column[] } {
-  const hosts = new Set(rows.map((row) => row.host));
+  const hosts = new Set(rows.map((row) => row.host).filter(Boolean)); // idle ranks have none
   const make = (title: string, look: Column["look"], text: TextOf): Column => ({
     key: title,
     title,
@@ -100,15 +100,18 @@ export const hasBar = (row: Rank): boolean =>
 
 /** The common description of the bars, if there is one. */
 export function barTitle(rows: readonly Rank[]): string {
-  if (fastest(rows) > 0) return "rows/s relative to the fastest rank";
+  if (fastest(rows) > 0) return "relative speed";
   const words = new Set(rows.map((row) => row.bar?.desc.trim().replace(/:$/, "") ?? ""));
   words.delete("");
   const [word = ""] = words;
   return words.size === 1 ? word : "progress";
 }
 
+/** The last column. A line does not break between a number and its unit. */
+export const stateText = (row: Rank): string => activity(row).replaceAll(" %", "\u00a0%");
+
 /** The mark's word, unless the rank's activity includes it; for a straggler, its reason instead. */
-export function stateText({ mark, doing, phase, why }: Rank): string {
+function activity({ mark, doing, phase, why }: Rank): string {
   const words = doing || phase;
   if (mark === "straggler" && why) return `${mark}: ${why}`;
   if (mark !== "" && phase !== "failed" && !words.includes(mark)) return `${mark} · ${words}`;
