@@ -67,6 +67,14 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
+def test_every_picture_is_on_a_page_and_small() -> None:
+    text = "".join(page.read_text() for page in [*AT_ROOT, *PAGES])
+    most_bytes = {".gif": 1_000_000, ".png": 200_000}
+    for picture in (SITE / "images").iterdir():
+        assert f"images/{picture.name})" in text, picture.name
+        assert picture.stat().st_size < most_bytes[picture.suffix], picture.name
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "example_notebooks").glob("*.ipynb")), ids=_name)
 def test_links_of_notebooks_lead_somewhere(page: Path) -> None:
     cells = json.loads(page.read_text())["cells"]
