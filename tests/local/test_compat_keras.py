@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.compat import HorovodRunner
@@ -24,7 +21,6 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 
 IMPORTING_S = 4 * PATIENCE_S
 """For ranks that import Keras on a machine that is busy with other tests."""
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "keras.md"
 N_RANKS, N_STEPS = 2, 4
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
@@ -107,17 +103,6 @@ def test_gradients_are_averaged_by_jax() -> None:
     )
     gang.raise_for_state()
     check(gang.results, WARMING, is_corrected=False)
-
-
-@pytest.mark.exhaustive
-def test_the_guides_cell_runs(notebook_shell: InteractiveShell) -> None:
-    (cell,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
-    notebook_shell.push({"X": X, "Y": Y})
-    done = notebook_shell.run_cell(cell)
-    done.raise_error()
-    (mine, theirs) = list(launcher.gangs().values())[-1].results
-    for one, other in zip(mine, theirs, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.exhaustive

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver.datasets import folders
@@ -24,8 +22,6 @@ from tests.gangs import ended, failure_of, wait_until
 from tests.shards import rows_of
 
 pa = pytest.importorskip("pyarrow")
-
-PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "petastorm.md"
 
 
 def frame(n_rows: int = 100) -> pd.DataFrame:
@@ -271,19 +267,3 @@ def test_a_process_leaves_nothing(tmp_path: Path, datasets: Callable[[], list[st
         assert len(datasets()) == len(list((tmp_path / "shared").iterdir())) * 2 == 2
         hm.dataset(frame()).delete()
     assert datasets() == [] and list((tmp_path / "shared").iterdir()) == []
-
-
-# ── the documentation ────────────────────────────────────────────────────────────────────────────
-
-
-def test_cells_for_those_who_come_from_petastorm(
-    notebook_shell: InteractiveShell, datasets: Callable[[], list[str]]
-) -> None:
-    vectors = list(np.ones((300, 4), np.float32))
-    notebook_shell.user_ns.update(hm=hm, df=pd.DataFrame({"features": vectors}))
-    cells = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
-    assert len(cells) == 3
-    for cell in cells:
-        result = notebook_shell.run_cell(cell)
-        result.raise_error()
-        assert len(datasets()) == (0 if cell is cells[-1] else 1)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hydrogen_magic.compat import MirroredStrategyRunner
@@ -22,7 +19,6 @@ from hydrogen_magic.driver import launcher
 from tests.documented import covers
 from tests.tensorflow_ranks import custom, gpus_of_rank, readme, replicas
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "mirrored-strategy-runner.md"
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
 
@@ -98,27 +94,6 @@ def test_plain_code_runs_in_the_scope_of_a_strategy() -> None:
     found = runner.run(replicas, epochs=3, timeout="the function's own")
     options = {"epochs": 3, "timeout": "the function's own"}
     assert found == ("CollectiveAllReduceStrategy", 2, options)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.tensorflow
-def test_the_pages_snippet_trains_on_the_rows_of_all_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every rank ends with the same weights."""
-    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-    main = sys.modules["__main__"].__dict__
-    for name, value in {"X": x, "Y": x @ np.array([[1.0], [-2.0], [0.5], [3.0]])}.items():
-        monkeypatch.setitem(main, name, value)
-    for name in ("train", "keras_2", "runner", "weights", "MirroredStrategyRunner"):
-        monkeypatch.setitem(main, name, None)
-    exec(snippet, main)
-    kernel, bias = main["weights"]
-    assert (kernel.shape, bias.shape) == ((4, 1), (1,))
-    for other_kernel, other_bias in last_results():
-        assert (kernel == other_kernel).all()
-        assert (bias == other_bias).all()
 
 
 KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}

@@ -146,6 +146,8 @@ def test_one_controls_and_others_watch(launched: Launch) -> None:
     gang.stop()
     ended(gang)
     assert (gang.state, gang.snapshot().reason) == ("STOPPED", "stopped by you")
+    wait_until(lambda: gang.connection._sock.fileno() < 0)
+    gang.stop()  # does nothing, as for any gang that has ended
     with pytest.raises(GangStoppedError):
         gang.raise_for_state()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +18,9 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.frameworks.tensorflow.node import observe
 from tests import observed
+from tests.site_code import ROOT, blocks
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "tensorflow.md"
+PAGE = "docs/guides/tensorflow.md"
 BATCH, EPOCHS = 16, 3
 
 
@@ -41,7 +41,7 @@ def trained_in_numpy(x: Any, y: Any, weights: Any, bias: Any) -> Any:
 @pytest.mark.usefixtures("warm_agents")
 def test_the_guides_cell_learns_what_one_process_learns(notebook_shell: InteractiveShell) -> None:
     """Each rank has its part of every batch, and gradients are summed."""
-    (cell,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
+    (cell,) = (block.text for block in blocks(ROOT / PAGE) if block.language == "python")
     cell = cell.replace(
         "keras.layers.Dense(1)", "keras.layers.Dense(1, kernel_initializer='zeros')"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from IPython.core.interactiveshell import InteractiveShell
 
-import hydrogen_magic
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import RankFailedError
 from tests import estimator_ranks, spark_rig
@@ -22,7 +18,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
 CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
-DOCS = Path(__file__).parents[2] / "docs"
 INPUTS = ["a", "b", "c", "d"]
 
 
@@ -255,56 +250,3 @@ def test_another_process_loads_what_one_has_saved(
     assert "predicted [0.5, 2.5, 4.5, 6.5]" in done.stdout
     assert "predicted [2.0, 4.0, 6.0, 8.0]" in done.stdout
     assert "Expected class name hydrogen_magic.spark.TorchModel but found" in done.stdout
-
-
-# ── the pages ────────────────────────────────────────────────────────────────────────────────────
-
-
-def run_page(name: str, shell: InteractiveShell, **names: Any) -> dict[str, Any]:
-    """Run the cells of a page of the documentation in a notebook with these names; return all of its."""
-    shell.push({"hm": hydrogen_magic, "torch": torch, "nn": torch.nn, **names})
-    for cell in re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(), re.S | re.M):
-        shell.run_cell(cell).raise_error()
-    found: dict[str, Any] = shell.user_ns
-    return found
-
-
-@pytest.mark.exhaustive
-@on_classic
-def test_the_guide(spark: Any, notebook_shell: InteractiveShell, tmp_path: Path) -> None:
-    names = run_page(
-        "guides/estimator.md",
-        notebook_shell,
-        spark=spark,
-        df=iris(spark),
-        path=str(tmp_path / "saved"),
-    )
-    assert accuracy(names["scored"]) > 0.9
-    assert accuracy(names["again"].transform(names["df"])) > 0.9
-    assert accuracy(names["best"].transform(names["df"])) > 0.9
-
-
-@pytest.mark.exhaustive
-@pytest.mark.horovod
-@on_classic
-def test_the_page_on_horovods_estimators(spark: Any, notebook_shell: InteractiveShell) -> None:
-    page = "migrating/horovod-estimator.md"
-    names = run_page(page, notebook_shell, spark=spark, df=iris(spark))
-    errors = [abs(row.prediction - row.label) for row in names["scored"].collect()]
-    assert sum(errors) / len(errors) < 0.4
-
-
-@pytest.mark.exhaustive
-@on_classic
-def test_the_page_on_pandas_udfs(spark: Any, notebook_shell: InteractiveShell) -> None:
-    frame = spark.createDataFrame(
-        [(n, 1.0 * n, 0.5) for n in range(5)], "id long, a double, b double"
-    )
-
-    notebook_shell.run_cell("model = lambda a, b: a + b\nload_model = lambda: model")
-    names = run_page("migrating/pandas-udf.md", notebook_shell, spark=spark, df=frame)
-    by_hand = frame.mapInPandas(names["predict_rows"], "id long, score double")
-    found = [by_hand, names["scored"], names["scored_too"]]
-    assert [[row.score for row in each.collect()] for each in found] == [
-        [n + 0.5 for n in range(5)] for _ in range(3)
-    ]

@@ -129,7 +129,8 @@ class OwnerConnection:
 
     def _send(self, command: OwnerCommand) -> None:
         with self._sending, suppress(BrokenPipeError, ConnectionResetError):  # see _finish()
-            framing.send(self._sock, command)
+            if self._sock.fileno() >= 0:  # open: the gang has not ended
+                framing.send(self._sock, command)
 
     # ── reports ──
 
@@ -166,7 +167,8 @@ class OwnerConnection:
             self._has_history.set()
         if self.is_open:
             _finish(run, self._n_received)
-            self._sock.close()
+            with self._sending:
+                self._sock.close()
         else:
             run.finish()  # views of the gang end, too
 
