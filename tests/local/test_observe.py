@@ -165,6 +165,22 @@ def test_an_observer_that_fails_leaves_the_library_alone(tmp_path: Path) -> None
     assert "No module named 'missing'" in warnings[1]
 
 
+def test_a_module_of_the_closure_is_observed(tmp_path: Path) -> None:
+    """As one beside the notebook, or an editable installation."""
+    run(
+        """
+        from hydrogen_magic.node.worker import module_importer
+        from hydrogen_magic.node.worker.import_hooks import hooks
+        from hydrogen_magic.serialization.closure import ModuleSource
+        hooks.add("my_library", lambda module: setattr(module, "seen", True))
+        module_importer.install({"my_library": ModuleSource("", "/nowhere/my_library.py")})
+        import my_library
+        assert my_library.seen
+        """,
+        tmp_path,
+    )
+
+
 def test_observers_import_no_library(tmp_path: Path) -> None:
     run(
         """

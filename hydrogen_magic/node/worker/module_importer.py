@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.node.worker import redefinition
+from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.serialization.closure import ModuleSource
 
 
@@ -92,7 +93,7 @@ class SessionFinder(ClosureFinder):
         if self not in sys.meta_path:
             for name in modules:
                 sys.modules.pop(name, None)
-            sys.meta_path.insert(0, self)
+            _put_first(self)
         known = self.modules
         edited = [n for n in sys.modules if n in known and modules.get(n, known[n]) != known[n]]
         known.update({n: module for n, module in modules.items() if n not in edited})
@@ -124,7 +125,12 @@ def install(modules: Mapping[str, ModuleSource]) -> None:
         return
     for name in modules:
         sys.modules.pop(name, None)
-    sys.meta_path.insert(0, ClosureFinder(modules))
+    _put_first(ClosureFinder(modules))
+
+
+def _put_first(finder: ClosureFinder) -> None:
+    """Ask ``finder`` before all others but the import hooks, which call it: its modules are observed."""
+    sys.meta_path.insert(int(sys.meta_path[:1] == [hooks]), finder)
 
 
 def show_source(filename: str, text: str) -> None:
