@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.capture import script
+from hydrogen_magic.capture import params, script
 from hydrogen_magic.capture.build import Builder
 from hydrogen_magic.capture.imports import Imports
 from hydrogen_magic.capture.modules import (
@@ -149,7 +149,14 @@ def capture_script(
         raise CaptureError(f"there is no script {target} in {os.getcwd()}{hint}")
     kind = "module" if as_module else "script"
     header = ClosureManifest(kind, target=target, args=tuple(args), seed=seed)
-    return Captured(bundle(header, Payload(b"")), (), _imports_of_script(file), {}, ())
+    return Captured(
+        bundle(header, Payload(b"")),
+        (),
+        _imports_of_script(file),
+        {},
+        (),
+        params=params.of_arguments(args),
+    )
 
 
 _CHANGES_ENVIRONMENT = re.compile(

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from hydrogen_magic.capture import params
 from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, is_installed
@@ -30,8 +31,6 @@ from hydrogen_magic.capture.settings import (
 )
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem
-from hydrogen_magic.core.library_types import python_scalar
-from hydrogen_magic.core.masking import is_secret_name
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, SessionSends, bundle
@@ -39,9 +38,6 @@ from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
 _MAX_POSSIBLE_BYTES = 1 << 20
 """A larger value that the cell most likely replaces before it reads it is not worth sending."""
-
-_LONGEST_PARAM = 100
-"""Characters of a text that tells runs apart."""
 
 
 class Builder:
@@ -205,7 +201,7 @@ class Builder:
             return None
         return SessionSends(self.use.of(Action.SEND), self.use.of(Action.FILL))
 
-    def _params(self) -> dict[str, bool | int | float | str]:
+    def _params(self) -> dict[str, params.Param]:
         """Return the plain values among those of the cell, and among the arguments of a call."""
         names = [*self.needs.values, *(self.use.unchanged if self.use else ())]
         found = {name: self.needs.namespace[name] for name in names}
@@ -215,8 +211,7 @@ class Builder:
                 TypeError, ValueError
             ):  # no signature, or none that fits: the rank says so
                 found |= inspect.signature(function).bind_partial(*args, **kwargs).arguments
-        plain = {name: python_scalar(value) for name, value in found.items()}
-        return {name: value for name, value in plain.items() if _is_param(name, value)}
+        return params.among(found)
 
     def _digests(self) -> dict[str, str]:
         values = {name: self.needs.namespace[name] for name in self.needs.values}
@@ -275,14 +270,6 @@ class Builder:
             for name, module in self.local.sources.items()
         ]
         return tuple(items)
-
-
-def _is_param(name: str, value: Any) -> bool:
-    """Whether a value is small enough for a list of runs, and no secret."""
-    if type(value) is int:
-        return value.bit_length() < 64 and not is_secret_name(name)
-    is_text = type(value) is str and len(value) <= _LONGEST_PARAM
-    return (is_text or type(value) in (bool, float)) and not is_secret_name(name)
 
 
 def _bound_module(statement: Statement) -> str:

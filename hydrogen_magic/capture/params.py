@@ -1,0 +1,51 @@
+"""Parameters of a run: the plain values by which lists and trackers tell it from others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+from hydrogen_magic.core.library_types import python_scalar
+from hydrogen_magic.core.masking import is_secret_name
+
+__all__ = ["Param", "among", "of_arguments"]
+
+Param = bool | int | float | str
+
+_LONGEST = 100
+"""Characters of a text that tells runs apart."""
+
+
+def among(values: Mapping[str, Any]) -> dict[str, Param]:
+    """Return the numbers, flags and short texts among ``values``, without those that are named as secrets."""
+    plain = {name: python_scalar(value) for name, value in values.items()}
+    return {name: value for name, value in plain.items() if _is_param(name, value)}
+
+
+def of_arguments(arguments: Sequence[str]) -> dict[str, Param]:
+    """Return the options among a script's arguments: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``--amp``."""
+    found: dict[str, Any] = {}
+    for word, following in pairwise([*arguments, "--"]):
+        name, has_value, value = word.partition("=")
+        key = name.lstrip("-").replace("-", "_")
+        if has_value and key:
+            found[key] = _number_or_text(value)
+        elif word.startswith("--") and key:
+            found[key] = True if following.startswith("--") else _number_or_text(following)
+    return among(found)
+
+
+def _number_or_text(word: str) -> int | float | str:
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(word)
+    return word
+
+
+def _is_param(name: str, value: Any) -> bool:
+    if type(value) is int:
+        return value.bit_length() < 64 and not is_secret_name(name)
+    is_text = type(value) is str and len(value) <= _LONGEST
+    return (is_text or type(value) in (bool, float)) and not is_secret_name(name)
