@@ -173,9 +173,15 @@ def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     running = {k: gang for k, gang in launcher.gangs().items() if not gang.snapshot().is_terminal}
     own = list(running.values())
     chosen = own if command.all else [reachable(command.gang, take=command.take)]
-    for gang in chosen:
-        gang.stop(kill=command.kill)
-    say([f"stopping gang {gang.id}" for gang in chosen] or ["no gang is running"])
+    say([_stopped(gang, command.kill) for gang in chosen] or ["no gang is running"])
+
+
+def _stopped(gang: Gang, kill: bool) -> str:
+    state = gang.snapshot()
+    if state.is_terminal:
+        return f"gang {gang.id} has already ended: {state.state}"
+    gang.stop(kill=kill)
+    return f"stopping gang {gang.id}"
 
 
 def _end(command: GangCommand, say: Callable[[list[str]], Any]) -> None:

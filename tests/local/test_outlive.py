@@ -167,6 +167,8 @@ def test_a_terminal_lists_follows_and_stops_it(launched: Launch, tmp_path: Path)
     stopped = terminal("stop", gang.id, "--take")
     assert stopped.stdout == f"stopping gang {gang.id}\n"
     assert ended(gang).state == "STOPPED"
+    again = terminal("stop", gang.id, "--take")
+    assert again.stdout == f"gang {gang.id} has already ended: STOPPED\n"
     after = terminal("attach", gang.id)
     assert (after.returncode, "begins" in after.stdout) == (1, True)
 
