@@ -168,7 +168,9 @@ def two_ranks(run: Callable[[], float] | None = None) -> Check:
 def _run_two_ranks() -> float:
     from hydrogen_magic.driver import launcher
 
-    gang = launcher.launch(_sum_of_ranks, np=2, gpu=False, timeout=_GANG_TIMEOUT_S)
+    gang = launcher.launch(
+        _sum_of_ranks, np=2, gpu=False, timeout=_GANG_TIMEOUT_S, run_name="%gang doctor"
+    )
     total: float = gang.result
     return total
 
