@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import shlex
 import sys
@@ -32,10 +33,18 @@ def main(arguments: Sequence[str]) -> int:
         status: int = pkgutil.resolve_name(setups[arguments[0]])(arguments[1:])
         return status
     if arguments[:1] != ["gang"] or set(arguments) & {"-h", "--help"}:
-        print(_USAGE + "".join(f"  {name:<18}set up {name}\n" for name in setups), end="")
+        print(
+            _USAGE + "".join(f"  {name:<18}set up {name.capitalize()}\n" for name in setups), end=""
+        )
         return 0 if set(arguments) & {"-h", "--help"} else 2
     try:
-        return _manage(parse_gang(shlex.join(arguments[1:])))
+        status = _manage(parse_gang(shlex.join(arguments[1:])))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the program that reads it has ended, as head does
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        return 1
     except (ArgumentsError, HydrogenError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -44,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 def _manage(command: GangCommand) -> int:
     if command.verb == "attach":
         return _follow(gang_command.reachable(command.gang, take=command.take))
-    gang_command.manage(command)
+    gang_command.manage(command, sys.stdout.write)
     return 0
 
 
