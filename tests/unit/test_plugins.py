@@ -144,7 +144,8 @@ def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:
 
 def test_other_machines_get_the_settings_of_libraries() -> None:
     settings = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
-    assert forwarded({**settings, "KERAS_HOME": "/home", "RANK": "0"}) == tuple(settings.items())
+    others = {"KERAS_HOME": "/home", "RANK": "0", "TF_VAR_password": "of Terraform"}
+    assert forwarded({**settings, **others}) == tuple(settings.items())
 
 
 def test_machines_with_ranks_are_sent_what_runs_there(installed: None) -> None:

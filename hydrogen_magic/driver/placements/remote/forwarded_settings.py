@@ -13,13 +13,15 @@ from hydrogen_magic.node.worker import sparkdl
 
 _PREFIXES = ("KERAS_BACKEND", "OMP_", "TZ", sparkdl.VARIABLE)
 """Beside those of each rendezvous."""
+_TERRAFORM = ("TF_CLI_", "TF_TOKEN_", "TF_VAR_")
+"""No settings of TensorFlow, and some of them are credentials."""
 
 
 def forwarded(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
     """Return the variables of the notebook that ranks on other machines get too."""
     prefixes, owned = (*_PREFIXES, *plugins.forwarded()), plugins.owned_variables()
-    names = (name for name in environ if name.startswith(prefixes))
-    return tuple((name, environ[name]) for name in sorted(names) if name not in owned)
+    names = {name for name in environ if name.startswith(prefixes)} - owned
+    return tuple((n, environ[n]) for n in sorted(names) if not n.startswith(_TERRAFORM))
 
 
 def environment(job: Job) -> dict[str, str]:
