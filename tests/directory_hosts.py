@@ -12,9 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink
 from hydrogen_magic.driver.placements.remote import (
+    AgentLostError,
     HostProvider,
     HostTasks,
     RemoteAgentGroup,
@@ -23,7 +22,7 @@ from hydrogen_magic.driver.placements.remote import (
     unassigned,
 )
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.plugins import Placement
+from hydrogen_magic.plugins import Attempt, EventSink, JobSpec, Placement, Plan
 
 ROOT = "TEST_DIRECTORY_HOSTS"
 """Variable: the folder of the hosts, which are its folders."""

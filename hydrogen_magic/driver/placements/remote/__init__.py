@@ -1,4 +1,4 @@
-"""Ranks on other machines: the machinery that every placement with hosts elsewhere shares.
+"""Ranks on other machines: the machinery that every placement with hosts elsewhere shares::
 
     kernel ── HostProvider.start_agents ──► one task per rank ──► finds or starts its host's agent
        ▲                                                                       │
@@ -8,6 +8,7 @@ A task holds the place of its rank and waits; the agent forks the ranks, as on t
 There is one agent per host, which stays warm between cells.
 """
 
+from hydrogen_magic.driver.placements import AgentLostError
 from hydrogen_magic.driver.placements.remote.agent_group import RemoteAgentGroup
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks, problem_of
 from hydrogen_magic.driver.placements.remote.provider import (
@@ -19,6 +20,7 @@ from hydrogen_magic.driver.placements.remote.provider import (
 from hydrogen_magic.driver.placements.remote.rank_assignment import unassigned
 
 __all__ = [
+    "AgentLostError",
     "HostLostError",
     "HostProvider",
     "HostTasks",
