@@ -206,6 +206,7 @@ def test_errors_raised_from_a_victims_error_are_victims() -> None:
     wrapped = ev.ErrorReport("TrainingError", "step failed", cause=GLOO_CLOSED)
     assert is_victim_error(wrapped) and is_victim_error(GLOO_OF_JAX)
     assert is_victim_error(RESET_IN_TENSORFLOW)
+    assert is_victim_error(ev.ErrorReport("RuntimeError", "Wait timeout")), "of torch's FileStore"
     assert not is_victim_error(ev.ErrorReport("RuntimeError", "mat1 and mat2 shapes"))
     assert is_victim_error(ev.ErrorReport("torch.distributed.DistBackendError", "NCCL error"))
 

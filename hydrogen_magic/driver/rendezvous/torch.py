@@ -30,7 +30,7 @@ _VICTIM_MESSAGES = (
     "Broken pipe",
     r"Timed out waiting \d+ms",
     "Socket Timeout",
-    "wait timeout after",
+    "[Ww]ait timeout",
     "gloo/transport",
     "connectFullMesh",
     "NCCL (error|communicator|operation)",
