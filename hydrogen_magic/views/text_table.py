@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ _BAR_CELLS = 12
 _SLOW_START_S = 15.0
 _LONG_COLLECTIVE_S = 10.0
 _NO_PROGRESS_S = 60.0
+_NARROWEST = 20
+"""Cells. Messages are not wrapped to less, but cut."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ def gang_lines(state: GangState, now_s: float, width: int) -> list[str]:
         lines += _table(state.ranks, now_s, width)
     else:
         lines += _folded(state.ranks, now_s, width)
-    lines += [f"! {warned.text}" for warned in warnings(state, now_s)]
-    lines += [_notice_text(notice.level, notice.text) for notice in state.notices[-3:]]
+    messages = [f"! {warned.text}" for warned in warnings(state, now_s)]
+    messages += [_notice_text(notice.level, notice.text) for notice in state.notices[-3:]]
+    lines += (line for message in messages for line in _wrapped(message, width))
     return [_fit(line, width) for line in lines]
 
 
@@ -355,6 +359,18 @@ def _grouped(ranks: Sequence[RankState]) -> str:
 
 def _notice_text(level: str, text: str) -> str:
     return f"{'' if level == 'info' else '! '}{clean_name(text)}"
+
+
+def _wrapped(message: str, width: int) -> list[str]:
+    """Return ``message`` as up to three lines: most messages end with the remedy."""
+    return textwrap.wrap(
+        message,
+        max(width, _NARROWEST),
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+        max_lines=3,
+        placeholder=" …",
+    )
 
 
 def _fit(line: str, width: int) -> str:

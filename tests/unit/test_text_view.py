@@ -172,6 +172,15 @@ def test_no_line_is_wider_than_asked_for(width: int, np: int) -> None:
     assert len(lines) <= 22
 
 
+def test_a_long_notice_is_wrapped_so_that_its_remedy_can_be_read() -> None:
+    text = "hvd.init() found no other rank, so each of the 2 trains by itself: launch with `--with horovod`"
+    lines = gang_lines(replay([*running(), ev.Notice(2.0, "warning", text)]), 3.0, 60)[-2:]
+    assert lines[0].startswith("! hvd.init()") and lines[1].startswith("  ")
+    assert " ".join(line.strip() for line in lines) == f"! {text}"
+    endless = gang_lines(replay([*running(), ev.Notice(2.0, "info", "word " * 99)]), 3.0, 60)
+    assert endless[-1].endswith(" …")
+
+
 def test_many_ranks_are_counted_and_the_slowest_and_failed_are_shown() -> None:
     events = busy(64)
     events += [ev.Progress(4.0, rank, 1, "", 9, 10) for rank in range(64) if rank != 33]
