@@ -262,7 +262,8 @@ def _inside_kernel(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     if spec.detach or spec.outlive:
         option = "--outlive" if spec.outlive else "--detach"
         raise ArgumentsError(
-            f"--on {spec.placement} runs inside the kernel and cannot {option}: drop one of the two"
+            f"{option} is not possible with --on {spec.placement}, which runs inside the kernel: drop "
+            "one of the two"
         )
     return replace(spec, np=1)
 
@@ -270,7 +271,7 @@ def _inside_kernel(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
 def _outliving(spec: JobSpec, placement: plugins.Planner) -> JobSpec:
     if placement.ends_with_kernel:
         raise ArgumentsError(
-            f"--on {spec.placement} cannot --outlive: {placement.ends_with_kernel}"
+            f"--outlive is not possible with --on {spec.placement}: {placement.ends_with_kernel}"
         )
     if spec.session is not None:
         raise ArgumentsError(

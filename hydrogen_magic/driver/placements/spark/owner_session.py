@@ -48,7 +48,7 @@ def setup(found: Session) -> Mapping[str, object]:
 
 
 def _refusal(why: str) -> PlacementError:
-    return PlacementError(f"--on spark cannot --outlive here: {why}")
+    return PlacementError(f"--outlive is not possible in this Spark session: {why}")
 
 
 @contextmanager
