@@ -102,7 +102,9 @@ class SparkHosts(HostProvider):
         if self._is_late and error is not None and error.kind == "cancelled":
             free = await self._slots(free_slots)
             found = "free slots: unknown" if free is None else f"{_n_slots(free)} free"
-            raise _late(tasks.attempt, f"{found}; other jobs may hold the others")
+            raise _late(
+                tasks.attempt, f"{found}; other jobs or a session (see %gang) may hold the others"
+            )
         if error is not None:
             raise as_error(error, self._session)
 
