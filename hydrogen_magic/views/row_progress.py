@@ -34,6 +34,7 @@ class RowProgress:
         self._n_rows = n_rows
         self._rows = 0
         self._tasks: tuple[int, int] | None = None
+        self._shows_tasks = True
         self._clock = clock
         self._console = console
         self._due_s = clock() + _SHOWN_AFTER_S
@@ -46,9 +47,13 @@ class RowProgress:
 
     def tasks(self, done: int, total: int, rows: int | None) -> None:
         """Set the tasks that write the rows, and the rows that they have written, if known."""
-        self._tasks = done, total
+        self._tasks = (done, total) if self._shows_tasks else None
         self._rows = rows or self._rows
         self._show()
+
+    def hide_tasks(self) -> None:
+        """Show rows alone from now on: the number of all tasks is not known."""
+        self._shows_tasks, self._tasks = False, None
 
     def __enter__(self) -> RowProgress:
         return self

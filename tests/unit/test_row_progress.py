@@ -32,5 +32,17 @@ def test_rows_of_unknown_number_by_tasks() -> None:
     assert "3 of 10 tasks, 30 rows" in drawn(None, 1.0, with_tasks=True)
 
 
+def test_tasks_of_unknown_number_are_hidden() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    ticks = count()
+    with RowProgress("Writing", None, clock=lambda: next(ticks), console=console) as progress:
+        progress.tasks(1, 1, None)
+        progress.hide_tasks()
+        progress.add(10)
+        progress.tasks(2, 2, None)
+    shown = str(console.file.getvalue())  # type: ignore[attr-defined]
+    assert "1 of 1 tasks" in shown and "10 rows" in shown and "2 of 2" not in shown
+
+
 def test_short_work_shows_nothing() -> None:
     assert drawn(100, 0.001) == ""

@@ -150,6 +150,7 @@ def _by_session(frame: Any, session: Session, folder: str, tag: str, progress: R
         tables = _unpacked(packed.toLocalIterator())
         first = next(tables, None)
         if first is not None:
+            progress.hide_tasks()  # Spark runs the next partition's only when its rows are fetched
             writing.write(chain([first], tables), first.schema, folder, progress.add)
         return first is not None
 
