@@ -6,6 +6,7 @@ ends, and a retry. Here are the endings that take something special, and what is
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -121,7 +122,10 @@ def test_an_interrupted_exit_handler_prints_nothing_of_ours() -> None:
     assert "hydrogen_magic" not in log
 
 
-def test_an_interrupted_exit_handler_of_a_library_prints_nothing() -> None:
+@pytest.mark.parametrize(
+    "file", ["/usr/lib/python3/site-packages/torch/_dynamo/utils.py", logging.__file__]
+)
+def test_an_interrupted_exit_handler_of_a_library_prints_nothing(file: str) -> None:
     def leave_slowly() -> None:
         import atexit
 
@@ -129,7 +133,6 @@ def test_an_interrupted_exit_handler_of_a_library_prints_nothing() -> None:
             print("leaving", flush=True)
             time.sleep(1000)
 
-        file = "/usr/lib/python3/site-packages/torch/_dynamo/utils.py"
         hang.__code__ = hang.__code__.replace(co_filename=file)
         atexit.register(hang)
 

@@ -44,6 +44,7 @@ _LEAST_MESSAGE_S = 0.05
 _MAX_NOTES = 20
 
 _PACKAGE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _RUN_BY_TESTS = f"{_PACKAGE}testing{os.sep}"
 """Functions that ranks run in tests of plug-in authors: to a rank, they are user code."""
 
@@ -260,21 +261,22 @@ def users_part(found: TracebackType | None) -> TracebackType | None:
 def hide_our_frames() -> None:
     """Leave them out where Python prints an exception that cannot be raised, as in exit handlers.
 
-    A library's handler that a stop interrupts prints nothing: torch has one.
+    A library's handler that a stop interrupts prints nothing: torch and ``logging`` have one.
     """
     show = sys.unraisablehook
 
     def show_users_part(args: Any) -> None:
         kind, error, found, *rest = args
-        if kind is KeyboardInterrupt and _is_installed(args.object):
+        if kind is KeyboardInterrupt and _is_of_library(args.object):
             return
         show(type(args)((kind, error, users_part(found), *rest)))
 
     sys.unraisablehook = show_users_part
 
 
-def _is_installed(function: Any) -> bool:
-    return "-packages" in getattr(getattr(function, "__code__", None), "co_filename", "")
+def _is_of_library(function: Any) -> bool:
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return "-packages" in file or file.startswith(_STANDARD_LIBRARY)
 
 
 def _frames(error: BaseException) -> tuple[ev.Frame, ...]:
