@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import hydrogen_magic as hm
@@ -59,6 +60,18 @@ def resume(steps: int, folder: str | None = None) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
     best = None if state is None else (type(state["best"]) is Best, state["best"].loss)
     return {"start": start, "best": best, "steps": len(optimizer.state_dict()["state"])}
+
+
+def die_after_save(culprit: int) -> None:
+    """Log and save four steps; in the first attempt the culprit is killed when it has saved the third."""
+    began = hm.checkpoint.load() or 0
+    for step in range(began, 4):
+        hm.log(step=step, loss=1.0)
+        hm.checkpoint.save(step + 1)
+        if (began, step) == (0, 2):
+            while hm.checkpoint.load() != 3 or hm.rank() != culprit:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def sharded(folder: str | None, size: int, grown: bool) -> Any:

@@ -319,6 +319,16 @@ class DebuggerRequested:
 
 
 @dataclass(frozen=True)
+class RecordAwaited:
+    """The rank waits until its earlier events are recorded. Is not recorded itself."""
+
+    at_s: float
+    rank: int
+    number: int
+    """As :attr:`InputRequested.number`."""
+
+
+@dataclass(frozen=True)
 class InputAnswered:
     """The rank continues: with a line, which is not recorded, with an error, or in the debugger."""
 
@@ -532,6 +542,7 @@ Event = (
     | Display
     | InputRequested
     | DebuggerRequested
+    | RecordAwaited
     | InputAnswered
     | Metrics
     | Progress

@@ -200,6 +200,9 @@ class GangController:
     def _on_event(self, event: ev.Event) -> None:
         if self._profiling.on_event(event):
             return
+        if isinstance(event, ev.RecordAwaited):
+            self._agent_group.answer_input(event.rank, event.number, "", "")
+            return
         self._run.emit(event)
         if isinstance(event, ev.InputRequested):
             delay_s = 0.0 if self._job.spec.detach else _ATTENDED_S

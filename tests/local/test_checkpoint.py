@@ -18,6 +18,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.core import run_log
 from hydrogen_magic.node.worker import checkpoint, sharded_checkpoint
 from tests import checkpoints
+from tests.gangs import ended
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -73,6 +74,16 @@ while True:
     step += 1
     print(step, flush=True)
 """
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_checkpoint_is_not_ahead_of_the_metrics(culprit: int) -> None:
+    """The next attempt does not log the steps again that it skips."""
+    gang = ended(hm.launch(checkpoints.die_after_save, culprit, np=2, gpu=False, retries=1))
+    gang.raise_for_state()
+    assert gang.snapshot().attempt == 1
+    metrics = gang.metrics
+    assert metrics.step[metrics["rank"] == culprit].to_list() == [0, 1, 2, 3]
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:

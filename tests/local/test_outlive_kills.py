@@ -14,6 +14,8 @@ import socket
 import struct
 import time
 import uuid
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,12 @@ TRAINING = f"""%%distributed --np 2 --cpu --retries 2 --outlive
 import time
 import hydrogen_magic as hm
 began = hm.checkpoint.load() or 0
-for step in range(began, {STEPS}):
-    hm.log(step=step, loss=1 / (step + 1))
-    hm.checkpoint.save(step + 1)
-    time.sleep(0.02)
+with open(f"{{folder}}/steps-{{hm.rank()}}", "a", buffering=1) as done:
+    for step in range(began, {STEPS}):
+        hm.log(step=step, loss=1 / (step + 1))
+        hm.checkpoint.save(step + 1)
+        print(step, file=done)
+        time.sleep(0.02)
 began
 """
 VICTIMS = ("kernel", "agent", "rank", "owner", "tab", "server")
@@ -77,10 +81,11 @@ class Killed:
     """An outliving gang of a notebook with a server, a kernel and a tab, and a run log of its own."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.server = Server(folder)
         self.home = str(self.server.runs.parent)
         self._tab = Tab(self.server)
-        self._tab.run("%load_ext hydrogen_magic")
+        self._tab.run(f"%load_ext hydrogen_magic\nfolder = {str(folder)!r}")
         self._tab.run(TRAINING)
 
     def kill(self, victim: str) -> None:
@@ -123,23 +128,34 @@ def _recorded() -> list[GangState]:
     return [replay(run_log.read(found.gang)) for found in run_log.recent()]
 
 
-def steps_of(events: list[ev.Event], attempt: int) -> list[int]:
-    """Return the steps that rank 0 logged in an attempt."""
+def steps_of(events: list[ev.Event], rank: int, attempts: Collection[int]) -> list[int]:
+    """Return the steps that a rank logged in these attempts."""
     steps: list[int] = []
     current = 0
     for event in events:
         if isinstance(event, ev.AttemptStarted):
             current = event.attempt
-        elif isinstance(event, ev.Metrics) and (event.rank, current) == (0, attempt):
+        elif isinstance(event, ev.Metrics) and event.rank == rank and current in attempts:
             steps += event.steps
     return steps
 
 
-def check(gang_id: str, victim: str) -> None:
+def lost_steps(folder: Path, events: list[ev.Event]) -> dict[int, list[int]]:
+    """Return each rank's steps, all attempts together, that it has finished and the record lacks."""
+    lost = {}
+    for rank in range(2):
+        done = folder / f"steps-{rank}"
+        steps = Counter(map(int, done.read_text().split() if done.exists() else []))
+        lost[rank] = [*(steps - Counter(steps_of(events, rank, range(3)))).elements()]
+    return lost
+
+
+def check(gang_id: str, killed: Killed, victim: str) -> None:
     """Look at the gang as a new kernel does."""
     gang = attach(gang_id)
     state = gang.snapshot()
-    logged = steps_of(gang.events(), state.attempt)
+    assert lost_steps(killed.folder, gang.events()) == {0: [], 1: []}
+    logged = steps_of(gang.events(), 0, [state.attempt])
     assert logged == list(range(logged[0], logged[-1] + 1)) if logged else victim == "owner"
     if victim == "owner" and state.state == "STOPPED":
         assert state.reason in (ev.OWNER_ENDED, "its owner process ended unexpectedly")
@@ -165,4 +181,4 @@ def test_five_random_kills(seed: int, tmp_path: Path, monkeypatch: pytest.Monkey
         killed.wait_until_gone()
         print(number, victim, [(state.state, state.attempt) for state in _recorded()])
         for found in run_log.recent():  # none if its kernel was killed before the launch
-            check(found.gang, victim)
+            check(found.gang, killed, victim)

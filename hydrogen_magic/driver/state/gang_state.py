@@ -468,6 +468,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.RankFailed: _failed,
     ev.RankStacks: _stacks,
     ev.NamesChanged: lambda rank, e: rank,
+    ev.RecordAwaited: lambda rank, e: rank,
     ev.RankResult: _result,
     ev.RankExited: _exited,
 }

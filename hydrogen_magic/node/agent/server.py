@@ -51,6 +51,9 @@ from hydrogen_magic.transport.channel import AgentLink
 _BATCH_S = 0.05
 """Events that are not urgent are sent together: one message instead of fifty."""
 
+_URGENT = (ev.RankFailed, ev.RankExited, ev.RankResult, ev.RecordAwaited)
+"""Events that are sent at once, with those before them."""
+
 _STACKS_S = 0.1
 """``faulthandler`` writes stacks within milliseconds of the signal."""
 
@@ -266,7 +269,7 @@ class AgentServer:
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
-        if isinstance(event, (ev.RankFailed, ev.RankExited, ev.RankResult)):
+        if isinstance(event, _URGENT):
             self._flush()
         elif self._flushing is None:
             loop = asyncio.get_running_loop()

@@ -32,8 +32,9 @@ IS_SHARED = "HYDROGEN_MAGIC_CHECKPOINTS_SHARED"
 def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
     """Save ``state`` and replace the previous checkpoint.
 
-    Call it on every rank, or on rank 0 alone: rank 0 writes, the others return at once. If rank 0 is killed
-    while saving, or finds the disk full, the previous checkpoint stays intact.
+    Call it on every rank, or on rank 0 alone: rank 0 writes. If it is killed while saving, or finds the disk
+    full, the previous checkpoint stays intact. What this rank has logged before is recorded first: the next
+    attempt, which skips these steps, does not log it again.
 
     A state with sharded tensors (``DTensor``, as in FSDP's state dicts) must be a dict and be saved by
     every rank: each writes its own parts with ``torch.distributed.checkpoint``.
@@ -56,6 +57,7 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
         hm.checkpoint.save({"epoch": epoch + 1, "model": model.state_dict()})
     """
     place = _place(folder) or _temporary_place()
+    _process.before_save()
     if sharded_checkpoint.is_sharded(state):
         _check_shared(place)
         sharded_checkpoint.save(state, place.folder)
@@ -117,6 +119,7 @@ def keep(state: Any, name: str) -> None:
     Raises the same errors as :func:`save`.
     """
     place = _place(None) or _temporary_place()
+    _process.before_save()
     checkpoint_files.save_beside(state, place.folder, name)
     if place.is_carried:
         _process.report(name)
@@ -137,6 +140,8 @@ class _ProcessCheckpoints:
     def __init__(self) -> None:
         self.on_save: Callable[[str], None] | None = None
         """Takes the name of a saved file that other hosts do not see; set on a rank."""
+        self.before_save: Callable[[], None] = lambda: None
+        """Called on every rank that saves."""
         self.saved_elsewhere: set[Path] = set()
         """Folders for which rank 0 has saved on another host in this attempt."""
         self.temporary: Path | None = None
@@ -151,13 +156,13 @@ class _ProcessCheckpoints:
 _process = _ProcessCheckpoints()
 
 
-def install(on_save: Callable[[str], None]) -> None:
-    """Call ``on_save(file name)`` after each save that other hosts do not see."""
-    _process.on_save = on_save
+def install(on_save: Callable[[str], None], before_save: Callable[[], None] = lambda: None) -> None:
+    """Call ``before_save()`` before each save, ``on_save(file name)`` if other hosts do not see its file."""
+    _process.on_save, _process.before_save = on_save, before_save
 
 
 def _forget_agent() -> None:
-    _process.on_save = None
+    _process.on_save, _process.before_save = None, lambda: None
 
 
 # The agent's socket belongs to the rank, not to its children.

@@ -50,6 +50,15 @@ class EventSender:
         )
         self._thread.start()
 
+    def post_soon(self, event: ev.Event) -> None:
+        """Send ``event`` at once, after all collected events, without waiting for that."""
+        self._posted.append((event, threading.Event()))
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Call ``tick`` now."""
+        self._wake.set()
+
     def post(self, event: ev.Event) -> None:
         """Send ``event`` at once, after all collected events; return when it was sent."""
         thread = self._thread

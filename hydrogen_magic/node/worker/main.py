@@ -168,7 +168,6 @@ class _Rank:
         earlier: _Rank | None = None,
     ) -> None:
         from hydrogen_magic.node.worker import (
-            checkpoint,
             group_recovery,
             observe,
             profiler,
@@ -195,7 +194,6 @@ class _Rank:
         self.phase = "starting"
         self.reporter = self._new_reporter(start)
         observe.report_failures()
-        checkpoint.install(self._send_checkpoint)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
         self._follow_commands(reader, start)
 
@@ -216,7 +214,7 @@ class _Rank:
 
     def _follow_commands(self, reader: framing.FrameReader, start: RankStart) -> None:
         """Let the reporter's thread carry out the agent's commands: recording, input, profiles."""
-        from hydrogen_magic.node.worker import commands, user_input
+        from hydrogen_magic.node.worker import checkpoint, commands, user_input
         from hydrogen_magic.node.worker.observe import forward
 
         follow_timeline = self._record_timeline(start)
@@ -224,6 +222,7 @@ class _Rank:
         forward.follow(self.reporter.is_recording)
         self.input_line = user_input.UserInput(self.reporter)
         self.input_line.install()
+        checkpoint.install(self._send_checkpoint, self.input_line.wait_until_recorded)
         self.reporter.on_tick = commands.AgentCommands(
             reader, self.reporter, self.profiler, follow_timeline, self.input_line, self._release
         ).poll

@@ -27,6 +27,9 @@ from hydrogen_magic.node.worker.spans import SpanQueue
 from hydrogen_magic.node.worker.training_progress import CollectiveTracker, StepCounter
 from hydrogen_magic.node.worker.unsynchronized import ExchangeCounter
 
+_ANSWER_S = 0.002
+"""An answer of the kernel takes about this long."""
+
 
 class Reporter:
     """Collects the events of one rank.
@@ -107,6 +110,19 @@ class Reporter:
         if isinstance(event, ev.RankPhase):
             self.phase = event.phase
         self._sender.post(event)
+
+    def ask(self, event: ev.Event, has_answer: Callable[[float], bool], within_s: float) -> bool:
+        """Post ``event`` and wait for its answer, which ``on_tick`` receives; return whether it came.
+
+        ``has_answer`` waits for so many seconds. The answer is looked for more often than at every tick.
+        """
+        deadline = time.monotonic() + within_s
+        self._sender.post_soon(event)
+        while time.monotonic() < deadline:
+            if has_answer(_ANSWER_S):
+                return True
+            self._sender.wake()
+        return False
 
     def close(self) -> None:
         """Send all events and end the thread, within two seconds even if the agent hangs."""

@@ -12,13 +12,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partialmethod
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.core.events import DebuggerRequested, Event, InputRequested
+from hydrogen_magic.core.events import DebuggerRequested, Event, InputRequested, RecordAwaited
 from hydrogen_magic.core.messages import END_OF_INPUT, InputLine
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.node.worker import main_thread, process_setup, reporter
@@ -27,6 +28,8 @@ from hydrogen_magic.node.worker.import_hooks import hooks
 _ASKS = re.compile(r"(?<!\.)\binput\s*\(|\b(breakpoint|getpass|post_mortem|set_trace)\s*\(")
 _LONGEST_PROMPT = 1000
 _PATIENCE = timedelta(days=1)
+_RECORD_S = 1.0
+"""How long a checkpoint waits for a kernel that does not respond."""
 
 
 class StopRequestedError(SystemExit):
@@ -34,7 +37,7 @@ class StopRequestedError(SystemExit):
 
 
 class UserInput:
-    """Lines that the user types for this rank."""
+    """Requests of this rank that the kernel answers: above all for lines that the user types."""
 
     def __init__(self, rank_reporter: reporter.Reporter) -> None:
         self._reporter = rank_reporter
@@ -70,6 +73,24 @@ class UserInput:
             pdb.post_mortem(main_thread.users_part(error.__traceback__) or error.__traceback__)
         except HydrogenError as refused:  # there is no input line; the error itself matters more
             print(f"--pdb: {refused}", file=sys.stderr)
+
+    def wait_until_recorded(self) -> None:
+        """Wait until the kernel has recorded what this rank has reported, for a second at most."""
+        is_rank = reporter.current() is self._reporter  # not a child
+        if not is_rank or not self._asking.acquire(timeout=_RECORD_S):
+            return
+        try:
+            self._number += 1
+            now_s, rank = self._reporter.now_s(), self._reporter.rank
+            event = RecordAwaited(now_s, rank, self._number)
+            self._reporter.ask(event, self._has_answer, _RECORD_S)
+        finally:
+            self._asking.release()
+
+    def _has_answer(self, within_s: float) -> bool:
+        with suppress(Empty):
+            return self._lines.get(timeout=within_s).number == self._number
+        return False
 
     def answer(self, line: InputLine) -> None:
         """Pass on an answer; called by the reporter's thread."""
