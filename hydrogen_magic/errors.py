@@ -75,10 +75,22 @@ class RendezvousError(HydrogenError):
 class RankFailedError(HydrogenError):
     """A rank failed and the gang was ended."""
 
-    def __init__(self, message: str, *, rank: int, report: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        report: str | None = None,
+        gang: str = "",
+        session: str | None = None,
+    ) -> None:
         super().__init__(message, report=report)
         self.rank = rank
         """The culprit: the rank that failed first, which need not be the first one to raise."""
+        self.gang = gang
+        """The ID of its gang."""
+        self.session = session
+        """The name of its session, None without one."""
 
 
 class ResultError(HydrogenError):

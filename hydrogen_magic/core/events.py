@@ -98,6 +98,8 @@ class GangLaunched:
     """Machine of the owner."""
     outlives: bool = False
     """The owner is a process of its own, which outlives the kernel."""
+    session: str = ""
+    """Name of the session whose ranks run the cell, empty without one."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,13 @@ class GangRun:
         if state.culprit is not None:
             last_lines = self.rank_logs.last_lines(state.culprit)
             report = failure_report.report(state, last_lines, self.results.saved_note)
-            return RankFailedError(state.reason, rank=state.culprit, report=report)
+            return RankFailedError(
+                state.reason,
+                rank=state.culprit,
+                report=report,
+                gang=self.id,
+                session=state.session or None,
+            )
         if state.fault is None:
             return HydrogenError(state.reason)
         is_rendezvous = state.fault.type == RendezvousError.__name__

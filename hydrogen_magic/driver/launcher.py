@@ -208,6 +208,7 @@ def _new_run(
             params=dict(captured.params),
             host=os.uname().nodename,
             outlives=spec.outlive,
+            session=spec.session or "",
         )
     )
     record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))

@@ -16,7 +16,15 @@ from typing import Any, TypeVar
 from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
+from IPython.core.magic import (
+    Magics,
+    cell_magic,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, plugins
@@ -29,7 +37,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.start import launch_outliving
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
-from hydrogen_magic.notebook import gang_command, ipython_cells, outliving
+from hydrogen_magic.notebook import gang_command, ipython_cells, outliving, post_mortem
 from hydrogen_magic.notebook.arguments import (
     Arguments,
     ArgumentsError,
@@ -139,6 +147,19 @@ class Distributed(Magics):
             print(infer_usage())
             return None
         return self._infer(self._with_name(arguments), cell, f"%%infer {line}".strip())
+
+    @no_var_expand
+    @needs_local_scope
+    @line_magic
+    def debug(self, line: str = "", local_ns: Any = None) -> Any:
+        """Debug the rank of a session that failed last; otherwise as IPython's ``%debug``."""
+        failed = post_mortem.last_failure()
+        if failed is not None and not line.strip():
+            post_mortem.debug(failed)
+            return None
+        theirs = self.replaced["line", "debug"]
+        has_scope = getattr(theirs, "needs_local_scope", False)  # not in every version of IPython
+        return theirs(line, **({"local_ns": local_ns} if has_scope else {}))
 
     def defaults(self) -> JobSpec:
         """Return the options set by ``%config``. Raises ArgumentsError for an invalid size or range."""
@@ -431,15 +452,21 @@ def _print_dry_run(captured: capture.Captured, planned: Plan) -> None:
 _NAMES = [
     *((kind, name) for kind in ("line", "cell") for name in ("distributed", "gang")),
     ("cell", "infer"),
+    ("line", "debug"),
 ]
 """Every kind and name of our magics."""
+_EXTENDED = {("line", "debug")}
+"""Of these, the ones that do what the replaced one does, too."""
 
 
 def load(shell: InteractiveShell) -> None:
     """Register the magics; report replaced magics, and earlier runs that had to be stopped."""
     magic = Distributed(shell)
     magic.replaced = _magics_of_others(shell)
-    for (_, name), other in magic.replaced.items():
+    for key, other in magic.replaced.items():
+        if key in _EXTENDED:
+            continue
+        name = key[1]
         warnings.warn(
             f"hydrogen_magic replaces the %%{name} magic registered by {_module_of(other)}; "
             "%unload_ext hydrogen_magic restores it.",
@@ -458,18 +485,19 @@ def unload(shell: InteractiveShell) -> None:
     for kind, name in _NAMES:
         if _is_ours(registered[kind].get(name)):
             del registered[kind][name]
-    for magic in [each for each in shell.configurables if isinstance(each, Distributed)]:
+    configurables: list[Any] = shell.configurables
+    for magic in [each for each in configurables if isinstance(each, Distributed)]:
         for (kind, name), other in magic.replaced.items():
             registered[kind].setdefault(name, other)
         with suppress(ValueError):
             shell.events.unregister("post_run_cell", magic.get_ready)
-        shell.configurables.remove(magic)
+        configurables.remove(magic)
     shell.magics_manager.registry.pop("Distributed", None)
 
 
 def _magics_of_others(shell: InteractiveShell) -> dict[tuple[str, str], Any]:
-    registered = shell.magics_manager.magics
-    there = {(kind, name): registered[kind].get(name) for kind, name in _NAMES}
+    find: Any = shell.find_magic  # which loads lazy ones
+    there = {(kind, name): find(name, kind) for kind, name in _NAMES}
     return {key: magic for key, magic in there.items() if magic and not _is_ours(magic)}
 
 

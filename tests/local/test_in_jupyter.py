@@ -258,6 +258,39 @@ def test_a_rank_that_fails_is_debugged_while_its_peers_wait(kernel: Kernel) -> N
     assert "rank 0 failed: ZeroDivisionError" in cell.error, cell.error
 
 
+def test_debug_looks_at_the_rank_of_a_session_that_failed(kernel: Kernel) -> None:
+    """It stays there until the rank runs another cell."""
+    shared = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    failing = "scale = dist.get_rank()\ndef pick(n): return [][n]\nif scale == 1: pick(scale)\n"
+    cell = kernel.run(f"%%distributed --np 2 --session look\n{shared}{failing}dist.barrier()")
+    assert "rank 1 failed: IndexError" in cell.error, cell.error
+    for _ in range(2):
+        cell = kernel.start("%debug")
+        assert kernel.type("p n + 41, scale") == "[1] (Pdb) "
+        kernel.until(cell, lambda cell=cell: "[1] (42, 1)" in cell.stream())
+        kernel.until(cell, lambda cell=cell: "rank 1 is waiting for input" in cell.block)
+        kernel.type("q")
+        assert not kernel.finish(cell).error, cell.error
+        assert "IndexError: list index out of range" in cell.stream("stderr")
+    assert kernel.run("%%distributed --session look\ndist.barrier()\nscale").value == "0"
+    assert "nothing to debug" in kernel.run("%debug").stream("stderr")
+    kernel.run("%gang end look")
+    assert "the ranks of session 'look' have ended" in kernel.run("%debug").stream("stderr")
+
+
+def test_debug_without_a_session(kernel: Kernel) -> None:
+    """The second refusal is for the same reason, and an error of the notebook is IPython's."""
+    kernel.run("%%distributed --np 1\n1 / 0")
+    for _ in range(2):
+        refused = kernel.run("%debug").stream("stderr")
+        assert re.search(r"ranks of gang \w+ have ended.* --pdb.* --session", refused), refused
+    kernel.run("number = 41\n[][number]")
+    cell = kernel.start("%debug")
+    assert kernel.type("p number + 1") == "ipdb> "
+    kernel.type("q")
+    assert "42" in kernel.finish(cell).stream()
+
+
 def test_a_rank_that_fails_because_of_its_peer_is_not_debugged(kernel: Kernel) -> None:
     """It notices the end of the connection while the peer's own exception is still unwinding."""
     cell = kernel.start(

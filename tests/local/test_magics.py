@@ -247,6 +247,7 @@ def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
     shell: InteractiveShell,
 ) -> None:
     magics.unload(shell)
+    of_ipython = shell.magics_manager.magics["line"]["debug"]
 
     def distributed(line: str, cell: str | None = None) -> str:
         return "theirs"
@@ -259,6 +260,7 @@ def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
         run(shell, "%%distributed --npp\n1")
     magics.unload(shell)
     assert run(shell, "%%distributed\n1") == "theirs"
+    assert shell.magics_manager.magics["line"]["debug"] is of_ipython
     assert not any(isinstance(c, magics.Distributed) for c in shell.configurables)
 
 

@@ -133,6 +133,8 @@ class GangState:
     """Plain values that the cell captured, by name."""
     placement: str = ""
     rendezvous: str = ""
+    session: str = ""
+    """Name of the session whose ranks run the cell, empty without one."""
     state: str = "PENDING"
     """``PENDING RUNNING SUCCEEDED FAILED STOPPED``."""
     stop_reason: str = ""
@@ -219,6 +221,7 @@ def _launched(state: GangState, e: ev.GangLaunched) -> GangState:
         params=e.params,
         placement=e.placement,
         rendezvous=e.rendezvous,
+        session=e.session,
         wall_time=e.wall_time,
         owner=e.owner,
         outlives=e.outlives,

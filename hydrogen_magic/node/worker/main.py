@@ -316,7 +316,7 @@ class _Rank:
         return 0
 
     def _load(self) -> namespace.LoadedClosure:
-        from hydrogen_magic.node.worker import namespace, user_input
+        from hydrogen_magic.node.worker import namespace, post_mortem, user_input
         from hydrogen_magic.serialization import payload
 
         self._enter("loading")
@@ -327,6 +327,8 @@ class _Rank:
         closure = payload.from_memfd(self.closure_fd)
         loaded = namespace.load(closure, names=None if self.session is None else self.names)
         del closure
+        if not loaded.calls(post_mortem.debug):
+            post_mortem.forget()
         gc.unfreeze()
         if self.is_debugging or user_input.may_ask(loaded.code()):
             user_input.let_peers_wait()
@@ -367,7 +369,7 @@ class _Rank:
 
     def _fail(self, error: BaseException) -> int:
         """Report ``error`` before any clean-up; return the exit code."""
-        from hydrogen_magic.node.worker import figures, main_thread, user_input
+        from hydrogen_magic.node.worker import figures, main_thread, post_mortem, user_input
 
         stops = (KeyboardInterrupt, user_input.StopRequestedError)
         was_interrupted = isinstance(error, stops) or self.groups.are_released
@@ -376,6 +378,8 @@ class _Rank:
         if os.getpid() != self.pid:  # the cell forked: its child ends like any child
             return _end_child(error)
         left = error.exit_code if isinstance(error, _ScriptExitError) else None
+        if self.session is not None:
+            post_mortem.keep(error)
         report = main_thread.report_exception(error if left is None else error.__cause__ or error)
         if isinstance(error, SystemExit) and _exit_code(error) == 0:
             report = replace(report, notes=(*report.notes, _EARLY_EXIT))

@@ -241,6 +241,10 @@ class LoadedClosure:
         namespace.update(__file__=path, __cached__=None, __builtins__=builtins)
         exec(code, namespace)
 
+    def calls(self, function: Callable[..., Any]) -> bool:
+        """Whether it is a call of this function."""
+        return self._call is not None and self._call[0] is function
+
     def code(self) -> Iterator[str]:
         """Yield the source of the cell or script, and of functions of the notebook that it uses."""
         yield self._header.code

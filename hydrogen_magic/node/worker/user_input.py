@@ -10,7 +10,6 @@ import builtins
 import re
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -22,7 +21,7 @@ from typing import Any
 from hydrogen_magic.core.events import DebuggerRequested, Event, InputRequested, RecordAwaited
 from hydrogen_magic.core.messages import END_OF_INPUT, InputLine
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.node.worker import main_thread, process_setup, reporter
+from hydrogen_magic.node.worker import main_thread, post_mortem, process_setup, reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
 
 _ASKS = re.compile(r"(?<!\.)\binput\s*\(|\b(breakpoint|getpass|post_mortem|set_trace)\s*\(")
@@ -64,15 +63,10 @@ class UserInput:
 
     def debug(self, error: Exception) -> None:
         """Debug ``error`` until the user leaves the debugger; wait before that while a peer is debugged."""
-        import pdb
-
         report, rank = main_thread.report_exception(error), self._reporter.rank
         self._asked(lambda now_s, number: DebuggerRequested(now_s, rank, number, report))
-        print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
-        try:
-            pdb.post_mortem(main_thread.users_part(error.__traceback__) or error.__traceback__)
-        except HydrogenError as refused:  # there is no input line; the error itself matters more
-            print(f"--pdb: {refused}", file=sys.stderr)
+        found = main_thread.users_part(error.__traceback__) or error.__traceback__
+        post_mortem.examine(error, found, "--pdb")
 
     def wait_until_recorded(self) -> None:
         """Wait until the kernel has recorded what this rank has reported, for a second at most."""
