@@ -78,7 +78,7 @@ class JobSpec:
     session: str | None = None
     """Name of the session whose ranks run the cell; None: the ranks end with the cell."""
     on_ranks: tuple[int, ...] = ()
-    """Ranks of the session that run the cell; empty: all."""
+    """Ranks of the session that run the cell; otherwise those that may open the debugger. Empty: all."""
     push: tuple[str, ...] = ()
     """Names whose value in the notebook replaces that of the session's ranks."""
     idle_s: float = 3600.0
@@ -96,6 +96,9 @@ class JobSpec:
         if not all(0 <= rank < self.np for rank in self.display):
             shown = ",".join(map(str, self.display))
             raise OptionValueError(f"display {shown}: the ranks are 0 to {self.np - 1}")
+        if self.session is None and not all(0 <= rank < self.np for rank in self.on_ranks):
+            shown = ",".join(map(str, self.on_ranks))
+            raise OptionValueError(f"ranks {shown}: the ranks are 0 to {self.np - 1}")
         for name, value in self.env:
             if not isinstance(value, str):
                 kind = type(value).__name__

@@ -206,6 +206,8 @@ class LaunchRequest(AgentCommand):
     """Ranks whose displays are shown below the cell; empty: all."""
     is_debugging: bool = False
     """A rank that fails waits in the debugger."""
+    debuggable: tuple[int, ...] = ()
+    """Ranks that may open the debugger; empty: all."""
     checkpoint_dir: str | None = None
     """Directory of checkpoints that the kernel and all hosts share, None if they share none."""
     infer_options: Mapping[str, object] | None = None
@@ -742,6 +744,8 @@ class RankStart(WorkerStart):
     """:attr:`LaunchRequest.displaying`."""
     is_debugging: bool
     """:attr:`LaunchRequest.is_debugging`."""
+    debuggable: tuple[int, ...]
+    """:attr:`LaunchRequest.debuggable`."""
     session: SessionCell | None = None
     """:attr:`LaunchRequest.session`."""
     group_recovery: str = ""

@@ -580,7 +580,8 @@ def launch(
             plug-in; None: none.
         session: name of a session: ranks that stay, with their variables, for later calls and cells.
             None: the ranks end with the call.
-        ranks: ranks of the session that take part; empty: all.
+        ranks: ranks of the session that take part; without a session those on which ``breakpoint()`` opens
+            the debugger. Empty: all.
         push: names whose value in the notebook replaces that of the session's ranks.
         idle: seconds without a call or cell after which the session ends. None: one hour.
 

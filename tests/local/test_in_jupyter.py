@@ -291,6 +291,20 @@ def test_debug_without_a_session(kernel: Kernel) -> None:
     assert "42" in kernel.finish(cell).stream()
 
 
+def test_ranks_that_may_not_open_the_debugger_go_on(kernel: Kernel, tmp_path: Path) -> None:
+    cell = kernel.start(
+        "%%distributed --np 2 --ranks 1 --pdb\nimport pathlib, pdb, time\nimport hydrogen_magic as hm\n"
+        f"through = pathlib.Path({str(tmp_path / 'through')!r})\n"
+        "breakpoint()\npdb.set_trace()\n"
+        "if hm.rank() == 1:\n    through.touch()\n    time.sleep(1000)\n"
+        "while not through.exists(): time.sleep(0.01)\n1 / 0"
+    )
+    for _ in range(2):
+        assert kernel.type("c") == "[1] (Pdb) "
+    kernel.finish(cell)
+    assert "rank 0 failed: ZeroDivisionError" in cell.error, cell.error
+
+
 def test_a_rank_that_fails_because_of_its_peer_is_not_debugged(kernel: Kernel) -> None:
     """It notices the end of the connection while the peer's own exception is still unwinding."""
     cell = kernel.start(

@@ -133,7 +133,8 @@ def test_a_comment_ends_the_line() -> None:
         ("--sweep lr=1,2 --save all.py", "one value of each name"),
         ("--sweep lr=1,2 --timeline all.json", "write the same file"),
         ("--env 'A=1", "unclosed quotation mark"),
-        ("--ranks 0", "--ranks belongs to a session: add --session"),
+        ("--ranks 2", "ranks 2: the ranks are 0 to 1"),
+        ("--sweep lr=1,2 --ranks 0", "--sweep cannot be combined with --ranks"),
         ("--session --ranks a", "should be a whole number, got 'a'"),
     ],
 )

@@ -73,6 +73,7 @@ def build(
         timeline=job.rendezvous.timeline,
         displaying=spec.display,
         is_debugging=spec.pdb,
+        debuggable=spec.on_ranks,
         checkpoint_dir=host.checkpoint_dir,
         infer_options=dict(job.feed.options) if job.feed is not None else None,
         worker_key=host.worker_key if job.session is None else job.session.key,

@@ -286,6 +286,7 @@ def _rank_start(request: LaunchRequest, launch: RankLaunch, *, is_recording: boo
         timeline_prefix=prefix,
         displaying=request.displaying,
         is_debugging=request.is_debugging,
+        debuggable=request.debuggable,
     )
 
 

@@ -187,6 +187,7 @@ class _Rank:
             earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
         )
         self.is_debugging = start.is_debugging
+        self.is_debuggable = not start.debuggable or self.rank in start.debuggable
         self.is_retained = False
         """It waits for another gang after this one."""
         self.control = control
@@ -221,7 +222,7 @@ class _Rank:
         self.reporter.is_recording = start.is_recording
         forward.follow(self.reporter.is_recording)
         self.input_line = user_input.UserInput(self.reporter)
-        self.input_line.install()
+        self.input_line.install(has_debugger=self.is_debuggable)
         checkpoint.install(self._send_checkpoint, self.input_line.wait_until_recorded)
         self.reporter.on_tick = commands.AgentCommands(
             reader, self.reporter, self.profiler, follow_timeline, self.input_line, self._release
@@ -260,7 +261,7 @@ class _Rank:
         except _ScriptExitError:
             raise
         except Exception as error:
-            if self.is_debugging and os.getpid() == self.pid:
+            if self.is_debugging and self.is_debuggable and os.getpid() == self.pid:
                 self.reporter.phase = "debugging"  # not a failure yet that is still unwinding
                 self.input_line.debug(error)
             raise

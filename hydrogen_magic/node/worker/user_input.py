@@ -44,11 +44,15 @@ class UserInput:
         self._lines: SimpleQueue[InputLine] = SimpleQueue()
         self._asking = threading.Lock()
 
-    def install(self) -> None:
-        """Replace ``input`` and ``getpass.getpass`` in this process, by which debuggers read."""
+    def install(self, *, has_debugger: bool = True) -> None:
+        """Replace ``input`` and ``getpass.getpass`` in this process, by which debuggers read.
+
+        Without ``has_debugger``, ``breakpoint()`` has no effect.
+        """
         builtins.input = self.ask
         hooks.add("getpass", lambda module: setattr(module, "getpass", self.ask_password))
-        hooks.add("pdb", _leave_interrupts)
+        hooks.add("pdb", _leave_interrupts if has_debugger else _pass_breakpoints)
+        sys.breakpointhook = sys.__breakpointhook__ if has_debugger else _do_not_break
 
     def ask(self, prompt: object = "", /) -> str:
         """Return a line of the user.
@@ -124,7 +128,17 @@ class UserInput:
 
 def _leave_interrupts(pdb: Any) -> None:
     """Keep the debugger from taking over SIGINT, which stops a rank."""
+    if isinstance(vars(pdb.Pdb)["__init__"], partialmethod):
+        return  # by an earlier cell of the session
     pdb.Pdb.__init__ = partialmethod(pdb.Pdb.__init__, nosigint=True)
+
+
+def _pass_breakpoints(pdb: Any) -> None:
+    pdb.set_trace = _do_not_break
+
+
+def _do_not_break(*args: Any, **kwargs: Any) -> None:
+    """Stand in for ``breakpoint()`` on a rank that ``--ranks`` leaves out."""
 
 
 def may_ask(sources: Iterable[str]) -> bool:

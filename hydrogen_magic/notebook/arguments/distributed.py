@@ -175,6 +175,7 @@ def _check_sweep(arguments: Arguments) -> None:
         "--outlive": ("a sweep starts its runs from this cell", arguments.spec.outlive),
         "--detach": ("a sweep starts its runs from this cell", arguments.spec.detach),
         "--pdb": ("its runs have no input line", "pdb" in arguments.given),
+        "--ranks": ("its runs have no input line", arguments.spec.on_ranks),
         "--save": ("a script has one value of each name", arguments.save),
         "--timeline FILE": ("every run would write the same file", arguments.spec.timeline),
     }

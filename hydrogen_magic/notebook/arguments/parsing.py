@@ -102,7 +102,7 @@ def add_session(parser: LineParser, has_ranks: bool = True) -> None:
             dest="on_ranks",
             type=typed(rank_numbers),
             metavar="R[,R]",
-            help="ranks of the session that run the cell",
+            help="ranks of the session that run the cell; otherwise those that may open the debugger",
         )
     add(
         "--push",
@@ -239,7 +239,7 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
 def _check_session(spec: JobSpec, found: argparse.Namespace) -> None:
     if spec.session is not None:
         return
-    for option, name in (("--ranks", "on_ranks"), ("--idle", "idle_s"), ("--push", "push")):
+    for option, name in (("--idle", "idle_s"), ("--push", "push")):
         if getattr(found, name, None) not in (None, []):
             raise ArgumentsError(f"{option} belongs to a session: add --session, or drop it")
 
