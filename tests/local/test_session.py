@@ -149,6 +149,20 @@ def test_a_stop_ends_the_cell_and_a_second_one_the_session(cells: Cells) -> None
     wait_until_gone([pid])
 
 
+def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:
+    """Groups that exist wait longer, but only while that cell runs."""
+    second = "timeout=datetime.timedelta(seconds=1)"
+    cells.on_ranks(f"import datetime\ndist.init_process_group('gloo', {second})", "--np 2")
+    late = "if hm.rank() == 1: time.sleep(1.5)\ndist.all_reduce(torch.ones(1))\n"
+    cells.on_ranks(
+        f"if hm.rank() == 2: breakpoint()\n{late}groups = dist.group.WORLD, dist.new_group()"
+    )
+    cells.on_ranks("groups = *groups, dist.new_group()")
+    options = "group._get_backend(torch.device('cpu')).options"
+    seconds = cells.on_ranks(f"[{options}._timeout.total_seconds() for group in groups]")
+    assert seconds == [1, 1800, 1800]
+
+
 def test_a_stop_before_the_cell_begins_costs_nothing(cells: Cells) -> None:
     cells.on_ranks("kept = 1", "--np 2")
     is_launched = threading.Event()

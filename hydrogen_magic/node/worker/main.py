@@ -170,6 +170,7 @@ class _Rank:
         from hydrogen_magic.node.worker import (
             group_recovery,
             observe,
+            peer_timeouts,
             profiler,
             session_names,
         )
@@ -190,6 +191,7 @@ class _Rank:
         self.is_debuggable = not start.debuggable or self.rank in start.debuggable
         self.is_retained = False
         """It waits for another gang after this one."""
+        self.peer_timeouts = peer_timeouts.PeerTimeouts()
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
@@ -276,6 +278,7 @@ class _Rank:
 
     def _report_retained(self, code: int) -> None:
         """Report that this gang is over for this process, and what it holds for the next one."""
+        self.peer_timeouts.restore()
         if self.session is not None:
             now_s = self.reporter.now_s()
             self.reporter.post(self.names.report(now_s, self.rank, self.groups, self._warn))
@@ -332,7 +335,7 @@ class _Rank:
             post_mortem.forget()
         gc.unfreeze()
         if self.is_debugging or user_input.may_ask(loaded.code()):
-            user_input.let_peers_wait()
+            self.peer_timeouts.extend()
         for text in loaded.warnings:
             self._warn(text)
         return loaded

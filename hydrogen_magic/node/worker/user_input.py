@@ -1,7 +1,7 @@
 """``input()`` on a rank: the notebook asks its user. The debugger reads its commands by it.
 
-Other ranks wait for this one meanwhile, in a collective for example. Where the code of the cell shows that it
-may ask, process groups of torch wait a day by default, in place of minutes.
+Other ranks wait for this one meanwhile, in a collective for example: see
+:mod:`~hydrogen_magic.node.worker.peer_timeouts`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import timedelta
 from functools import partialmethod
 from queue import Empty, SimpleQueue
-from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core.events import DebuggerRequested, Event, InputRequested, RecordAwaited
@@ -26,7 +24,6 @@ from hydrogen_magic.node.worker.import_hooks import hooks
 
 _ASKS = re.compile(r"(?<!\.)\binput\s*\(|\b(breakpoint|getpass|post_mortem|set_trace)\s*\(")
 _LONGEST_PROMPT = 1000
-_PATIENCE = timedelta(days=1)
 _RECORD_S = 1.0
 """How long a checkpoint waits for a kernel that does not respond."""
 
@@ -144,14 +141,3 @@ def _do_not_break(*args: Any, **kwargs: Any) -> None:
 def may_ask(sources: Iterable[str]) -> bool:
     """Whether code with these sources may ask the user."""
     return any(_ASKS.search(source) for source in sources)
-
-
-def let_peers_wait() -> None:
-    """Let ranks wait for one that asks the user: process groups wait a day, if no other time is given."""
-    hooks.add("torch.distributed.distributed_c10d", _wait_longer)
-
-
-def _wait_longer(module: ModuleType) -> None:
-    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        if isinstance(getattr(module, name, None), timedelta):
-            setattr(module, name, _PATIENCE)
