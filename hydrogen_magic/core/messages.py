@@ -284,7 +284,7 @@ class AnswerInput(RanksCommand):
 
 @dataclass(frozen=True)
 class EndSession(AgentCommand):
-    """End the ranks that wait for the next cell of a session."""
+    """End the ranks that wait for another launch with this key."""
 
     worker_key: str
 

@@ -31,7 +31,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
@@ -55,6 +55,7 @@ from hydrogen_magic.driver.placements import (
     InKernelPlacement,
     Job,
     Placement,
+    SessionAgentGroup,
     WorkFeed,
 )
 from hydrogen_magic.driver.placements.forkserver import IMPORTED_ON_FIRST_USE
@@ -126,7 +127,8 @@ def plan(spec: JobSpec) -> Plan:
 def _plans() -> list[Plan]:
     """Return the plans of the gangs that run, and of the sessions."""
     gangs = [plan for gang, plan in list(_running.values()) if not gang.wait(0)]
-    return [*gangs, *(session.plan for session in sessions.sessions())]
+    named = [session for session in sessions.sessions() if session.name != sessions.UNNAMED]
+    return [*gangs, *(session.plan for session in named)]  # the ranks of %%infer make room
 
 
 def launch_captured(
@@ -149,7 +151,7 @@ def launch_captured(
     # All refusals come first, before there is a gang.
     if captured.session is not None:
         captured.session.check()
-    session, notes = _session_of(placement, spec, planned, captured)
+    session, notes = _session_of(placement, spec, planned, captured, feed)
     start = _starter(placement, spec, session)
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
@@ -271,13 +273,14 @@ def _session_of(
     spec: JobSpec,
     planned: Plan,
     captured: capture.Captured,
+    feed: WorkFeed | None,
 ) -> tuple[sessions.RankSession | None, tuple[str, ...]]:
     """Return the session of a gang, a new one at its first cell, and notes for the user.
 
     Raises PlacementError if the placement has no sessions, HydrogenError while another cell runs.
     """
     if spec.session is None:
-        return None, planned.notes
+        return _kept_ranks(placement, spec, planned, captured, feed), planned.notes
     if isinstance(placement, InKernelPlacement):
         raise PlacementError(f"`--on {spec.placement}` does not support --session")
     session = sessions.live(spec.session)
@@ -287,9 +290,45 @@ def _session_of(
     if captured.session is not None and captured.session.held:
         why = "has ended since the cell was captured: run the cell again"
         raise PlacementError(f"session {spec.session!r} {why}")
+    _end_kept_ranks(placement)
     agents = placement.open_session(spec)
     session = sessions.RankSession(spec, planned, agents, hub().loop, captured)
     return session, (*planned.notes, *sessions.register(session))
+
+
+def _kept_ranks(
+    placement: Placement | InKernelPlacement,
+    spec: JobSpec,
+    planned: Plan,
+    captured: capture.Captured,
+    feed: WorkFeed | None,
+) -> sessions.RankSession | None:
+    """Return the session that keeps the ranks of ``%%infer``; other gangs on this machine end it."""
+    if feed is None or not feed.key or not _keeps_ranks(placement):
+        _end_kept_ranks(placement)
+        return None
+    kept = sessions.live(sessions.UNNAMED)
+    if kept is None:
+        agents = placement.open(spec)
+        if not isinstance(agents, SessionAgentGroup):
+            return None
+        kept = sessions.RankSession(spec, planned, agents, hub().loop, captured)
+        sessions.register(kept)
+    elif kept.is_running:  # by a detached one
+        return None
+    kept.start_again(spec, planned)
+    return kept
+
+
+def _end_kept_ranks(placement: Placement | InKernelPlacement) -> None:
+    """Free the memory of ranks that ``%%infer`` keeps, for another gang on this machine."""
+    kept = sessions.live(sessions.UNNAMED)
+    if kept is not None and not kept.is_running and _keeps_ranks(placement):
+        kept.end("another gang has begun")
+
+
+def _keeps_ranks(placement: Placement | InKernelPlacement) -> TypeGuard[Placement]:
+    return isinstance(placement, Placement) and placement.on_this_machine
 
 
 def _start_controller(

@@ -29,6 +29,8 @@ from hydrogen_magic.errors import CaptureError, HydrogenError, OptionValueError
 from hydrogen_magic.serialization.identity import Originals
 
 ENDED_BY_USER = "ended by %gang end"
+UNNAMED = ""
+"""Name of the session whose ranks ``%%infer`` keeps, and which no cell can use."""
 _END_S = 30.0
 """An agent that is not needed any more is ended within ten seconds."""
 _MOST_NAMES = 8
@@ -76,7 +78,7 @@ class RankSession:
         captured: Captured,
     ) -> None:
         """``spec``, ``plan``, ``captured``: those of its first cell."""
-        self.name = spec.session or ""
+        self.name = spec.session or UNNAMED
         self.key = f"session-{secrets.token_hex(8)}"
         """Identifies it for its agents."""
         self.spec = spec
@@ -121,16 +123,23 @@ class RankSession:
         """Return the session's next cell, which has to be launched."""
         self.is_running = True
         self.idle_s = spec.idle_s
+        if self.name == UNNAMED:
+            return CellRun(self, None, tuple(range(self.spec.np)), None)
         ranks = spec.on_ranks or tuple(range(self.spec.np))
         is_joined = all(rank.is_joined for rank in self.ranks.values())
         cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np, is_joined)
         self._n_cells += 1
         return CellRun(self, cell, ranks, captured.session)
 
-    def end(self) -> None:
+    def end(self, why: str = ENDED_BY_USER) -> None:
         """End it; return once the request to end has been sent to its ranks."""
-        ending = asyncio.run_coroutine_threadsafe(self._end(ENDED_BY_USER), self._loop)
+        ending = asyncio.run_coroutine_threadsafe(self._end(why), self._loop)
         ending.result(timeout=_END_S)
+
+    def start_again(self, spec: JobSpec, plan: Plan) -> None:
+        """Be the session of the next ``%%infer``, whose ranks may be new ones."""
+        self.spec, self.plan, self.since = spec, plan, time.time()
+        self.ranks = {rank: RankHoldings() for rank in range(spec.np)}
 
     # ── on the loop ──
 
@@ -150,7 +159,14 @@ class RankSession:
         # Ranks that returned before the kill still wait.
         self._ending = asyncio.ensure_future(self.agents.end_session())
         self.why_ended = self.why_ended or "its ranks have ended with a cell"
+        if self.name == UNNAMED:
+            return ""
         return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
+
+    @property
+    def title(self) -> str:
+        """Its name in lists."""
+        return self.name or "%%infer"
 
     @property
     def place(self) -> str:
@@ -220,7 +236,7 @@ class CellRun:
     def __init__(
         self,
         session: RankSession,
-        cell: SessionCell,
+        cell: SessionCell | None,
         ranks: tuple[int, ...],
         use: SessionUse | None,
     ) -> None:
@@ -262,8 +278,8 @@ def sessions() -> list[RankSession]:
 
 def live(name: str | None) -> RankSession | None:
     """Return the live session of this name, None without one."""
-    session = _sessions.get(name or "")
-    return None if name is None or session is None or session.why_ended else session
+    session = None if name is None else _sessions.get(name)
+    return None if session is None or session.why_ended else session
 
 
 def capture_for(spec: JobSpec) -> SessionCapture | None:
@@ -296,7 +312,7 @@ def register(session: RankSession) -> list[str]:
     with _lock:
         before = _sessions.pop(session.name, None)
         _sessions[session.name] = session
-    if before is None or before.why_ended == ENDED_BY_USER:
+    if before is None or before.why_ended == ENDED_BY_USER or session.name == UNNAMED:
         return []
     why = f"{before.why_ended}{before.loss}"
     return [f"a new session {session.name!r} begins; the last one ended: {why}"]
@@ -308,7 +324,8 @@ def explained(spec: JobSpec) -> Iterator[None]:
     try:
         yield
     except CaptureError as error:
-        advice = _advice(_sessions.get(spec.session or ""), str(error))
+        session = None if spec.session is None else _sessions.get(spec.session)
+        advice = _advice(session, str(error))
         if type(error) is not CaptureError or not advice:
             raise
         raise CaptureError(f"{error}\n{advice}") from None

@@ -185,7 +185,7 @@ def _stopped(gang: Gang, kill: bool) -> str:
 
 
 def _end(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
-    running = {one.name: one for one in session.sessions()}
+    running = {one.title: one for one in session.sessions()}
     name = command.session or (next(iter(running)) if len(running) == 1 else None)
     if name not in running:
         known = f"the sessions are {', '.join(running)}" if running else "no session is running"

@@ -88,7 +88,7 @@ class SessionRow(Protocol):
     """A live session."""
 
     @property
-    def name(self) -> str: ...
+    def title(self) -> str: ...
     @property
     def spec(self) -> JobSpec: ...
     @property
@@ -119,7 +119,7 @@ def _session_row(one: SessionRow) -> tuple[str, ...]:
     ranks, memory = str(one.spec.np), size_text(one.memory_bytes)
     if one.gpu_memory_bytes:
         memory += f", GPU {size_text(one.gpu_memory_bytes)}"
-    return one.name, ranks, one.place, started, idle, memory, one.shown_names
+    return one.title, ranks, one.place, started, idle, memory, one.shown_names
 
 
 def _plan_row(slot: Slot) -> tuple[str, str, str, str]:

@@ -284,6 +284,36 @@ def test_infer_runs_on_the_ranks_of_a_session(cells: Cells) -> None:
         cells.run(f"%%infer frame --session lab --resume\n{predict}")
 
 
+def test_the_ranks_that_infer_keeps_are_an_unnamed_session(
+    cells: Cells, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends on request, after its time without a run, and for another gang; it gives no name to others."""
+    cells.run("import pandas as pd\nframe = pd.DataFrame({'x': range(10)})")
+
+    def infer(options: str = "") -> list[int]:
+        body = "def predict(batch): return {'pid': os.getpid()}"
+        cells.run(f"%%infer frame --np 2 --quiet --batch-size 1 --out scored {options}\n{body}")
+        return list(set(cells.shell.user_ns["scored"]["pid"]))
+
+    pids = infer()
+    assert set(infer()) & set(pids)
+    cells.run("%gang")
+    assert re.search(r"\n%%infer +2 +local .* [MG]B", capsys.readouterr().out)
+    cells.run("%gang end")
+    assert "session '%%infer' has ended" in capsys.readouterr().out
+    wait_until_gone(pids)
+    pids = infer("--idle 0.2")
+    wait_until(lambda: not sessions.sessions())
+    wait_until_gone(pids)
+    pids = infer()
+    assert cells.on_ranks("hm.world_size()", "--np 2") == 2
+    wait_until_gone(pids)
+    assert [one.title for one in sessions.sessions()] == ["lab"]
+    with pytest.raises(CaptureError) as caught:
+        cells.run("%%distributed\nscored_by_nothing")
+    assert "session" not in str(caught.value)
+
+
 @pytest.mark.horovod
 def test_horovod_is_initialized_again_after_a_failing_cell(cells: Cells) -> None:
     cells.run("import horovod.torch as hvd")

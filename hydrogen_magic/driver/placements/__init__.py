@@ -86,7 +86,8 @@ class SessionRun(Protocol):
 
     key: str
     """Identifies the session for its agents."""
-    cell: SessionCell
+    cell: SessionCell | None
+    """None for a gang whose ranks ``%%infer`` keeps."""
     ranks: tuple[int, ...]
     """Those that take part."""
 
@@ -153,7 +154,12 @@ class Job:
     feed: WorkFeed | None = None
     """Source of data for the ranks after the cell has run, None if the cell is all."""
     session: SessionRun | None = None
-    """Set for a cell of a session."""
+    """Set for a cell of a session, and for ``%%infer`` if its ranks are kept."""
+
+    @property
+    def session_cell(self) -> SessionCell | None:
+        """Which cell of a session it is."""
+        return None if self.session is None else self.session.cell
 
     @property
     def idle_ranks(self) -> list[int]:

@@ -35,6 +35,7 @@ class HostLaunch:
     record_dir: str = ""
     checkpoint_dir: str | None = None
     worker_key: str = ""
+    """Under which ranks of ``%%infer`` are kept; those of a session have its key."""
 
 
 def build(
@@ -76,8 +77,8 @@ def build(
         debuggable=spec.on_ranks,
         checkpoint_dir=host.checkpoint_dir,
         infer_options=dict(job.feed.options) if job.feed is not None else None,
-        worker_key=host.worker_key if job.session is None else job.session.key,
-        session=None if job.session is None else job.session.cell,
+        worker_key=host.worker_key or ("" if job.session is None else job.session.key),
+        session=job.session_cell,
         group_recovery=job.rendezvous.group_recovery,
     )
 

@@ -124,6 +124,9 @@ class LocalAgentGroup:
         self._agent: LocalAgent | None = None
         self._rendezvous = SessionAddress()
         self._key = ""
+        """Under which the agent keeps the ranks."""
+        self._has_cells = False
+        """The ranks are those of a session, not of ``%%infer``."""
         self._needs: tuple[Mapping[str, str], Sequence[str]] = {}, ()
         """Environment and preloaded modules of the last attempt."""
         self._cancelled = asyncio.Event()
@@ -132,8 +135,6 @@ class LocalAgentGroup:
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         self._cancelled.clear()  # a stop of the attempt before
-        if (session := attempt.job.session) is not None:
-            self._key = session.key
         agent = await self._launched(attempt, sink)
         if agent is None:
             return
@@ -141,7 +142,7 @@ class LocalAgentGroup:
         try:
             self.is_retained = False
             await agent.cleaned_up()
-            self.is_retained = agent.is_retained and session is not None
+            self.is_retained = agent.is_retained and attempt.job.session is not None
         finally:
             watching.cancel()
             agent.let_go()
@@ -153,6 +154,7 @@ class LocalAgentGroup:
         has the ranks of the session.
         """
         job = attempt.job
+        self._has_cells = job.session_cell is not None
         env = {**os.environ, **dict(job.spec.env)}
         digest = forkserver.fingerprint(env)
         self._needs = env, job.preload
@@ -169,10 +171,13 @@ class LocalAgentGroup:
                     handed = handed or _handed(job)
                     address = self._rendezvous.of(located, agent.held)
                     request = _launch_request(located, agent, address, digest, self._is_recording)
+                    self._key = request.worker_key
                     agent.launch(request, handed, sink)
-                    if not is_warm or self.is_retained or await agent.responds():
+                    is_needed = self._has_cells and self.is_retained
+                    if not is_warm or is_needed or await agent.responds():
                         return agent
                 agent.let_go()
+                agent.on_session_lost = lambda why: None
                 agent.kill()
         finally:
             for fd in handed:
@@ -242,7 +247,7 @@ class LocalAgentGroup:
             agent, self._agent = self._agent, None
             agent.on_session_lost = lambda why: None
             await local_agents.pool().give_back(agent)
-        elif self._agent is not None:
+        elif self._agent is not None and self._has_cells:
             local_agents.pool().get_ready(self._agent.hub, *self._needs)
 
     async def end_session(self) -> None:
@@ -285,8 +290,8 @@ def _silence(agent: LocalAgent, silence_s: float) -> str:
 
 
 def _worker_key(job: Job, digest: str) -> str:
-    """Return the key under which ranks may be kept for an equal gang, empty if they may not."""
-    if job.feed is None or not job.feed.key:
+    """Return the key under which ranks of ``%%infer`` are kept for an equal gang, empty if they are not."""
+    if job.feed is None or job.session is None or job.session_cell is not None:
         return ""
     places = [(slot.rank, devices.device_name(slot), slot.gpu) for slot in job.plan.slots]
     env = {**os.environ, **dict(job.spec.env)}

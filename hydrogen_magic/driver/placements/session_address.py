@@ -14,11 +14,11 @@ class SessionAddress:
 
     def of(self, attempt: Attempt, held: tuple[str, int]) -> tuple[str, int]:
         """Return the address for ``attempt``. ``held``: what rank 0's agent has reserved for a new one."""
-        session = attempt.job.session
-        if session is None:
+        cell = attempt.job.session_cell
+        if cell is None:
             return held
-        if session.cell.epoch != self._epoch:
-            self._epoch, self._address = session.cell.epoch, held
+        if cell.epoch != self._epoch:
+            self._epoch, self._address = cell.epoch, held
         return self._address
 
 
@@ -27,5 +27,5 @@ def rendezvous_number(attempt: Attempt) -> int:
 
     Ranks may leave their process group in one cell of a session and join again in another one.
     """
-    session = attempt.job.session
-    return attempt.number if session is None else session.cell.number
+    cell = attempt.job.session_cell
+    return attempt.number if cell is None else cell.number

@@ -143,10 +143,10 @@ class RankGroup:
             if rank.retained_files is not None
         }
         is_stopped = self._ending is not None and not is_session
-        if is_stopped or len(retained) < len(self._request.ranks):
+        if not key or is_stopped or len(retained) < len(self._request.ranks):
             self._retained.end()  # the ranks of a session that this cell left out
             return False
-        self._retained.hold(key, retained, is_limited=not is_session)
+        self._retained.hold(key, retained)
         return True
 
     # ── reports ──

@@ -1,8 +1,8 @@
 """Ranks that wait for their next launch: those of a session, and those of ``%%infer``.
 
-They keep their variables, models on a GPU too, and belong to no gang meanwhile. They end when one of them
-ends, when a launch with another key comes here, and with the agent. Those of ``%%infer`` also end after a
-while without a gang, and when a file that their cell read has changed. A session ends on request.
+They keep their variables, models on a GPU too, and belong to no gang meanwhile. They end on request, when one
+of them ends, when a launch with another key comes here, and with the agent. Those of ``%%infer`` are also
+replaced when a file that their cell read has changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.file_versions import are_changed
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
-_IDLE_S = 600.0
-"""They may hold gigabytes, on a GPU too: long enough for interactive work."""
 EXIT_S = 2.0
 """How long the exit handlers of a session's ranks may take."""
 
@@ -41,16 +39,11 @@ class RetainedWorkers:
         self.key = ""
         self._on_lost = on_lost
         self._ranks: dict[int, RetainedWorker] = {}
-        self._idle: asyncio.TimerHandle | None = None
 
-    def hold(
-        self, key: str, ranks: Mapping[int, RetainedWorker], *, is_limited: bool = True
-    ) -> None:
-        """Keep ``ranks`` for a launch with the same key; unless ``is_limited`` is false, for ten minutes."""
+    def hold(self, key: str, ranks: Mapping[int, RetainedWorker]) -> None:
+        """Keep ``ranks`` for a launch with the same key."""
         self.key = key
         self._ranks.update(ranks)
-        if is_limited:
-            self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self.end)
 
     def holds(self, key: str, ranks: Sequence[int]) -> bool:
         """Return whether ``ranks`` wait here for a launch with ``key``; ends those of another key."""
@@ -60,7 +53,6 @@ class RetainedWorkers:
 
     def take(self, ranks: Sequence[int]) -> list[PooledWorker]:
         """Return the workers of ``ranks``, which :meth:`holds` has confirmed."""
-        self._cancel_timer()
         return [self._ranks.pop(rank).worker for rank in ranks]
 
     def pids(self) -> set[int]:
@@ -91,14 +83,8 @@ class RetainedWorkers:
         below = {child.pid for pid in pids for child in processes.descendants(pid)}
         for rank in self._ranks.values():
             rank.worker.close()
-        self._cancel_timer()
         self.key, self._ranks = "", {}
         return {(one.pid, one.start_ticks) for one in processes.processes(pids | below)}
-
-    def _cancel_timer(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
 
 
 def _kill(family: Collection[tuple[int, int]]) -> None:

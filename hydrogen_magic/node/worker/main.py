@@ -279,9 +279,8 @@ class _Rank:
     def _report_retained(self, code: int) -> None:
         """Report that this gang is over for this process, and what it holds for the next one."""
         self.peer_timeouts.restore()
-        if self.session is not None:
-            now_s = self.reporter.now_s()
-            self.reporter.post(self.names.report(now_s, self.rank, self.groups, self._warn))
+        now_s = self.reporter.now_s()
+        self.reporter.post(self.names.report(now_s, self.rank, self.groups, self._warn))
         self.reporter.close()
         process_setup.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}

@@ -239,7 +239,8 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
 def _check_session(spec: JobSpec, found: argparse.Namespace) -> None:
     if spec.session is not None:
         return
-    for option, name in (("--idle", "idle_s"), ("--push", "push")):
+    is_infer = hasattr(found, "frame")  # its ranks stay in any case
+    for option, name in [("--push", "push"), *([] if is_infer else [("--idle", "idle_s")])]:
         if getattr(found, name, None) not in (None, []):
             raise ArgumentsError(f"{option} belongs to a session: add --session, or drop it")
 
