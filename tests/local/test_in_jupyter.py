@@ -138,14 +138,16 @@ def test_threads_and_forks_of_the_kernel_change_nothing(kernel: Kernel) -> None:
 SHOWS = textwrap.dedent(
     """
     %%distributed --np 2
+    %matplotlib inline
     import matplotlib.pyplot as plt
-    from IPython.display import HTML, clear_output, update_display
+    from IPython.display import HTML, Markdown, clear_output, update_display
     if hm.rank() == 0:
         print("first")
         handle = display(HTML("<b>old</b>"), display_id="note")
         print("second")
         update_display(HTML("<b>new</b>"), display_id="note")
         display({"text/html": token, "text/plain": "masked"}, raw=True)
+        display(Markdown("*note*"))
     else:
         display("only printed")
     plt.plot([1, 2, 3])
@@ -179,6 +181,7 @@ def test_displays_and_figures_appear_below_the_cell_in_order(kernel: Kernel) -> 
         "display_data text/html <b>old</b>",
         "[0] second",
         "display_data text/html ***",
+        "display_data text/markdown",
         "display_data image/png",
         "display_data image/png",
     ]
@@ -431,6 +434,26 @@ def test_a_second_interrupt_kills(kernel: Kernel) -> None:
     kernel.finish(cell)
     assert "stopped by you" in cell.error
     assert kernel.value("1 + 1") == "2"
+
+
+def test_an_interrupt_ends_the_cell_of_a_session_and_a_second_one_the_session(
+    kernel: Kernel,
+) -> None:
+    kernel.run("%%distributed --np 2 --session lab\nkept = 1")
+    cell = kernel.start(
+        "%%distributed --session lab\nimport time\nprint('ready', flush=True)\ntime.sleep(1000)"
+    )
+    both_say(kernel, cell, "ready")
+    kernel.interrupt()
+    assert "stopped by you" in kernel.finish(cell).error
+    assert kernel.run("%%distributed --session lab\nkept").value == "1"
+    cell = kernel.start(STUBBORN.replace("--np 2", "--session lab"))
+    both_say(kernel, cell, "ready")
+    kernel.interrupt()
+    both_say(kernel, cell, "no")
+    kernel.interrupt()
+    assert "stopped by you" in kernel.finish(cell).error
+    assert "no session is running" in kernel.run("%gang end lab").stream("stderr")
 
 
 def test_ten_interrupts_are_no_more_than_two(kernel: Kernel) -> None:

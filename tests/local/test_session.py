@@ -87,6 +87,18 @@ def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
         assert cells.all_ranks("hm.rank()") == [0, 1]
 
 
+def test_the_workers_of_a_data_loader_stay(cells: Cells) -> None:
+    loader = """class Pids(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, n): return os.getpid()
+loader = torch.utils.data.DataLoader(Pids(), num_workers=2, persistent_workers=True)
+"""
+    pids = "sorted({int(pid) for pid in loader})"
+    first = cells.on_ranks(f"{loader}{pids}", "--np 2")
+    assert len(first) == 2 and cells.on_ranks("os.getpid()") not in first
+    assert cells.on_ranks(pids) == first
+
+
 def test_a_child_that_a_cell_forks_is_no_rank(cells: Cells) -> None:
     fork = "pid = os.fork()\nif pid == 0:\n    raise ValueError('of a child')\n"
     assert cells.on_ranks(fork + "os.waitpid(pid, 0)[1]", "--np 2") == 1 << 8

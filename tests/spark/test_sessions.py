@@ -61,6 +61,16 @@ def test_the_stage_stays_open_until_the_session_ends(first: Gang) -> None:
     wait_until(lambda: not held())
 
 
+def test_an_idle_session_releases_its_slots(first: Gang) -> None:
+    held = functools.partial(spark_sessions.find().running_tasks, f"hydrogen_magic-{first.id}-0")
+    assert held() in (2, None)
+    (lab,) = sessions.sessions()
+    ended(launch(spark_ranks.joined, session="lab", idle=0.5)).raise_for_state()
+    wait_until(lambda: lab.why_ended)
+    assert lab.why_ended == "0.5 s without a cell"
+    wait_until(lambda: not held())
+
+
 def test_a_rank_that_ends_between_cells_ends_the_session(first: Gang) -> None:
     (lab,) = sessions.sessions()
     (_, _, pid), *_ = ended(launch(spark_ranks.joined, session="lab")).results
