@@ -321,6 +321,20 @@ class DebuggerRequested:
 
 
 @dataclass(frozen=True)
+class CollectivesEntered:
+    """How many collectives of the default group a rank of a session has entered in this cell.
+
+    Reported while it is stuck, and when it has ended the cell.
+    """
+
+    at_s: float
+    rank: int
+    count: int
+    is_final: bool = False
+    """It has ended the cell, and enters no other one."""
+
+
+@dataclass(frozen=True)
 class RecordAwaited:
     """The rank waits until its earlier events are recorded. Is not recorded itself."""
 
@@ -545,6 +559,7 @@ Event = (
     | InputRequested
     | DebuggerRequested
     | RecordAwaited
+    | CollectivesEntered
     | InputAnswered
     | Metrics
     | Progress

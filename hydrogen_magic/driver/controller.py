@@ -22,6 +22,7 @@ from hydrogen_magic.driver.state.culprit import (
     failed_independently,
     may_debug,
     missing,
+    never_entered,
     verdict,
 )
 from hydrogen_magic.driver.state.failure_report import headline
@@ -215,6 +216,8 @@ class GangController:
             self._stop("failure", False)
         elif isinstance(event, _FAILURE_EVENTS):
             self._look_for_culprit()
+        if isinstance(event, ev.CollectivesEntered):
+            self._look_for_absent()
         if isinstance(event, ev.RankPhase) and event.phase == "running":
             self._release_closure()
 
@@ -242,6 +245,15 @@ class GangController:
             return
         self._agent_group.ask_stacks()  # where the ranks wait, or what blocks one of them
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
+
+    def _look_for_absent(self) -> None:
+        """Release the ranks of a session that wait for one that has ended its cell."""
+        state = self._run.state
+        found = never_entered(state)
+        if found is not None and not state.stop_reason and self._culprit is None:
+            self._name_culprit(state, found.waiting[0])
+            self._agent_group.ask_stacks()
+            self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _name_culprit(self, state: GangState, culprit: int) -> None:
         self._culprit = culprit

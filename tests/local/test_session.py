@@ -87,6 +87,24 @@ def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
         assert cells.all_ranks("hm.rank()") == [0, 1]
 
 
+def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
+    """Its peer waits in a collective, and in a backward pass, which no observer sees."""
+    model = "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+    pid = cells.on_ranks(JOIN + model + "os.getpid()", "--np 2")
+    step = "net(torch.ones(1, 2)).sum().backward()"
+    reduce = "dist.all_reduce(torch.ones(1))"
+    for wait, name in ((reduce, "all_reduce"), (step, "collective")):
+        with pytest.raises(RankFailedError) as caught:
+            cells.on_ranks(f"if hm.rank() == 0:\n    {wait}")
+        entered = f"rank 1 never entered the {name} its peers were waiting in"
+        assert str(caught.value).startswith(f"{entered} (rank 1 had already finished)")
+        report = caught.value.report
+        assert "rank 0 was waiting here:" in report and ", line 3, in <module>" in report, report
+        assert cells.on_ranks(f"{reduce}\nos.getpid()") == pid
+    alone = "if hm.rank() == 0:\n    time.sleep(2.5)\n"
+    assert cells.on_ranks(f"{reduce}\n{alone}1") == 1, "not in a collective"
+
+
 def test_the_workers_of_a_data_loader_stay(cells: Cells) -> None:
     loader = """class Pids(torch.utils.data.Dataset):
     def __len__(self): return 4

@@ -13,11 +13,13 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.culprit import (
+    MissedCollective,
     MissingRanks,
     is_victim_error,
     may_debug,
     missed_collective,
     missing,
+    never_entered,
     verdict,
 )
 from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
@@ -107,6 +109,20 @@ def test_who_has_not_come_is_missing_and_who_has_just_come_is_not() -> None:
     assert missing(replay([*running(4), *waits, *others]), "hvd.init", 10.0, 99.0) is None
     gone_on = [ev.CollectiveWait(12.0, rank, "", 1, 0.5) for rank in (0, 2)]
     assert missing(replay([*running(4), *waits, *gone_on]), "hvd.init", 10.0, 99.0) is None
+
+
+def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() -> None:
+    """What it reported while it was stuck is not its final number."""
+    inside = [ev.CollectivesEntered(2.0, rank, 3) for rank in (0, 2)]
+    over = [ev.CollectivesEntered(1.0, 1, 2), ev.RankResult(3.0, 1, 0)]
+    assert never_entered(replay([*running(3), *inside, *over])) is None
+    same = ev.CollectivesEntered(3.0, 1, 3, is_final=True)
+    assert never_entered(replay([*running(3), *inside, *over, same])) is None
+    fewer = ev.CollectivesEntered(3.0, 1, 2, is_final=True)
+    state = replay(
+        [*running(3), *inside, ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0), *over, fewer]
+    )
+    assert never_entered(state) == MissedCollective("barrier", absent=(1,), waiting=(0, 2))
 
 
 def test_step_rate_is_over_a_window() -> None:

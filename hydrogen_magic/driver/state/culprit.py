@@ -180,6 +180,8 @@ def missed_collective(state: GangState) -> MissedCollective | None:
     Ranks whose cell has ended take precedence over those that still compute: one of the latter may have
     just entered and not have been noticed yet.
     """
+    if (found := never_entered(state)) is not None:
+        return found
     finished = _finished(state)
     failed = [rank for rank in state.ranks if evidence(rank) is not None]
     # Of a library that ends waiting ranks; elsewhere, and if all respond, such a rank failed on its own.
@@ -194,6 +196,18 @@ def missed_collective(state: GangState) -> MissedCollective | None:
     if not waiting or not absent or (_PAIRWISE.search(name) and len(state.ranks) > 2):
         return None
     return MissedCollective(name, _numbers(absent), _numbers(waiting))
+
+
+def never_entered(state: GangState) -> MissedCollective | None:
+    """Return which ranks of a session have ended their cell without a collective in which others are."""
+    over = [rank for rank in state.ranks if rank.has_run and rank.has_entered_all]
+    fewest = min((rank.n_entered for rank in over), default=0)
+    inside = [rank for rank in _alive(state) if rank not in over and rank.n_entered > fewest]
+    if not over or not inside:
+        return None
+    absent = [rank for rank in over if rank.n_entered < inside[0].n_entered]
+    names = [name for name in map(collective_of, inside) if name]
+    return MissedCollective(names[0] if names else "collective", _numbers(absent), _numbers(inside))
 
 
 def _was_waiting(rank: RankState) -> bool:

@@ -154,7 +154,10 @@ def _missing(rank: RankState, state: GangState) -> list[str]:
         is_stopped = rank.process_state == "T"
         reason = "its process is stopped (SIGSTOP)" if is_stopped else title or "no reason is known"
         title = f"{_failed(rank)}{reason}"
-    return [title, *_waited_at(state), *_stack(rank.stacks, state.cells)]
+    stack = _stack(rank.stacks, state.cells)
+    is_waiting = stack and rank.n_entered > 0 and rank.process_state != "T"
+    here = [f"  rank {rank.rank} was waiting here:"] if is_waiting else []
+    return [title, *(_waited_at(state) or here), *stack]
 
 
 def _waited_at(state: GangState) -> list[str]:

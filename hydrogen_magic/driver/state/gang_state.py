@@ -79,6 +79,10 @@ class RankState:
     """The current collective: ``all_reduce #7``; empty otherwise."""
     waiting_since_s: float = 0.0
     waits: RankWaits = field(default_factory=RankWaits)
+    n_entered: int = 0
+    """At least so many collectives a rank of a session has entered."""
+    has_entered_all: bool = False
+    """It has ended its cell, and enters no more than these."""
     active_s: float = 0.0
     """Time of its last visible activity."""
     output_bytes: int = 0
@@ -386,6 +390,10 @@ def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
     return replaced(rank, waiting_in=name, waiting_since_s=e.since_s)
 
 
+def _entered(rank: RankState, e: ev.CollectivesEntered) -> RankState:
+    return replaced(rank, n_entered=e.count, has_entered_all=e.is_final)
+
+
 def _health(rank: RankState, e: ev.RankHealth) -> RankState:
     return replaced(
         rank,
@@ -467,6 +475,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.Steps: _steps,
     ev.Spans: _seen,
     ev.CollectiveWait: _collective,
+    ev.CollectivesEntered: _entered,
     ev.RankHealth: _health,
     ev.RankFailed: _failed,
     ev.RankStacks: _stacks,

@@ -159,7 +159,7 @@ def n_collectives() -> int:
     dist = _initialized()
     if dist is None:
         return 0
-    with suppress(RuntimeError):  # the group is broken, or its backend has none
+    with suppress(RuntimeError, ValueError):  # it is broken, has none, or has just been left
         return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
     return 0
 

@@ -168,6 +168,7 @@ class _Rank:
         earlier: _Rank | None = None,
     ) -> None:
         from hydrogen_magic.node.worker import (
+            entered_collectives,
             group_recovery,
             observe,
             peer_timeouts,
@@ -184,6 +185,7 @@ class _Rank:
         self.groups: group_recovery.ProcessGroups = (
             earlier.groups if earlier else group_recovery.ProcessGroups(start.group_recovery)
         )
+        self.entered = entered_collectives.EnteredCollectives(self.rank, self.groups)
         self.names: session_names.RankNames = (
             earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
         )
@@ -226,9 +228,19 @@ class _Rank:
         self.input_line = user_input.UserInput(self.reporter)
         self.input_line.install(has_debugger=self.is_debuggable)
         checkpoint.install(self._send_checkpoint, self.input_line.wait_until_recorded)
-        self.reporter.on_tick = commands.AgentCommands(
+        self._poll_commands = commands.AgentCommands(
             reader, self.reporter, self.profiler, follow_timeline, self.input_line, self._release
         ).poll
+        self.reporter.on_tick = self._poll_commands if self.session is None else self._tick
+
+    def _tick(self) -> None:
+        """Do what a rank of a session does often; called on the reporter's thread."""
+        self._poll_commands()
+        self._report_entered(self.entered.poll(self.reporter.now_s()))
+
+    def _report_entered(self, event: ev.CollectivesEntered | None) -> None:
+        if event is not None:
+            self.reporter.report(event)
 
     def _record_timeline(self, start: RankStart) -> Callable[[bool], None]:
         """Return what begins and ends the library's own timeline; a plug-in's fault costs only that."""
@@ -280,6 +292,7 @@ class _Rank:
         """Report that this gang is over for this process, and what it holds for the next one."""
         self.peer_timeouts.restore()
         now_s = self.reporter.now_s()
+        self._report_entered(self.entered.end(now_s))
         self.reporter.post(self.names.report(now_s, self.rank, self.groups, self._warn))
         self.reporter.close()
         process_setup.flush()
@@ -304,6 +317,8 @@ class _Rank:
         finally:  # a rank of a session stays when this fails
             os.close(self.closure_fd)
         self._enter("running")
+        if self.session is not None:
+            self.entered.begin()
         value = None
         if self.infer_options is not None:
             self._infer(loaded, self.infer_options)

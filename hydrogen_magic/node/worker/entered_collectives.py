@@ -1,0 +1,65 @@
+"""How many collectives a rank of a session has entered in its cell, for its peers.
+
+A rank that has ended its cell keeps its connections: nothing else tells that it will not enter a collective
+in which others wait. Only the default group counts, of which all ranks are members.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from hydrogen_magic.core.events import CollectivesEntered
+from hydrogen_magic.node.worker.group_recovery import ProcessGroups
+
+_STUCK_S = 1.0
+"""Users perceive a second as waiting."""
+
+
+class EnteredCollectives:
+    """Those of one cell; :meth:`poll` is called on another thread, all else on the main one."""
+
+    def __init__(self, rank: int, groups: ProcessGroups) -> None:
+        self._rank = rank
+        self._groups = groups
+        self._before: int | None = None
+        """Their number at the start of the cell, None while no cell runs."""
+        self._reported = 0
+        self._place = (0, 0)
+        """Where the main thread is."""
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """The cell begins."""
+        self._before = self._groups.n_collectives()
+
+    def poll(self, now_s: float) -> CollectivesEntered | None:
+        """Return the number of a rank that is stuck, if it is new.
+
+        Groups are only touched then: the main thread does not free one meanwhile.
+        """
+        place = _place_of_main_thread()
+        if place != self._place:
+            self._place, self._since_s = place, now_s
+        if self._before is None or now_s - self._since_s < _STUCK_S:
+            return None
+        self._since_s = now_s
+        count = self._groups.n_collectives() - self._before
+        if count <= self._reported:
+            return None
+        self._reported = count
+        return CollectivesEntered(now_s, self._rank, count)
+
+    def end(self, now_s: float) -> CollectivesEntered | None:
+        """Return the final number, None if this rank has left the group."""
+        before, self._before = self._before, None
+        if before is None or self._groups.are_released or not self._groups.is_joined():
+            return None
+        count = self._groups.n_collectives() - before
+        return CollectivesEntered(now_s, self._rank, count, is_final=True)
+
+
+def _place_of_main_thread() -> tuple[int, int]:
+    """Return the frame and the instruction; both stay while it waits in a call of C code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
