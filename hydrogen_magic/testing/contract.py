@@ -139,7 +139,7 @@ class GangContract:
         error = str(self.failure_of(self.launch(ranks.finish_early)))
         if self.library.is_observed:
             early = r"(ranks? [\d, and]+)"
-            never = rf"{early} never entered the \w+ (its|their) peers were waiting in"
+            never = rf"{early} never entered the [\w.]+ (its|their) peers were waiting in"
             assert re.match(rf"{never} \(\1 had already finished\)", error), error
 
     def test_all_ranks_are_started_again_after_a_failure(self) -> None:

@@ -11,6 +11,7 @@ import threading
 
 from hydrogen_magic.core.events import CollectivesEntered
 from hydrogen_magic.node.worker.group_recovery import ProcessGroups
+from hydrogen_magic.node.worker.training_progress import CollectiveTracker
 
 _STUCK_S = 1.0
 """Users perceive a second as waiting."""
@@ -19,8 +20,9 @@ _STUCK_S = 1.0
 class EnteredCollectives:
     """Those of one cell; :meth:`poll` is called on another thread, all else on the main one."""
 
-    def __init__(self, rank: int, groups: ProcessGroups) -> None:
+    def __init__(self, rank: int, groups: ProcessGroups, tracker: CollectiveTracker) -> None:
         self._rank = rank
+        self._tracker = tracker
         self._groups = groups
         self._before: int | None = None
         """Their number at the start of the cell, None while no cell runs."""
@@ -31,7 +33,7 @@ class EnteredCollectives:
 
     def begin(self) -> None:
         """The cell begins."""
-        self._before = self._groups.n_collectives()
+        self._before = self._groups.n_entered(0.0)
 
     def poll(self, now_s: float) -> CollectivesEntered | None:
         """Return the number of a rank that is stuck, if it is new.
@@ -44,18 +46,23 @@ class EnteredCollectives:
         if self._before is None or now_s - self._since_s < _STUCK_S:
             return None
         self._since_s = now_s
-        count = self._groups.n_collectives() - self._before
+        count = self._groups.n_entered(self._waited_s(now_s)) - self._before
         if count <= self._reported:
             return None
         self._reported = count
         return CollectivesEntered(now_s, self._rank, count)
+
+    def _waited_s(self, now_s: float) -> float:
+        """Return how long this rank has been in a collective."""
+        current = self._tracker.current
+        return 0.0 if current is None else now_s - current.start_ns / 1e9
 
     def end(self, now_s: float) -> CollectivesEntered | None:
         """Return the final number, None if this rank has left the group."""
         before, self._before = self._before, None
         if before is None or self._groups.are_released or not self._groups.is_joined():
             return None
-        count = self._groups.n_collectives() - before
+        count = self._groups.n_entered(0.0) - before
         return CollectivesEntered(now_s, self._rank, count, is_final=True)
 
 

@@ -10,6 +10,8 @@ What this takes depends on the library of the rendezvous. The module that
 - ``forget()``: do not join the default group again
 - ``is_joined()``: whether this rank has the default group, or has given it up and not forgotten it
 - ``n_collectives()``: how many collectives this rank has entered, to see whether all ranks agree
+- ``n_entered(waited_s)``: the same if there is no such number, of a rank that has been inside of one for so
+  long: 1 if only the others can end that, otherwise 0; optional
 """
 
 from __future__ import annotations
@@ -61,6 +63,11 @@ class ProcessGroups:
     def is_joined(self) -> bool:
         """Return whether this rank has joined the default group, and has not left it by itself."""
         return self._library is not None and bool(self._library.is_joined())
+
+    def n_entered(self, waited_s: float) -> int:
+        """Return :meth:`n_collectives`, or the library's substitute for it."""
+        substitute = getattr(self._library, "n_entered", None)
+        return self.n_collectives() if substitute is None else int(substitute(waited_s))
 
     def n_collectives(self) -> int:
         """Return how many collectives this rank has entered, 0 if unknown."""

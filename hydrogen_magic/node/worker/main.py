@@ -185,7 +185,6 @@ class _Rank:
         self.groups: group_recovery.ProcessGroups = (
             earlier.groups if earlier else group_recovery.ProcessGroups(start.group_recovery)
         )
-        self.entered = entered_collectives.EnteredCollectives(self.rank, self.groups)
         self.names: session_names.RankNames = (
             earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
         )
@@ -198,6 +197,9 @@ class _Rank:
         self.lock = threading.Lock()
         self.phase = "starting"
         self.reporter = self._new_reporter(start)
+        self.entered = entered_collectives.EnteredCollectives(
+            self.rank, self.groups, self.reporter.collectives
+        )
         observe.report_failures()
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
         self._follow_commands(reader, start)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+_WAITS_S = 3.0
+"""Much longer than the exchange of a step takes."""
+
 
 class _State:
     """What is known of this process's Horovod; the caller has no place for it."""
@@ -50,6 +53,26 @@ def forget() -> None:
 def is_joined() -> bool:
     """Return whether Horovod is initialized, or was shut down to release the rank."""
     return _process.must_join or _initialized() is not None
+
+
+def n_entered(waited_s: float) -> int:
+    """Return 1 for a rank that has waited for seconds in a collective of all ranks.
+
+    A collective that all ranks have begun, if only asynchronously, takes less. Those of process sets may be
+    of other ranks.
+    """
+    if waited_s < _WAITS_S or _initialized() is None:
+        return 0
+    return int(_n_process_sets() == 1)
+
+
+def _n_process_sets() -> int:
+    """Return their number, with that of all ranks; 0 if unknown."""
+    sets: Any = sys.modules.get("horovod.common.process_sets")
+    try:
+        return len(sets._basics._get_process_set_ids_and_ranks())
+    except (AttributeError, RuntimeError):  # private, and changed meanwhile
+        return 0
 
 
 def n_collectives() -> int:
