@@ -17,8 +17,10 @@ from IPython.core.inputtransformer2 import TransformerManager
 import hydrogen_magic
 from benchmarks import _results
 from docs import generated
+from hydrogen_magic.__main__ import COMMANDS
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.notebook.arguments import distributed, infer
+from hydrogen_magic.frameworks.horovod import command as horovod
+from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, gang, infer
 from tests import documented, markdown
 
 if sys.version_info >= (3, 11):
@@ -32,9 +34,11 @@ PAGES = sorted(path for path in SITE.rglob("*.md") if "notebooks" not in path.pa
 NOTEBOOKS = sorted((ROOT / "example_notebooks").glob("*.ipynb"))
 AT_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PARSERS = {
-    "distributed": distributed._parser(is_cell=False),
-    "infer": infer._parser(),
+    "distributed": [distributed._parser(is_cell) for is_cell in (True, False)],
+    "infer": [infer._parser()],
+    "gang": [gang.gang_parser(verb) for verb in GANG_COMMANDS],
 }
+"""Page of the reference -> the parsers whose options it lists."""
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.M | re.S)
 
 
@@ -156,12 +160,28 @@ def test_each_line_of_databricks_documentation_has_a_test() -> None:
 # ── the reference ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("magic", PARSERS)
-def test_every_option_is_described(magic: str) -> None:
-    found = list(generated.options(PARSERS[magic]))
+@pytest.mark.parametrize("page", PARSERS)
+def test_every_option_is_described(page: str) -> None:
+    found = [option for parser in PARSERS[page] for option in generated.options(parser)]
     assert [names for names, text, _ in found if not text] == []
-    table = (SITE / "reference" / f"{magic}.md").read_text()
+    table = (SITE / "reference" / f"{page}.md").read_text()
     assert [names for names, *_ in found if names.replace("|", r"\|") not in table] == []
+
+
+@pytest.mark.parametrize("verb", GANG_COMMANDS)
+def test_the_line_of_a_gang_command_has_its_options(verb: str) -> None:
+    arguments = re.findall(r"(-[-\w]+)", GANG_COMMANDS[verb][0])
+    known = [
+        option.split()[0].strip(",") for option, *_ in generated.options(gang.gang_parser(verb))
+    ]
+    assert arguments == known
+
+
+def test_every_command_of_a_terminal_is_described() -> None:
+    commands = {**COMMANDS, **dict(generated.subcommands("horovod", horovod.parser()))}
+    assert commands["horovod build --force"]
+    assert [name for name, text in commands.items() if not text] == []
+    assert {verb for _, verb, *_ in map(str.split, COMMANDS)} <= set(GANG_COMMANDS)
 
 
 @pytest.mark.parametrize("page", generated.PAGES, ids=_name)
