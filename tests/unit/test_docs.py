@@ -141,6 +141,15 @@ def test_every_magic_line_of_the_pages_is_valid() -> None:
             distributed.parse(rest, is_cell=name == "%%distributed")
 
 
+def test_every_terminal_command_of_the_pages_exists() -> None:
+    pages = [*AT_ROOT, *PAGES, *NOTEBOOKS, ROOT / "binder" / "postBuild"]
+    text = "".join(page.read_text() for page in pages)
+    found = set(re.findall(r"python -m (hydrogen_magic\S* \w+ \w+)", text))
+    names = [*COMMANDS, *dict(generated.subcommands("horovod", horovod.parser()))]
+    known = {" ".join(["hydrogen_magic", *name.split()[:2]]) for name in names}
+    assert len(found) > 2 and found - known == set()
+
+
 # ── what Databricks documents ────────────────────────────────────────────────────────────────────
 
 
