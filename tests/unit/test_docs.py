@@ -274,6 +274,19 @@ def test_metadata_names_one_version() -> None:
     versions = {project["version"], citation["version"], recipe["context"]["version"]}
     assert versions == {hydrogen_magic.__version__}
     assert citation["repository-code"] == project["urls"]["Repository"]
+    sections = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert project["version"] in sections
+
+
+def test_metadata_has_the_same_addresses() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    about = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())["about"]
+    assert (about["repository"], about["documentation"]) == (
+        urls["Repository"],
+        urls["Documentation"],
+    )
+    files = [url.partition("/blob/main/")[2] for url in urls.values() if "/blob/" in url]
+    assert len(files) == 2 and all((ROOT / file).is_file() for file in files)
 
 
 def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
@@ -282,6 +295,8 @@ def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
     needed = {re.sub(r"\s*[;].*", "", line).replace(" ", "") for line in project["dependencies"]}
     listed = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
     assert needed <= listed
+    assert "__linux" in listed  # as the package's classifier says
+    assert project["requires-python"] == f">={recipe['context']['python_min']}"
 
 
 def test_the_package_says_that_it_is_typed() -> None:
