@@ -163,7 +163,8 @@ $(VENV)/.stamp-libraries: $(VENV)/.stamp-dev
 $(VENV)/.stamp-deepspeed: $(VENV)/.stamp-dev
 	@echo '· installing DeepSpeed'
 	@$(PIP) setuptools wheel ninja
-	@$(PIP) --no-build-isolation -e '.[deepspeed]'
+	@$(PIP) --no-build-isolation deepspeed
+	@$(PIP) -e '.[deepspeed]'
 	@touch $@
 
 demo: $(VENV)/.stamp-demo $(BUNDLE)

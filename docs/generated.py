@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import RESULTS, heading, shown
+from hydrogen_magic.__main__ import COMMANDS
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.frameworks.horovod import command as horovod
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, infer
+from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, gang, infer
 from hydrogen_magic.notebook.magics import Distributed
 
-__all__ = ["PAGES", "TABLES", "measured", "options", "with_tables"]
+__all__ = ["PAGES", "TABLES", "measured", "options", "subcommands", "with_tables"]
 
 _HERE = Path(__file__).parent
 PAGES = [
@@ -95,14 +97,36 @@ def _distributed_table() -> str:
 
 
 def _command_table() -> str:
-    def rows() -> Iterator[tuple[str, str]]:
-        for name, text in GANG_COMMANDS.items():
-            arguments, colon, meaning = text.partition(": ")
-            is_argument = colon and arguments.startswith(("ID", "[NAME]"))
-            line = f"%gang {name} {arguments}" if is_argument else f"%gang {name}"
-            yield f"`{line}`", meaning if is_argument else text
+    rows = (
+        (f"`{f'%gang {verb} {arguments}'.rstrip()}`", meaning)
+        for verb, (arguments, meaning) in GANG_COMMANDS.items()
+    )
+    return _table("line|meaning", rows)
 
-    return _table("line|meaning", rows())
+
+def _command_option_table() -> str:
+    rows = (
+        (f"`%gang {verb}`", f"`{name}`", text)
+        for verb in GANG_COMMANDS
+        for name, text, _ in options(gang.gang_parser(verb))
+    )
+    return _table("command|option|meaning", rows)
+
+
+def _terminal_table() -> str:
+    commands = {**COMMANDS, **dict(subcommands("horovod", horovod.parser()))}
+    rows = ((f"`python -m hydrogen_magic {name}`", text) for name, text in commands.items())
+    return _table("command|meaning", rows)
+
+
+def subcommands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Yield each sub-command of a parser and each of its options, with their descriptions."""
+    [group] = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    for listed in group._choices_actions:
+        yield f"{name} {listed.dest}", listed.help or ""
+        for option, text, _ in options(group.choices[listed.dest]):
+            if not option.startswith("-h"):
+                yield f"{name} {listed.dest} {option}", text
 
 
 def _setting_table() -> str:
@@ -205,6 +229,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "options of %distributed": _distributed_table,
     "options of %%infer": lambda: _option_table(infer._parser()),
     "commands of %gang": _command_table,
+    "options of %gang": _command_option_table,
+    "commands of a terminal": _terminal_table,
     "settings": _setting_table,
 }
 """Name in a mark -> the function that makes the table."""

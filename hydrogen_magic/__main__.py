@@ -6,7 +6,7 @@ import os
 import pkgutil
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hydrogen_magic import plugins
 from hydrogen_magic.driver import launcher
@@ -16,14 +16,13 @@ from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand, parse_gang
 from hydrogen_magic.views import pick_view
 
-_USAGE = """\
-usage: python -m hydrogen_magic COMMAND
-
-  gang list         recorded gangs, and those that run without their kernel
-  gang attach ID    follow output and state; Ctrl-C detaches, and the gang continues
-  gang stop ID      stop it (--kill: at once; --take: even if a kernel controls it)
-  gang logs ID      everything its ranks wrote (--rank R)
-"""
+COMMANDS = {
+    "gang list": "recorded gangs, and those that run without their kernel",
+    "gang attach ID": "follow output and state; Ctrl-C detaches, and the gang continues",
+    "gang stop ID": "stop a gang (--kill: at once; --take: even if a kernel controls it)",
+    "gang logs ID": "everything that the ranks wrote (--rank R: one rank)",
+}
+"""Commands for gangs; those that set up libraries are of :func:`hydrogen_magic.plugins.commands`."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,9 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         status: int = pkgutil.resolve_name(setups[arguments[0]])(arguments[1:])
         return status
     if arguments[:1] != ["gang"] or set(arguments) & {"-h", "--help"}:
-        print(
-            _USAGE + "".join(f"  {name:<18}set up {name.capitalize()}\n" for name in setups), end=""
-        )
+        print(_usage(setups))
         return 0 if set(arguments) & {"-h", "--help"} else 2
     try:
         status = _manage(parse_gang(shlex.join(arguments[1:])))
@@ -48,6 +45,13 @@ def main(arguments: Sequence[str]) -> int:
     except (ArgumentsError, HydrogenError) as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def _usage(setups: Iterable[str]) -> str:
+    others = {f"{name} …": f"set up {name} (--help: its commands)" for name in setups}
+    commands = {**COMMANDS, **others}
+    lines = (f"  {command:<18}{meaning}" for command, meaning in commands.items())
+    return "\n".join(["usage: python -m hydrogen_magic COMMAND", "", *lines])
 
 
 def _manage(command: GangCommand) -> int:

@@ -249,6 +249,7 @@ def test_gang_commands() -> None:
         ("stop 3f --all", "not both"),
         ("timeline 3f", "-o trace.json"),
         ("logs 3f --rank one", "whole number"),
+        ("stop --help", "take control from another kernel"),
     ],
 )
 def test_a_wrong_gang_command_is_explained(line: str, said: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
 import warnings
@@ -18,9 +17,11 @@ from IPython.core.inputtransformer2 import TransformerManager
 import hydrogen_magic
 from benchmarks import _results
 from docs import generated
+from hydrogen_magic.__main__ import COMMANDS
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.notebook.arguments import distributed, infer
-from tests import documented
+from hydrogen_magic.frameworks.horovod import command as horovod
+from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, gang, infer
+from tests import documented, markdown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,11 +31,14 @@ else:
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs"
 PAGES = sorted(path for path in SITE.rglob("*.md") if "notebooks" not in path.parts)
+NOTEBOOKS = sorted((ROOT / "example_notebooks").glob("*.ipynb"))
 AT_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PARSERS = {
-    "distributed": distributed._parser(is_cell=False),
-    "infer": infer._parser(),
+    "distributed": [distributed._parser(is_cell) for is_cell in (True, False)],
+    "infer": [infer._parser()],
+    "gang": [gang.gang_parser(verb) for verb in GANG_COMMANDS],
 }
+"""Page of the reference -> the parsers whose options it lists."""
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.M | re.S)
 
 
@@ -45,10 +49,9 @@ def _name(path: Path) -> str:
 # ── links ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("page", [*AT_ROOT, *PAGES], ids=_name)
+@pytest.mark.parametrize("page", [*AT_ROOT, *PAGES, *NOTEBOOKS], ids=_name)
 def test_links_and_images_lead_somewhere(page: Path) -> None:
-    text = _FENCE.sub("", page.read_text())
-    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    links = markdown.targets(markdown.read(page))
     relative = [link for link in links if not re.match(r"[a-z]+:", link)]
     assert [link for link in relative if not _exists(page, link)] == []
 
@@ -58,30 +61,33 @@ def _exists(page: Path, link: str) -> bool:
     target = (page.parent / file).resolve() if file else page
     if target.parent == SITE / "notebooks":  # copies, made when the site is built
         target = ROOT / "example_notebooks" / target.name
+    if (
+        not file and page.suffix == ".ipynb"
+    ):  # Jupyter's anchors have capitals, which the copies lose
+        return anchor in _anchors_of_jupyter(page) and anchor.lower() in _anchors(page)
     return target.exists() and (not anchor or anchor in _anchors(target))
 
 
 @lru_cache
 def _anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    headings = markdown.headings(markdown.read(page))
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-def test_every_picture_is_on_a_page_and_small() -> None:
-    text = "".join(page.read_text() for page in [*AT_ROOT, *PAGES])
+def _anchors_of_jupyter(page: Path) -> set[str]:
+    return {text.replace(" ", "-") for text in markdown.headings(markdown.read(page))}
+
+
+def test_every_image_is_on_a_page_and_small() -> None:
+    shown = {
+        (page.parent / link).resolve()
+        for page in [*AT_ROOT, *PAGES]
+        for link in markdown.targets(markdown.read(page))
+    }
     most_bytes = {".gif": 1_000_000, ".png": 200_000}
-    for picture in (SITE / "images").iterdir():
-        assert f"images/{picture.name})" in text, picture.name
-        assert picture.stat().st_size < most_bytes[picture.suffix], picture.name
-
-
-@pytest.mark.parametrize("page", sorted((ROOT / "example_notebooks").glob("*.ipynb")), ids=_name)
-def test_links_of_notebooks_lead_somewhere(page: Path) -> None:
-    cells = json.loads(page.read_text())["cells"]
-    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    links = re.findall(r"\]\(([^)\s\\]+)\)", text)
-    files = [link for link in links if not re.match(r"[a-z]+:|#", link)]
-    assert [link for link in files if not (page.parent / link).exists()] == []
+    images = {path for path in (SITE / "images").iterdir() if path.suffix in most_bytes}
+    assert images and images - shown == set()
+    assert [path.name for path in images if path.stat().st_size > most_bytes[path.suffix]] == []
 
 
 def test_the_long_description_has_absolute_links() -> None:
@@ -90,7 +96,7 @@ def test_the_long_description_has_absolute_links() -> None:
     hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     for each in hook["substitutions"]:
         text = re.sub(each["pattern"], each["replacement"], text)
-    links = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", text))
+    links = markdown.targets(text)
     repository = project["project"]["urls"]["Repository"].partition("github.com/")[2]
     assert links and all(link.startswith("https://") for link in links)
     assert all(repository in link for link in links)
@@ -137,6 +143,15 @@ def test_every_magic_line_of_the_pages_is_valid() -> None:
             distributed.parse(rest, is_cell=name == "%%distributed")
 
 
+def test_every_terminal_command_of_the_pages_exists() -> None:
+    pages = [*AT_ROOT, *PAGES, *NOTEBOOKS, ROOT / "binder" / "postBuild"]
+    text = "".join(page.read_text() for page in pages)
+    found = set(re.findall(r"python -m (hydrogen_magic\S* \w+ \w+)", text))
+    names = [*COMMANDS, *dict(generated.subcommands("horovod", horovod.parser()))]
+    known = {" ".join(["hydrogen_magic", *name.split()[:2]]) for name in names}
+    assert len(found) > 2 and found - known == set()
+
+
 # ── what Databricks documents ────────────────────────────────────────────────────────────────────
 
 
@@ -156,12 +171,28 @@ def test_each_line_of_databricks_documentation_has_a_test() -> None:
 # ── the reference ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("magic", PARSERS)
-def test_every_option_is_described(magic: str) -> None:
-    found = list(generated.options(PARSERS[magic]))
+@pytest.mark.parametrize("page", PARSERS)
+def test_every_option_is_described(page: str) -> None:
+    found = [option for parser in PARSERS[page] for option in generated.options(parser)]
     assert [names for names, text, _ in found if not text] == []
-    table = (SITE / "reference" / f"{magic}.md").read_text()
+    table = (SITE / "reference" / f"{page}.md").read_text()
     assert [names for names, *_ in found if names.replace("|", r"\|") not in table] == []
+
+
+@pytest.mark.parametrize("verb", GANG_COMMANDS)
+def test_the_line_of_a_gang_command_has_its_options(verb: str) -> None:
+    arguments = re.findall(r"(-[-\w]+)", GANG_COMMANDS[verb][0])
+    known = [
+        option.split()[0].strip(",") for option, *_ in generated.options(gang.gang_parser(verb))
+    ]
+    assert arguments == known
+
+
+def test_every_command_of_a_terminal_is_described() -> None:
+    commands = {**COMMANDS, **dict(generated.subcommands("horovod", horovod.parser()))}
+    assert commands["horovod build --force"]
+    assert [name for name, text in commands.items() if not text] == []
+    assert {verb for _, verb, *_ in map(str.split, COMMANDS)} <= set(GANG_COMMANDS)
 
 
 @pytest.mark.parametrize("page", generated.PAGES, ids=_name)
@@ -245,6 +276,19 @@ def test_metadata_names_one_version() -> None:
     versions = {project["version"], citation["version"], recipe["context"]["version"]}
     assert versions == {hydrogen_magic.__version__}
     assert citation["repository-code"] == project["urls"]["Repository"]
+    sections = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert project["version"] in sections
+
+
+def test_metadata_has_the_same_addresses() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    about = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())["about"]
+    assert (about["repository"], about["documentation"]) == (
+        urls["Repository"],
+        urls["Documentation"],
+    )
+    files = [url.partition("/blob/main/")[2] for url in urls.values() if "/blob/" in url]
+    assert len(files) == 2 and all((ROOT / file).is_file() for file in files)
 
 
 def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
@@ -253,6 +297,8 @@ def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
     needed = {re.sub(r"\s*[;].*", "", line).replace(" ", "") for line in project["dependencies"]}
     listed = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
     assert needed <= listed
+    assert "__linux" in listed  # as the package's classifier says
+    assert project["requires-python"] == f">={recipe['context']['python_min']}"
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -16,6 +16,24 @@ from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command and return the exit code: 0 success, 1 failure, 3 missing requirements."""
+    given = parser().parse_args(arguments)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
+    try:
+        return _build(given) if given.command == "build" else _check()
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"Horovod cannot be built here: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped. Partial results are deleted.", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the sub-commands."""
     parser = argparse.ArgumentParser(
         prog="python -m hydrogen_magic horovod",
         description="Build Horovod for the torch that is installed, and install it.",
@@ -36,20 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--no-install", action="store_true", help="build the wheel without installing it"
     )
     commands.add_parser("check", help="show the installed version and test it")
-    given = parser.parse_args(arguments)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end)
-    try:
-        return _build(given) if given.command == "build" else _check()
-    except BuildError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"Horovod cannot be built here: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nStopped. Partial results are deleted.", file=sys.stderr)
-        return 130
+    return parser
 
 
 def _end(signum: int, frame: object) -> NoReturn:

@@ -111,7 +111,7 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
     add_limits(parser)
     add_out(parser)
     parser.add_argument(
-        "--save", type=typed(python_file), metavar="FILE.py", help="also write a script"
+        "--save", type=typed(python_file), metavar="FILE.py", help="also write the cell as a script"
     )
     parser.add_argument(
         "--sweep",
@@ -137,8 +137,10 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
     add_display(parser)
     if not is_cell:
         rest = argparse.REMAINDER
-        parser.add_argument("-m", dest="module", nargs=rest, help="module to run, its arguments")
-        parser.add_argument("command", nargs=rest, help="script to run, its arguments")
+        parser.add_argument(
+            "-m", dest="module", nargs=rest, help="module to run, and its arguments"
+        )
+        parser.add_argument("command", nargs=rest, help="script to run, and its arguments")
     return parser
 
 

@@ -19,19 +19,24 @@ from hydrogen_magic.notebook.arguments.parsing import (
 )
 
 GANG_COMMANDS = {
-    "list": "every gang of this kernel and the recent ones before it",
-    "show": "ID: its state, rank by rank",
-    "attach": "ID [--take] [--out NAMES]: show and control a gang that outlives its kernel",
-    "stop": "ID | --all: stop it (--kill: at once)",
-    "logs": "ID [--rank R]: everything its ranks wrote",
-    "stacks": "ID: current stack of every thread of every rank",
-    "compare": "ID ID …: curves of several runs in the same charts, and the values in which they differ",
-    "timeline": "ID -o FILE: its spans as Chrome trace JSON, open in Perfetto",
-    "end": "[NAME]: end a session; without a name the only one",
-    "wait": "ID [--timeout S]: wait until it ends, and raise if it failed",
-    "doctor": "check this machine: versions, GPUs, space, a two-rank all_reduce",
+    "list": ("", "every gang of this kernel and the recent ones before it"),
+    "show": ("[ID]", "state of a gang, rank by rank"),
+    "attach": ("[ID] [--take] [--out NAMES]", "show and control a gang that outlives its kernel"),
+    "stop": ("[ID] [--all] [--kill] [--take]", "stop a gang"),
+    "logs": ("[ID] [--rank R]", "everything that the ranks wrote"),
+    "stacks": ("[ID] [--rank R]", "current stack of every thread of every rank"),
+    "compare": (
+        "ID ID …",
+        "curves of several runs in the same charts, and the values in which they differ",
+    ),
+    "timeline": ("[ID] -o FILE", "spans as Chrome trace JSON, to be opened in Perfetto"),
+    "end": ("[NAME]", "end a session; without a name the only one"),
+    "wait": ("[ID] [--timeout S]", "wait until a gang ends, and raise if it failed"),
+    "doctor": ("", "check this machine: versions, GPUs, space, a two-rank all_reduce"),
 }
-"""Sub-commands of ``%gang`` with their help."""
+"""Sub-commands of ``%gang``, each with its arguments and its meaning."""
+
+_HELP = ("-h", "--help")
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,14 @@ def parse_gang(line: str) -> GangCommand:
     words = split(line)
     if not words:
         return GangCommand()
-    if words[0] in ("-h", "--help"):
-        raise ArgumentsError("\n".join(f"%gang {k} {v}" for k, v in GANG_COMMANDS.items()))
+    if words[0] in _HELP:
+        raise ArgumentsError("\n".join(map(gang_usage, GANG_COMMANDS)))
     verb = words[0]
     if verb not in GANG_COMMANDS:
         raise ArgumentsError(f"%gang {verb} is not a command; {not_one_of(verb, GANG_COMMANDS)}")
-    parser = _gang_parser(verb)
+    parser = gang_parser(verb)
+    if any(word in _HELP for word in words):
+        raise ArgumentsError(parser.format_help())
     found, unknown = parser.parse_known_args(words[1:])
     if unknown:
         said = not_one_of(unknown[0], options_of(parser))
@@ -85,25 +92,52 @@ def parse_gang(line: str) -> GangCommand:
     return command
 
 
-def _gang_parser(verb: str) -> LineParser:
-    parser = LineParser(prog=f"%gang {verb}", add_help=False, allow_abbrev=False)
-    if verb == "compare":
-        parser.add_argument("compared", nargs="*")
-    elif verb == "end":
-        parser.add_argument("session", nargs="?")
-    elif verb not in ("list", "doctor"):
-        parser.add_argument("gang", nargs="?")
-    if verb == "stop":
-        parser.add_argument("--all", action="store_true")
-        parser.add_argument("--kill", action="store_true")
-    if verb in ("logs", "stacks"):
-        parser.add_argument("--rank", type=typed(count))
-    if verb in ("attach", "stop"):
-        parser.add_argument("--take", action="store_true")
-    if verb == "attach":
-        parser.add_argument("--out", type=typed(variable_names))
-    if verb == "timeline":
-        parser.add_argument("-o", "--output", dest="file")
-    if verb == "wait":
-        parser.add_argument("--timeout", dest="timeout_s", type=typed(parse_duration_s))
+def gang_usage(verb: str) -> str:
+    """Return a line with the arguments of a sub-command and its meaning."""
+    arguments, meaning = GANG_COMMANDS[verb]
+    return f"%gang {verb} {arguments}".rstrip() + f": {meaning}"
+
+
+def gang_parser(verb: str) -> LineParser:
+    """Return the parser of what follows a sub-command."""
+    arguments, meaning = GANG_COMMANDS[verb]
+    parser = LineParser(
+        prog=f"%gang {verb}",
+        usage=f"%(prog)s {arguments}",
+        description=meaning,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    _add_subject(parser, verb)
+    _add_options(parser, verb)
     return parser
+
+
+def _add_subject(parser: LineParser, verb: str) -> None:
+    add = parser.add_argument
+    if verb == "compare":
+        add("compared", nargs="*", metavar="ID", help="IDs of runs, their beginnings, or names")
+    elif verb == "end":
+        add("session", nargs="?", metavar="NAME", help="name of the session")
+    elif verb not in ("list", "doctor"):
+        add("gang", nargs="?", metavar="ID", help="ID, its beginning, or a name; default: newest")
+
+
+def _add_options(parser: LineParser, verb: str) -> None:
+    add = parser.add_argument
+    if verb == "stop":
+        add("--all", action="store_true", help="stop every gang of this kernel")
+        add("--kill", action="store_true", help="end the ranks at once, without time to clean up")
+    if verb in ("logs", "stacks"):
+        add("--rank", type=typed(count), metavar="R", help="only this rank")
+    if verb in ("attach", "stop"):
+        add("--take", action="store_true", help="take control from another kernel")
+    if verb == "attach":
+        text = "assign rank 0's variables after the end, and show no view"
+        add("--out", type=typed(variable_names), metavar="NAME[,NAME]", help=text)
+    if verb == "timeline":
+        add("-o", "--output", dest="file", metavar="FILE", help="file to write")
+    if verb == "wait":
+        text = "raise GangTimeoutError after S seconds (also 5m, 1h)"
+        seconds = typed(parse_duration_s)
+        add("--timeout", dest="timeout_s", type=seconds, metavar="S", help=text)

@@ -44,12 +44,18 @@ class LineParser(argparse.ArgumentParser):
 def add_where(parser: LineParser) -> None:
     """Add options for the number of ranks and their placement."""
     add = parser.add_argument
-    add("-n", "--np", type=typed(ranks), metavar="N", help="ranks; -N: N ranks on this machine")
+    add(
+        "-n",
+        "--np",
+        type=typed(ranks),
+        metavar="N",
+        help="number of ranks; -N: N ranks on this machine",
+    )
     add(
         "--on",
         type=choice(plugins.PLACEMENTS),
         metavar="|".join(plugins.PLACEMENTS),
-        help="placement",
+        help="where the ranks run",
     )
     gpu = parser.add_mutually_exclusive_group()
     gpu.add_argument("--gpu", action="store_true", default=None, help="a GPU for every rank")
@@ -157,7 +163,7 @@ def add_limits(parser: LineParser) -> None:
         dest="max_closure_bytes",
         type=typed(parse_size_bytes),
         metavar="SIZE",
-        help="size limit of captured data: 2GB",
+        help="size limit of captured data, such as 2GB",
     )
 
 
@@ -176,8 +182,9 @@ def add_out(parser: LineParser) -> None:
 def add_display(parser: LineParser) -> None:
     """Add options for the display."""
     add = parser.add_argument
+    spans = "record from the start how ranks spend their time; FILE: write it as Chrome trace JSON"
     file = typed(lambda text: text and new_file(text))
-    add("--timeline", nargs="?", const="", type=file, metavar="FILE", help="record spans")
+    add("--timeline", nargs="?", const="", type=file, metavar="FILE", help=spans)
     add("--name", type=typed(run_name), metavar="NAME", help="name of the run in lists")
     add(
         "--display",
@@ -189,7 +196,7 @@ def add_display(parser: LineParser) -> None:
     add("--detach", action="store_true", help="return a Gang at once")
     add("--quiet", action="store_true", default=None, help="show only output and result")
     add("--dry-run", action="store_true", help="print what would run where, and exit")
-    add("-h", "--help", action="store_true", help="show this")
+    add("-h", "--help", action="store_true", help="show this help")
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────
