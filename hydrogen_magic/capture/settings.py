@@ -51,8 +51,16 @@ def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _seeds_in(source: str) -> tuple[str, ...]:
-    calls = (node for node in ast.walk(_parsed(source)) if isinstance(node, ast.Call))
+    calls = (node for node in _run_at_once(_parsed(source)) if isinstance(node, ast.Call))
     return tuple(ast.unparse(c) for c in calls if _SEED_CALL.fullmatch(ast.unparse(c.func)))
+
+
+def _run_at_once(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield ``node`` and what is in it, except for functions: the notebook may never call them."""
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _run_at_once(child)
 
 
 def _parsed(source: str) -> ast.Module:

@@ -161,7 +161,7 @@ def source(
 
     Raises InferError for an unsupported object or column.
     """
-    _require("pyarrow", caller)
+    require_pyarrow(caller)
     kind = kind_of(frame)
     if target is not None and kind != "path":
         raise InferError(
@@ -192,8 +192,9 @@ def source(
     return found
 
 
-def _require(module: str, caller: str) -> None:
-    if module not in sys.modules and importlib.util.find_spec(module) is None:
+def require_pyarrow(caller: str) -> None:
+    """Raise InferError with the remedy if PyArrow, which most modules here import, is not installed."""
+    if "pyarrow" not in sys.modules and importlib.util.find_spec("pyarrow") is None:
         raise InferError(
-            f"{caller} needs {module}, which is not installed: pip install 'hydrogen_magic[infer]'"
+            f"{caller} needs PyArrow, which is not installed: pip install 'hydrogen_magic[infer]'"
         )

@@ -48,6 +48,7 @@ def examine() -> Iterator[Check]:
     yield _made("system", system)
     for name, requirement in _PACKAGES.items():
         yield _made(name, partial(package, name, requirement))
+    yield _made("PyArrow", pyarrow)
     names = _made("plug-ins", lambda: list(plugins.RENDEZVOUS))
     if isinstance(names, Check):
         yield names
@@ -101,6 +102,13 @@ def package(name: str, remedy: str) -> Check:
         return Check(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Check(name, False, "not installed", remedy)
+
+
+def pyarrow() -> Check:
+    """Report the version of PyArrow, which only some cells need."""
+    found = package("pyarrow", "").found
+    needed = "; for `%%infer` and DataFrames: pip install 'hydrogen_magic[infer]'"
+    return Check("PyArrow", True, found + (needed if found == "not installed" else ""))
 
 
 def library(rendezvous: str) -> Check | None:

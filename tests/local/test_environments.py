@@ -80,3 +80,30 @@ def test_no_home_no_proc_sys_hidden_modules_and_a_deleted_directory(tmp_path: Pa
         env={**env, "HOME": "/proc/no-home"},
     )
     assert done.stdout.endswith("well\n"), done.stderr
+
+
+WITHOUT_PYARROW = textwrap.dedent(
+    """
+    import importlib.machinery
+    finder = importlib.machinery.PathFinder
+    find = finder.find_spec
+    finder.find_spec = lambda name, *rest: None if name == "pyarrow" else find(name, *rest)
+
+    from IPython.core.interactiveshell import InteractiveShell
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "hydrogen_magic")
+    shell.run_cell("import pandas as pd, hydrogen_magic as hm; df = pd.DataFrame({'x': [1]})")
+    shell.run_cell("%%infer df\\ndef predict(batch):\\n    return batch")
+    shell.run_cell("hm.dataset(df)")
+    """
+)
+
+
+def test_a_missing_pyarrow_is_named_with_the_remedy() -> None:
+    command = [sys.executable, "-c", WITHOUT_PYARROW]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=PATIENCE_S, check=False)
+    for caller in ("%%infer", "hm.dataset()"):
+        remedy = (
+            f"{caller} needs PyArrow, which is not installed: pip install 'hydrogen_magic[infer]'"
+        )
+        assert remedy in done.stdout + done.stderr

@@ -422,7 +422,7 @@ def test_a_wait_that_is_over_leaves_the_gang_alone(shell: InteractiveShell, gang
         run(shell, "%gang wait 3f2a --timeout 10ms")
 
 
-def test_the_doctor_says_what_to_do(tmp_path: Any) -> None:
+def test_the_doctor_says_what_to_do(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> float:
         raise HydrogenError("x", report="rank 1 failed: RuntimeError: no route")
 
@@ -431,6 +431,10 @@ def test_the_doctor_says_what_to_do(tmp_path: Any) -> None:
     assert doctor.two_ranks(lambda: 3.0).is_well
     assert doctor.package("no_such_package", "pip install it").lines()[1].endswith("pip install it")
     assert "GB free" in doctor.run_directory(tmp_path).found
+    assert "pip" not in doctor.pyarrow().found
+    missing = doctor.Check("pyarrow", False, "not installed")
+    monkeypatch.setattr(doctor, "package", lambda *_: missing)
+    assert doctor.pyarrow().is_well and "hydrogen_magic[infer]" in doctor.pyarrow().found
 
 
 # ── in real front ends ───────────────────────────────────────────────────────────────────────────

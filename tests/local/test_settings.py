@@ -321,6 +321,8 @@ random.random(), float(np.random.rand()), float(torch.rand(1))
 def test_seeds(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("import torch, numpy as np")
     assert notebook.capture(DRAW).warnings == ()
+    notebook.cell("def train(seed):\n    torch.manual_seed(seed)")
+    assert notebook.capture(DRAW).warnings == ()
     notebook.cell("if False: torch.manual_seed(3)")
     (warning,) = notebook.capture(DRAW).warnings
     assert "torch.manual_seed(3)" in warning and "--seed N" in warning
