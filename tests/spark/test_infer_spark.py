@@ -187,11 +187,19 @@ def test_partitions_without_rows(spark: Any) -> None:
 
 @mostly_on_classic
 def test_frame_without_rows(spark: Any) -> None:
-    nothing = spark.range(0)
-    with pytest.raises(InferError, match=r"no rows.*--schema"):
-        inferred(nothing, TWICE)
-    result = inferred(nothing, TWICE, schema="twice bigint")
-    assert (result.columns, result.collect()) == (["id", "twice"], [])
+    """Its columns are those of a batch without rows, whatever the types of its own columns are."""
+    nothing = spark.range(0).selectExpr(
+        "id", "named_struct('a', 1) as `s.t`", "array(1.5) as l", "timestamp'2020-01-01' as at"
+    )
+    body = TWICE.replace("return {", "return {'at': batch['at'], 'l': batch['l'], ")
+    result = inferred(nothing, body, only=True)
+    assert result.dtypes == [("at", "timestamp_ntz"), ("l", "array<double>"), ("twice", "bigint")]
+    assert result.collect() == []
+    declared = inferred(nothing, TWICE, schema="twice float")
+    assert (declared.columns[-1], declared.collect()) == ("twice", [])
+    with pytest.raises(InferError, match=r"no rows.*IndexError.*--schema") as caught:
+        inferred(nothing, "def predict(batch):\n    return {'x': [batch['id'].iloc[0]]}\n")
+    assert "Cell In[7], line 3, in predict" in str(caught.value)
 
 
 # ── laziness, and one set-up for all ─────────────────────────────────────────────────────────────

@@ -135,6 +135,7 @@ def task_config(
         "columns": None,
         "kept": [],
         "names": None,
+        "without_rows": False,
         "of_worker": memory_settings.ENVIRONMENT,
     }
 

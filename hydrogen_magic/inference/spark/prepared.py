@@ -49,9 +49,8 @@ def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOpt
     The result is lazy: its batches are predicted when an action needs them, in the order of each
     partition's rows. Only if ``options`` have no schema, the first batch is predicted now.
 
-    Raises InferError for columns that Arrow does not support or that share a name, for a frame without
-    rows and schema, and for errors of the cell or ``predict`` in the first batch; PlacementError if
-    ``--gpu`` is not possible.
+    Raises InferError for columns that Arrow does not support or that share a name, and for errors of the
+    cell or ``predict`` in the first batch; PlacementError if ``--gpu`` is not possible.
     """
     prepared = prepare(frame, captured, spec, options)
     try:
@@ -115,16 +114,28 @@ class PreparedRun:
     def _first_columns(self, task: CellTask, tag: str) -> pa.Schema:
         """Run the cell and predict the first batch on an executor; return the predicted columns.
 
-        ``limit(1)`` makes Spark run one task, and more only for partitions without rows.
+        ``limit(1)`` makes Spark run one task, and more only for partitions without rows. If the frame has
+        none, the batch has no rows either.
         """
-        rows = task.mapped(self.frame, "o binary").limit(1)
-        found = self.session.run(rows.collect, tag, "hydrogen_magic %%infer: the first batch")
+        found = self._first_of(task.mapped(self.frame, "o binary").limit(1), tag)
         if not found:
-            raise InferError(
-                "the DataFrame has no rows, so the columns that predict returns are not known: set"
-                ' them with --schema, for example --schema "score double"'
-            )
+            without_rows = task.with_config(without_rows=True)
+            found = self._first_of(without_rows.mapped(self._row_of_nulls(), "o binary"), tag)
         return pa.ipc.read_schema(pa.py_buffer(bytes(found[0][0])))
+
+    def _first_of(self, rows: Any, tag: str) -> list[Any]:
+        found: list[Any] = self.session.run(
+            rows.collect, tag, "hydrogen_magic %%infer: the first batch"
+        )
+        return found
+
+    def _row_of_nulls(self) -> Any:
+        """Return a DataFrame with the frame's columns: Spark gives a task no batch without rows."""
+        nothing = self.session.sql_module("functions").lit(None)
+        fields = self.frame.schema.fields
+        return self.session.spark.range(0, 1, 1, 1).select(
+            *(nothing.cast(field.dataType).alias(field.name) for field in fields)
+        )
 
 
 def as_error(error: SparkJobError) -> HydrogenError:

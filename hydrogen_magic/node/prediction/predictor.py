@@ -133,20 +133,20 @@ class Predictor:
             parts += self._run(rows, first_row)
             first_row += rows.num_rows
         if not table.num_rows and self.schema is None:
-            self._find_columns(table.schema)
+            try:
+                self.find_columns(table.schema)
+            except Exception as error:
+                text = f"predict failed for a batch without rows ({reason_of(error)})"
+                print(f"{text}: set its columns with --schema", file=sys.stderr)
         failures = tuple(part.failure for part in parts if part.failure is not None)
         return ChunkOutput(self._assembled(parts), failures)
 
-    def _find_columns(self, schema: pa.Schema) -> None:
-        """Predict a batch without rows; a ``predict`` that cannot do that is no error."""
+    def find_columns(self, schema: pa.Schema) -> None:
+        """Predict a batch without rows, which sets the predicted columns. Raises its error."""
         rows = pa.RecordBatch.from_arrays(
             [pa.array([], each.type) for each in schema], schema=schema
         )
-        try:
-            list(self._attempt(rows, 0, ((0, 0),)))
-        except Exception as error:
-            text = f"predict failed for a batch without rows ({_reason(error)})"
-            print(f"{text}: set its columns with --schema", file=sys.stderr)
+        list(self._attempt(rows, 0, ((0, 0),)))
 
     def close(self) -> None:
         """End a ``predict`` that reads an iterator, so that its ``finally`` runs."""
@@ -295,7 +295,7 @@ class Predictor:
         if isinstance(error, (MisfitError, InferError)):
             raise InferError(f"{where} (counted from 0): {error}") from error.__cause__
         raise InferError(
-            f"predict failed on {where} (counted from 0): {_reason(error)}\n"
+            f"predict failed on {where} (counted from 0): {reason_of(error)}\n"
             f"the first row: {first_row_text(rows)}"
         ) from error
 
@@ -323,11 +323,12 @@ class Predictor:
 
 def _failed(rows: _Rows, first_row: int, error: Exception) -> _RowRange:
     last_row = first_row + rows.num_rows - 1
-    failure = RowFailure(first_row, last_row, _reason(error), first_row_text(rows))
+    failure = RowFailure(first_row, last_row, reason_of(error), first_row_text(rows))
     return _RowRange(rows.num_rows, failure=failure)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the type and the text of an error of ``predict``, shortened."""
     text = str(error).strip()
     kind = type(error).__name__
     is_ours = isinstance(error, (MisfitError, InferError))

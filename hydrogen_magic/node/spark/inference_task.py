@@ -94,6 +94,8 @@ def _named(batches: Any, names: Any) -> Iterator[Any]:
 def _served(batches: Iterator[Any], config: dict[str, Any], package: Any, closure: Any) -> Any:
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is not None:  # otherwise no model is needed
+        if config["without_rows"]:
+            first = first.slice(0, 0)
         with _guest(config) as guest:
             yield from guest.serve(itertools.chain([first], batches), config, package, closure)
 

@@ -22,7 +22,7 @@ from hydrogen_magic.core.messages import TaskProgress
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure
+from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure, reason_of
 from hydrogen_magic.node.prediction.row_labels import rows_text
 from hydrogen_magic.node.worker import main_thread, module_importer, namespace, settings
 from hydrogen_magic.node.worker.task_status import TaskCounter
@@ -203,9 +203,15 @@ def _chunks(batches: Iterator[pa.RecordBatch], batch_size: int) -> Iterator[tupl
 
 
 def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]]) -> pa.RecordBatch:
-    """Return the predicted columns of the first rows, as a schema in one binary value."""
+    """Return the predicted columns of the first rows, as a schema in one binary value.
+
+    Those of a batch without rows if the frame has none.
+    """
     for first_row, chunk in chunks:
-        output = predictor.run(chunk, first_row)
+        if not chunk.num_rows:
+            _find_columns(predictor, chunk.schema)
+        else:
+            output = predictor.run(chunk, first_row)
         if predictor.schema is not None:
             found = predictor.schema.serialize().to_pybytes()
             return pa.RecordBatch.from_pydict({"o": pa.array([found], pa.binary())})
@@ -214,6 +220,17 @@ def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]])
         f" {_failure_text(output.failures[0])}; set them with --schema, for example --schema"
         ' "score double"'
     )
+
+
+def _find_columns(predictor: Predictor, schema: pa.Schema) -> None:
+    try:
+        predictor.find_columns(schema)
+    except Exception as error:
+        raise InferError(
+            "the DataFrame has no rows, and predict failed for a batch without rows"
+            f" ({reason_of(error)}), so the columns that it returns are not known: set them with"
+            ' --schema, for example --schema "score double"'
+        ) from error
 
 
 def _predicted(
