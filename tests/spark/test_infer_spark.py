@@ -398,6 +398,30 @@ def test_other_rows_survive_with_on_error(spark: Any) -> None:
     assert all(row.same == (None if row.error else row.id) for row in rows)
 
 
+LATE = (
+    "def predict(batch):\n"
+    "    y = [2 * value for value in batch['id']]\n"
+    "    if batch['id'].iloc[0] == 500:\n"
+    "        y[1:3] = [None, 0.5]\n"
+    "    return {'y': y}\n"
+)
+"""Integers first, later a missing value and a fraction."""
+
+
+@mostly_on_classic
+def test_a_late_value_that_does_not_fit_is_named(spark: Any) -> None:
+    """A lazy frame has the types of its first batch; other rows are kept if errors are."""
+    frame = spark.range(0, 1000, 1, 2)
+    with pytest.raises(Exception, match=r"partition 1: row 2: predict returned 0.5 .*y double"):
+        inferred(frame, LATE, batch_size=100).collect()
+    result = inferred(frame, LATE, batch_size=100, on_error="collect")
+    assert result.dtypes == [("id", "bigint"), ("y", "bigint"), ("error", "string")]
+    rows = result.orderBy("id").collect()
+    assert [row.y for row in rows] == [None if n in (501, 502) else 2 * n for n in range(1000)]
+    errors = {row.id: row.error for row in rows if row.error is not None}
+    assert errors.keys() == {502} and "0.5 in column 'y', which is bigint" in errors[502]
+
+
 @pytest.mark.parametrize(
     ("query", "options", "said"),
     [

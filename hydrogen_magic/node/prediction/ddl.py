@@ -177,7 +177,7 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
     Unsigned integers become the next wider signed ones and dictionaries their values. Raises InferError
     with the column if Spark has no such type.
     """
-    fields = {field.name: _spark_type(field.type) for field in schema}
+    fields = {field.name: spark_type(field.type) for field in schema}
     for name, kind in fields.items():
         if kind is None:
             raise InferError(
@@ -187,12 +187,18 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _spark_type(kind: pa.DataType) -> pa.DataType | None:
+def name_of(kind: pa.DataType | None) -> str:
+    """Return the word for a type in ``--schema``, or Arrow's name for it."""
+    return next((word for word, known in _PLAIN.items() if known == kind), str(kind))
+
+
+def spark_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return ``kind`` as Spark has it, None if it has no such type."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _spark_type(kind.storage_type)
+        return spark_type(kind.storage_type)
     of_family = family(kind)
     if of_family == "dictionary":
-        return _spark_type(kind.value_type)
+        return spark_type(kind.value_type)
     if of_family in ("text", "bytes"):
         return pa.string() if of_family == "text" else pa.binary()
     if of_family == "timestamp":
@@ -207,10 +213,10 @@ def _spark_type(kind: pa.DataType) -> pa.DataType | None:
 
 def _spark_nested(kind: pa.DataType, of_family: str) -> pa.DataType | None:
     if of_family == "list":
-        item = _spark_type(kind.value_type)
+        item = spark_type(kind.value_type)
         return None if item is None else pa.list_(item)
     if of_family == "map":
-        key, value = _spark_type(kind.key_type), _spark_type(kind.item_type)
+        key, value = spark_type(kind.key_type), spark_type(kind.item_type)
         return None if key is None or value is None else pa.map_(key, value)
-    parts = {field.name: _spark_type(field.type) for field in kind}
+    parts = {field.name: spark_type(field.type) for field in kind}
     return None if None in parts.values() else pa.struct(parts)

@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import TaskProgress
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
+from hydrogen_magic.node.prediction.fixed_types import fixed, misfit_texts, with_reasons
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure, reason_of
 from hydrogen_magic.node.prediction.row_labels import rows_text
@@ -245,33 +246,25 @@ def _predicted(
         predictor.adopt(pa.ipc.read_schema(pa.py_buffer(config["columns"])))
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
-        texts = [
-            f"partition {task.progress.partition}: {_failure_text(each)}"
-            for each in output.failures
-        ]
-        for text in texts:
-            print(text, file=sys.stderr)  # the log of the executor
-        n_failed = sum(each.last_row - each.first_row + 1 for each in output.failures)
-        task.count(chunk.num_rows, n_failed, texts)
-        added = _cast(output.columns, of_spark)
+        added, misfits = fixed(output.columns, of_spark)
+        texts = list(misfit_texts(misfits, first_row))
+        if texts and config["options"]["on_error"] == "fail":
+            raise InferError(f"{texts[0]}; a Spark DataFrame has its types before its rows")
+        _count(task, chunk.num_rows, output.failures, texts)
+        added = with_reasons(added, misfits)
         yield from side_by_side(chunk.select(config["kept"]), added).to_batches()
 
 
-def _cast(columns: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return ``columns`` in exactly the types of ``schema``, as the JVM reads them."""
-    arrays = []
-    for field, column in zip(schema, columns.columns, strict=True):
-        values = column.combine_chunks()
-        if isinstance(values.type, pa.BaseExtensionType):
-            values = values.storage
-        try:
-            arrays.append(values.cast(field.type))
-        except pa.ArrowException as error:
-            raise InferError(
-                f"column {field.name!r} has type {column.type}, but Spark would store it as"
-                f" {field.type}, which cannot hold it ({error}): return another type from predict"
-            ) from None
-    return pa.Table.from_arrays(arrays, schema=schema)
+def _count(
+    task: TaskCounter, n_rows: int, failures: Sequence[RowFailure], more: Sequence[str] = ()
+) -> None:
+    """Count the rows of a chunk; ``more``: values that are missing, one text for each row."""
+    partition = task.progress.partition
+    texts = [f"partition {partition}: {text}" for text in (*map(_failure_text, failures), *more)]
+    for text in texts:
+        print(text, file=sys.stderr)  # the log of the executor
+    n_failed = sum(each.last_row - each.first_row + 1 for each in failures)
+    task.count(n_rows, n_failed + len(more), texts)
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,57 @@
+"""Predictions in types that are fixed before the rows: nothing changes silently, nothing else is lost."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hydrogen_magic.node.prediction.fixed_types import fixed, with_reasons
+
+
+def converted(values: Any, kind: pa.DataType) -> tuple[list[Any], dict[int, str]]:
+    found, reasons = fixed(pa.table({"y": values}), pa.schema({"y": kind}))
+    assert found.schema.field("y").type == kind
+    return found.column("y").to_pylist(), reasons
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        ([3.0, None, math.nan], pa.int64(), [3, None, None]),
+        ([None, None], pa.int64(), [None, None]),
+        ([1, 0], pa.bool_(), [True, False]),
+        ([1, 2**40], pa.float64(), [1.0, 2.0**40]),
+        (["3", None], pa.int32(), [3, None]),
+    ],
+)
+def test_what_can_be_kept_is(values: list[Any], kind: pa.DataType, expected: list[Any]) -> None:
+    assert converted(values, kind) == (expected, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected", "said"),
+    [
+        ([1.0, 0.5], pa.int64(), [1, None], r'0.5 in column .y., which is bigint .*"y double"'),
+        ([1, 2], pa.bool_(), [True, None], r'2 in column .y., which is boolean .*"y bigint"'),
+        ([7, 2**40], pa.int32(), [7, None], r'which is int .*"y bigint"'),
+        (["3", "three"], pa.int64(), [3, None], r"'three' in column .*\"y string\""),
+        ([1, 2**53 + 1], pa.float64(), [1.0, None], "which is double"),
+    ],
+)
+def test_other_values_are_missing_with_a_reason(
+    values: list[Any], kind: pa.DataType, expected: list[Any], said: str
+) -> None:
+    found, reasons = converted(values, kind)
+    assert found == expected and reasons.keys() == {1}
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(reasons[1])
+
+
+def test_reasons_are_in_the_column_of_errors() -> None:
+    table = pa.table({"y": [1, 2, 3], "error": ["no", None, None]})
+    table = table.set_column(1, "error", table.column("error").cast(pa.string()))
+    found = with_reasons(table, {0: "not this", 2: "why"})
+    assert found.column("error").to_pylist() == ["no", None, "why"]
