@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,19 @@ import pytest
 from hydrogen_magic import capture
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.errors import InferError, RankFailedError
-from hydrogen_magic.inference import kept_parts
+from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
+from hydrogen_magic.inference import chunk_queue, kept_parts
 from hydrogen_magic.inference.fingerprints import matching
 from hydrogen_magic.inference.local import infer
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT
 from tests import infer_ranks, leaks
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
 N_ROWS, BATCH, NP = 12_000, 50, 2
+N_BATCHES = N_ROWS // BATCH
 SLOW_S = 0.01
 PATIENCE_S = 60.0
 
@@ -99,8 +102,12 @@ class Interrupted:
         kept, before = kept_rows(), len(self.rows)
         resume, self.n_runs = self.n_runs > 0, self.n_runs + 1
         value = getattr(self, f"_{how}")(n_more, resume)
-        fresh = self.rows[before:]
-        assert not kept & set(fresh), "finished rows are predicted once"
+        fresh = set(self.rows[before:])
+        assert not kept & fresh, "finished rows are predicted once"
+        if value is None:
+            chunk = max(1, (N_BATCHES - len(kept)) // (chunk_queue._SHARES * NP))
+            lost = len(fresh - kept_rows())
+            assert lost <= NP * MAX_IN_FLIGHT * chunk, "no more than the chunks in flight"
         return value
 
     def _kernel(self, n_more: int, resume: bool) -> None:
@@ -113,7 +120,9 @@ class Interrupted:
     def _rank(self, n_more: int, resume: bool) -> Any:
         run = begun(self.kind, self.folder, resume=resume)
         if self.until(n_more, lambda: run.gang.wait(0)):
-            os.kill(run.gang.ranks[n_more % NP].pid, signal.SIGKILL)
+            rank = n_more % NP
+            until(lambda: run.gang.ranks[rank].pid)
+            os.kill(run.gang.ranks[rank].pid, signal.SIGKILL)
         run.gang.wait(PATIENCE_S)
         try:
             return run.result
@@ -125,10 +134,11 @@ class Interrupted:
         self.until(n_more, lambda: run.gang.wait(0))
         run.gang.stop()
         run.gang.wait(PATIENCE_S)
-        if run.gang.state == "STOPPED":
+        if run.gang.state != "STOPPED":
+            return run.result
+        with suppress(GangStoppedError):  # before a chunk was finished
             check_part(run)
-            return None
-        return run.result
+        return None
 
     def _nothing(self, n_more: int, resume: bool) -> Any:
         run = begun(self.kind, self.folder, resume=resume)
@@ -174,6 +184,11 @@ def check_whole(frame: Any, runs: Interrupted, n_ends: int) -> None:
         .assign(y=lambda df: df["x"] * 2, t=lambda df: "row " + df["x"].astype(str))
     )
     pd.testing.assert_frame_equal(as_pandas(frame), expected, check_dtype=False)
+    check_rows(runs, n_ends)
+
+
+def check_rows(runs: Interrupted, n_ends: int) -> None:
+    """Every batch was predicted, only those in flight again, and nothing is left of the ended runs."""
     rows = runs.rows
     assert set(rows) == set(range(0, N_ROWS, BATCH))
     repeated = sorted({row for row in rows if rows.count(row) > 1})
@@ -238,19 +253,33 @@ def test_a_full_disk_ends_no_run(n_written: int, tmp_path: Path, monkeypatch: An
     assert "No space left" in text and not kept_rows()
 
 
+def check_same(frame: Any, undisturbed: Any) -> None:
+    """The frames are equal, including the types of their columns."""
+    if isinstance(frame, str):
+        frame, undisturbed = pq.read_table(frame), pq.read_table(undisturbed)
+    assert type(frame) is type(undisturbed)
+    if isinstance(frame, pd.DataFrame):
+        pd.testing.assert_frame_equal(frame, undisturbed)
+    else:
+        assert frame.schema == undisturbed.schema and frame.equals(undisturbed)
+
+
+N_ENDS = 8
+"""Of each kind of frame: 32 in all."""
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FRAMES)
 def test_runs_that_end_at_any_moment(kind: str, tmp_path: Path) -> None:
-    chance = random.Random(kind)
-    runs, n_ends = Interrupted(kind, tmp_path), 0
-    while n_ends < 8:
-        value = runs.interrupt(chance.choice(("kernel", "rank", "stop")), chance.randrange(45))
-        n_ends += 1
-        if value is not None:
-            break
-    if value is None:
-        value = runs.interrupt("nothing", 0)
-    check_whole(value, runs, n_ends)
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = Interrupted(kind, tmp_path / "undisturbed").interrupt("nothing", 0)
+    chance, runs = random.Random(kind), Interrupted(kind, tmp_path)
+    for how in chance.sample(["kernel", "rank", "stop"] * N_ENDS, N_ENDS):
+        n_left = N_BATCHES - len(kept_rows())
+        n_more = chance.randrange(max(1, n_left * 3 // 5))  # it ends before its last row
+        assert runs.interrupt(how, n_more) is None
+    check_same(runs.interrupt("nothing", 0), undisturbed)
+    check_rows(runs, N_ENDS)
 
 
 HASHED = """
