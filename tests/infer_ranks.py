@@ -160,3 +160,21 @@ def logged(log: str, seconds: float) -> Predict:
         return {"y": batch["x"] * 2, "t": [f"row {x}" for x in batch["x"]]}
 
     return predict
+
+
+def slow_together(folder: str, seconds: float) -> Predict:
+    """Be fast as long as one rank predicts, and slow once both do, as if they took each other's cores."""
+    import pandas  # noqa: F401, its import is no part of the first batch
+
+    rank = int(os.environ["RANK"])
+
+    def predict(batch: Any) -> Any:
+        Path(folder, str(rank)).touch()
+        time.sleep(seconds if Path(folder, str(1 - rank)).exists() else 0.0)
+        return {"y": batch["x"]}
+
+    return predict
+
+
+def sums_rows() -> Predict:
+    return lambda batch: {"sum": batch.to_numpy().sum(axis=1, dtype="float64")}

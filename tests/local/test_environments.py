@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.gangs import PATIENCE_S
+import hydrogen_magic as hm
+from tests.gangs import PATIENCE_S, ended
 
 SCRIPT = textwrap.dedent(
     """
@@ -107,3 +110,22 @@ def test_a_missing_pyarrow_is_named_with_the_remedy() -> None:
             f"{caller} needs PyArrow, which is not installed: pip install 'hydrogen_magic[infer]'"
         )
         assert remedy in done.stdout + done.stderr
+
+
+@pytest.fixture
+def time_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A notebook that changes its time zone, after its agent has started."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Kolkata")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_ranks_have_the_time_zone_of_the_notebook(time_zone: None) -> None:
+    def zone() -> tuple[str | None, tuple[str, str], int]:
+        return os.environ.get("TZ"), time.tzname, time.localtime(0).tm_min
+
+    expected = ("Asia/Kolkata", ("IST", "IST"), 30)
+    assert zone() == expected
+    assert ended(hm.launch(zone, np=2)).results == [expected, expected]

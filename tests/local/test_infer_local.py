@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas as pd
 import pytest
 
@@ -134,6 +136,33 @@ def test_columns_without_number_are_told_to_every_rank() -> None:
     """More than fits into the socket that they are told by."""
     result = ended(infer(frame(300), infer_ranks.very_wide, 5_000, only=True)).result
     assert result.shape == (300, 5_000) and result.iloc[-1, -1] == 299 + 4_999
+
+
+def test_ranks_that_are_slower_than_one_process_are_reported_with_both_numbers(
+    tmp_path: Path,
+) -> None:
+    run = ended(
+        infer(frame(40_000), infer_ranks.slow_together, str(tmp_path), 0.2, batch_size=1000)
+    )
+    assert len(run.result) == 40_000
+    texts = [notice.text for notice in run.gang.snapshot().notices]
+    (text,) = [text for text in texts if "use --np 1" in text]
+    found = re.match(
+        r"2 ranks (?:took|predict) ([\d,.]+) (?:s|rows/s); one process (?:would take about|predicted)"
+        r" ([\d,.]+) ",
+        text,
+    )
+    assert found is not None and found[1] != found[2], text
+
+
+@pytest.mark.exhaustive
+def test_twenty_thousand_columns() -> None:
+    values = numpy.arange(40 * 20_000, dtype=numpy.float32).reshape(40, 20_000)
+    wide = pd.DataFrame(values, columns=[f"c{n}" for n in range(20_000)])
+    result = ended(infer(wide, infer_ranks.sums_rows, batch_size=8)).result
+    assert result.columns[-1] == "sum"
+    pd.testing.assert_frame_equal(result.drop(columns="sum"), wide)
+    assert result["sum"].tolist() == values.sum(axis=1, dtype=numpy.float64).tolist()
 
 
 def test_a_schema_is_looked_at_before_anything_runs() -> None:

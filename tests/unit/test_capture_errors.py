@@ -220,6 +220,19 @@ def test_objects_of_libraries_have_their_own_remedies(
     assert "create the bar inside the cell" in message
 
 
+@pytest.mark.parametrize("made", ["bar", "[bar]", "{'bars': [bar]}"])
+def test_a_bar_of_a_notebook_is_refused_as_one(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    """It has widgets, which know the whole kernel: neither these nor the kernel's history are named."""
+    pytest.importorskip("ipywidgets")
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
+    notebook.cell(f"from tqdm.notebook import tqdm\nbar = tqdm(range(3))\nx = {made}")
+    message = refusal(notebook, "x")
+    assert "tqdm.notebook.tqdm" in message and "create the bar inside the cell" in message
+    assert "istory" not in message and "SQLite" not in message and "idget" not in message
+
+
 def test_names_of_functions_that_the_cell_only_defines_may_come_later(notebook: Notebook) -> None:
     notebook.cell("k = 2\ndef same(function): return function")
     captured = notebook.capture("""

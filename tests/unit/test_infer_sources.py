@@ -628,6 +628,13 @@ def test_a_duckdb_relation_gives_a_table() -> None:
     assert done.equals(relation.to_arrow_table().append_column("n", [[1.5] * 5000]))
 
 
+def test_an_ibis_table_gives_a_table() -> None:
+    ibis = pytest.importorskip("ibis")
+    table = ibis.memtable(pd.DataFrame({"a": range(5000)})).mutate(b=ibis._.a + 1)
+    done = predicted(table, counted, batch_size=1000)
+    assert done.column_names == ["a", "b", "n"] and done["b"].to_pylist() == [*range(1, 5001)]
+
+
 def test_a_hugging_face_dataset_gives_a_dataset() -> None:
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"a": [1, 2, 3], "b": ["x", "y", "z"]}).select([2, 0])

@@ -171,6 +171,22 @@ def test_a_wider_type_that_comes_late_is_the_one_of_all_rows() -> None:
         assert book.finish() == [2.0 * x for x in range(1_000)]
 
 
+def test_if_errors_are_collected_types_without_a_common_one_become_text() -> None:
+    result = Result()
+    options = InferOptions(batch_size=10, on_error="collect")
+    book = ChunkQueue(Rows(1_000), result, options, 2)
+    while (chunk := book.next()) is not None:
+        made = texts(chunk) if chunk.first_row > 500 else doubled(chunk, pa.int64())
+        errors = pa.nulls(chunk.n_rows, pa.string())
+        book.answer(chunk, made.append_column("error", errors), ())
+    assert book.is_done and result.schema.field("y").type == pa.string()
+    assert book.widened == {"y": ("int64", "string")}
+    for row, part in result.parts.items():
+        begun = result.parts[row]["y"].cast(pa.string()).to_pylist()
+        doubles = [str(2 * x) for x in range(row, row + part.num_rows)]
+        assert begun == (["a"] * part.num_rows if row > 500 else doubles)
+
+
 def test_a_type_that_the_first_rows_do_not_show_is_a_later_ones() -> None:
     book, result = work(100)
     chunks = [chunk for _ in range(4) if (chunk := book.next()) is not None]
