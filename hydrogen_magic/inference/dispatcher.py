@@ -30,7 +30,7 @@ from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.one_process import OneProcessTiming
 from hydrogen_magic.inference.rank_channel import RankChannel
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.prediction.row_labels import failures_text, rows_text
+from hydrogen_magic.node.prediction.row_labels import failures_text, rows_text, widened_text
 from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT
 from hydrogen_magic.transport import framing
 
@@ -396,7 +396,4 @@ class Dispatcher:
             n_rows, n_failures = self._queue.n_failed_rows, self._queue.n_failures
             self._warn(failures_text(n_rows, reasons, n_failures))
         for name, (first, final) in self._queue.widened.items():
-            self._warn(
-                f"column {name!r} is {final}, since predict returned {first} for the first rows and"
-                " another type for others: set its type with --schema"
-            )
+            self._warn(widened_text(name, first, final))

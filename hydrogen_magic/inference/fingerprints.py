@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+NOTHING_KEPT = (
+    "--resume: no finished rows of this cell and frame are kept, starting with the first row"
+)
 JOURNAL = "journal"
 """File whose first line has the fingerprint."""
 _MAX_SHOWN = 6
@@ -117,6 +120,13 @@ def _changed(gang: str, changes: Sequence[str]) -> InferError:
         f"--resume: run {gang} has finished rows, but {', '.join(shown)} changed since: undo that to continue"
         " it, or run the cell without --resume to start over"
     )
+
+
+def forget(prints: Mapping[str, str]) -> None:
+    """Delete the kept answers of all runs with this fingerprint that have ended."""
+    for gang, known in kept_runs():
+        if known == prints:
+            run_log.delete_kept(gang)
 
 
 def kept_runs() -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.fingerprints import JOURNAL, earlier, kept_runs
+from hydrogen_magic.inference.fingerprints import JOURNAL, NOTHING_KEPT, earlier, forget
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.row_labels import rows_text
 
@@ -236,16 +236,14 @@ class KeptParts:
         self._entries.clear()
         if self._folder is not None:
             run_log.delete_kept(self._folder.parent.name)
-        for gang, known in kept_runs():
-            if known == self.prints:
-                run_log.delete_kept(gang)
+        forget(self.prints)
 
     def start_text(self) -> str:
         """Return what ``--resume`` has found; empty without it."""
         if not self._resume:
             return ""
         if self._begun is None:
-            return "--resume: no finished rows of this cell and frame are kept, starting with the first row"
+            return NOTHING_KEPT
         return f"resumed run {self._begun}: {self.n_rows:,} rows were finished before"
 
     def text(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import decimal
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,16 +15,19 @@ import pytest
 
 from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import memory_settings
+from hydrogen_magic.core import memory_settings, run_log
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import GangStoppedError, InferError
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.inference.spark import cached_runs
+from hydrogen_magic.inference.spark import gang as spark_gang
 from hydrogen_magic.inference.spark.cached_runs import CachedRun
 from hydrogen_magic.inference.spark.gang import infer_on_spark
+from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
 from hydrogen_magic.inference.spark.prepared import PreparedRun, infer_spark, prepare
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -46,9 +51,10 @@ CONNECT_TOO = pytest.param(
 
 
 @pytest.fixture(params=[CLASSIC, CONNECT])
-def spark(request: pytest.FixtureRequest) -> Any:
-    """This process's session, classic or Connect."""
-    return request.getfixturevalue(request.param)
+def spark(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """This process's session, classic or Connect; files of results are deleted as at the end of a process."""
+    yield request.getfixturevalue(request.param)
+    folders._delete_all()
 
 
 on_classic = pytest.mark.parametrize("spark", [CLASSIC], indirect=True)
@@ -127,6 +133,13 @@ def test_only_the_selected_columns(spark: Any) -> None:
     ]
 
 
+EVERY_TYPE = (
+    "select id, timestamp'2020-01-01 00:00:00' as moment, parse_json('{}') as free, map('k', 1) as m,"
+    " cast(null as string) as nothing, interval '3' day as wait, cast(1.5 as decimal(38, 9)) as d"
+    " from range(2)"
+)
+
+
 @on_classic
 def test_column_types_are_preserved(spark: Any) -> None:
     """Those that Spark has differently, and what it can only pass on."""
@@ -139,11 +152,7 @@ def test_column_types_are_preserved(spark: Any) -> None:
         "            'vector': np.zeros((n, 3), np.float32),\n"
         "            'at': pa.array([0] * n, pa.timestamp('ms', 'Europe/Berlin'))}\n"
     )
-    frame = spark.sql(
-        "select id, timestamp'2020-01-01 00:00:00' as moment, parse_json('{}') as free,"
-        " cast(null as string) as nothing, interval '3' day as wait, cast(1.5 as decimal(38, 9)) as d"
-        " from range(2)"
-    )
+    frame = spark.sql(EVERY_TYPE)
     result = inferred(frame, body)
     added = {name: kind for name, kind in result.dtypes if name not in frame.columns}
     assert added == {
@@ -571,7 +580,7 @@ def test_a_resumed_run_predicts_only_the_partitions_that_are_missing(
         cached_runs.find({**prints, "the cell": "b"}, application)
     begun = cached_runs.find(prints, application)
     assert begun is not None
-    result = SparkRun(prepared(frame, body, schema="twice bigint"), begun.frame).result()
+    result = SparkRun(prepared(frame, body, schema="twice bigint"), begun=begun.frame).result()
     assert [row["twice"] for row in result.orderBy("id").collect()] == list(range(0, 2000, 2))
     rows = sorted(map(int, log.read_text().split()))
     assert [row for row in rows if row < 500] == [0, 250], "these partitions were cached"
@@ -697,6 +706,144 @@ def test_stop_ends_a_cell_that_is_still_loading(spark: Any) -> None:
     assert run.gang.wait(PATIENCE_S)
     wait_until_gone(pids)
     assert run.gang.state == "STOPPED"
+
+
+# ── finished partitions ──────────────────────────────────────────────────────────────────────────
+
+
+def waiting_cell(folder: Path) -> str:
+    """Return a cell whose second half of the rows waits for ``go``; it leaves a line for every batch."""
+    (folder / "log").touch()
+    return (
+        "import os, time\n"
+        "def predict(batch: dict[str, np.ndarray]):\n"
+        f"    while batch['id'][0] >= 500 and not os.path.exists({str(folder / 'go')!r}):\n"
+        "        time.sleep(0.05)\n"
+        f"    with open({str(folder / 'log')!r}, 'a') as file:\n"
+        "        file.write(f\"{batch['id'][0]}\\n\")\n"
+        "    return {'twice': 2 * batch['id']}\n"
+    )
+
+
+def wait_for_parts(n: int) -> None:
+    runs = run_log.runs_dir()
+    spark_rig.until(lambda: len(list(runs.glob("*/kept/*.part"))) == n, PATIENCE_S)
+
+
+def check_resumed(result: Any, folder: Path) -> None:
+    assert [tuple(row) for row in result.collect()] == [(n, 2 * n) for n in range(1000)]
+    result.unpersist()
+    rows = sorted(map(int, (folder / "log").read_text().split()))
+    assert [row for row in rows if row < 500] == [0, 250], "these partitions were finished"
+    assert not list(run_log.runs_dir().glob("*/kept"))
+
+
+def test_stop_returns_finished_partitions_and_resume_predicts_the_others(
+    spark: Any, tmp_path: Path
+) -> None:
+    body, line = waiting_cell(tmp_path), "df --schema 'twice bigint' --quiet"
+    with shells.loaded_shell() as shell:
+        shell.run_cell("import numpy as np")
+        shell.push({"df": spark.range(0, 1000, 1, 4)})
+        run = shell.run_cell_magic("infer", f"{line} --detach", body)
+        wait_for_parts(2)
+        shell.run_line_magic("gang", f"stop {run.gang.id}")
+        part = run.result
+        (text,) = [each.text for each in run.gang.snapshot().notices if "--resume" in each.text]
+        assert text.startswith("500 rows in 2 partitions are finished and kept")
+        (tmp_path / "go").touch()
+        with pytest.raises(InferError, match="the cell changed since"):
+            shell.run_cell_magic("infer", f"{line} --resume", f"{body}    # …\nfactor = 3\n")
+        shell.push({"df": spark.range(1, 1001, 1, 4)})
+        with pytest.raises(InferError, match=r"rows of partition \d have changed"):
+            shell.run_cell_magic("infer", f"{line} --resume", body)
+        shell.push({"df": spark.range(0, 1000, 1, 4)})
+        check_resumed(shell.run_cell_magic("infer", f"{line} --resume", body), tmp_path)
+    assert [tuple(row) for row in part.collect()] == [(n, 2 * n) for n in range(500)]
+
+
+IN_ANOTHER_KERNEL = """
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from tests.spark.test_infer_spark import launched, waiting_cell
+builder = SparkSession.builder
+url, body = sys.argv[1], waiting_cell(Path(sys.argv[2]))
+spark = builder.remote(url).create() if "sc:" in url else builder.master(url).getOrCreate()
+launched(spark, body, 1000).gang.wait()
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_killed_kernel_leaves_its_finished_partitions(
+    spark: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    site: spark_rig.Site = request.getfixturevalue("spark_site")
+    is_connect = "connect" in type(spark).__module__
+    url = request.getfixturevalue("connect_server").url if is_connect else "local[4]"
+    command = [sys.executable, "-c", IN_ANOTHER_KERNEL, url, str(tmp_path)]
+    with subprocess.Popen(command, env=site.driver()) as kernel:
+        wait_for_parts(2)
+        kernel.kill()
+    (tmp_path / "go").touch()
+    frame = spark.range(0, 1000, 1, 4)
+    options = InferOptions(batch_size=1000, schema="twice bigint")
+    cell = captured(waiting_cell(tmp_path))
+    run = infer_on_spark(frame, cell, NO_GPU, options, title="%%infer df", resume=True)
+    assert run.gang.wait(PATIENCE_S)
+    check_resumed(run.result, tmp_path)
+
+
+@on_classic
+def test_without_a_shared_disk_partitions_are_in_sparks_cache(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is reported once for a Spark application."""
+    monkeypatch.setattr(spark_gang, "_without_shared_disk", set())
+    told = KeptPartitions.instructions
+    nowhere = {"folder": "/not/on/this/machine"}
+    monkeypatch.setattr(KeptPartitions, "instructions", lambda kept: {**told(kept), **nowhere})
+    texts = []
+    for _ in range(2):
+        run = launched(spark, TWICE, 1000)
+        assert run.gang.wait(PATIENCE_S)
+        assert [row.twice for row in run.result.collect()] == list(range(0, 2000, 2))
+        run.result.unpersist()
+        texts += [notice.text for notice in run.gang.snapshot().notices]
+    (text,) = texts
+    assert "executors cannot write" in text and "HYDROGEN_MAGIC_HOME" in text
+
+
+@mostly_on_classic
+@pytest.mark.parametrize("on_error", ["fail", "collect"])
+def test_the_result_of_a_run_holds_late_values(spark: Any, on_error: str) -> None:
+    run = launched(spark, LATE, 1000, schema=None, batch_size=100, on_error=on_error)
+    assert run.gang.wait(PATIENCE_S)
+    rows = run.result.collect()
+    assert dict(run.result.dtypes)["y"] == "double"
+    assert [row.y for row in rows] == [{501: None, 502: 0.5}.get(n, 2 * n) for n in range(1000)]
+    assert not any(row.asDict().get("error") for row in rows)
+    run.result.unpersist()
+    (notice,) = run.gang.snapshot().notices
+    assert notice.text.startswith("column 'y' is double, since predict returned int64")
+
+
+@mostly_on_classic
+def test_the_result_of_a_run_has_the_frames_columns_as_they_are(spark: Any) -> None:
+    frame = spark.sql(EVERY_TYPE)
+    options = InferOptions(replace=("id",))
+    body = "def predict(batch):\n    return {'id': batch['id'] + 0.5, 'nothing yet': None}\n"
+    run = infer_on_spark(frame, captured(body), NO_GPU, options, title="%%infer df")
+    assert run.gang.wait(PATIENCE_S)
+    changed = frame.selectExpr(
+        "id + 0.5d as id", "* except (id)", "cast(null as string) as `nothing yet`"
+    )
+    assert run.result.dtypes == changed.dtypes
+    assert sorted(map(str, run.result.collect())) == sorted(map(str, changed.collect()))
+    run.result.unpersist()
+
+
+# ── other endings ────────────────────────────────────────────────────────────────────────────────
 
 
 @mostly_on_classic

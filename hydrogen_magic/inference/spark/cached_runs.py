@@ -1,8 +1,9 @@
-"""Finished partitions of eager runs over Spark DataFrames, so that ``--resume`` continues a run.
+"""Finished partitions in Spark's cache, so that ``--resume`` continues a run without a shared disk.
 
-Spark has cached every partition that was done when a run failed or was stopped. A resumed run counts the same
-cached DataFrame, for which Spark predicts only the other partitions. The cache ends with the Spark
-application: with a classic session, when its kernel ends.
+See :mod:`~hydrogen_magic.inference.spark.kept_partitions` for the usual way. Spark has cached every
+partition that was done when a run failed or was stopped. A resumed run counts the same cached DataFrame, for
+which Spark predicts only the other partitions. The cache ends with the Spark application: with a classic
+session, when its kernel ends.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.prediction.options import InferOptions
 
+PLAN = "the DataFrame's plan"
+"""Entry of a fingerprint that only holds for one Spark application."""
 _MAX_RUNS = 4
 """They use the memory and the disks of executors."""
 
@@ -45,7 +48,7 @@ def fingerprint(
         **fingerprints.of_cell(captured),
         **fingerprints.of_options(options, spec.env),
         **fingerprints.of_columns(columns),
-        "the DataFrame's plan": str(frame.semanticHash()),
+        PLAN: str(frame.semanticHash()),
         "--columns": ",".join(options.kept(frame.columns)),
     }
 

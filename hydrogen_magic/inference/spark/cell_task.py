@@ -81,14 +81,14 @@ class CellTask:
         )
         return function._wrapped()
 
-    def mapped(self, frame: Any, schema: Any) -> Any:
-        """Return the frame that the tasks make of ``frame``."""
+    def mapped(self, frame: Any, schema: Any, entry: str = "serve") -> Any:
+        """Return the frame that the tasks make of ``frame`` by a function of ``inference_task``."""
         renamed = frame.toDF(*(f"column_{number}" for number in range(len(frame.columns))))
         task = self.with_config(names=frame.columns)
         with self._python_workers(), warnings.catch_warnings():
             # pyspark checks the version of pandas, which is not used here.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-            return renamed.mapInArrow(task._function("serve"), schema, profile=self.profile)
+            return renamed.mapInArrow(task._function(entry), schema, profile=self.profile)
 
     def _python_workers(self) -> Any:
         return self.session.python_workers(memory_settings.ENVIRONMENT)

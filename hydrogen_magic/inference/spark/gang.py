@@ -33,10 +33,13 @@ from hydrogen_magic.errors import InferError, PlacementError
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.inference.spark import cached_runs
 from hydrogen_magic.inference.spark.cached_runs import CachedRun
+from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
 from hydrogen_magic.inference.spark.prepared import PreparedRun, prepare
 from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.row_labels import widened_text
+from hydrogen_magic.node.spark.inference_task import CHANGED
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, NONE
 from hydrogen_magic.transport.daemon_thread import in_daemon_thread
@@ -55,6 +58,8 @@ _END_S = 1.5
 """How long workers may take to end their tasks."""
 _DEFAULT_RANKS = 2
 """If the number of tasks at a time is not known."""
+_without_shared_disk: set[str] = set()
+"""Spark applications whose executors do not see this kernel's records."""
 
 
 def infer_on_spark(
@@ -73,26 +78,36 @@ def infer_on_spark(
     changed since the run to resume; nothing was started then.
     """
     prepared = prepare(frame, captured, spec, options)
+    application = prepared.session.application
     prints = cached_runs.fingerprint(frame, captured, spec, options)
-    begun = cached_runs.find(prints, prepared.session.application) if resume else None
+    kept = begun = None
+    if application not in _without_shared_disk and frame.columns:
+        of_files = {name: text for name, text in prints.items() if name != cached_runs.PLAN}
+        kept = KeptPartitions(of_files, resume=resume)
+    elif resume:
+        begun = cached_runs.find(prints, application)
     if begun is None:
         cached_runs.forget(prints)
-    place = _TaskPlacement(prepared, prints, begun)
+    place = _TaskPlacement(prepared, prints, kept, begun)
     # No rank is late, since a task may come to it much later. Spark has the cell already.
     spec = replace(spec, placement="spark", np=place.n_ranks, start_timeout_s=math.inf)
     captured = replace(captured, payload=payload.pack(None))
     gang = launcher.launch_captured(captured, spec, title=title, place=place)
-    return InferenceRun(gang, lambda: place.agent_group.value)
+    return InferenceRun(gang, lambda: place.agent_group.value, place.agent_group.finished)
 
 
 class _TaskPlacement(Placement):
     """See :class:`hydrogen_magic.driver.placements.Placement`."""
 
     def __init__(
-        self, prepared: PreparedRun, prints: Mapping[str, str], begun: CachedRun | None
+        self,
+        prepared: PreparedRun,
+        prints: Mapping[str, str],
+        kept: KeptPartitions | None,
+        begun: CachedRun | None,
     ) -> None:
         self.n_ranks = _n_slots(prepared)
-        self.agent_group = TaskAgentGroup(prepared, self.n_ranks, prints, begun)
+        self.agent_group = TaskAgentGroup(prepared, self.n_ranks, prints, kept, begun)
         self._prepared = prepared
 
     def plan(self, spec: JobSpec) -> Plan:
@@ -122,14 +137,15 @@ class TaskAgentGroup:
         prepared: PreparedRun,
         n_ranks: int,
         prints: Mapping[str, str],
+        kept: KeptPartitions | None = None,
         begun: CachedRun | None = None,
     ) -> None:
-        self._prints = prints
+        self._prints, self._kept = prints, kept
         self.value: Any = None
         """The result, once it has succeeded."""
         self._n_ranks = n_ranks
         self._session = prepared.session
-        self._run = SparkRun(prepared, begun.frame if begun is not None else None)
+        self._run = SparkRun(prepared, kept, begun.frame if begun is not None else None)
         self._predict = _with_inherited_properties(prepared, self._run.result)
         self._interval_s = max(_REPORT_S, n_ranks / _MAX_REPORTS_PER_S)
         self._progress = SparkProgress(n_ranks, self._interval_s)
@@ -156,6 +172,7 @@ class TaskAgentGroup:
     async def _attempt(
         self, report_to: dict[str, Any] | None, attempt: Attempt, sink: EventSink
     ) -> None:
+        self._open_files(sink)
         name = f"hydrogen_magic run {attempt.gang}"
         job = in_daemon_thread(lambda: self._predict(report_to), name)
         try:
@@ -165,6 +182,22 @@ class TaskAgentGroup:
         finally:
             if not job.done():  # the kernel ends
                 self._run.stop()
+
+    def _open_files(self, sink: EventSink) -> None:
+        """Let finished partitions go to the record of the run, if it has one."""
+        kept = self._run.kept
+        if kept is None:
+            return
+        try:
+            kept.open(self._gang)
+        except OSError as error:
+            self._run.kept = None
+            text = f"finished partitions are not kept on disk: {error}"
+            sink.emit(ev.Notice(self._now_s(), "warning", text))
+            return
+        self._progress.resume({part.number: part.n_rows for part in kept.parts()})
+        if text := kept.start_text():
+            sink.emit(ev.Notice(self._now_s(), "info", text))
 
     def _report_to(self, keys: Any, ports: PortRange | None) -> dict[str, Any] | None:
         """Return where and how tasks report their progress, None if they cannot."""
@@ -219,12 +252,17 @@ class TaskAgentGroup:
     def _end(self, job: asyncio.Future[Any], sink: EventSink) -> None:
         """Emit how it ended. Raises the error that ended it."""
         now_s, error = self._now_s(), job.exception()
+        self._report_disk(now_s, sink)
         if error is not None:
-            self._keep(now_s, sink)
+            self._keep(error, now_s, sink)
             self._emit_failure(error, now_s, sink)
             raise error
         self.value = job.result()
         cached_runs.forget(self._prints, result=self.value)
+        if self._run.kept is not None:
+            self._run.kept.delete()
+        for name, first, final in self._run.widened:
+            sink.emit(ev.Notice(now_s, "warning", widened_text(name, first, final)))
         if self._is_stopped:  # after the last row: the result will not be used
             self.value.unpersist()
         self._emit(sink, self._progress.end(now_s, self._run.n_rows or 0))
@@ -234,8 +272,31 @@ class TaskAgentGroup:
             sink.emit(ev.RankResult(now_s, rank, value.nbytes))
             sink.emit(ev.RankExited(now_s, rank, 0, asked=True))
 
-    def _keep(self, now_s: float, sink: EventSink) -> None:
-        """Leave the partitions that Spark has cached to a run with ``--resume``."""
+    def _report_disk(self, now_s: float, sink: EventSink) -> None:
+        """Say once for a Spark application that executors do not share the disk."""
+        if self._kept is None or self._run.kept is not None:
+            return
+        self._kept.give_up()
+        application = self._session.application
+        if application not in _without_shared_disk:
+            _without_shared_disk.add(application)
+            text = (
+                f"executors cannot write to {self._kept.folder.parent.parent}, so finished partitions are"
+                " only in Spark's cache: Stop returns no rows, and --resume works until the Spark"
+                " application ends. Set HYDROGEN_MAGIC_HOME to a folder that they share"
+            )
+            sink.emit(ev.Notice(now_s, "info", text))
+
+    def _keep(self, error: BaseException, now_s: float, sink: EventSink) -> None:
+        """Leave the finished partitions to a run with ``--resume``."""
+        if self._run.kept is not None:
+            if CHANGED in str(error):
+                self._run.kept.undo()
+            if self._run.kept.parts():
+                finished = f"{self._run.kept.text()} are finished and kept"
+                text = f"{finished}: run the cell with --resume to continue"
+                sink.emit(ev.Notice(now_s, "warning", text))
+            return
         if self._run.unfinished is None:
             return
         application = self._session.application
@@ -259,6 +320,12 @@ class TaskAgentGroup:
             sink.emit(ev.RankFailed(now_s, rank, ev.ErrorReport("InferError", text), "running"))
         for rank in range(self._n_ranks):
             sink.emit(ev.RankExited(now_s, rank, None, asked=True))
+
+    def finished(self) -> Any:
+        """Return the finished partitions of a run that was stopped, None if there are none."""
+        if self.value is None:
+            self.value = self._run.finished()
+        return self.value
 
     def _receive(self, message: object, data: memoryview | None) -> None:
         """Take the report of a worker; the answer goes to that worker."""

@@ -32,7 +32,7 @@ from hydrogen_magic.driver.placements.spark.session_settings import SessionSetti
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.inference.spark import shipping
 from hydrogen_magic.inference.spark.cell_task import CellTask, quoted, task_config
-from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.arrow_types import has_null_type, without_nulls
 from hydrogen_magic.node.prediction.ddl import parse_schema, spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.spark.inference_task import END
@@ -95,21 +95,67 @@ class PreparedRun:
         tasks report their progress (:mod:`hydrogen_magic.node.worker.task_status`), if at all. Raises
         SparkJobError and InferError.
         """
-        task = self.task.with_config(report_to=report_to)
+        added = self.added(tag, report_to)
+        stored = _stored(self.frame, self.kept, added)
+        task = self.task.with_config(report_to=report_to, columns=self._to_adopt(added))
+        return self._in_order(task.scored(self.frame, self.kept, stored), added)
+
+    def added(self, tag: str, report_to: Mapping[str, Any] | None = None) -> pa.Schema:
+        """Return the columns that the result has beside the frame's: those of ``--schema``, or of the first
+        batch, with the types that it shows. See :meth:`predicted`.
+        """
         if self.options.schema is None:
-            predicted = self._first_columns(task, tag)
-            columns = predicted.serialize().to_pybytes()
+            predicted = self._first_columns(self.task.with_config(report_to=report_to), tag)
         else:
-            predicted, columns = parse_schema(self.options.schema), b""
+            predicted = parse_schema(self.options.schema)
             self.options.check_replaced(predicted.names)
         self.options.check_names(predicted.names, self.frame.columns)
-        added = self.options.result_schema(predicted)
-        stored = _stored(self.frame, self.kept, added)
-        result = task.with_config(columns=columns).scored(self.frame, self.kept, stored)
+        return self.options.result_schema(predicted)
+
+    def _to_adopt(self, added: pa.Schema) -> bytes:
+        return b"" if self.options.schema is not None else added.serialize().to_pybytes()
+
+    def _in_order(self, result: Any, added: pa.Schema) -> Any:
         if not self.options.replace:
             return result
         order = self.options.order(self.frame.columns, added.names)
         return result.select(*map(quoted, order))
+
+    # ── by files of finished partitions ──
+
+    def into_parts(
+        self, added: pa.Schema, parts: Mapping[str, Any], report_to: Mapping[str, Any] | None
+    ) -> Any:
+        """Return a DataFrame of the names of files, into which the partitions are predicted.
+
+        ``parts``: see :meth:`.kept_partitions.KeptPartitions.instructions`.
+        """
+        _stored(self.frame, self.kept, without_nulls(added))
+        task = self.task.with_config(
+            report_to=report_to, columns=self._to_adopt(added), kept=self.kept, parts=dict(parts)
+        )
+        functions = self.session.sql_module("functions")
+        names = [quoted(field.name) for field in self.frame.schema.fields if _has_hash(field)]
+        hashes = functions.xxhash64(*names) if names else functions.lit(0).cast("long")
+        hashed = self.frame.select("*", hashes.alias(secrets.token_hex(8)))
+        return task.mapped(hashed, "o string", "serve_partition")
+
+    def from_parts(self, added: pa.Schema, paths: list[str]) -> Any:
+        """Return the DataFrame of the rows in files, in the order of the partitions; lazy."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+        from pyspark.sql.types import StructType
+
+        added = without_nulls(added)
+        stored = _stored(self.frame, self.kept, added)
+        schema = StructType(
+            [*(self.frame.schema[name] for name in self.kept), *from_arrow_schema(stored).fields]
+        )
+        columns, of_spark = (each.serialize().to_pybytes() for each in (added, stored))
+        task = replace(self.task, profile=None).with_config(
+            columns=columns, of_spark=of_spark, kept=self.kept, parts=paths, gpu=False
+        )
+        numbers = self.session.spark.range(0, len(paths), 1, max(1, len(paths)))
+        return self._in_order(task.mapped(numbers, schema, "serve_parts"), added)
 
     def _first_columns(self, task: CellTask, tag: str) -> pa.Schema:
         """Run the cell and predict the first batch on an executor; return the predicted columns.
@@ -213,6 +259,12 @@ def task_resources(session: Session, spec: JobSpec) -> gpu_resources.TaskResourc
         )
     except PlacementError as error:
         raise PlacementError(str(error).replace("`--np 1 --gpu`", "`--gpu`")) from None
+
+
+def _has_hash(field: Any) -> bool:
+    """Return whether Spark has a hash for the values of a column."""
+    kind = field.dataType.simpleString()
+    return "map<" not in kind and "variant" not in kind
 
 
 def _stored(frame: Any, kept: list[str], added: pa.Schema) -> pa.Schema:

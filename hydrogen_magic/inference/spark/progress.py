@@ -61,6 +61,11 @@ class SparkProgress:
         self._emitted: dict[object, ev.Event] = {}
         """The last event about each thing, without its time."""
 
+    def resume(self, n_rows: Mapping[int, int]) -> None:
+        """Take the partitions, with their rows, that an earlier run has finished: no task reports them."""
+        for partition, rows in n_rows.items():
+            self._partitions[partition] = TaskProgress(-1, partition, -1, False, "done", rows)
+
     # ── reports ──
 
     def update(self, status: TaskStatus, now_s: float) -> None:

@@ -7,29 +7,43 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.stage_counts import StageCounts, TaskCount
 from hydrogen_magic.errors import GangStoppedError
+from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
 from hydrogen_magic.inference.spark.prepared import PreparedRun, as_error
+from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.spark.inference_task import NOT_SHARED
 
 
 class SparkRun:
     """One run of a :class:`~hydrogen_magic.inference.spark.prepared.PreparedRun`.
 
+    Finished partitions go to files (``kept``), or to Spark's cache if executors do not share the disk.
     :meth:`result` blocks; the other methods may be called meanwhile from any thread.
     """
 
-    def __init__(self, prepared: PreparedRun, begun: Any = None) -> None:
-        """``begun``: the unfinished result of an earlier run, if one is resumed."""
+    def __init__(
+        self, prepared: PreparedRun, kept: KeptPartitions | None = None, begun: Any = None
+    ) -> None:
+        """``begun``: the unfinished result of an earlier run in Spark's cache, if one is resumed."""
         self.n_rows: int | None = None
         """Rows of the result, None before the end."""
+        self.kept = kept
+        """None also after executors did not find the folder."""
         self.unfinished: Any = begun
         """The result, of which Spark has cached some partitions; None before the first one."""
+        self.widened: list[tuple[str, str, str]] = []
+        """Columns whose first rows have another type: name, that type, and the final one."""
+        self._added: pa.Schema | None = None
+        """The columns beside the frame's, as far as they are known."""
         self._prepared = prepared
         self._session = prepared.session
         self._tag = f"hydrogen_magic-infer-{secrets.token_hex(4)}"
-        self._first_tag = f"{self._tag}-first"
-        """Tag of the job for the first batch."""
+        self._tags = [self._tag, f"{self._tag}-first", f"{self._tag}-read"]
+        """Of the job for all rows, for the first batch, and for reading finished partitions."""
         self._is_stopped = threading.Event()
         self._stages = StageCounts(self._session, self._tag)
 
@@ -42,16 +56,70 @@ class SparkRun:
         try:
             with self._stages.followed():
                 self._raise_if_stopped()
-                if self.unfinished is None:
-                    frame = self._prepared.predicted(self._first_tag, report_to)
-                    self._raise_if_stopped()
-                    self.unfinished = frame.persist()
-                self._stages.clear()
-                return self._counted(self.unfinished)
+                if self.kept is not None:
+                    found = self._by_files(self.kept, report_to)
+                    if found is not None:
+                        return found
+                return self._by_cache(report_to)
         except SparkJobError as error:
             if error.kind == "cancelled" and self._is_stopped.is_set():
                 raise GangStoppedError("stopped: Spark has cancelled the job") from error
             raise as_error(error) from error
+
+    # ── finished partitions in files ──
+
+    def _by_files(self, kept: KeptPartitions, report_to: Mapping[str, Any] | None) -> Any:
+        """Return the result, None if executors do not find the folder."""
+        _, first_tag, read_tag = self._tags
+        self._added = kept.predicted(self._prepared.kept)
+        if self._added is None:
+            self._added = self._prepared.added(first_tag, report_to)
+        self._raise_if_stopped()
+        rows = self._prepared.into_parts(self._added, kept.instructions(), report_to)
+        self._stages.clear()
+        try:
+            names = self._session.run(rows.collect, self._tag, "hydrogen_magic %%infer")
+        except SparkJobError as error:
+            if NOT_SHARED not in error.details:
+                raise
+            self.kept = None
+            return None
+        kept.use(name for (name,) in names)
+        self._raise_if_stopped()
+        self._stages.complete()
+        result = self._from_files(kept).persist()
+        n_rows = self._session.run(result.count, read_tag, "hydrogen_magic %%infer: the result")
+        self._raise_if_stopped()
+        self.n_rows = int(n_rows)
+        return result
+
+    def _from_files(self, kept: KeptPartitions) -> Any:
+        """Return a lazy DataFrame of the partitions that are finished, in types for all of them."""
+        first, added = self._added, kept.predicted(self._prepared.kept)
+        if first is not None and added is not None:
+            pairs = [(field, added.field(field.name)) for field in first]
+            self.widened = [
+                (field.name, str(field.type), str(final.type))
+                for field, final in pairs
+                if field.type != final.type and not has_null_type(field.type)
+            ]
+        return self._prepared.from_parts(added or first, kept.linked())
+
+    def finished(self) -> Any:
+        """Return a lazy DataFrame of the partitions that are finished, None if there are none."""
+        if self.kept is None or not any(part.n_rows for part in self.kept.parts()):
+            return None
+        return self._from_files(self.kept)
+
+    # ── finished partitions in Spark's cache ──
+
+    def _by_cache(self, report_to: Mapping[str, Any] | None) -> Any:
+        if self.unfinished is None:
+            frame = self._prepared.predicted(self._tags[1], report_to)
+            self._raise_if_stopped()
+            self.unfinished = frame.persist()
+        self._stages.clear()
+        return self._counted(self.unfinished)
 
     def _counted(self, cached: Any) -> Any:
         n_rows = self._session.run(cached.count, self._tag, "hydrogen_magic %%infer")
@@ -60,6 +128,8 @@ class SparkRun:
         self._stages.complete()
         return cached
 
+    # ── commands ──
+
     def _raise_if_stopped(self) -> None:
         if self._is_stopped.is_set():  # between two jobs, when there was nothing to cancel
             raise GangStoppedError("stopped: no Spark job was running")
@@ -67,7 +137,7 @@ class SparkRun:
     def stop(self) -> None:
         """Cancel the jobs. Returns at once."""
         self._is_stopped.set()
-        for tag in (self._first_tag, self._tag):
+        for tag in self._tags:
             self._session.cancel(tag)
 
     def stages(self) -> dict[int, TaskCount]:

@@ -55,3 +55,21 @@ def has_null_type(kind: pa.DataType) -> bool:
     """Return whether a type is null, or has a part that is."""
     parts = (kind.field(place).type for place in range(kind.num_fields))
     return pa.types.is_null(kind) or any(map(has_null_type, parts))
+
+
+def without_nulls(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` with text in the place of types that are not known."""
+    return pa.schema([field.with_type(_without_null(field.type)) for field in schema])
+
+
+def _without_null(kind: pa.DataType) -> pa.DataType:
+    if not has_null_type(kind):
+        return kind
+    of_family = family(kind)
+    if of_family == "list":
+        return pa.list_(_without_null(kind.value_type))
+    if of_family == "map":
+        return pa.map_(_without_null(kind.key_type), _without_null(kind.item_type))
+    if of_family == "struct":
+        return pa.struct([(part.name, _without_null(part.type)) for part in kind])
+    return pa.string()

@@ -21,7 +21,8 @@ _MAX_CHARACTERS = 80
 
 def fixed(columns: pa.Table, schema: pa.Schema) -> tuple[pa.Table, dict[int, str]]:
     """Return ``columns`` in exactly the types of ``schema``, and why values are missing, by their row."""
-    arrays, reasons = [], {}
+    arrays: list[pa.Array] = []
+    reasons: dict[int, str] = {}
     for field, column in zip(schema, columns.columns, strict=True):
         values = column.combine_chunks()
         if isinstance(values.type, pa.BaseExtensionType):
@@ -62,10 +63,9 @@ def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
     if kinds == ("float", "integer"):
         values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
     cast = values.cast(kind)
-    if kinds[1] == "boolean" and kinds[0] in ("integer", "float", "decimal"):
-        # The cast makes every number but 0 true.
-        if not cast.cast(pa.int8()).cast(values.type).equals(values):
-            raise pa.ArrowInvalid("not 0 or 1")
+    is_flag = kinds[1] == "boolean" and kinds[0] in ("integer", "float", "decimal")
+    if is_flag and not cast.cast(pa.int8()).cast(values.type).equals(values):
+        raise pa.ArrowInvalid("not 0 or 1")  # the cast makes every number but 0 true
     return cast
 
 

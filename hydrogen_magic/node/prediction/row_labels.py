@@ -73,3 +73,11 @@ def _cell_text(cell: pa.Array) -> str:
 
 def _clipped(text: str) -> str:
     return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 1] + "…"
+
+
+def widened_text(name: str, first: str, final: str) -> str:
+    """Return a message about a column whose first rows have another type than its result."""
+    return (
+        f"column {name!r} is {final}, since predict returned {first} for the first rows and another type for"
+        " others: set its type with --schema"
+    )

@@ -26,6 +26,8 @@ from typing import Any
 
 END = "─" * 60
 """Last line of our own text in the message of the exception that ends the job."""
+NOT_SHARED = "the executors and this notebook share no disk"
+CHANGED = "have changed since they were predicted"
 _KEPT = "_hydrogen_magic_infer"
 _MOST_GUESTS = 2
 """Cells whose models one worker keeps: a frame may depend on two of them, in turn."""
@@ -45,8 +47,13 @@ def serve(batches: Any, config: dict[str, Any], package: Any, closure: Any) -> A
 
     ``package`` and ``closure``: a broadcast variable, or the name of a file that Spark distributes.
     """
+    yield from _explained(_served(_named(batches, config["names"]), config, package, closure))
+
+
+def _explained(results: Iterator[Any]) -> Iterator[Any]:
+    """Yield ``results``; raise an exception that Spark shows as it is."""
     try:
-        yield from _served(_named(batches, config["names"]), config, package, closure)
+        yield from results
     except Exception as error:
         text = str(error) if isinstance(error, InferError) else f"{type(error).__name__}: {error}"
         # The worker prints the exception and exits; without this, below twenty frames of Spark.
@@ -98,6 +105,98 @@ def _served(batches: Iterator[Any], config: dict[str, Any], package: Any, closur
             first = first.slice(0, 0)
         with _guest(config) as guest:
             yield from guest.serve(itertools.chain([first], batches), config, package, closure)
+
+
+# ── partitions in files ──────────────────────────────────────────────────────────────────────────
+
+
+def serve_partition(batches: Any, config: dict[str, Any], package: Any, closure: Any) -> Any:
+    """Predict the rows of one partition into a file; yield its name.
+
+    The last column of ``batches`` has the hash of each row. ``config["parts"]``: the folder, what its
+    journal says, the names of finished files by their partitions, and how such a name ends. Nothing is
+    predicted if there is one of the same rows.
+    """
+    yield from _explained(_partition(batches, config, package, closure))
+
+
+def _partition(batches: Any, config: dict[str, Any], package: Any, closure: Any) -> Iterator[Any]:
+    from pyarrow import RecordBatch
+    from pyspark import TaskContext
+
+    folder, number = config["parts"]["folder"], TaskContext.get().partitionId()
+    _check_shared(folder, config["parts"]["journal"])
+    rows = _HashedRows(batches)
+    if known := config["parts"]["done"].get(number):
+        name = known
+        if not known.startswith(f"{number}.{rows.consumed()}."):
+            raise InferError(
+                f"--resume: the rows of partition {number} {CHANGED}: run the cell without --resume to start"
+                " over"
+            )
+    else:
+        path = os.path.join(folder, f"{number}.{TaskContext.get().taskAttemptId()}.incomplete")
+        try:
+            found = _served(
+                _named(rows, config["names"][:-1]), {**config, "file": path}, package, closure
+            )
+            place = max(found, default=None)
+            if place is None:  # no rows, and no guest
+                open(path, "wb").close()
+            name = f"{number}.{rows.text}.{place or 0}{config['parts']['suffix']}"
+            os.rename(path, os.path.join(folder, name))
+        finally:
+            if os.path.exists(path):
+                os.unlink(path)
+    yield RecordBatch.from_pydict({"o": [name]})
+
+
+def _check_shared(folder: str, journal: str) -> None:
+    try:
+        with open(os.path.join(folder, "journal")) as file:
+            is_same = file.read() == journal
+    except OSError:
+        is_same = False
+    if not (is_same and os.access(folder, os.W_OK)):
+        raise InferError(NOT_SHARED)
+
+
+class _HashedRows:
+    """The rows of a partition, without their hashes, which it adds up."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self.n_rows = 0
+        self._sum = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            *columns, hashes = batch.columns
+            self.n_rows += batch.num_rows
+            self._sum += int(hashes.to_numpy().view("uint64").sum(dtype="uint64"))
+            yield type(batch).from_arrays(columns, batch.schema.names[:-1])
+
+    @property
+    def text(self) -> str:
+        """What the rows are known by, in whatever order they came."""
+        return f"{self.n_rows}.{self._sum % (1 << 64):016x}"
+
+    def consumed(self) -> str:
+        for _ in self:
+            pass
+        return self.text
+
+
+def serve_parts(batches: Any, config: dict[str, Any], package: Any, closure: Any) -> Any:
+    """Yield the rows of the files with the numbers in ``batches``; ``config["parts"]``: all their paths."""
+    yield from _explained(_read(batches, config, package))
+
+
+def _read(batches: Any, config: dict[str, Any], package: Any) -> Iterator[Any]:
+    with _guest(config) as guest:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from guest.read(config["parts"][number], config, package)
 
 
 # ── guests ───────────────────────────────────────────────────────────────────────────────────────
@@ -159,11 +258,22 @@ class _CellGuest:
         self._paths: list[str] = []
         self._worker: Any = None
 
+    def read(self, path: str, config: dict[str, Any], package: Any) -> Iterator[Any]:
+        """Yield the rows of the file of a finished partition."""
+        self._load(package)
+        from hydrogen_magic.node.prediction import partition_files
+
+        yield from partition_files.read(path, config)
+
+    def _load(self, package: Any) -> None:
+        if not any(isinstance(each, _Zip) for each in self._finders):
+            self._finders = [_Zip(_content(package))]
+            sys.meta_path[:0] = self._finders
+
     def serve(
         self, batches: Any, config: dict[str, Any], package: Any, closure: Any
     ) -> Iterator[Any]:
-        if self._worker is None:
-            sys.meta_path.insert(0, _Zip(_content(package)))
+        self._load(package)
         from hydrogen_magic.node.worker import spark_inference
 
         with spark_inference.task_of(config) as task:

@@ -20,12 +20,20 @@ import pyarrow as pa
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import TaskProgress
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction import partition_files
+from hydrogen_magic.node.prediction.arrow_types import without_nulls
 from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
+from hydrogen_magic.node.prediction.ddl import spark_schema
 from hydrogen_magic.node.prediction.fixed_types import fixed, misfit_texts, with_reasons
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure, reason_of
 from hydrogen_magic.node.prediction.row_labels import rows_text
-from hydrogen_magic.node.worker import main_thread, module_importer, namespace, settings
+from hydrogen_magic.node.worker import (
+    main_thread,
+    module_importer,
+    namespace,
+    settings,
+)
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
@@ -68,8 +76,11 @@ class CellWorker:
 
     def serve(
         self, batches: Iterator[pa.RecordBatch], config: Mapping[str, Any], task: TaskCounter
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the predictions for ``batches`` of one partition, in order; ``task`` counts their rows."""
+    ) -> Iterator[Any]:
+        """Yield the predictions for ``batches`` of one partition, in order; ``task`` counts their rows.
+
+        If they go to a file, yield the places of its streams.
+        """
         predictor = Predictor(self._predict, InferOptions(**config["options"]))
         chunks = _chunks(batches, config["options"]["batch_size"])
         with (
@@ -79,6 +90,10 @@ class CellWorker:
         ):
             if config["columns"] is None:
                 yield _first_columns(predictor, chunks)
+            elif "file" in config:
+                yield from partition_files.write(
+                    config["file"], _with_own_columns(predictor, chunks, config, task)
+                )
             else:
                 yield from _predicted(predictor, chunks, config, task)
 
@@ -242,8 +257,7 @@ def _predicted(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the kept and the predicted columns."""
     of_spark = pa.ipc.read_schema(pa.py_buffer(config["of_spark"]))
-    if config["columns"]:
-        predictor.adopt(pa.ipc.read_schema(pa.py_buffer(config["columns"])))
+    _adopt(predictor, config)
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
         added, misfits = fixed(output.columns, of_spark)
@@ -253,6 +267,26 @@ def _predicted(
         _count(task, chunk.num_rows, output.failures, texts)
         added = with_reasons(added, misfits)
         yield from side_by_side(chunk.select(config["kept"]), added).to_batches()
+
+
+def _with_own_columns(
+    predictor: Predictor,
+    chunks: Iterator[tuple[int, pa.Table]],
+    config: Mapping[str, Any],
+    task: TaskCounter,
+) -> Iterator[pa.Table]:
+    """Yield the kept and the predicted columns, in the types that these have so far."""
+    _adopt(predictor, config)
+    for first_row, chunk in chunks:
+        output = predictor.run(chunk, first_row)
+        spark_schema(without_nulls(output.columns.schema))  # raises for types that Spark lacks
+        _count(task, chunk.num_rows, output.failures)
+        yield side_by_side(chunk.select(config["kept"]), output.columns)
+
+
+def _adopt(predictor: Predictor, config: Mapping[str, Any]) -> None:
+    if config["columns"]:
+        predictor.adopt(pa.ipc.read_schema(pa.py_buffer(config["columns"])))
 
 
 def _count(

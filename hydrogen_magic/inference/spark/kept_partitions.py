@@ -1,0 +1,136 @@
+"""Finished partitions of an eager run, on a disk that the kernel and Spark's executors share.
+
+    task ──► runs/<gang>/kept/3.1000.….part ──► the result, read by Spark's tasks from links
+                         journal                  in datasets/<id>/data
+
+Each task writes its partition into the record of the run, under its final name when it is complete. So a
+stop or a failure loses the partitions in flight alone, the next run with the same fingerprint takes over the
+others, and the types of the result are decided after the last row, when all of them are known.
+
+Results stay as long as the kernel: Spark reads them again if an executor with cached rows is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.driver.datasets import folders
+from hydrogen_magic.driver.datasets.folders import DatasetFolder
+from hydrogen_magic.inference import fingerprints
+from hydrogen_magic.node.prediction import partition_files
+from hydrogen_magic.node.prediction.partition_files import PART, Part
+from hydrogen_magic.node.prediction.schema_unify import joined
+
+_results: list[DatasetFolder] = []
+"""One for the results of this process, which is deleted with it."""
+
+
+def _results_folder() -> Path:
+    if not any(each.is_there for each in _results):
+        _results[:] = [folders.new(None)]
+    return Path(_results[0].data)
+
+
+class KeptPartitions:
+    """The parts of one run. ``resume``: look for an earlier one; raises InferError with what changed."""
+
+    def __init__(self, prints: Mapping[str, str], *, resume: bool) -> None:
+        self._prints = prints
+        self._resume = resume
+        self._begun = fingerprints.earlier(prints) if resume else None
+        self._used: set[str] = set()
+        self._before: dict[int, str] = {}
+        self.folder = Path()
+
+    def open(self, gang: str) -> None:
+        """Keep parts in the record of a run, and take over those of the earlier one. Raises OSError."""
+        folder = run_log.kept_dir(gang)
+        if self._begun is None:
+            folder.mkdir(mode=0o700)
+            (folder / fingerprints.JOURNAL).write_text(
+                json.dumps({"fingerprint": dict(self._prints)}) + "\n"
+            )
+        else:
+            run_log.kept_dir(self._begun).rename(folder)
+        self.folder = folder
+
+    def instructions(self) -> dict[str, Any]:
+        """Return what tasks need to write their parts; see ``inference_task.serve_partition``."""
+        self._before = {part.number: part.path.name for part in self.parts()}
+        return {
+            "folder": str(self.folder),
+            "journal": (self.folder / fingerprints.JOURNAL).read_text(),
+            "done": self._before,
+            "suffix": PART,
+        }
+
+    def use(self, names: Iterable[str]) -> None:
+        """Take note of the files of all partitions: an earlier run may have had more of them."""
+        self._used = set(names)
+
+    def parts(self) -> list[Part]:
+        """Return the finished partitions in order."""
+        found = partition_files.found(self.folder)
+        return [part for part in found if not self._used or part.path.name in self._used]
+
+    def undo(self) -> None:
+        """Delete what this run has added: its rows are not those of the run that it continued."""
+        for part in self.parts():
+            if part.path.name not in self._before.values():
+                part.path.unlink(missing_ok=True)
+
+    def predicted(self, kept: list[str]) -> Any:
+        """Return the predicted columns in types for all rows, None if there is no row yet.
+
+        ``kept``: the columns of the frame.
+        """
+        known = None
+        for part in self.parts():
+            if part.n_rows:
+                schema = part.schema
+                for name in kept:
+                    schema = schema.remove(schema.get_field_index(name))
+                known = joined(known, schema, as_text=True)
+        return known
+
+    def linked(self) -> list[str]:
+        """Return paths of the present parts that exist as long as this kernel."""
+        folder = _results_folder() / secrets.token_hex(8)
+        folder.mkdir(mode=0o700, parents=True)
+        parts = self.parts()
+        for part in parts:
+            try:
+                os.link(part.path, folder / part.path.name)
+            except OSError:  # a file system without links
+                shutil.copy(part.path, folder)
+        return [str(folder / part.path.name) for part in parts]
+
+    def delete(self) -> None:
+        """Delete the parts, and those of earlier runs with the same fingerprint: they are not needed."""
+        run_log.delete_kept(self.folder.parent.name)
+        fingerprints.forget(self._prints)
+
+    def give_up(self) -> None:
+        """Keep nothing: executors do not share the disk."""
+        run_log.delete_kept(self.folder.parent.name)
+
+    def start_text(self) -> str:
+        """Return what ``--resume`` has found; empty without it."""
+        if not self._resume:
+            return ""
+        if self._begun is None:
+            return fingerprints.NOTHING_KEPT
+        return f"resumed run {self._begun}: {self.text()} were finished before"
+
+    def text(self) -> str:
+        """Return how much is finished."""
+        parts = self.parts()
+        n_rows, s = sum(part.n_rows for part in parts), "" if len(parts) == 1 else "s"
+        return f"{n_rows:,} rows in {len(parts):,} partition{s}"

@@ -1,0 +1,79 @@
+"""Finished partitions of an eager run on Spark, as files on a disk that executors and kernel share.
+
+    kept/<partition>.<rows>.<sum of the rows' hashes>.<place of the last stream>.part
+         Arrow IPC streams, one after another: a new one where the types of the columns become wider
+
+The name says that a file is complete, and of which rows it is; see ``inference_task.serve_partition``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from hydrogen_magic.node.prediction.chunking import side_by_side
+from hydrogen_magic.node.prediction.fixed_types import fixed
+from hydrogen_magic.node.prediction.schema_unify import fit_table
+
+PART = ".part"
+"""End of the name of a complete file."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one partition: columns of the frame, then the predicted ones."""
+
+    path: Path
+    number: int
+    n_rows: int
+    place: int
+    """Of the last stream, whose schema holds all rows."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        with self.path.open("rb") as file:
+            file.seek(self.place)
+            return pa.ipc.open_stream(file).schema
+
+
+def found(folder: Path) -> list[Part]:
+    """Return the complete parts in a folder, in the order of their partitions."""
+    return sorted(map(_part, folder.glob(f"*{PART}")), key=lambda part: part.number)
+
+
+def _part(path: Path) -> Part:
+    number, n_rows, _, place = path.name.removesuffix(PART).split(".")
+    return Part(path, int(number), int(n_rows), int(place))
+
+
+def write(path: str, tables: Iterable[pa.Table]) -> Iterator[int]:
+    """Write all rows; yield the place of each stream."""
+    with pa.OSFile(path, "wb") as file:
+        for schema, group in groupby(tables, key=lambda table: table.schema):
+            yield file.tell()
+            with pa.ipc.new_stream(file, schema) as stream:
+                for table in group:
+                    stream.write_table(table)
+
+
+def read(path: str, config: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part: kept columns, and predicted ones in the types of Spark."""
+    predicted, of_spark = (
+        pa.ipc.read_schema(pa.py_buffer(config[name])) for name in ("columns", "of_spark")
+    )
+    for batch in _batches(path):
+        table = pa.Table.from_batches([batch])
+        own = table.select(config["kept"])
+        added = fit_table(table.drop(config["kept"]), predicted)
+        yield from side_by_side(own, fixed(added, of_spark)[0]).to_batches()
+
+
+def _batches(path: str) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(path, "rb") as file:
+        while file.tell() < file.size():
+            yield from pa.ipc.open_stream(file)
