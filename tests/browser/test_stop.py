@@ -30,7 +30,7 @@ def _is_free(page: NotebookPage) -> None:
     ("front_end", "version", "cell", "n_ranks"),
     [
         pytest.param(LAB, NEWEST, STUCK, 4, id="lab"),
-        pytest.param(NOTEBOOK, NEWEST, WAITING, 2, id="notebook"),
+        pytest.param(NOTEBOOK, NEWEST, WAITING, 2, id="notebook", marks=pytest.mark.exhaustive),
         pytest.param(CLASSIC, NEWEST, WAITING, 2, id="nbclassic", marks=pytest.mark.exhaustive),
         *(
             pytest.param(LAB, version, STUCK, 4, id=f"lab-{version}", marks=pytest.mark.exhaustive)
@@ -66,6 +66,7 @@ def test_a_detached_gang_is_stopped_while_the_kernel_is_idle(
     run.ended_by_user(pids)
 
 
+@pytest.mark.exhaustive  # the next test reloads the page
 def test_a_second_tab_shows_the_gang_and_stops_it_for_both(
     lab: NotebookPage, new_run: NewRun
 ) -> None:

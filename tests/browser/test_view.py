@@ -100,6 +100,7 @@ def test_a_rank_displays_and_asks_below_its_view(lab: NotebookPage) -> None:
     expect(lab.widget(ASKING)).to_contain_text("printed by rank 1")
 
 
+@pytest.mark.exhaustive  # test_looks plays scenes in both themes
 def test_curves_and_timeline_are_drawn_in_both_themes(lab: NotebookPage) -> None:
     lab.run(TRAINING)
     widget = lab.widget(TRAINING)

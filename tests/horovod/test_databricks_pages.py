@@ -275,6 +275,7 @@ def test_horovod_runner_here(cells: Cells, capsys: pytest.CaptureFixture[str]) -
     run_horovods(cells, -2, capsys)
 
 
+@pytest.mark.exhaustive  # test_horovod_runner uses executors
 @covers("""`HorovodRunner(np=2)`""")
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")

@@ -181,7 +181,10 @@ assert dist.is_initialized(), "the notebook keeps the group that it had"
 """
 
 
-@pytest.mark.parametrize("rendezvous", ["torch", BY_HOROVOD])
+@pytest.mark.parametrize(
+    "rendezvous",
+    ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.exhaustive])],
+)
 def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
     """Twice, in a process of its own: both libraries keep threads and pipes for ever."""
     program = (

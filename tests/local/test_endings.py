@@ -221,6 +221,7 @@ def test_the_last_attempt_fails_the_gang() -> None:
 # ── it hangs ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.exhaustive  # the contract has ranks that do not join
 def test_hanging_at_import_ends_by_start_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +445,7 @@ def stopped_with(agent: int, stopped: str, family: set[int]) -> set[int]:
     return {agent} if stopped == "agent" else {agent, *forkservers}
 
 
+@pytest.mark.exhaustive  # an agent of a gang is stopped above
 def test_a_warm_agent_that_was_stopped_is_replaced() -> None:
     ended(hm.launch(ranks.gather, np=2)).raise_for_state()
     pids = agent_pids()

@@ -72,6 +72,7 @@ def test_a_stopped_agent_does_not_outlive_its_kernel() -> None:
         kernel.close()
 
 
+@pytest.mark.exhaustive  # other kernels die here without a fork
 def test_a_fork_that_holds_the_kernels_pipes_changes_nothing() -> None:
     kernel = Kernel("forks")
     try:

@@ -32,6 +32,7 @@ def _touch_at_exit(path: str) -> bool:
     return _has_imported("torch")
 
 
+@pytest.mark.exhaustive  # the other tests warm up for gangs
 def test_a_gang_beside_a_session_finds_an_agent_too(tmp_path: Path) -> None:
     """The session keeps the one that was warmed up, and its ranks may run their exit handlers there."""
     left = tmp_path / "left"

@@ -881,6 +881,7 @@ def test_rows_of_a_retried_task_count_once(spark: Any, tmp_path: Path) -> None:
     assert worked > N_ROWS, "ranks did some of it twice, which their bars say"
 
 
+@mostly_on_classic
 def test_tasks_that_cannot_reach_the_kernel_go_on(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

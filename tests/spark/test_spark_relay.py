@@ -206,6 +206,7 @@ def busy(spark: Any, folder: Path) -> Iterator[None]:
         job.join(PATIENCE_S)
 
 
+@pytest.mark.exhaustive  # half a gigabyte
 def test_a_reader_that_stalls_does_not_stall_others(
     server: ConnectServer, spark: Any, relayed: tuple[str, int]
 ) -> None:
