@@ -41,7 +41,7 @@ from tests.scripted_kernel import Kernel
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
-BY_HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
+BY_HOROVOD = pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.exhaustive])
 
 
 @rarely(STANDS_STILL, DOES_NOT_JOIN)  # ten seconds each
@@ -143,7 +143,7 @@ class TestSparkHorovodSession(SessionContract, TestSparkHorovod):
 
 @pytest.mark.parametrize(
     "rendezvous",
-    ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.exhaustive])],
+    ["torch", BY_HOROVOD],
 )
 def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
     """On Spark ``test_spark_notebooks`` kills kernels, whose gangs agents end as they end these."""
@@ -183,7 +183,7 @@ assert dist.is_initialized(), "the notebook keeps the group that it had"
 
 @pytest.mark.parametrize(
     "rendezvous",
-    ["torch", pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.exhaustive])],
+    ["torch", BY_HOROVOD],
 )
 def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
     """Twice, in a process of its own: both libraries keep threads and pipes for ever."""

@@ -126,7 +126,7 @@ def test_progress_tells_the_rows_of_every_rank() -> None:
     done = {rank.rank: rank.bar.n for rank in run.gang.ranks if rank.bar is not None}
     assert done == dict(Counter(run.result["rank"]))
     shown = gang_lines(run.gang.snapshot(), run.gang.snapshot().now_s, 120)
-    assert any("5,000 of 5,000 rows · " in line and "rows/s" in line for line in shown), shown
+    assert any("5,000 of 5,000 rows" in line for line in shown), shown
     events = run.gang.events()
     first = next(event for event in events if isinstance(event, ev.RowsDone))
     assert (first.done, first.in_flight) == (0, 0)
@@ -138,12 +138,8 @@ def test_columns_without_number_are_told_to_every_rank() -> None:
     assert result.shape == (300, 5_000) and result.iloc[-1, -1] == 299 + 4_999
 
 
-def test_ranks_that_are_slower_than_one_process_are_reported_with_both_numbers(
-    tmp_path: Path,
-) -> None:
-    run = ended(
-        infer(frame(40_000), infer_ranks.slow_together, str(tmp_path), 0.2, batch_size=1000)
-    )
+def test_ranks_that_are_slower_than_one_process_are_reported_with_both_numbers() -> None:
+    run = ended(infer(frame(40_000), infer_ranks.slow_from, 20_000, 0.3, batch_size=1000))
     assert len(run.result) == 40_000
     texts = [notice.text for notice in run.gang.snapshot().notices]
     (text,) = [text for text in texts if "use --np 1" in text]
