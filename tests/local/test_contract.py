@@ -141,10 +141,7 @@ class TestSparkHorovodSession(SessionContract, TestSparkHorovod):
 # ── where there is but one placement ─────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    "rendezvous",
-    ["torch", BY_HOROVOD],
-)
+@pytest.mark.parametrize("rendezvous", ["torch", BY_HOROVOD])
 def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
     """On Spark ``test_spark_notebooks`` kills kernels, whose gangs agents end as they end these."""
     kernel = Kernel(rendezvous)
@@ -181,10 +178,7 @@ assert dist.is_initialized(), "the notebook keeps the group that it had"
 """
 
 
-@pytest.mark.parametrize(
-    "rendezvous",
-    ["torch", BY_HOROVOD],
-)
+@pytest.mark.parametrize("rendezvous", ["torch", BY_HOROVOD])
 def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
     """Twice, in a process of its own: both libraries keep threads and pipes for ever."""
     program = (
