@@ -129,6 +129,15 @@ def forget(prints: Mapping[str, str]) -> None:
             run_log.delete_kept(gang)
 
 
+def has_answers(gang: str) -> bool:
+    """Return whether finished rows of a run are kept: in the journal, or written by tasks of Spark."""
+    folder = run_log.kept_dir(gang)
+    with suppress(OSError):
+        is_described = (folder / JOURNAL).read_bytes().count(b"\n") > 1
+        return is_described or any(path.suffix == ".part" for path in folder.iterdir())
+    return False
+
+
 def kept_runs() -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yield the gangs that have ended and have kept answers, newest first, with their fingerprints."""
     for summary in run_log.recent(with_kept=True):

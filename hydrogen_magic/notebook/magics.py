@@ -28,7 +28,6 @@ from IPython.core.magic import (
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, plugins
-from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
@@ -37,6 +36,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.start import launch_outliving
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
+from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.notebook import gang_command, ipython_cells, outliving, post_mortem
 from hydrogen_magic.notebook.arguments import (
     Arguments,
@@ -518,5 +518,5 @@ def _report_stopped_runs() -> None:
         runs = "1 earlier run was" if len(stopped) == 1 else f"{len(stopped)} earlier runs were"
         names = ", ".join(stopped[:5])
         print(f"{runs} stopped when the kernel ended: {names} (%gang show {stopped[0]})")
-        if any(run_log.kept_dir(gang_id).is_dir() for gang_id in stopped):
+        if any(map(fingerprints.has_answers, stopped)):
             print("its finished rows are kept: run the %%infer cell with --resume to continue")

@@ -19,7 +19,7 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference import kept_parts, sources
+from hydrogen_magic.inference import fingerprints, kept_parts, sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.node.prediction import chunking
@@ -173,6 +173,20 @@ def test_another_frame_s_rows_are_not_taken_for_this_one_s() -> None:
     Run(table()).predict(5)
     with pytest.raises(InferError, match="less than the"):
         Run(table(5)).predict()
+
+
+def test_a_run_without_a_finished_row_keeps_none() -> None:
+    """The next kernel says whether there is something to resume."""
+    local, on_spark = Run(table()), Run(table())
+    local.predict(2)
+    on_spark.end("STOPPED")
+    folder = run_log.kept_dir(on_spark.gang)
+    assert fingerprints.has_answers(local.gang) and not fingerprints.has_answers(on_spark.gang)
+    folder.mkdir()
+    (folder / fingerprints.JOURNAL).write_text("{}\n")
+    assert not fingerprints.has_answers(on_spark.gang), "no task has written a partition"
+    (folder / "0.5.ab.0.part").touch()
+    assert fingerprints.has_answers(on_spark.gang)
 
 
 def test_a_run_that_is_not_over_is_left_alone() -> None:
