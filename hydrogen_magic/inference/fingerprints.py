@@ -134,7 +134,7 @@ def has_answers(gang: str) -> bool:
     folder = run_log.kept_dir(gang)
     with suppress(OSError):
         is_described = (folder / JOURNAL).read_bytes().count(b"\n") > 1
-        return is_described or any(path.suffix == ".part" for path in folder.iterdir())
+        return is_described or any(folder.rglob("*.part"))
     return False
 
 

@@ -727,7 +727,7 @@ def waiting_cell(folder: Path) -> str:
 
 def wait_for_parts(n: int) -> None:
     runs = run_log.runs_dir()
-    spark_rig.until(lambda: len(list(runs.glob("*/kept/*.part"))) == n, PATIENCE_S)
+    spark_rig.until(lambda: len(list(runs.glob("*/kept/*/*.part"))) == n, PATIENCE_S)
 
 
 def check_resumed(result: Any, folder: Path) -> None:

@@ -195,7 +195,7 @@ class TaskAgentGroup:
             text = f"finished partitions are not kept on disk: {error}"
             sink.emit(ev.Notice(self._now_s(), "warning", text))
             return
-        self._progress.resume({part.number: part.n_rows for part in kept.parts()})
+        self._progress.resume({part.number: part.n_rows for part in kept.earlier()})
         if text := kept.start_text():
             sink.emit(ev.Notice(self._now_s(), "info", text))
 
@@ -292,9 +292,7 @@ class TaskAgentGroup:
         if self._run.kept is not None:
             if CHANGED in str(error):
                 self._run.kept.undo()
-            if self._run.kept.parts():
-                finished = f"{self._run.kept.text()} are finished and kept"
-                text = f"{finished}: run the cell with --resume to continue"
+            if text := self._run.kept.end_text():
                 sink.emit(ev.Notice(now_s, "warning", text))
             return
         if self._run.unfinished is None:

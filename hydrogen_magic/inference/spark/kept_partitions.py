@@ -1,11 +1,14 @@
 """Finished partitions of an eager run, on a disk that the kernel and Spark's executors share.
 
-    task ──► runs/<gang>/kept/3.1000.….part ──► the result, read by Spark's tasks from links
-                         journal                  in datasets/<id>/data
+    task ──► runs/<gang>/kept/rows/3.1000.….part ──► the result, read by Spark's tasks from links
+                         ▲    earlier/                  in datasets/<id>/data
+                         │    journal
+                         └─ a task of the resumed run, after it has compared the rows of its partition
 
 Each task writes its partition into the record of the run, under its final name when it is complete. So a
-stop or a failure loses the partitions in flight alone, the next run with the same fingerprint takes over the
-others, and the types of the result are decided after the last row, when all of them are known.
+stop or a failure loses the partitions in flight alone, and the types of the result are decided after the last
+row, when all of them are known. The next run with the same fingerprint finds the others in ``earlier``, and
+never returns one whose rows it has not compared.
 
 Results stay as long as the kernel: Spark reads them again if an executor with cached rows is lost.
 """
@@ -16,7 +19,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,10 @@ from hydrogen_magic.node.prediction import partition_files
 from hydrogen_magic.node.prediction.partition_files import PART, Part
 from hydrogen_magic.node.prediction.schema_unify import joined
 
+ROWS = "rows"
+"""Folder of the partitions of this run's frame."""
+EARLIER = "earlier"
+"""Folder of those that an earlier run has finished, until a task has compared their rows."""
 _results: list[DatasetFolder] = []
 """One for the results of this process, which is deleted with it."""
 
@@ -46,7 +53,7 @@ class KeptPartitions:
         self._resume = resume
         self._begun = fingerprints.earlier(prints) if resume else None
         self._used: set[str] = set()
-        self._before: dict[int, str] = {}
+        self._inherited: set[str] = set()
         self.folder = Path()
 
     def open(self, gang: str) -> None:
@@ -59,32 +66,45 @@ class KeptPartitions:
             )
         else:
             run_log.kept_dir(self._begun).rename(folder)
+        (folder / EARLIER).mkdir(mode=0o700, exist_ok=True)
+        _move_parts(folder / ROWS, folder / EARLIER)
+        (folder / ROWS).mkdir(mode=0o700, exist_ok=True)
         self.folder = folder
+        self._inherited = {part.path.name for part in self.earlier()}
 
     def instructions(self) -> dict[str, Any]:
         """Return what tasks need to write their parts; see ``inference_task.serve_partition``."""
-        self._before = {part.number: part.path.name for part in self.parts()}
         return {
             "folder": str(self.folder),
             "journal": (self.folder / fingerprints.JOURNAL).read_text(),
-            "done": self._before,
+            "rows": ROWS,
+            "earlier": EARLIER,
+            "done": {part.number: part.path.name for part in self.earlier()},
             "suffix": PART,
         }
 
     def use(self, names: Iterable[str]) -> None:
-        """Take note of the files of all partitions: an earlier run may have had more of them."""
+        """Take note of the files of all partitions: a task that Spark repeated may have left another."""
         self._used = set(names)
 
     def parts(self) -> list[Part]:
-        """Return the finished partitions in order."""
-        found = partition_files.found(self.folder)
+        """Return the finished partitions of this run's frame in order."""
+        found = partition_files.found(self.folder / ROWS)
         return [part for part in found if not self._used or part.path.name in self._used]
 
+    def earlier(self) -> list[Part]:
+        """Return the finished partitions of the earlier run that no task has compared yet."""
+        return partition_files.found(self.folder / EARLIER)
+
     def undo(self) -> None:
-        """Delete what this run has added: its rows are not those of the run that it continued."""
-        for part in self.parts():
-            if part.path.name not in self._before.values():
-                part.path.unlink(missing_ok=True)
+        """Restore what the earlier run left: this run's frame has other rows.
+
+        Tasks that still run find no folder for their rows.
+        """
+        changed = self.folder / "changed"
+        (self.folder / ROWS).rename(changed)
+        _move_parts(changed, self.folder / EARLIER, self._inherited)
+        shutil.rmtree(changed, ignore_errors=True)
 
     def predicted(self, kept: list[str]) -> Any:
         """Return the predicted columns in types for all rows, None if there is no row yet.
@@ -92,7 +112,7 @@ class KeptPartitions:
         ``kept``: the columns of the frame.
         """
         known = None
-        for part in self.parts():
+        for part in [*self.parts(), *self.earlier()]:
             if part.n_rows:
                 schema = part.schema
                 for name in kept:
@@ -118,8 +138,9 @@ class KeptPartitions:
         fingerprints.forget(self._prints)
 
     def give_up(self) -> None:
-        """Keep nothing: executors do not share the disk."""
-        run_log.delete_kept(self.folder.parent.name)
+        """Keep nothing of this run: executors do not share the disk."""
+        if not self._inherited:
+            run_log.delete_kept(self.folder.parent.name)
 
     def start_text(self) -> str:
         """Return what ``--resume`` has found; empty without it."""
@@ -127,10 +148,27 @@ class KeptPartitions:
             return ""
         if self._begun is None:
             return fingerprints.NOTHING_KEPT
-        return f"resumed run {self._begun}: {self.text()} were finished before"
+        return f"resumed run {self._begun}: {_amount(self.earlier())} were finished before"
 
-    def text(self) -> str:
-        """Return how much is finished."""
-        parts = self.parts()
-        n_rows, s = sum(part.n_rows for part in parts), "" if len(parts) == 1 else "s"
-        return f"{n_rows:,} rows in {len(parts):,} partition{s}"
+    def end_text(self) -> str:
+        """Return what a run that did not succeed has left; empty if that is nothing."""
+        earlier = self.earlier()
+        parts = [*self.parts(), *earlier]
+        if not parts:
+            return ""
+        text = f"{_amount(parts)} are finished and kept: run the cell with --resume to continue"
+        if earlier:
+            text += f" ({_amount(earlier)} were not yet compared with this frame and are not in the result)"
+        return text
+
+
+def _amount(parts: list[Part]) -> str:
+    n_rows, s = sum(part.n_rows for part in parts), "" if len(parts) == 1 else "s"
+    return f"{n_rows:,} rows in {len(parts):,} partition{s}"
+
+
+def _move_parts(source: Path, target: Path, names: Container[str] | None = None) -> None:
+    """Move complete parts; ``names``: only these."""
+    for part in partition_files.found(source):
+        if names is None or part.path.name in names:
+            part.path.rename(target / part.path.name)

@@ -1,6 +1,6 @@
 """Finished partitions of an eager run on Spark, as files on a disk that executors and kernel share.
 
-    kept/<partition>.<rows>.<sum of the rows' hashes>.<place of the last stream>.part
+    rows/<partition>.<rows>.<sum of the rows' hashes>.<place of the last stream>.part
          Arrow IPC streams, one after another: a new one where the types of the columns become wider
 
 The name says that a file is complete, and of which rows it is; see ``inference_task.serve_partition``.

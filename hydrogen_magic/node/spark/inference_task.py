@@ -114,8 +114,8 @@ def serve_partition(batches: Any, config: dict[str, Any], package: Any, closure:
     """Predict the rows of one partition into a file; yield its name.
 
     The last column of ``batches`` has the hash of each row. ``config["parts"]``: the folder, what its
-    journal says, the names of finished files by their partitions, and how such a name ends. Nothing is
-    predicted if there is one of the same rows.
+    journal says, its subfolders for files of this run and of an earlier one, the names of the latter by
+    their partitions, and how such a name ends. A file of the same rows is moved; nothing is predicted then.
     """
     yield from _explained(_partition(batches, config, package, closure))
 
@@ -124,26 +124,32 @@ def _partition(batches: Any, config: dict[str, Any], package: Any, closure: Any)
     from pyarrow import RecordBatch
     from pyspark import TaskContext
 
-    folder, number = config["parts"]["folder"], TaskContext.get().partitionId()
-    _check_shared(folder, config["parts"]["journal"])
+    parts, number = config["parts"], TaskContext.get().partitionId()
+    _check_shared(parts["folder"], parts["journal"])
+    folder = os.path.join(parts["folder"], parts["rows"])
     rows = _HashedRows(batches)
-    if known := config["parts"]["done"].get(number):
-        name = known
-        if not known.startswith(f"{number}.{rows.consumed()}."):
+    if name := parts["done"].get(number):
+        if not name.startswith(f"{number}.{rows.consumed()}."):
             raise InferError(
                 f"--resume: the rows of partition {number} {CHANGED}: run the cell without --resume to start"
                 " over"
             )
+        place = os.path.join(folder, name)
+        try:
+            os.rename(os.path.join(parts["folder"], parts["earlier"], name), place)
+        except FileNotFoundError:
+            if not os.path.exists(place):  # otherwise Spark runs this task a second time
+                raise
     else:
         path = os.path.join(folder, f"{number}.{TaskContext.get().taskAttemptId()}.incomplete")
         try:
             found = _served(
                 _named(rows, config["names"][:-1]), {**config, "file": path}, package, closure
             )
-            place = max(found, default=None)
-            if place is None:  # no rows, and no guest
+            last = max(found, default=None)
+            if last is None:  # no rows, and no guest
                 open(path, "wb").close()
-            name = f"{number}.{rows.text}.{place or 0}{config['parts']['suffix']}"
+            name = f"{number}.{rows.text}.{last or 0}{parts['suffix']}"
             os.rename(path, os.path.join(folder, name))
         finally:
             if os.path.exists(path):

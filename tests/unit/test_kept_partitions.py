@@ -1,0 +1,83 @@
+"""Finished partitions of a resumed run: none is returned that no task has compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
+from hydrogen_magic.node.prediction import partition_files
+from tests import records
+
+PRINTS = {"the cell": "a", "the frame's columns": "c"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(tmp_path / "home"))
+
+
+def finish(kept: KeptPartitions, number: int) -> None:
+    """Write a partition of ten rows, as a task does."""
+    said = kept.instructions()
+    path = Path(said["folder"], said["rows"], f"{number}.incomplete")
+    (place,) = partition_files.write(str(path), [pa.table({"y": range(10)})])
+    path.rename(path.with_name(f"{number}.10.{number:016x}.{place}.part"))
+
+
+def compare(kept: KeptPartitions, number: int) -> None:
+    """Accept a partition of the earlier run, as a task does."""
+    said = kept.instructions()
+    folder, name = Path(said["folder"]), said["done"][number]
+    (folder / said["earlier"] / name).rename(folder / said["rows"] / name)
+
+
+def numbers(parts: list[partition_files.Part]) -> list[int]:
+    return [part.number for part in parts]
+
+
+@pytest.fixture
+def resumed() -> KeptPartitions:
+    first = KeptPartitions(PRINTS, resume=False)
+    records.write("aaaaaaaa", records.launched("aaaaaaaa"), records.ENDED)
+    first.open("aaaaaaaa")
+    finish(first, 0)
+    finish(first, 1)
+    records.write("bbbbbbbb", records.launched("bbbbbbbb"), records.ENDED)
+    second = KeptPartitions(PRINTS, resume=True)
+    second.open("bbbbbbbb")
+    return second
+
+
+def test_only_compared_partitions_are_returned(resumed: KeptPartitions) -> None:
+    assert (numbers(resumed.parts()), numbers(resumed.earlier())) == ([], [0, 1])
+    compare(resumed, 1)
+    finish(resumed, 2)
+    assert numbers(resumed.parts()) == [1, 2]
+    text = resumed.end_text()
+    assert text.startswith(
+        "30 rows in 3 partitions are finished and kept: run the cell with --resume"
+    )
+    assert "(10 rows in 1 partition were not yet compared" in text
+    third = KeptPartitions(PRINTS, resume=True)
+    records.write("cccccccc", records.launched("cccccccc"), records.ENDED)
+    third.open("cccccccc")
+    assert (numbers(third.parts()), numbers(third.earlier())) == ([], [0, 1, 2])
+
+
+def test_a_changed_frame_leaves_what_the_earlier_run_has_finished(resumed: KeptPartitions) -> None:
+    compare(resumed, 1)
+    finish(resumed, 2)
+    resumed.undo()
+    assert (numbers(resumed.parts()), numbers(resumed.earlier())) == ([], [0, 1])
+    with pytest.raises(FileNotFoundError):  # a task that Spark has not ended yet
+        finish(resumed, 3)
+
+
+def test_without_a_shared_disk_an_earlier_run_stays(resumed: KeptPartitions) -> None:
+    resumed.give_up()
+    assert numbers(resumed.earlier()) == [0, 1]
+    resumed.delete()
+    assert numbers(resumed.earlier()) == []
