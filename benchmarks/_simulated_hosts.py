@@ -152,7 +152,7 @@ class FakeHost:
                 self._send(PartTaken())
                 self._closure.take(command, memoryview(b"") if data is None else data)
             case ServeClosure():
-                self._closure.serve(command, "127.0.0.1")
+                self._closure.serve(command, "127.0.0.1", None)
             case FetchClosure():
                 self._closure.fetch(command, self._secret)
             case StopRanks() | KillRanks():

@@ -187,11 +187,10 @@ def _conditions(every: list[Result]) -> list[str]:
         machine = dict(each["machine"])
         parts = [f"{machine.pop('cores')} cores", *filter(None, [machine.pop("cpu", None)])]
         parts += [f"{name} {version}" for name, version in machine.items()]
-        origin = each.get("source") or f"`{each['command']}`"
-        loads = runs.setdefault(f"{origin}, {each['date']}; {', '.join(parts)}", [])
-        loads += [load for load in (each["load_before"], each["load_after"]) if load is not None]
+        run = f"`{each['command']}`, {each['date']}; {', '.join(parts)}"
+        runs.setdefault(run, []).extend((each["load_before"], each["load_after"]))
     return [
-        f"{run}; load {' to '.join(map(str, sorted({min(loads), max(loads)}))) if loads else 'not recorded'}."
+        f"{run}; load {' to '.join(map(str, sorted({min(loads), max(loads)})))}."
         for run, loads in runs.items()
     ]
 
