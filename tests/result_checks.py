@@ -8,6 +8,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import RankFailedError, ResultError
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_ranks
@@ -18,6 +19,42 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
     done = shell.run_cell(cell)
     done.raise_error()
     return done.result
+
+
+def check_every_name(shell: InteractiveShell, options: str) -> None:
+    run_cell(
+        shell,
+        "import threading, torch\nkept, gone, alias_of = [0], 1, [0]\nalias = alias_of",
+    )
+    with pytest.raises(ResultError) as caught:
+        run_cell(
+            shell,
+            f"%%distributed --np 2 --quiet --out locked,kept,gone,branch,alias_of {options}\n"
+            "import os\nlocked = {'weights': torch.ones(3), 'lock': threading.Lock()}\n"
+            "kept = [1]\nalias.append(2)\ndel gone\n"
+            "if os.environ['RANK'] == '1': branch = 3\n"
+            "(n for n in kept)",
+        )
+    lines = str(caught.value).splitlines()
+    assert shell.user_ns["kept"] == [1] and shell.user_ns["alias_of"] == [0, 2]
+    assert shell.user_ns["gone"] == 1, "it keeps its value"
+    for name in ("`gone` (--out)", "`branch` (--out)", "`locked['lock']`", "last expression"):
+        assert any(name in line for line in lines), name
+    assert lines[-1] == "`kept`, `alias_of` arrived and are assigned"
+    (gang_id,) = [line.split("'")[1] for line in lines if "load_results" in line]
+    rest = hm.load_results(gang_id)["locked"]
+    assert rest["weights"].tolist() == [1, 1, 1] and isinstance(rest["lock"], MissingObject)
+
+
+def check_slow_packing(**options: Any) -> None:
+    gang = ended(hm.launch(result_ranks.Slow, 6.0, np=1, **options))
+    assert (gang.result.seconds, gang.snapshot().reason) == (6.0, "1 rank finished")
+    assert "packing the value" in details_of(gang), "the view shows why"
+
+
+def details_of(gang: hm.Gang) -> list[str]:
+    """Return what the view said about the phases of ranks."""
+    return [event.detail for event in gang.events() if isinstance(event, ev.RankPhase)]
 
 
 def check_updates_in_place(shell: InteractiveShell, options: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hydrogen_magic import plugins
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
@@ -108,8 +109,11 @@ class GangContract:
     def test_the_rank_that_ends_silently_is_named(self, of: int, how: str, found: str) -> None:
         self.needs_processes()
         culprit = range(self.np)[of]
-        error = self.failure_of(self.launch(ranks.end_one, culprit, how))
+        gang = self.launch(ranks.end_one, culprit, how)
+        error = self.failure_of(gang)
         assert (error.rank, found in str(error)) == (culprit, True), str(error)
+        notices = [event.text for event in gang.events() if isinstance(event, ev.Notice)]
+        assert "disagree" not in "\n".join([error.report, *notices]), "no rank waits elsewhere"
         if how == "exit(3)":
             assert "sys.exit(3)" in error.report, "the line that ended it"
 

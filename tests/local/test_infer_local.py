@@ -139,7 +139,7 @@ def test_columns_without_number_are_told_to_every_rank() -> None:
 
 
 def test_ranks_that_are_slower_than_one_process_are_reported_with_both_numbers() -> None:
-    run = ended(infer(frame(40_000), infer_ranks.slow_from, 20_000, 0.3, batch_size=1000))
+    run = ended(infer(frame(40_000), infer_ranks.slow_from, 20_000, 0.8, batch_size=1000))
     assert len(run.result) == 40_000
     texts = [notice.text for notice in run.gang.snapshot().notices]
     (text,) = [text for text in texts if "use --np 1" in text]

@@ -13,10 +13,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
-from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import ResultError
-from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
 from tests.gangs import ended, until
 from tests.result_checks import run_cell
@@ -24,31 +22,8 @@ from tests.result_checks import run_cell
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
 
-def test_every_name_comes_home_or_is_reported(
-    notebook_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_cell(
-        notebook_shell,
-        "import threading, torch\nkept, gone, alias_of = [0], 1, [0]\nalias = alias_of",
-    )
-    with pytest.raises(ResultError) as caught:
-        run_cell(
-            notebook_shell,
-            "%%distributed --np 2 --quiet --out locked,kept,gone,branch,alias_of\n"
-            "import os\nlocked = {'weights': torch.ones(3), 'lock': threading.Lock()}\n"
-            "kept = [1]\nalias.append(2)\ndel gone\n"
-            "if os.environ['RANK'] == '1': branch = 3\n"
-            "(n for n in kept)",
-        )
-    lines = str(caught.value).splitlines()
-    assert notebook_shell.user_ns["kept"] == [1] and notebook_shell.user_ns["alias_of"] == [0, 2]
-    assert notebook_shell.user_ns["gone"] == 1, "it keeps its value"
-    for name in ("`gone` (--out)", "`branch` (--out)", "`locked['lock']`", "last expression"):
-        assert any(name in line for line in lines), name
-    assert lines[-1] == "`kept`, `alias_of` arrived and are assigned"
-    (gang_id,) = [line.split("'")[1] for line in lines if "load_results" in line]
-    rest = hm.load_results(gang_id)["locked"]
-    assert rest["weights"].tolist() == [1, 1, 1] and isinstance(rest["lock"], MissingObject)
+def test_every_name_comes_home_or_is_reported(notebook_shell: InteractiveShell) -> None:
+    result_checks.check_every_name(notebook_shell, "")
 
 
 def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
@@ -131,10 +106,7 @@ def test_a_forked_child_sends_no_results() -> None:
 
 
 def test_packing_a_result_may_take_longer_than_exiting() -> None:
-    gang = ended(hm.launch(result_ranks.Slow, 6.0, np=1))
-    assert (gang.result.seconds, gang.snapshot().reason) == (6.0, "1 rank finished")
-    phases = [event for event in gang.events() if isinstance(event, ev.RankPhase)]
-    assert any(event.detail == "packing the value" for event in phases), "the view shows why"
+    result_checks.check_slow_packing()
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,30 @@ from tests.gangs import PATIENCE_S, ended
 pytestmark = pytest.mark.usefixtures("spark", "warm_agents")
 
 ON_SPARK: dict[str, Any] = {"on": "spark", "gpu": False}
+
+
+def test_every_name_comes_home_or_is_reported(notebook_shell: InteractiveShell) -> None:
+    result_checks.check_every_name(notebook_shell, "--on spark --cpu")
+
+
+@pytest.mark.exhaustive
+def test_packing_a_result_may_take_longer_than_exiting() -> None:
+    result_checks.check_slow_packing(**ON_SPARK)
+
+
+@pytest.mark.exhaustive
+def test_the_view_counts_the_bytes_of_a_large_result(notebook_shell: InteractiveShell) -> None:
+    """From the rank to its agent, and from there to the notebook."""
+    cell = "%%distributed --on spark --cpu --np 1 --quiet --out big\nimport numpy as np"
+    result_checks.run_cell(notebook_shell, f"{cell}\nbig = np.zeros({512 << 20}, np.uint8)")
+    assert notebook_shell.user_ns.pop("big").nbytes == 512 << 20
+    gang = list(hm.gangs().values())[-1]
+    counted = [each for each in result_checks.details_of(gang) if each.startswith("sending")]
+    sent = [re.fullmatch(r"sending (`big`: )?([\d.]+) (M|G)B of 537 MB", each) for each in counted]
+    assert any(sent) and all(sent), counted
+    del gang
+    ended(hm.launch(len, [], np=1, **ON_SPARK))
+    gc.collect()
 
 
 def test_unpicklable_parts() -> None:
