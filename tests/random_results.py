@@ -80,6 +80,9 @@ class _Builder:
 
     def _sharded(self, depth: int) -> Any:
         full = torch.arange(self._random.choice((2, 12, 4096)) * 2.0).reshape(-1, 2)
+        return self._distributed(full)
+
+    def _distributed(self, full: torch.Tensor) -> torch.Tensor:
         dimension = self._random.randrange(2)
         if not self._has_group:
             return full
@@ -105,13 +108,17 @@ class _Builder:
 
     def _module(self, depth: int) -> Any:
         torch.manual_seed(self._random.randrange(100))
-        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        linear = torch.nn.Linear(3, 4)
+        if self._random.random() < 0.5:
+            linear.weight = torch.nn.Parameter(self._distributed(linear.weight.detach()))
+        model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(4))
         if self._random.random() < 0.5:
             return model
-        optimizer = torch.optim.AdamW(model.parameters())
-        model(torch.ones(2, 3)).sum().backward()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)  # for both kinds of tensors
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
         optimizer.step()
-        return [model, optimizer]
+        return self._random.choice([[model, optimizer], optimizer, model.state_dict()])
 
 
 def build(seed: int) -> Any:

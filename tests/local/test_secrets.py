@@ -14,6 +14,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, log_to_driver
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.notebook.magics import Distributed
+from hydrogen_magic.views import static_picture
 from tests.capture_rig import open_notebook
 from tests.gangs import failure_of
 
@@ -52,7 +53,9 @@ def test_secrets_are_masked_wherever_ranks_text_goes(monkeypatch: pytest.MonkeyP
     folder = gang.log_path(0).parent
     kept = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
     assert {"events.jsonl", "rank-0.log"} <= kept.keys()
-    for text in (*kept.values(), repr(gang.events()), error.report, repr(gang.metrics)):
+    picture = static_picture(gang.snapshot(), gang.events())
+    assert "cannot log in with" in picture and "first" in picture
+    for text in (*kept.values(), repr(gang.events()), error.report, repr(gang.metrics), picture):
         assert TOKEN not in text and GIVEN not in text
 
 
