@@ -114,7 +114,8 @@ class _Builder:
         model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(4))
         if self._random.random() < 0.5:
             return model
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)  # for both kinds of tensors
+        # One tensor at a time: sharded and ordinary ones cannot be in one list.
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         optimizer.step()

@@ -40,7 +40,7 @@ _END_S = 60.0
 _POLL_S = 0.02
 _NOT_THERE = re.compile(
     r"(_?hydrogen_magic|__editable__|__pycache__|ipykernel|ipython|ipywidgets|anywidget"
-    r"|traitlets|jupyter|notebook|nb|cloudpickle|lightning|transformers).*",
+    r"|traitlets|jupyter|notebook|nb|cloudpickle).*",
     re.IGNORECASE,
 )
 """What executors do not have; everything else of this environment is lent to them (Horovod, too, which

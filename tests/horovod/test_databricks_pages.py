@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.compat import install_sparkdl
+from hydrogen_magic.compat import TorchDistributor, install_sparkdl
 from hydrogen_magic.node.worker import sparkdl
+from tests import library_ranks
 from tests.documented import Case, cases, covers
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
@@ -504,3 +505,22 @@ def test_torch_distributor_here(cells: Cells, capsys: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("spark")
 def test_torch_distributor_on_executors(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
     run_torchs(cells, False, capsys)
+
+
+@pytest.mark.exhaustive  # ranks import these libraries, which takes seconds
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("library", "train", "options"),
+    [
+        ("lightning", library_ranks.fit_lightning, {"devices": 2}),
+        ("transformers", library_ranks.train_transformers, {}),
+    ],
+    ids=["lightning", "transformers"],
+)
+def test_trainers_on_executors(
+    library: str, train: Callable[..., int], options: dict[str, int], tmp_path: Path
+) -> None:
+    pytest.importorskip(library)
+    distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
+    assert distributor.run(train, str(tmp_path), **options) == 4
