@@ -209,16 +209,13 @@ def module_name(value: Any) -> str | None:
 
 def used_submodules(roots: Sequence[str], attributes: Iterable[str]) -> tuple[str, ...]:
     """Return imported submodules of ``roots`` that code with these attribute names can access."""
-    names = set(attributes)
-    found = []
-    # There are thousands of modules: first those whose last part is an attribute, of few roots.
-    below = tuple(f"{root}." for root in roots)
-    likely = [full for full in list(sys.modules) if full.startswith(below)]
-    for full in [name for name in likely if name.rpartition(".")[2] in names]:
-        root = next(r for r in below if full.startswith(r))
-        if names.issuperset(full[len(root) :].split(".")) and _is_module(full):
-            found.append(full)
-    return tuple(found)
+    names = sorted(set(attributes))
+    found, parents = [], [*roots]
+    for parent in parents:
+        below = [full for full in (f"{parent}.{name}" for name in names) if full in sys.modules]
+        parents += below
+        found += filter(_is_module, below)
+    return tuple(dict.fromkeys(found))
 
 
 def _is_module(name: str) -> bool:
