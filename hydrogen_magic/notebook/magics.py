@@ -426,7 +426,7 @@ def _ends_silently(shell: Any, cell: str) -> bool:
     """
     try:
         hook: Any = DisplayHook
-        return bool(hook.semicolon_at_end_of_expression(shell.transform_cell(cell)))
+        return ";" in cell and bool(hook.semicolon_at_end_of_expression(shell.transform_cell(cell)))
     except (SyntaxError, tokenize.TokenError):
         return False
 
