@@ -210,7 +210,8 @@ def module_name(value: Any) -> str | None:
 def used_submodules(roots: Sequence[str], attributes: Iterable[str]) -> tuple[str, ...]:
     """Return imported submodules of ``roots`` that code with these attribute names can access."""
     names = sorted(set(attributes))
-    found, parents = [], [*roots]
+    found: list[str] = []
+    parents = [*roots]
     for parent in parents:
         below = [full for full in (f"{parent}.{name}" for name in names) if full in sys.modules]
         parents += below
