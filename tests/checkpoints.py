@@ -64,7 +64,11 @@ def resume(steps: int, folder: str | None = None) -> dict[str, Any]:
 
 def die_after_save(culprit: int) -> None:
     """Log and save four steps; in the first attempt the culprit is killed when it has saved the third."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
     began = hm.checkpoint.load() or 0
+    dist.barrier()  # or one rank may find what the other has saved meanwhile
     for step in range(began, 4):
         hm.log(step=step, loss=1.0)
         hm.checkpoint.save(step + 1)
