@@ -78,6 +78,7 @@ def test_more_slots_than_gpus_here_are_refused() -> None:
 def test_another_gpu_resource_is_refused() -> None:
     with pytest.raises(RuntimeError, match="gpu_resource_name='fpga' is not supported"):
         MirroredStrategyRunner(num_slots=2, gpu_resource_name="fpga")
+    MirroredStrategyRunner(num_slots=2, gpu_resource_name="fpga", local_mode=True)  # without Spark
 
 
 @covers(
