@@ -153,9 +153,9 @@ $(VENV)/.stamp-horovod: $(VENV)/.stamp-torch $(VENV)/.stamp-dev $(wildcard hydro
 	elif [ $$? = 3 ]; then echo 'Tests that need Horovod are skipped.' >&2; \
 	else exit 1; fi
 
-# Observed libraries and trackers.
+# Observed libraries, trackers, and what is used with JAX.
 $(VENV)/.stamp-libraries: $(VENV)/.stamp-dev
-	@echo '· installing W&B, MLflow, PyTorch-Ignite and CLU'
+	@echo '· installing W&B, MLflow, PyTorch-Ignite, CLU and Flax'
 	@$(PIP) -e '.[libraries]'
 	@touch $@
 

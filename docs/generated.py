@@ -17,12 +17,13 @@ from typing import Any
 from benchmarks._results import RESULTS, heading, shown
 from hydrogen_magic.__main__ import COMMANDS
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.frameworks.deepspeed import command as deepspeed
 from hydrogen_magic.frameworks.horovod import command as horovod
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, gang, infer
 from hydrogen_magic.notebook.magics import Distributed
 
-__all__ = ["PAGES", "TABLES", "measured", "options", "subcommands", "with_tables"]
+__all__ = ["PAGES", "TABLES", "measured", "options", "terminal_commands", "with_tables"]
 
 _HERE = Path(__file__).parent
 PAGES = [
@@ -114,9 +115,17 @@ def _command_option_table() -> str:
 
 
 def _terminal_table() -> str:
-    commands = {**COMMANDS, **dict(subcommands("horovod", horovod.parser()))}
-    rows = ((f"`python -m hydrogen_magic {name}`", text) for name, text in commands.items())
+    rows = (
+        (f"`python -m hydrogen_magic {name}`", text) for name, text in terminal_commands().items()
+    )
     return _table("command|meaning", rows)
+
+
+def terminal_commands() -> dict[str, str]:
+    """Return every command of ``python -m hydrogen_magic`` and its meaning."""
+    parsers = {"deepspeed": deepspeed.parser(), "horovod": horovod.parser()}
+    setups = (pair for name, parser in parsers.items() for pair in subcommands(name, parser))
+    return {**COMMANDS, **dict(setups)}
 
 
 def subcommands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
@@ -124,9 +133,10 @@ def subcommands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[st
     [group] = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
     for listed in group._choices_actions:
         yield f"{name} {listed.dest}", listed.help or ""
-        for option, text, _ in options(group.choices[listed.dest]):
+        for action in group.choices[listed.dest]._actions:
+            option = _as_written(action) if action.option_strings else f"{action.metavar} …"
             if not option.startswith("-h"):
-                yield f"{name} {listed.dest} {option}", text
+                yield f"{name} {listed.dest} {option}", action.help or ""
 
 
 def _setting_table() -> str:

@@ -1,4 +1,4 @@
-"""Extension points: placements, rendezvous, observers and trackers, found by entry points.
+"""Extension points: placements, rendezvous, observers, trackers and commands, found by entry points.
 
 A distribution declares its own in its ``pyproject.toml``, as this one does::
 
@@ -14,10 +14,14 @@ A distribution declares its own in its ``pyproject.toml``, as this one does::
     [project.entry-points."hydrogen_magic.trackers"]
     comet = "my_package.comet:CometTracker"
 
+    [project.entry-points."hydrogen_magic.commands"]
+    mpi = "my_package.build:main"
+
 The name of a placement, rendezvous or tracker is what ``--on``, ``--with`` or ``--track`` takes; the object
 is a subclass of :class:`Placement`, :class:`Rendezvous` or :class:`Tracker`, or any other function without
 arguments that returns one. The name of an observer is a module: ranks call its function with that module
-right after its import.
+right after its import. A command sets up a library: ``python -m hydrogen_magic NAME …`` calls the function
+with the arguments after its name, and exits with the status that it returns.
 """
 
 from __future__ import annotations
@@ -118,6 +122,7 @@ _PLACEMENTS = _Group("hydrogen_magic.placements", "placement", "--on")
 _RENDEZVOUS = _Group("hydrogen_magic.rendezvous", "rendezvous", "--with")
 _OBSERVERS = _Group("hydrogen_magic.observers", "observer", "")
 _TRACKERS = _Group("hydrogen_magic.trackers", "tracker", "--track")
+_COMMANDS = _Group("hydrogen_magic.commands", "command", "")
 
 
 class _Names(Sequence[str]):
@@ -220,9 +225,8 @@ def check_variables(spec: JobSpec) -> None:
 
 
 def commands() -> dict[str, str]:
-    """Return what sets up libraries, by name of the rendezvous: see :attr:`Rendezvous.command`."""
-    loadable = _loadable_rendezvous(tuple(sys.path))
-    return {name: one.command for name, one in loadable.items() if one.command}
+    """Return the commands that set up libraries, by name: ``module:function`` of each."""
+    return {point.name: point.value for point in _COMMANDS.points()}
 
 
 def forwarded() -> tuple[str, ...]:

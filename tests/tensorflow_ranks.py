@@ -52,7 +52,7 @@ def replicas(**options: Any) -> Any:
 
 
 def readme(epochs: int) -> Any:
-    """The example of the original's README, with small data; return epochs, GPUs and ranks."""
+    """The example of the original's README, with small data; return losses, GPUs and ranks."""
     import numpy as np
     import tensorflow as tf
 
@@ -75,7 +75,7 @@ def readme(epochs: int) -> Any:
     )
     fitted = model.fit(x=dataset.with_options(options), epochs=epochs, steps_per_epoch=5, verbose=2)
     gpus = tf.config.experimental.list_physical_devices("GPU")
-    return len(fitted.history["loss"]), gpus, tf.distribute.get_strategy().num_replicas_in_sync
+    return fitted.history["loss"], gpus, tf.distribute.get_strategy().num_replicas_in_sync
 
 
 def custom() -> int:

@@ -1,1 +1,1 @@
-"""Rendezvous of other libraries: each package is a plug-in, which entry points name."""
+"""Support of other libraries: each package is a plug-in, whose rendezvous and commands entry points name."""

@@ -163,6 +163,52 @@ def test_models_are_trained_with_zero(notebook_shell: InteractiveShell) -> None:
     assert notebook_shell.user_ns["found"] == (2, 2)
 
 
+ARGUMENTS = """
+import argparse, json, os, pathlib
+import deepspeed, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1, help="set by DeepSpeed's launcher")
+parser.add_argument("--epochs", type=int, default=1)
+args = deepspeed.add_config_arguments(parser).parse_args()
+net = torch.nn.Linear(8, 1)
+engine, *_ = deepspeed.initialize(args=args, model=net, model_parameters=net.parameters())
+x = torch.randn(16, 8, generator=torch.Generator().manual_seed(engine.global_rank))
+losses = []
+for _ in range(args.epochs):
+    loss = (engine(x) - x.sum(1, keepdim=True)).square().mean()
+    engine.backward(loss)
+    engine.step()
+    losses.append(loss.item())
+weight = net.weight.flatten().tolist()
+found = [args.deepspeed, engine.world_size, engine.zero_optimization_stage(), losses, weight]
+(pathlib.Path(__file__).parent / f"of rank {engine.global_rank}").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.deepspeed
+@pytest.mark.timeout(600)  # an operator is compiled
+@pytest.mark.parametrize("launcher", ["magic", "distributor"])
+def test_a_script_passes_its_arguments_to_deepspeed(
+    launcher: str, notebook_shell: InteractiveShell, tmp_path: Path
+) -> None:
+    """With a file as configuration by the magic, with a dict by the class."""
+    script, config = tmp_path / "train.py", {**CONFIG, "zero_optimization": {"stage": 1}}
+    script.write_text(ARGUMENTS)
+    if launcher == "magic":
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        words = f"{script} --epochs 50 --deepspeed --deepspeed_config {tmp_path}/config.json"
+        notebook_shell.run_line_magic("distributed", f"--np 2 --quiet {words}")
+    else:
+        dist = DeepspeedTorchDistributor(2, useGpu=False, deepspeedConfig=config)
+        dist.run(str(script), "--epochs", 50)
+    first, second = (json.loads((tmp_path / f"of rank {rank}").read_text()) for rank in range(2))
+    assert first[:3] == second[:3] == [True, 2, 1]
+    assert first[3][-1] < 0.5 * first[3][0] and first[3] != second[3]
+    assert first[4] == second[4], "gradients are averaged"
+
+
 TRAINER = """
 import os, torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments

@@ -23,13 +23,13 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.__main__ import main
+from hydrogen_magic.frameworks import subprocess_log
 from hydrogen_magic.frameworks.horovod import build, installation
 from hydrogen_magic.frameworks.horovod.build import (
     cuda,
     fetching,
     installing,
     source_patches,
-    subprocess_log,
     toolchain,
     wheel_cache,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,24 +43,45 @@ except ConnectionResetError:
 
 @pytest.mark.jax
 def test_two_ranks_learn_what_one_process_learns() -> None:
-    """The notebook is a process of its own. Its arrays arrive as NumPy's, and return as JAX's."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    environ.pop(processes.OWNER, None)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.jax_notebook"],
-        capture_output=True,
-        text=True,
-        env=environ,
-        timeout=2 * PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    """The notebook's arrays arrive as NumPy's, and return as JAX's."""
+    found = _found_by("tests.jax_notebook")
     of_sharded, of_key = found.pop("of_sharded"), found.pop("of_key")
     assert found.pop("arrived") == ["ndarray"] * 3
     assert found.pop("n_devices") == 2
     assert found == dict.fromkeys(found, True)
     assert "process_allgather(x, tiled=True)" in of_sharded
     assert "`KEY`" in of_key and "jax.random.key_data" in of_key
+
+
+@pytest.mark.exhaustive
+@pytest.mark.jax
+def test_a_model_of_flax_is_trained_with_optax_and_continued_by_orbax(tmp_path: Path) -> None:
+    missing = [
+        name for name in ("flax", "optax", "orbax") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    found = _found_by("tests.flax_notebook", str(tmp_path))
+    assert found.pop("arrived") == ["ndarray"]
+    assert (found.pop("n_devices"), found.pop("n_steps")) == (2, 30)
+    assert found.pop("type") == "TrainState"
+    assert found == dict.fromkeys(found, True)
+
+
+def _found_by(notebook: str, *arguments: str) -> dict[str, Any]:
+    """Run a notebook as a process of its own; return what it prints."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environ.pop(processes.OWNER, None)
+    done = subprocess.run(
+        [sys.executable, "-m", notebook, *arguments],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=2 * PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @contextmanager

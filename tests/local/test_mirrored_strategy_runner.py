@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.compat import MirroredStrategyRunner
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
 from tests.documented import covers
 from tests.tensorflow_ranks import custom, gpus_of_rank, readme, replicas
 
@@ -24,7 +26,11 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 
 def last_results() -> list[Any]:
     """What every rank of the last gang returned."""
-    return list(launcher.gangs().values())[-1].results
+    return last_gang().results
+
+
+def last_gang() -> Gang:
+    return list(launcher.gangs().values())[-1]
 
 
 @pytest.fixture
@@ -78,6 +84,7 @@ def test_more_slots_than_gpus_here_are_refused() -> None:
 def test_another_gpu_resource_is_refused() -> None:
     with pytest.raises(RuntimeError, match="gpu_resource_name='fpga' is not supported"):
         MirroredStrategyRunner(num_slots=2, gpu_resource_name="fpga")
+    MirroredStrategyRunner(num_slots=2, gpu_resource_name="fpga", local_mode=True)  # without Spark
 
 
 @covers(
@@ -111,7 +118,14 @@ KERAS_2 = {"TF_USE_LEGACY_KERAS": "1"}
 @pytest.mark.tensorflow
 def test_the_readmes_example_trains_here() -> None:
     runner = MirroredStrategyRunner(num_slots=2, local_mode=True, use_gpu=False, env=KERAS_2)
-    assert runner.run(readme, epochs=3) == (3, [], 2)
+    losses, *rest = runner.run(readme, epochs=3)
+    assert rest == [[], 2]
+    gang = last_gang()
+    for rank in range(2):
+        seen = gang.metrics[gang.metrics["rank"] == rank]
+        assert list(seen["step"]) == list(range(15))
+        assert list(seen["loss"][4::5]) == pytest.approx(losses, rel=1e-4)
+    assert not [e for e in gang.events() if isinstance(e, ev.Notice) and e.level == "warning"]
     runner = MirroredStrategyRunner(
         num_slots=2, local_mode=True, use_gpu=False, use_custom_strategy=True
     )
@@ -124,7 +138,8 @@ def test_the_readmes_example_trains_here() -> None:
 @pytest.mark.usefixtures("spark")
 def test_the_readmes_example_trains_on_executors() -> None:
     runner = MirroredStrategyRunner(num_slots=2, use_gpu=False, env=KERAS_2)
-    assert runner.run(readme, epochs=3) == (3, [], 2)
+    losses, *rest = runner.run(readme, epochs=3)
+    assert len(losses) == 3 and rest == [[], 2]
 
 
 @pytest.mark.tensorflow

@@ -18,6 +18,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.frameworks.tensorflow.node import observe
 from tests import observed
+from tests.local.test_observe_libraries import KERAS
 from tests.site_code import ROOT, blocks
 
 PAGE = "docs/guides/tensorflow.md"
@@ -173,6 +174,27 @@ def test_summaries_become_curves_and_those_of_keras_once(tmp_path: Path) -> None
     assert curves["test/loss"] == [(0, 0.0), (1, 1.0), (2, 2.0)]
     assert curves["loss"][:3] == [(0, 0.0), (1, 0.5), (2, 1.0)]
     assert ("Epoch 1/1", 1.0, 1.0, True) in done.bars
+
+
+@pytest.mark.exhaustive  # it imports TensorFlow, which takes seconds
+@pytest.mark.tensorflow
+def test_keras_2_is_observed_as_keras_3(tmp_path: Path) -> None:
+    code = KERAS.replace("import keras", "import tf_keras as keras")
+    done = observed.run(code, tmp_path)
+    assert {name: sorted(points) for name, points in done.curves.items()} == {
+        "loss": list(range(20)),
+        "mae": list(range(20)),
+        "val_loss": [3, 7],
+        "val_mae": [3, 7],
+        "lr": [11],
+        "test_loss": [12, 16],
+        "test_mae": [12, 16],
+    }
+    unasked, asked = done.stdout.split("asked for\n")
+    assert unasked == "" and asked.startswith("4/4 - ") and "[====" in asked
+    assert asked.endswith("silent\n")
+    assert ("Epoch 2/2", 4.0, 4.0, True) in done.bars
+    assert not done.of(ev.Notice)
 
 
 CLU = """

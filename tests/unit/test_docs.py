@@ -17,9 +17,9 @@ from IPython.core.inputtransformer2 import TransformerManager
 import hydrogen_magic
 from benchmarks import _results
 from docs import generated
+from hydrogen_magic import plugins
 from hydrogen_magic.__main__ import COMMANDS
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.frameworks.horovod import command as horovod
 from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, gang, infer
 from tests import documented, markdown
 
@@ -147,8 +147,9 @@ def test_every_terminal_command_of_the_pages_exists() -> None:
     pages = [*AT_ROOT, *PAGES, *NOTEBOOKS, ROOT / "binder" / "postBuild"]
     text = "".join(page.read_text() for page in pages)
     found = set(re.findall(r"python -m (hydrogen_magic\S* \w+ \w+)", text))
-    names = [*COMMANDS, *dict(generated.subcommands("horovod", horovod.parser()))]
-    known = {" ".join(["hydrogen_magic", *name.split()[:2]]) for name in names}
+    known = {
+        " ".join(["hydrogen_magic", *name.split()[:2]]) for name in generated.terminal_commands()
+    }
     assert len(found) > 2 and found - known == set()
 
 
@@ -189,8 +190,9 @@ def test_the_line_of_a_gang_command_has_its_options(verb: str) -> None:
 
 
 def test_every_command_of_a_terminal_is_described() -> None:
-    commands = {**COMMANDS, **dict(generated.subcommands("horovod", horovod.parser()))}
+    commands = generated.terminal_commands()
     assert commands["horovod build --force"]
+    assert set(plugins.commands()) == {name.split()[0] for name in commands} - {"gang"}
     assert [name for name, text in commands.items() if not text] == []
     assert {verb for _, verb, *_ in map(str.split, COMMANDS)} <= set(GANG_COMMANDS)
 

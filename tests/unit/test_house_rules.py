@@ -103,6 +103,7 @@ FRAMEWORKS = {
     "torch",
     "numpy",
     "horovod",
+    "deepspeed",
     "tensorflow",
     "jax",
     "keras",

@@ -102,9 +102,6 @@ class Rendezvous(ABC):
     failed."""
     timeline: LibraryTimeline | None = None
     """The library's own timeline, where it writes one."""
-    command = ""
-    """``module:function`` that sets up the library, for ``python -m hydrogen_magic NAME …``: it takes the
-    arguments after the name of the rendezvous and returns the exit status. Empty if there is none."""
 
     def join_timeout_s(self, spec: JobSpec) -> float:
         """Return how long ranks wait in :attr:`init_collective` until the missing ones count as failed.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from hydrogen_magic.frameworks import subprocess_log
 from hydrogen_magic.frameworks.horovod import build, installation
 from hydrogen_magic.frameworks.horovod.build import installing
 from hydrogen_magic.frameworks.horovod.build.errors import BuildError
@@ -17,8 +16,7 @@ from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command and return the exit code: 0 success, 1 failure, 3 missing requirements."""
     given = parser().parse_args(arguments)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end)
+    subprocess_log.exit_on_signals()
     try:
         return _build(given) if given.command == "build" else _check()
     except BuildError as error:
@@ -55,10 +53,6 @@ def parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("check", help="show the installed version and test it")
     return parser
-
-
-def _end(signum: int, frame: object) -> NoReturn:
-    raise SystemExit(128 + signum)
 
 
 def _build(given: argparse.Namespace) -> int:

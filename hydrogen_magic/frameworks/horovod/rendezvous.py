@@ -47,7 +47,6 @@ class HorovodRendezvous(Rendezvous):
     """Horovod by Gloo, for PyTorch."""
 
     library = "hydrogen_magic.frameworks.horovod.installation"
-    command = "hydrogen_magic.frameworks.horovod.command:main"
     variables = RANK_VARIABLES | {
         "HOROVOD_RANK",
         "HOROVOD_SIZE",

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydrogen_magic.frameworks import subprocess_log
 from hydrogen_magic.frameworks.horovod import installation
 from hydrogen_magic.frameworks.horovod.build import (
     fetching,
     installing,
     source_patches,
-    subprocess_log,
     toolchain,
     wheel_cache,
 )

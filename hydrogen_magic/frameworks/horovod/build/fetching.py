@@ -16,12 +16,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydrogen_magic.frameworks.horovod.build import (
-    source_patches,
-    subprocess_log,
-    toolchain,
-    wheel_cache,
-)
+from hydrogen_magic.frameworks import subprocess_log
+from hydrogen_magic.frameworks.horovod.build import source_patches, toolchain, wheel_cache
 from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 _NEEDS = {

@@ -25,7 +25,27 @@ def attach(module: ModuleType) -> None:
     """Show which extension is being compiled; ``module`` is ``torch.utils.cpp_extension``."""
     for name in ("load", "load_inline"):
         setattr(module, name, _shown(getattr(module, name)))
-    module.FileBaton.wait = _explained(module.FileBaton.wait)
+    explain_waits(module, _warn)
+
+
+def explain_waits(module: ModuleType, say: Callable[[str], None]) -> None:
+    """Call ``say`` with an explanation when this process waits for a lock file that was left behind."""
+    wait = module.FileBaton.wait
+
+    @functools.wraps(wait)
+    def waiting(baton: Any) -> None:
+        if _is_abandoned(Path(baton.lock_file_path)):
+            text = f"waits for {baton.lock_file_path}, which no process of this machine has open"
+            say(f"{text}: delete it, unless another machine is compiling the same extension")
+        wait(baton)
+
+    module.FileBaton.wait = waiting
+
+
+def _warn(text: str) -> None:
+    reporter = _reporter.current()
+    if reporter is not None:
+        reporter.notice("warning", text)
 
 
 def _shown(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,19 +55,6 @@ def _shown(load: Callable[..., Any]) -> Callable[..., Any]:
             return load(name, *args, **kwargs)
 
     return showing
-
-
-def _explained(wait: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(wait)
-    def waiting(baton: Any) -> None:
-        reporter = _reporter.current()
-        if reporter is not None and _is_abandoned(Path(baton.lock_file_path)):
-            text = f"waits for {baton.lock_file_path}, which no process of this machine has open"
-            advice = "delete it, unless another machine is compiling the same extension"
-            reporter.notice("warning", f"{text}: {advice}")
-        wait(baton)
-
-    return waiting
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import functools
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -22,15 +23,21 @@ _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models whose metrics are recorded here."""
 
 
-def attach(module: ModuleType) -> None:
+class Automatic(int):
+    """A verbosity that the user did not choose; Keras 3 passes ``"auto"``."""
+
+
+def attach(module: ModuleType, hooks: type[KerasHooks] | None = None) -> None:
     """Make every ``CallbackList`` call our callback too; ``module`` is ``keras.callbacks``."""
-    observer = type("HydrogenCallback", (_KerasHooks, module.Callback), {})
+    observer = type("HydrogenCallback", (hooks or KerasHooks, module.Callback), {})
     original = module.CallbackList.__init__
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         is_rank = _reporter.current() is not None
-        if is_rank and kwargs.get("verbose") == "auto" and kwargs.get("add_progbar"):
+        verbose = kwargs.get("verbose")
+        is_automatic = verbose == "auto" or isinstance(verbose, Automatic)
+        if is_rank and is_automatic and kwargs.get("add_progbar"):
             original(self, *args, **{**kwargs, "add_progbar": False})
         else:
             original(self, *args, **kwargs)
@@ -66,9 +73,8 @@ def _join(callbacks: Any, observer: type[Any]) -> None:
     ours.set_model(callbacks.model)
     ours.set_params(callbacks.params)
     callbacks.callbacks.append(ours)
+    ours.joined(callbacks)
     _seen.add(callbacks.model)
-    if _shares_arrays():
-        callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
 
 
 def _shares_arrays() -> bool:
@@ -81,7 +87,7 @@ def _shares_arrays() -> bool:
     return jax is not None and keras.config.backend() == "jax" and jax.process_count() > 1
 
 
-class _KerasHooks:
+class KerasHooks:
     """The hooks of our callback. Threads may call those for batches in any order."""
 
     model: Any
@@ -99,12 +105,26 @@ class _KerasHooks:
         self._n_inner = 0
         self._names: set[str] = set()
 
+    def joined(self, callbacks: Any) -> None:
+        """Have its hooks called; ``callbacks`` is the ``CallbackList`` that it was appended to."""
+        if _shares_arrays():
+            callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
+
+    def means(self, logs: Any) -> Mapping[str, Any]:
+        """Return the metrics of a batch as means over the replicas."""
+        return logs or {}
+
+    def steps_done(self) -> int:
+        """Return the optimizer's steps."""
+        optimizer = getattr(self.model, "optimizer", None)
+        return 0 if optimizer is None else int(optimizer.iterations)
+
     # ── fit ──────────────────────────────────────────────────────────────────────────────────────
 
     @metrics.safely
     def on_train_begin(self, logs: Any = None) -> None:
         self._is_fitting = True
-        self._first_step = self._steps_done()
+        self._first_step = self.steps_done()
 
     @metrics.safely
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -114,7 +134,7 @@ class _KerasHooks:
 
     @metrics.safely
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        metrics.log(logs or {}, self._first_step + batch)
+        metrics.log(self.means(logs), self._first_step + batch)
         self._names.update(logs or {})
         with self._lock:
             self._count_steps(batch + 1 - self._n_batches)
@@ -151,7 +171,7 @@ class _KerasHooks:
         if self._is_fitting:
             self._inner.close()
             return
-        metrics.log({f"test_{name}": v for name, v in (logs or {}).items()}, self._steps_done())
+        metrics.log({f"test_{name}": v for name, v in (logs or {}).items()}, self.steps_done())
         self._bar.close()
 
     @metrics.safely
@@ -192,7 +212,3 @@ class _KerasHooks:
         if reporter is not None:
             for _ in range(n):
                 reporter.steps.add(id(self.model))
-
-    def _steps_done(self) -> int:
-        optimizer = getattr(self.model, "optimizer", None)
-        return 0 if optimizer is None else int(optimizer.iterations)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 _GRACE_S = 5.0
 _STEP_PERCENT = 20
@@ -26,11 +26,11 @@ class CompilerProgress:
         self._said = -_STEP_PERCENT
 
     def feed(self, line: str) -> None:
-        """Process a line of the build's output."""
-        found = re.match(r"\s*\[\s*(\d+)%\]", line)
+        """Process a line of the build's output: make's ``[ 25%]``, or ninja's ``[1/4]``."""
+        found = re.match(r"\s*\[\s*(\d+)(?:%|/(\d+))\]", line)
         if found is None:
             return
-        percent = int(found[1])
+        percent = int(found[1]) if found[2] is None else 100 * int(found[1]) // int(found[2])
         minutes, seconds = divmod(int(self._clock() - self._started), 60)
         text = f"· compiling: {percent} % after {minutes}:{seconds:02d}"
         if self._is_live:
@@ -43,6 +43,16 @@ class CompilerProgress:
         """End the line."""
         if self._is_live:
             print("\r\033[K", end="", file=self._out, flush=True)
+
+
+def exit_on_signals() -> None:
+    """Raise SystemExit on SIGTERM and SIGHUP, so that what was started is ended."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _exit)
+
+
+def _exit(signum: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + signum)
 
 
 def run(
@@ -97,7 +107,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 _TELLING = re.compile(
-    r"\berror:|undefined reference|CMake Error|No space left|\bKilled\b|^\s*\w*Error:"
+    r"\berror:|undefined reference|CMake Error|No space left|\bKilled\b|: not found$|^\s*[\w.]*Error:"
 )
 _N_BELOW = 4
 """Number of lines in CMake's message after the line with its location."""

@@ -1,0 +1,1 @@
+"""DeepSpeed support: ``python -m hydrogen_magic deepspeed build`` compiles operators ahead of a gang."""

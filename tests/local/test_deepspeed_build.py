@@ -1,0 +1,138 @@
+"""``python -m hydrogen_magic deepspeed build``: with a stand-in for DeepSpeed, and with the real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic.__main__ import main
+from tests.gangs import PATIENCE_S
+
+ALL_OPS = """
+import threading, time
+from pathlib import Path
+from torch.utils.cpp_extension import FileBaton
+
+LOCK = Path(__file__).with_name("lock")
+
+class Quick:
+    def load(self, verbose):
+        print("[1/2] c++ a.cpp" if verbose else "")
+
+class Missing:
+    def load(self, verbose):
+        raise RuntimeError("Unable to JIT load the op due to ninja not being installed.")
+
+class Waiting:
+    def load(self, verbose):
+        LOCK.touch()
+        threading.Timer(4, LOCK.unlink).start()
+        FileBaton(str(LOCK)).wait()
+
+class Endless:
+    def load(self, verbose):
+        lock = FileBaton(str(LOCK))
+        assert lock.try_acquire()
+        print("[1/2] c++ a.cpp")
+        try:
+            time.sleep(600)
+        finally:
+            lock.release()
+
+accelerator_name = "cpu"
+ALL_OPS = {
+    "deepspeed_shm_comm": Quick(), "missing": Missing(), "waiting": Waiting(), "endless": Endless(),
+}
+"""
+
+
+@pytest.fixture
+def operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package ``deepspeed`` with nothing but operators; returns the path of its lock file."""
+    folder = tmp_path / "deepspeed" / "ops" / "op_builder"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent, folder.parent.parent):
+        (package / "__init__.py").touch()
+    (folder / "all_ops.py").write_text(ALL_OPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    return folder / "lock"
+
+
+def test_without_deepspeed_the_remedy_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    assert main(["deepspeed", "build"]) == 3
+    assert "not installed here: run `pip install" in capsys.readouterr().err
+
+
+def test_operators_are_compiled_with_progress(
+    operators: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deepspeed", "build"]) == 0
+    found = capsys.readouterr()
+    assert "deepspeed_shm_comm can be loaded" in found.out
+    assert "compiling: 50 % after" in found.err
+
+
+def test_a_lock_file_without_a_process_is_named(
+    operators: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deepspeed", "build", "waiting"]) == 0
+    assert f"· waits for {operators}, which no process" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("missing", "RuntimeError: Unable to JIT load the op due to ninja not being installed."),
+        ("fused", "not an operator for cpu: fused; choose from deepspeed_shm_comm, missing"),
+    ],
+)
+def test_the_cause_of_a_failure_is_shown(
+    name: str, reason: str, operators: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deepspeed", "build", name]) == 1
+    said = capsys.readouterr().err
+    assert f"{name} cannot be loaded:" in said and reason in said
+    assert "Traceback" not in said
+
+
+def test_a_stop_leaves_no_lock_file(operators: Path) -> None:
+    """Ranks would wait for it."""
+    command = [sys.executable, "-m", "hydrogen_magic", "deepspeed", "build", "endless"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as building:
+        assert building.stderr is not None
+        assert "50 %" in building.stderr.readline()
+        assert operators.exists()
+        building.send_signal(signal.SIGTERM)
+        assert building.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert not operators.exists()
+
+
+def communicate() -> bool:
+    import deepspeed
+    from deepspeed.comm import comm
+
+    deepspeed.init_distributed()
+    return comm.cdb.shm_comm_op is not None
+
+
+@pytest.mark.exhaustive
+@pytest.mark.deepspeed
+@pytest.mark.timeout(600)  # an operator is compiled
+def test_ranks_load_what_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    assert main(["deepspeed", "build"]) == 0
+    [library] = tmp_path.rglob("deepspeed_shm_comm.so")
+    made = library.stat().st_mtime_ns
+    assert hm.run(communicate, np=2, quiet=True, env={"TORCH_EXTENSIONS_DIR": str(tmp_path)})
+    assert library.stat().st_mtime_ns == made
