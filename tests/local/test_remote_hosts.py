@@ -26,6 +26,7 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import (
     AgentReport,
+    CleanedUp,
     ClosureServed,
 )
 from hydrogen_magic.core.network import PortRange, host_and_port
@@ -162,6 +163,26 @@ def test_tasks_of_a_gang_that_has_succeeded_are_not_ended(monkeypatch: pytest.Mo
     assert ended(launch(ranks.gather, np=2)).result == [0, 1]
     wait_until(lambda: "released" in seen)
     assert seen == ["returned", "released"]
+
+
+def test_agents_may_report_the_end_later_than_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy host: their tasks are over, but their last messages are on the way."""
+    start_agents, take = DirectoryHosts.start_agents, RemoteAgent.take
+    tasks_ended = threading.Event()
+
+    async def note_end(hosts: DirectoryHosts, *arguments: Any) -> None:
+        await start_agents(hosts, *arguments)
+        tasks_ended.set()
+
+    def take_late(agent: RemoteAgent, report: AgentReport, data: Any) -> None:
+        if isinstance(report, CleanedUp) and not tasks_ended.is_set():
+            hub().loop.call_later(2 * attempt._LATE_REPORTS_S, take_late, agent, report, data)
+        else:
+            take(agent, report, data)
+
+    monkeypatch.setattr(DirectoryHosts, "start_agents", note_end)
+    monkeypatch.setattr(RemoteAgent, "take", take_late)
+    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
 
 
 def test_errors_after_the_end_of_an_attempt_are_not_reported(
