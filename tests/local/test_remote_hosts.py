@@ -207,6 +207,42 @@ def test_errors_after_the_end_of_an_attempt_are_not_reported(
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
+_STARTS_SLOWLY = """
+real_start = _start
+def _start(*arguments):
+    found = real_start(*arguments)
+    open({folder!r} + "/started", "w").close()
+    while not os.path.exists({folder!r} + "/answered"):
+        time.sleep(0.01)
+    return found
+"""
+_COMES_FIRST = """
+real_say = _say
+def _say(*arguments):
+    answer = real_say(*arguments)
+    open({folder!r} + "/answered", "w").close()
+    return answer
+"""
+
+
+def test_a_new_agent_serves_the_gang_that_has_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a task of another gang comes first; both agents would have the keys of one task otherwise."""
+    program, changes = HostTasks.program, [_STARTS_SLOWLY, _COMES_FIRST]
+
+    def changed(tasks: HostTasks, *arguments: Any) -> str:
+        source, main, call = program(tasks, *arguments).rpartition("\nmain(json.loads(")
+        return f"{source}{changes.pop(0).format(folder=str(tmp_path))}{main}{call}"
+
+    monkeypatch.setattr(HostTasks, "program", changed)
+    local_agents.close()
+    first = launch(plain_ranks.meet, str(tmp_path), "first", "second", np=1)
+    wait_until((tmp_path / "started").exists)
+    second = launch(plain_ranks.meet, str(tmp_path), "second", "first", np=1)
+    assert ended(first).result != ended(second).result
+
+
 def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     instructions = HostTasks.instructions
 
