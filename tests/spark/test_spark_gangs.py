@@ -240,7 +240,7 @@ def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_pat
 def test_a_gang_waits_for_slots_as_long_as_it_may(spark: Any, tmp_path: Path) -> None:
     with busy(spark, 3, tmp_path):
         gang = launch(ranks.gather, np=2, wait=5)
-        holder = r"2 executors; job \d+ \(collect at .*\) holds 3 slots"
+        holder = r"2 executors; job \d+ \(collect.* at .*\) holds 3 slots"
         until(gang, lambda: re.fullmatch(holder, gang.snapshot().waits_for))
         with pytest.raises(PlacementError, match=rf"np 2 .* within 5 s .*: 1 slot free; {holder}"):
             ended(gang).raise_for_state()
