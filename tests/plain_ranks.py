@@ -46,6 +46,14 @@ def wait_unless_first(over: str) -> str:
     return "over"
 
 
+def meet(folder: str, mine: str, others: str) -> int:
+    """Wait for the rank of another gang; return the pid of this one's agent."""
+    (Path(folder) / mine).touch()
+    while not (Path(folder) / others).exists():
+        time.sleep(0.01)
+    return os.getppid()
+
+
 def parent() -> int:
     return os.getppid()
 

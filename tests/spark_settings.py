@@ -13,6 +13,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
 from tests import leaks, plain_ranks, spark_ranks, spark_rig
 from tests.gangs import ended, failure_of
+from tests.shells import loaded_shell
 from tests.spark_gangs import launch
 
 ANSWER = "settings: "
@@ -54,13 +55,29 @@ def packed(spark: Any) -> dict[str, Any]:
     return {"prefix": prefix, "ranks": ended(launch(spark_ranks.ranks.gather, np=2)).result}
 
 
+def modules(spark: Any) -> dict[str, Any]:
+    """Return what ranks import of modules that Spark has distributed, and how another one is refused."""
+    spark.sparkContext.addPyFile("added.py")
+    spark.sparkContext.addPyFile("added_archive.zip")
+    sys.path.append("only_here.zip")
+    magic = "%%distributed --np 2 --on spark --cpu\n"
+    with loaded_shell() as shell:
+        shell.user_ns["spark"] = spark
+        shell.run_cell("import by_file, by_archive, added, added_archive, only_here").raise_error()
+        names = "by_file, by_archive, added, added_archive"
+        answers = shell.run_cell(f"{magic}import unpacked\n[m.ANSWER for m in ({names}, unpacked)]")
+        answers.raise_error()
+        refused = shell.run_cell(f"{magic}({names}, only_here)").error_in_exec
+    return {"found": answers.result, "refused": str(refused)}
+
+
 def main(master: str, name: str) -> None:
     from pyspark.sql import SparkSession
 
     leaks.mark_session()
     spark = SparkSession.builder.master(master).getOrCreate()
     spark_rig.wait_for_executors(spark, 2)
-    answer = {"many": many, "packed": packed}[name](spark)
+    answer = {"many": many, "packed": packed, "modules": modules}[name](spark)
     local_agents.close()
     spark.stop()
     print(f"{ANSWER}{json.dumps(answer)}", flush=True)

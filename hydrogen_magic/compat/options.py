@@ -23,6 +23,7 @@ _COMMON: Words = (
     (r"`--pack`", "`pack=True`"),
     (r"`--spread`", "`pack=False`"),
     (r"`?--max-closure`?", "`%config Distributed.max_closure`"),
+    (r"`--wait ", "`%%distributed --wait "),
     (r"`--on inline --np 1`", "`%%distributed --on inline --np 1`"),
 )
 

@@ -127,6 +127,8 @@ class Queued:
     """Slots that are available already."""
     wanted: int
     """Slots that it needs; the wait ends when ``have`` reaches this number."""
+    waits_for: str = ""
+    """What is there and what holds the other slots, for the user; empty if unknown."""
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,9 @@ class LocalAgentConfig(AgentConfig):
 class RemoteAgentConfig(AgentConfig):
     """For an agent that a task on its host starts; the listening socket for tasks comes with it."""
 
+    gang: str
+    attempt: int
+    """It serves this attempt before any other: the task has keys for one agent only."""
     folder: str
     """The agent's own directory."""
     idle_s: float

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _MAGIC = frozenset("*[")
 _NOT_QUOTED = "/:@?&=%+,"
 """Characters of a URL that have a meaning, or are escaped already."""
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_PACKAGES = {"abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs", "s3": "s3fs"}
+"""Packages by which fsspec reads a scheme. It does not know those of Azure before they are installed."""
 _BY_ARROW = ("abfs", "abfss", "gs", "hdfs", "s3", "viewfs")
 
 
@@ -241,12 +244,15 @@ def _opened_by_fsspec(url: str, scheme: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
 
         filesystem, path = url_to_fs(url)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # fsspec raises ValueError for an unknown scheme
+        package = _PACKAGES.get(scheme, "")
+        is_missing = isinstance(error, ImportError) or (package and find_spec(package) is None)
+        if not is_missing:
+            raise OSError(str(error)) from error
+        remedy = f"pip install {package}" if package else error
         raise ImportError(
-            f"{url} cannot be read: {scheme}:// needs a package that is not installed here: {error}"
+            f"{url} cannot be read: {scheme}:// needs a package that is not installed here: {remedy}"
         ) from error
-    except ValueError as error:  # of fsspec, for an unknown scheme
-        raise OSError(str(error)) from error
     if "://" in path:  # as of fsspec's HTTP
         raise OSError(f"{scheme}:// has no folders: download the data, and pass its path")
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path

@@ -17,8 +17,8 @@ class DatasetHandle:
     A context manager, which deletes the data at its end as :meth:`delete` does.
     """
 
-    path: str
-    """Folder, file or URL of the Parquet data."""
+    path: str | tuple[str, ...]
+    """Folder, file, glob or URL of the Parquet data; all of them if a list was passed."""
     n_rows: int
     n_bytes: int
     """Size of the files."""
@@ -26,6 +26,13 @@ class DatasetHandle:
     """Name and Arrow type of each column."""
     _remove: Callable[[], None] | None = field(default=None, repr=False)
     """Deletes what the notebook has written; None on ranks, and for data that was there before."""
+
+    @property
+    def place(self) -> str:
+        """The path in messages."""
+        if isinstance(self.path, str):
+            return self.path
+        return self.path[0] + (f" and {len(self.path) - 1} more" if len(self.path) > 1 else "")
 
     def delete(self) -> None:
         """Delete the data, if :func:`hydrogen_magic.dataset` has written it, and in the notebook only.
@@ -48,7 +55,7 @@ class DatasetHandle:
 
     def __repr__(self) -> str:
         shape = f"{self.n_rows:,} rows, {len(self.columns)} columns, {size_text(self.n_bytes)}"
-        return f"<hm.dataset: {shape} in {self.path}>"
+        return f"<hm.dataset: {shape} in {self.place}>"
 
     def __reduce__(self) -> Any:
         return DatasetHandle, (self.path, self.n_rows, self.n_bytes, self.columns)

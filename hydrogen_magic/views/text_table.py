@@ -268,11 +268,12 @@ def slowest(ranks: Sequence[RankState]) -> list[RankState]:
 
 
 def warnings(state: GangState, now_s: float) -> list[Warned]:
-    """Return warnings about stopped, late, waiting or silent ranks."""
+    """Return warnings about missing slots, and about stopped, late, waiting or silent ranks."""
     if state.is_terminal:
         return []
     alive = [rank for rank in state.ranks if not rank.is_over]
     return [
+        *_queued(state),
         *_stopped(alive),
         *_asking(alive),
         *_late(alive, now_s),
@@ -280,6 +281,11 @@ def warnings(state: GangState, now_s: float) -> list[Warned]:
         *_waited_for(state, alive, now_s),
         *_silent(state.gang, alive, now_s),
     ]
+
+
+def _queued(state: GangState) -> Iterable[Warned]:
+    if state.waits_for and not state.stop_reason:
+        yield Warned("queued", f"waiting for slots: {clean_name(state.waits_for)}")
 
 
 def _stopped(alive: Sequence[RankState]) -> Iterable[Warned]:

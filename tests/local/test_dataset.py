@@ -19,7 +19,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.views.row_progress import RowProgress
 from tests.gangs import ended, failure_of, wait_until
-from tests.shards import rows_of
+from tests.shards import rows_of, write_parquet
 
 pa = pytest.importorskip("pyarrow")
 
@@ -202,6 +202,22 @@ def test_data_that_is_there_already(tmp_path: Path, datasets: Callable[[], list[
         hm.shard(rows)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         hm.dataset(tmp_path / "nowhere")
+
+
+def test_a_list_of_data_that_is_there_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_parquet(tmp_path / "data")
+    rows = hm.dataset(["data/year=2025", Path("data/year=2026/*.parquet")])
+    monkeypatch.chdir("/")
+    assert (rows.n_rows, rows.columns[-1]) == (23, ("year", "int32"))
+    assert repr(rows).endswith(f"{tmp_path}/data/year=2025 and 1 more>")
+    assert rows_of(hm.shard(pickle.loads(pickle.dumps(rows)))) == list(range(23))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        hm.dataset([tmp_path / "data", tmp_path / "nowhere"])
+    with pytest.raises(TypeError, match=r"expects a DataFrame, got a list"):
+        hm.dataset([frame(), tmp_path / "data"])
 
 
 # ── failures and ends ────────────────────────────────────────────────────────────────────────────

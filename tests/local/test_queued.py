@@ -16,7 +16,7 @@ from hydrogen_magic.driver import controller
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
 from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.state.gang_state import GangState, replay
-from hydrogen_magic.views.text_table import headline
+from hydrogen_magic.views.text_table import gang_lines, headline
 from hydrogen_magic.views.widget import rank_rows
 from hydrogen_magic.views.widget.feed import PageFeed
 from tests import plain_ranks
@@ -42,6 +42,15 @@ def test_views_say_how_many_slots_there_are() -> None:
     assert headline(state, 12.0) == "gang cafe · 4 ranks · queued, 2 of 4 slots · 12 s"
     gang = rank_rows.gang_row(state, 12.0)
     assert gang["state"] == "queued" and gang["queued"] == [2, 4]
+
+
+def test_views_say_what_it_waits_for() -> None:
+    reason = "1 of 2 executors so far; job 3 (hydrogen_magic gang f00d, 2 ranks) holds 2 slots"
+    state = waiting(ev.Queued(3.0, 1, 4, reason))
+    assert gang_lines(state, 12.0, 200)[-1] == f"! waiting for slots: {reason}"
+    assert rank_rows.gang_row(state, 12.0)["warnings"] == [f"waiting for slots: {reason}"]
+    over = waiting(ev.Queued(3.0, 1, 4, reason), ev.Queued(4.0, 4, 4))
+    assert rank_rows.gang_row(over, 12.0)["warnings"] == []
 
 
 @pytest.mark.parametrize(

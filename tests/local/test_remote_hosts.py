@@ -26,6 +26,7 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import (
     AgentReport,
+    CleanedUp,
     ClosureServed,
 )
 from hydrogen_magic.core.network import PortRange, host_and_port
@@ -164,6 +165,26 @@ def test_tasks_of_a_gang_that_has_succeeded_are_not_ended(monkeypatch: pytest.Mo
     assert seen == ["returned", "released"]
 
 
+def test_agents_may_report_the_end_later_than_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy host: their tasks are over, but their last messages are on the way."""
+    start_agents, take = DirectoryHosts.start_agents, RemoteAgent.take
+    tasks_ended = threading.Event()
+
+    async def note_end(hosts: DirectoryHosts, *arguments: Any) -> None:
+        await start_agents(hosts, *arguments)
+        tasks_ended.set()
+
+    def take_late(agent: RemoteAgent, report: AgentReport, data: Any) -> None:
+        if isinstance(report, CleanedUp) and not tasks_ended.is_set():
+            hub().loop.call_later(2 * attempt._LATE_REPORTS_S, take_late, agent, report, data)
+        else:
+            take(agent, report, data)
+
+    monkeypatch.setattr(DirectoryHosts, "start_agents", note_end)
+    monkeypatch.setattr(RemoteAgent, "take", take_late)
+    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
+
+
 def test_errors_after_the_end_of_an_attempt_are_not_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,6 +205,42 @@ def test_errors_after_the_end_of_an_attempt_are_not_reported(
     traceback.clear_frames(caught.tb)  # they hold what asyncio reports when it is freed
     gc.collect()
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+_STARTS_SLOWLY = """
+real_start = _start
+def _start(*arguments):
+    found = real_start(*arguments)
+    open({folder!r} + "/started", "w").close()
+    while not os.path.exists({folder!r} + "/answered"):
+        time.sleep(0.01)
+    return found
+"""
+_COMES_FIRST = """
+real_say = _say
+def _say(*arguments):
+    answer = real_say(*arguments)
+    open({folder!r} + "/answered", "w").close()
+    return answer
+"""
+
+
+def test_a_new_agent_serves_the_gang_that_has_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a task of another gang comes first; both agents would have the keys of one task otherwise."""
+    program, changes = HostTasks.program, [_STARTS_SLOWLY, _COMES_FIRST]
+
+    def changed(tasks: HostTasks, *arguments: Any) -> str:
+        source, main, call = program(tasks, *arguments).rpartition("\nmain(json.loads(")
+        return f"{source}{changes.pop(0).format(folder=str(tmp_path))}{main}{call}"
+
+    monkeypatch.setattr(HostTasks, "program", changed)
+    local_agents.close()
+    first = launch(plain_ranks.meet, str(tmp_path), "first", "second", np=1)
+    wait_until((tmp_path / "started").exists)
+    second = launch(plain_ranks.meet, str(tmp_path), "second", "first", np=1)
+    assert ended(first).result != ended(second).result
 
 
 def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,15 +253,38 @@ def predicted(tmp_path: Path) -> Any:
 
 
 @mostly_on_classic
-def test_an_action_predicts_only_the_rows_that_it_needs(spark: Any, predicted: Any) -> None:
+def test_an_action_predicts_only_the_rows_that_it_needs(
+    spark: Any, predicted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     frame, n_rows = predicted(spark)
     assert (frame.count(), len(frame.select("id").collect())) == (1000, 1000)
     assert n_rows() == 0, "no prediction was needed"
+    frame.select("id").explain()
+    assert "Python" not in capsys.readouterr().out
     assert [row.twice for row in frame.where("id < 3").orderBy("id").collect()] == [0, 2, 4]
     assert n_rows() <= 6, "sorting may read the three rows twice"
     before = n_rows()
     assert len(frame.limit(5).collect()) == 5
     assert n_rows() == before + 5
+
+
+@on_classic
+def test_actions_on_a_few_rows_log_no_broken_pipe(
+    spark: Any, standalone: spark_rig.Standalone, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Spark would end a Python worker that still has rows to write, and the worker log that."""
+    frame = inferred(spark.range(0, 1_000_000, 1, 4), TWICE, schema="twice bigint")
+    logs = list(standalone.folder.glob(f"*-work/{spark.sparkContext.applicationId}/*/stderr"))
+    before = {log: log.stat().st_size for log in logs}
+    frame.show(5)
+    assert [row.twice for row in frame.limit(5).collect()] == [0, 2, 4, 6, 8]
+    assert len(frame.take(5)) == 5 and len(frame.limit(5).toPandas()) == 5
+    # Workers that serve another job have written what they had to say.
+    assert frame.where("id < 100").agg({"twice": "sum"}).collect()[0][0] == 9900
+    said = [log.read_text()[size:] for log, size in before.items()]
+    assert any("Finished task" in text for text in said), "the logs of this session"
+    for text in (*said, *capfd.readouterr()):
+        assert "BrokenPipe" not in text and "Traceback" not in text
 
 
 @mostly_on_classic

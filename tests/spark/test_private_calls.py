@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.placements.spark import gpu_resources, placement, private_calls
 from hydrogen_magic.errors import PlacementError
 from tests import ranks
-from tests.gangs import ended
-from tests.spark_gangs import launch
+from tests.gangs import ended, until
+from tests.spark_gangs import busy, launch
 
 pytestmark = [
     pytest.mark.spark,
@@ -84,6 +85,21 @@ def test_a_gang_runs_where_one_is_refused(method: str, forbid: Callable[[str], N
     assert ended(launch(ranks.gather, np=2)).result == [0, 1]
     said = [lost for _, lost in private_calls._refused]
     assert any(lost.startswith(LOST[method]) for lost in said) if method in LOST else not said
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", ["statusStore", "taskScheduler"])
+def test_a_gang_waits_where_the_holders_of_slots_are_unknown(
+    method: str, spark: Any, forbid: Callable[[str], None], tmp_path: Path
+) -> None:
+    with busy(spark, 4, tmp_path) as let_go:
+        forbid(method)
+        gang = launch(ranks.gather, np=2)
+        lost = "a gang that waits for slots does not show which jobs hold them"
+        until(gang, lambda: any(each == lost for _, each in private_calls._refused))
+        assert "holds" not in gang.snapshot().waits_for
+        let_go()
+        assert ended(gang).result == [0, 1]
 
 
 def test_gpus_are_refused_where_profiles_are(forbid: Callable[[str], None]) -> None:

@@ -231,7 +231,11 @@ def test_dynamic_allocation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             WITH_GPUS,
             "executors 0, 1 on one all report GPU 0, so ranks would share it",
         ),
-        (executors(("0",), ()), WITH_GPUS, "2 ranks need 2 GPUs, the cluster has 1: use `--np 1`"),
+        (
+            executors(("0",), ()),
+            WITH_GPUS,
+            "2 ranks need 2 GPUs, the cluster has 1: wait for more executors with `--wait 10m`, use `--np 1`",
+        ),
     ],
 )
 def test_gpus_that_ranks_cannot_have_for_themselves(
@@ -271,21 +275,44 @@ def test_a_gang_with_a_limit_waits_for_executors_that_may_come(
     waits = JobSpec(np=4, wait_s=600)
     found = capacity(imagined(monkeypatch, executors(()), **STANDALONE), waits)
     text = "2 slots of 4 so far (1 executor x 2 cores, 1 core per task): waiting for more executors"
+    with pytest.raises(PlacementError) as refused:
+        capacity(imagined(monkeypatch, executors(()), **STANDALONE), replace(waits, wait_s=None))
+    assert str(refused.value) == (
+        "np 4, the cluster has 2 slots (1 executor x 2 cores, 1 core per task): wait for more executors "
+        "with `--wait 10m`, use `--np 2`, or start the session with more executors or cores"
+    )
     assert (found.slots, found.notes) == (None, (text,))
     none = replace(executors(()), executors=())
     assert capacity(imagined(monkeypatch, none, **STANDALONE), waits).slots is None
     bounded = {**STANDALONE, "spark__cores__max": "3"}
-    with pytest.raises(PlacementError, match="np 4, the cluster has 3 slots"):
+    with pytest.raises(PlacementError, match="np 4, the cluster has 3 slots") as refused:
         capacity(imagined(monkeypatch, executors(()), **bounded), waits)
+    assert "--wait" not in str(refused.value), "it is of no use"
     one_each = {**WITH_GPUS, "spark__task__resource__gpu__amount": "1"}
     gpus = imagined(monkeypatch, executors(("0", "1")), **one_each)
     assert capacity(gpus, replace(waits, gpu=True)).gpus
 
 
+def test_what_a_gang_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the jobs, which only a classic session knows."""
+    for settings, expected in (
+        ({"spark__executor__instances": "3"}, "1 of 3 executors so far"),
+        ({"spark__cores__max": "8", "spark__executor__cores": "2"}, "1 of 4 executors so far"),
+        ({"spark__cores__max": "2", "spark__executor__cores": "2"}, "1 executor"),
+        ({}, "1 executor"),
+    ):
+        session = imagined(monkeypatch, executors(()), **STANDALONE, **settings)
+        assert surveys.waits_for(session, "") == expected
+    assert surveys.waits_for(imagined(monkeypatch, None, **STANDALONE), "") == ""
+
+
 def test_an_application_without_executors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     none = replace(executors(()), executors=(), at_s=1100.0)
-    with pytest.raises(PlacementError, match="has 0 slots: this application has no executor"):
+    with pytest.raises(
+        PlacementError, match="has 0 slots: this application has no executor"
+    ) as refused:
         capacity(imagined(monkeypatch, none, **STANDALONE), JobSpec())
+    assert "wait for more executors with `--wait 10m`" in str(refused.value)
 
 
 def test_what_cannot_be_known_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

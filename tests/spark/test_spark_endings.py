@@ -10,10 +10,14 @@ import dataclasses
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,7 @@ from tests.gangs import (
     notices_of,
     said,
     until,
+    wait_until,
     wait_until_gone,
 )
 from tests.spark_gangs import agent_pids, launch
@@ -160,6 +165,41 @@ def press_kill(ui: str) -> None:
     fields = dict(re.findall(r'name="(\w+)" value="(\w+)"', form[0]))
     sent = urllib.parse.urlencode(fields).encode()
     urllib.request.urlopen(urllib.parse.urljoin(ui, form[1]), sent, timeout=PATIENCE_S).close()
+
+
+# ── ended by themselves ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.exhaustive
+def test_the_jobs_of_gangs_succeed_on_a_busy_machine(spark: Any) -> None:
+    """Tasks take seconds to return there, and would fail if they were cancelled meanwhile."""
+    with busy_processors():
+        for _ in range(3):
+            gangs = [launch(ranks.gather, np=2) for _ in range(2)]
+            assert [ended(gang).result for gang in gangs] == [[0, 1], [0, 1]]
+            wait_until(lambda of=gangs: set(job_states(spark, of)) == {"SUCCEEDED"})
+
+
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """Have four processes compete for each processor."""
+    count = 4 * len(os.sched_getaffinity(0))
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def job_states(spark: Any, gangs: list[Gang]) -> list[str]:
+    """Return the states of the gangs' jobs; each has one."""
+    tracker = spark.sparkContext._jsc.sc().statusTracker()
+    tags = [f"hydrogen_magic-{gang.id}-0" for gang in gangs]
+    found = [[tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)] for tag in tags]
+    assert all(len(jobs) == 1 for jobs in found), found
+    return [str(job.get().status()) for (job,) in found]
 
 
 # ── agents end ───────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -230,6 +231,7 @@ def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_pat
     with busy(spark, 3, tmp_path):
         gang = launch(ranks.gather, np=2)
         until(gang, lambda: gang.snapshot().queued == (1, 2))
+        assert "holds 3 slots" in gang.snapshot().waits_for
         gang.stop()
         with pytest.raises(GangStoppedError):
             ended(gang).raise_for_state()
@@ -237,8 +239,11 @@ def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_pat
 
 def test_a_gang_waits_for_slots_as_long_as_it_may(spark: Any, tmp_path: Path) -> None:
     with busy(spark, 3, tmp_path):
-        with pytest.raises(PlacementError, match=r"np 2 did not fit within 2 s .*1 slot free"):
-            ended(launch(ranks.gather, np=2, wait=2)).raise_for_state()
+        gang = launch(ranks.gather, np=2, wait=5)
+        holder = r"2 executors; job \d+ \(collect.* at .*\) holds 3 slots"
+        until(gang, lambda: re.fullmatch(holder, gang.snapshot().waits_for))
+        with pytest.raises(PlacementError, match=rf"np 2 .* within 5 s .*: 1 slot free; {holder}"):
+            ended(gang).raise_for_state()
         launch(ranks.gather, np=1, wait=60).raise_for_state()
 
 

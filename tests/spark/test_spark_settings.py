@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ PROXY = "http://127.0.0.1:9"
 """Refuses connections."""
 
 
-def answers(name: str, url: str, environment: dict[str, str], **more: str) -> dict[str, Any]:
+def answers(
+    name: str, url: str, environment: dict[str, str], *, cwd: Path | None = None, **more: str
+) -> dict[str, Any]:
     """Return what :mod:`tests.spark_settings` prints."""
+    env = {**environment, "PYTHONPATH": os.getcwd(), **more}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.spark_settings", url, name], timeout=240,
-            env={**environment, "PYTHONPATH": os.getcwd(), **more}, capture_output=True, text=True,
+            [sys.executable, "-m", "tests.spark_settings", url, name],
+            timeout=240, env=env, cwd=cwd, capture_output=True, text=True,
         )  # fmt: skip
     finally:
         spark_rig.kill_all(leaks.LENT, environment[leaks.LENT])
@@ -86,3 +90,39 @@ def test_an_environment_that_spark_unpacks(
     found = answers("packed", standalone.url, environment, PYSPARK_PYTHON=relative)
     assert found["ranks"] == [0, 1]
     assert found["prefix"].endswith("/environment") and "-work/app-" in found["prefix"]
+
+
+@pytest.mark.parametrize("form", ["--py-files", "spark.submit.pyFiles"])
+def test_modules_that_came_with_the_session(
+    form: str, spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+) -> None:
+    """By relative paths, as people write them; the check for missing modules knows them."""
+    distributed = ["by_file.py", "by_archive.zip"]
+    write_modules(tmp_path, *distributed, "added.py", "added_archive.zip", "only_here.zip")
+    (tmp_path / "files").mkdir()
+    write_modules(tmp_path / "files", "unpacked.py")
+    packed(tmp_path / "files", tmp_path / "modules.tar.gz")
+    settings = {"spark.executorEnv.PYTHONPATH": "./modules"}
+    if form.startswith("spark."):
+        settings[form] = ",".join(distributed)
+    environment = spark_site.driver(**settings)
+    line = "--archives modules.tar.gz#modules "
+    if form.startswith("--"):
+        line += f"{form} {','.join(distributed)} "
+    environment["PYSPARK_SUBMIT_ARGS"] = line + environment["PYSPARK_SUBMIT_ARGS"]
+    found = answers("modules", standalone.url, environment, cwd=tmp_path)
+    assert found["found"] == [42] * 5
+    assert "have no module only_here (Python" in found["refused"]
+
+
+def write_modules(folder: Path, *files: str) -> None:
+    """Write modules and archives of one, which have the name of their file."""
+    for file in map(Path, files):
+        if file.suffix == ".py":
+            (folder / file).write_text("ANSWER = 42\n")
+        else:
+            with zipfile.ZipFile(folder / file, "w") as archive:
+                archive.writestr(
+                    f"{file.stem}/__init__.py", f"from {file.stem}.deep import ANSWER\n"
+                )
+                archive.writestr(f"{file.stem}/deep.py", "ANSWER = 42\n")

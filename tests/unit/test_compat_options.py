@@ -100,6 +100,11 @@ NO_GPU = "`--np 2 --gpu` needs 2 GPUs, this machine has 1: use `--np 1` or drop 
             " use `np=-1` or set `%config Distributed.gpu = False`",
         ),
         (
+            8,
+            "wait for more executors with `--wait 10m`",
+            "wait for more executors with `%%distributed --wait 10m`",
+        ),
+        (
             -2,
             "stopped: it ran longer than --timeout 5 s",
             "stopped: it ran longer than timeout=5 s",

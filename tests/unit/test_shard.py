@@ -231,6 +231,27 @@ def test_a_single_parquet_file_and_a_wrong_path(parquet: Path) -> None:
         hm.shard(parquet / "nowhere" / "x")
 
 
+def test_a_list_of_parquet_files(parquet: Path) -> None:
+    """It is the data of these files, in the order of their paths, whatever the order of the list."""
+    names = [str(parquet / "year=2026" / "part-1.parquet"), parquet / "year=2025" / "*.parquet"]
+    for data in (names, tuple(reversed(names))):
+        found = parts(data, 2)
+        assert [part["x"].to_pylist() for part in found] == [[*range(12)], [*range(11, 23)]]
+        assert [set(part["year"].to_pylist()) for part in found] == [{2025, 2026}, {2026}]
+    assert len(hm.shard(names, batch_size=4)) == 6
+    assert hm.shard(["a.png", "b.parquet"]) == ["a.png", "b.parquet"], "items"
+    with pytest.raises(FileNotFoundError, match=r"no file or folder .*gone\.parquet"):
+        hm.shard([names[0], str(parquet / "gone.parquet")])
+
+
+def test_a_list_of_several_file_systems(parquet: Path) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/lake/part.parquet", b"")
+    with pytest.raises(ValueError, match="names several file systems"):
+        hm.shard([str(parquet / "*" / "*.parquet"), "memory://lake/part.parquet"])
+    memory.rm("/lake", recursive=True)
+
+
 def test_urls_without_their_driver() -> None:
     pytest.importorskip("fsspec")
     with pytest.raises(

@@ -41,7 +41,8 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
               partition at a time. Vectors of Spark ML become arrays.
             * a pandas DataFrame, without its index; a Polars DataFrame or LazyFrame; a PyArrow Table; a
               Hugging Face Dataset; or another object with ``__arrow_c_stream__``.
-            * the path, URL or glob of Parquet data: nothing is written, and the handle deletes nothing.
+            * the path, URL or glob of Parquet data, or a list of these: nothing is written, and the handle
+              deletes nothing.
         path: A folder or URL that all ranks can read, in which a folder for the data is created. For a
             Spark DataFrame, Spark's executors and the process of the notebook have to see it as well. By
             default the data is on the notebook's machine, in the state directory: for ranks on it.
@@ -82,12 +83,14 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
 
 
 def _of_files(frame: Any, path: AnyPath | None) -> DatasetHandle:
-    if not isinstance(frame, (str, os.PathLike)):
-        raise TypeError("hm.dataset() takes one path, URL or glob of Parquet data, not a list")
     if path is not None:
         raise TypeError("hm.dataset(path=…) is for frames: this data is Parquet data already")
-    place = os.fspath(frame)
-    return handles.of_files(place if data_files.is_url(place) else str(data_files.absolute(place)))
+    is_one = isinstance(frame, (str, os.PathLike))
+    return handles.of_files(_absolute(frame) if is_one else tuple(map(_absolute, frame)))
+
+
+def _absolute(path: AnyPath) -> str:
+    return os.fspath(path) if data_files.is_url(path) else str(data_files.absolute(path))
 
 
 # ── frames in memory ─────────────────────────────────────────────────────────────────────────────

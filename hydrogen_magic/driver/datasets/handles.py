@@ -27,8 +27,10 @@ def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandl
         raise
 
 
-def of_files(place: str, remove: Callable[[], None] | None = None) -> DatasetHandle:
-    """Return the handle of Parquet data at a path or URL, with the sizes in the footers of its files."""
+def of_files(
+    place: str | tuple[str, ...], remove: Callable[[], None] | None = None
+) -> DatasetHandle:
+    """Return the handle of Parquet data at paths or URLs, with the sizes in the footers of its files."""
     opened = parquet_shard.open_dataset(place)
     groups = parquet_shard.RowGroups.of(opened, None)
     n_bytes = sum(group.n_bytes for group in groups.groups)

@@ -147,6 +147,8 @@ class GangState:
     attempt: int = 0
     queued: tuple[int, int] | None = None
     """Available and needed slots while the attempt waits for them, None otherwise."""
+    waits_for: str = ""
+    """See :class:`~hydrogen_magic.core.events.Queued`; empty when it waits no longer."""
     closure: ev.ClosureSent | None = None
     """How much of the closure has arrived on the hosts while it is sent, None otherwise."""
     ranks: tuple[RankState, ...] = ()
@@ -245,6 +247,7 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
         state,
         attempt=e.attempt,
         queued=None,
+        waits_for="",
         closure=None,
         ranks=ranks,
         state="PENDING",
@@ -257,7 +260,9 @@ def _attempt_failed(state: GangState, e: ev.AttemptFailed) -> GangState:
 
 
 def _queued(state: GangState, e: ev.Queued) -> GangState:
-    return replaced(state, queued=(e.have, e.wanted) if e.have < e.wanted else None)
+    if e.have >= e.wanted:
+        return replaced(state, queued=None, waits_for="")
+    return replaced(state, queued=(e.have, e.wanted), waits_for=e.waits_for)
 
 
 def _closure_sent(state: GangState, e: ev.ClosureSent) -> GangState:
@@ -296,6 +301,7 @@ def _ended(state: GangState, e: ev.GangEnded) -> GangState:
         culprit=e.culprit,
         final_metrics=e.metrics,
         queued=None,
+        waits_for="",
         closure=None,
     )
 

@@ -189,8 +189,11 @@ def _attached(start: dict[str, Any], about: dict[str, Any]) -> tuple[socket.sock
             return sock, answer[1]
         if sock is not None:
             sock.close()
+        if answer is not None and ours:  # another agent would have the same keys
+            text = f"the agent that this task has started does not accept it{_last_words(ours)}"
+            raise _ProblemError("agent", text)
         if answer is not None:
-            number, ours = number + 1, ""  # it serves another gang, or does not respond
+            number += 1  # it serves another gang, or does not respond
             deadline = time.monotonic() + _ATTACH_S
         elif time.monotonic() > deadline:
             raise _ProblemError("agent", f"no agent accepted this task within {_ATTACH_S:.0f} s")
@@ -284,6 +287,8 @@ def _start_agent(
     env = {**os.environ, **marks}
     config = {
         "endpoint": endpoint,
+        "gang": start["gang"],
+        "attempt": start["attempt"],
         "server_key": start["server_key"],
         "secret": agent_secret(start["seed"], about["number"]),
         "bind": _bind_address(start["address"], own, start["ports"]),

@@ -104,7 +104,7 @@ class RemoteLink:
         self._folder = Path(config.folder)
         self._listening = listening
         self._connections: set[_Task] = set()
-        self._serving: _Key | None = None
+        self._serving: _Key | None = (config.gang, config.attempt)
         """Whose tasks are attached."""
         self._attached: dict[int, tuple[_Task, TaskHello]] = {}
         """By the task's number."""

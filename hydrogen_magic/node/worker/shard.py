@@ -25,9 +25,10 @@ from hydrogen_magic.serialization.pickling_errors import describe
 _TAKEN = (
     "It accepts a list, tuple, range or other sequence, a NumPy array, a torch tensor or "
     "Dataset, a pandas, Polars or Arrow frame or column, a dict of these, a handle of "
-    "hm.dataset(), or the path, URL or glob of Parquet data."
+    "hm.dataset(), or the path, URL or glob of Parquet data, or a list of names that end in .parquet."
 )
 
+_SUFFIX = ".parquet"
 _BATCH_SIZE = 1024
 """Of a handle's stream."""
 _REMEDIES = {
@@ -66,8 +67,9 @@ def shard(
               Face: gives one,
             * a torch IterableDataset: gives one that goes through all of it and yields every
               ``world_size``-th item, so all ranks must see the same items in the same order,
-            * the path, URL or glob of Parquet data, or a PyArrow Dataset of Parquet files: gives a
-              ``pyarrow.Table``; only row groups with rows of this rank are read. URLs are those of
+            * the path, URL or glob of Parquet data, a list of these that all end in ``.parquet``, or a
+              PyArrow Dataset of Parquet files: gives a ``pyarrow.Table``; only row groups with rows of
+              this rank are read. Files are read in the order of their paths. URLs are those of
               object stores (``s3://`` or ``s3a://``, ``abfss://``, ``gs://``, ``hdfs://``), ``dbfs:/``, and
               those that fsspec knows; credentials are those of the rank's environment,
             * a handle of :func:`hydrogen_magic.dataset`: gives a stream of batches, dicts of torch tensors
@@ -107,7 +109,7 @@ def shard(
         kind = "torch" if find_spec("torch") else "numpy"
         size = _BATCH_SIZE if batch_size is None else batch_size
         return _stream(_opened(data), share, order, size, kind)
-    if isinstance(data, (str, os.PathLike)) or is_a(data, "pyarrow.dataset", "Dataset"):
+    if _is_parquet(data):
         dataset = parquet_shard.open_dataset(data)
         if batch_size is not None:
             return _stream(dataset, share, order, batch_size, "arrow")
@@ -133,6 +135,19 @@ def shard(
 # ── Parquet data ─────────────────────────────────────────────────────────────────────────────────
 
 
+def _is_parquet(data: Any) -> bool:
+    if isinstance(data, (list, tuple)):  # other lists of names, such as those of images, are items
+        return bool(data) and all(_is_parquet_name(item) for item in data)
+    return isinstance(data, (str, os.PathLike)) or is_a(data, "pyarrow.dataset", "Dataset")
+
+
+def _is_parquet_name(item: Any) -> bool:
+    if not isinstance(item, (str, os.PathLike)):
+        return False
+    name = str(item)
+    return name.endswith(_SUFFIX) or f"{_SUFFIX}?" in name  # with the options of a URL
+
+
 def _stream(
     dataset: Any, share: IndexShare, seed: int | None, batch_size: int, kind: str
 ) -> parquet_stream.ParquetStream:
@@ -146,14 +161,14 @@ def _opened(handle: DatasetHandle) -> Any:
         dataset = parquet_shard.open_dataset(handle.path)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"the data of hm.dataset() is in {handle.path}, which does not exist on this host "
+            f"the data of hm.dataset() is in {handle.place}, which does not exist on this host "
             f"({socket.gethostname()}): it was deleted, or only the notebook's machine has it; call "
             "hm.dataset(frame, path=…) with a folder or URL that all hosts can read"
         ) from error
     n_rows = parquet_shard.RowGroups.of(dataset, None).n_rows
     if n_rows != handle.n_rows:
         raise RuntimeError(
-            f"{handle.path} has {n_rows} rows on this host, but had {handle.n_rows} when hm.dataset() was "
+            f"{handle.place} has {n_rows} rows on this host, but had {handle.n_rows} when hm.dataset() was "
             "called: do not change the data meanwhile, or call hm.dataset() again"
         )
     return dataset

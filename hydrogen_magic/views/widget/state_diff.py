@@ -85,6 +85,7 @@ class StateDiff:
             state.is_recording,
             state.profiling,
             state.queued,
+            state.waits_for,
             state.closure,
             len(state.ranks),
         )

@@ -356,7 +356,11 @@ class RemoteAttempt:
             self._lose_host(task.agent, "AgentLost", error.problem.text, assignment)
             return
         if not isinstance(error, HostsRevokedError):
-            await asyncio.sleep(_LATE_REPORTS_S)
+            # Tasks that return without an error were released by agents whose ranks had ended.
+            is_released = self._tasks.exception() is None
+            timeout_s = _RELEASED_S if is_released else _LATE_REPORTS_S
+            if not (await asyncio.wait(self._cleanups, timeout=timeout_s))[1]:
+                return
         if not self._has_failed:
             self.kill()
             await asyncio.wait(self._cleanups, timeout=_END_S)

@@ -29,6 +29,8 @@ _FIRST_S = 60.0
 """How long an application's first executor may take, in seconds: a container, its image, a JVM."""
 _GLANCE_S = 0.5
 """How long a query of the free slots may take."""
+_MOST_JOBS = 3
+"""Number of jobs that are named to a gang that waits for their slots."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,29 @@ def slots_by_host(session: Session, capacity: ClusterCapacity) -> dict[str, tupl
     return found
 
 
+def waits_for(session: Session, tag: str) -> str:
+    """Return what is there of the executors, and which jobs hold slots, for a gang that waits.
+
+    ``tag``: of its own job. Empty if unknown.
+    """
+    seen = roster(session, _GLANCE_S)
+    jobs = {} if session.is_connect else private_calls.other_jobs(session, tag) or {}
+    largest = sorted(jobs.items(), key=lambda job: -job[1])
+    held = [f"{name} holds {_count(n, 'slot')}" for name, n in largest[:_MOST_JOBS]]
+    if rest := len(largest) - len(held):
+        held.append(f"{_count(rest, 'more job')} hold slots")
+    return "; ".join([*_started(session, seen), *held])
+
+
+def _started(session: Session, seen: ExecutorList | None) -> list[str]:
+    if seen is None:
+        return []
+    expected, n = SessionSettings.read(session).expected_executors, len(seen.executors)
+    if expected is not None and n < expected:
+        return [f"{n} of {_count(expected, 'executor')} so far"]
+    return [_count(n, "executor")]
+
+
 def _refuse_dynamic_allocation(settings: SessionSettings) -> None:
     if settings.has_dynamic_allocation and not settings.is_local:  # local mode ignores it
         raise PlacementError(
@@ -190,18 +215,18 @@ def _too_many(
     who = settings.master if settings.is_local else "the cluster"
     found = f"np {spec.np}, {who} has {_count(slots, 'slot')}"
     if seen is not None and not seen.executors:
+        ways = "stop the applications that hold them", "request smaller executors"
         return (
             f"{found}: this application has no executor. Its master ({settings.master}) may have "
-            "no cores or memory left for it: stop the applications that hold them, or request "
-            "smaller executors"
+            f"no cores or memory left for it: {settings.remedies(spec.np, *ways)}"
         )
-    fewer = f"use `--np {slots}`, or " if slots else ""
+    fewer = [f"use `--np {slots}`"] if slots else []
     more = (
         f"start the session with master local[{spec.np * settings.task_cpus}]"
         if settings.is_local
         else "start the session with more executors or cores"
     )
-    return f"{found} ({_made_of(settings, part, seen)}): {fewer}{more}"
+    return f"{found} ({_made_of(settings, part, seen)}): {settings.remedies(spec.np, *fewer, more)}"
 
 
 def _made_of(settings: SessionSettings, part: TaskResources, seen: ExecutorList | None) -> str:

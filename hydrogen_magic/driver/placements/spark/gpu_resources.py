@@ -123,8 +123,9 @@ def _too_few(
         return None
     idle = seen.n_gpus - found
     besides = f" and {idle} more without a free core" if idle else ""
-    fewer = f"use `--np {found}` or drop `--gpu`" if found else "drop `--gpu`"
-    return f"{np} ranks need {np} GPUs, the cluster has {found}{besides}", fewer
+    fewer = [f"use `--np {found}`"] if found else []
+    ways = settings.remedies(np, *fewer, "drop `--gpu`")
+    return f"{np} ranks need {np} GPUs, the cluster has {found}{besides}", ways
 
 
 def _no_profile(session: Session, settings: SessionSettings) -> tuple[str, str] | None:

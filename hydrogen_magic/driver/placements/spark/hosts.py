@@ -26,6 +26,7 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     free_slots,
     slots_by_host,
     slots_now,
+    waits_for,
 )
 from hydrogen_magic.driver.placements.spark.host_choice import choose, obstacle_to_choice
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
@@ -83,11 +84,12 @@ class SparkHosts(HostProvider):
             self._late_s = time.monotonic() + wait_s
         while not (is_first and self._capacity.slots is not None):
             slots = await self._slots(self._usable_slots)
-            _report(slots, attempt, sink)
+            reason = await self._reason(slots, attempt)
+            _report(slots, reason, attempt, sink)
             if slots is None or slots >= attempt.job.spec.np:
                 return
             if time.monotonic() > self._late_s:
-                raise _late(attempt, f"the cluster has {_n_slots(slots)}")
+                raise _late(attempt, f"the cluster has {_n_slots(slots)}", reason)
             if is_first:  # executors were still starting; refused when no more are expected
                 self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
             await asyncio.sleep(_ROOM_S)
@@ -102,9 +104,8 @@ class SparkHosts(HostProvider):
         if self._is_late and error is not None and error.kind == "cancelled":
             free = await self._slots(free_slots)
             found = "free slots: unknown" if free is None else f"{_n_slots(free)} free"
-            raise _late(
-                tasks.attempt, f"{found}; other jobs or a session (see %gang) may hold the others"
-            )
+            hint = "other jobs or a session (see %gang) may hold the others"
+            raise _late(tasks.attempt, found, await self._reason(free, tasks.attempt) or hint)
         if error is not None:
             raise as_error(error, self._session)
 
@@ -116,9 +117,9 @@ class SparkHosts(HostProvider):
         """Submit the stage and wait for its end; return its error. Reports that it waits for slots."""
         attempt, np = tasks.attempt, tasks.attempt.job.spec.np
         free = await self._slots(free_slots)
-        if free is not None and free < np:
-            _report(free, attempt, sink)
         self._tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
+        if free is not None and free < np:
+            _report(free, await self._reason(free, attempt), attempt, sink)
         ranks = "1 rank" if np == 1 else f"{np} ranks"
         session = attempt.job.spec.session
         what = f"gang {attempt.gang}" if session is None else f"session {session}"
@@ -175,12 +176,13 @@ class SparkHosts(HostProvider):
             try:
                 running = await asyncio.to_thread(self._session.running_tasks, self._tag)
                 slots = None if free is None else await self._slots(free_slots)
+                reason = await self._reason(slots, tasks.attempt)
             except Exception:  # of Py4J, Java or HTTP; a session that has ended ends the stage
                 continue
             if tasks.have_begun():
                 return
             if running is not None and running >= np:  # their Python workers are starting
-                _report(np, tasks.attempt, sink)
+                _report(np, "", tasks.attempt, sink)
                 return
             lacks_slots = slots is None or slots < np
             if lacks_slots and time.monotonic() > self._give_up_s(begun_s, running):
@@ -191,7 +193,7 @@ class SparkHosts(HostProvider):
                 is_reported = True
                 sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", _UNSEEN))
             elif free is not None and free < np:
-                _report(slots, tasks.attempt, sink)
+                _report(slots, reason, tasks.attempt, sink)
 
     def _give_up_s(self, begun_s: float, running: int | None) -> float:
         """Return the monotonic time after which a stage without slots is ended.
@@ -203,20 +205,27 @@ class SparkHosts(HostProvider):
     async def _slots(self, look: Callable[[Session, ClusterCapacity], int | None]) -> int | None:
         return await asyncio.to_thread(look, self._session, self._capacity)
 
+    async def _reason(self, slots: int | None, attempt: Attempt) -> str:
+        """Return what a gang that has so many slots waits for; empty if it has enough, or if unknown."""
+        if slots is None or slots >= attempt.job.spec.np:
+            return ""
+        return await asyncio.to_thread(waits_for, self._session, self._tag)
 
-def _late(attempt: Attempt, found: str) -> PlacementError:
+
+def _late(attempt: Attempt, found: str, reason: str) -> PlacementError:
     spec = attempt.job.spec
-    return PlacementError(f"np {spec.np} did not fit within {spec.wait_s:g} s (`--wait`): {found}")
+    why = "; ".join(filter(None, [found, reason]))
+    return PlacementError(f"np {spec.np} did not fit within {spec.wait_s:g} s (`--wait`): {why}")
 
 
 def _n_slots(n: int) -> str:
     return "1 slot" if n == 1 else f"{n} slots"
 
 
-def _report(slots: int | None, attempt: Attempt, sink: EventSink) -> None:
+def _report(slots: int | None, reason: str, attempt: Attempt, sink: EventSink) -> None:
     wanted = attempt.job.spec.np
     if slots is not None:
-        sink.emit(ev.Queued(attempt.job.now_s(), min(slots, wanted), wanted))
+        sink.emit(ev.Queued(attempt.job.now_s(), min(slots, wanted), wanted, reason))
 
 
 # ── the way from executors to this process ───────────────────────────────────────────────────────

@@ -48,7 +48,8 @@ _SENTENCES: tuple[tuple[str, str, str], ...] = (
     (
         "slots",
         "SPARK-24819|BarrierJobSlotsNumberCheckFailed",
-        "Spark refused the gang: it needs more task slots than the cluster has now",
+        "Spark refused the gang: it needs more task slots than the cluster has now; `--wait 10m` waits "
+        "for executors that are missing",
     ),
     (
         "stopped",

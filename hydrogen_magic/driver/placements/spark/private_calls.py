@@ -13,6 +13,7 @@ its reason.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -165,6 +166,24 @@ def running_tasks_of(session: AnySession, tag: str) -> int:
     """
     sets = _task_sets(_context(session).taskScheduler().rootPool())
     return sum(int(each.runningTasks()) for each in sets if tag in _tags_of(each))
+
+
+@_or_none("a gang that waits for slots does not show which jobs hold them")
+def other_jobs(session: AnySession, tag: str) -> dict[str, int]:
+    """Return how many tasks hold slots, by the name of their job, without the jobs under a tag."""
+    context = _context(session)
+    store, found = context.statusStore(), Counter[str]()
+    for each in _task_sets(context.taskScheduler().rootPool()):
+        running = int(each.runningTasks())
+        if running and tag not in _tags_of(each):
+            found[_job_name(store.job(each.taskSet().priority()))] += running
+    return found
+
+
+def _job_name(job: Any) -> str:
+    """Return the description of a job, or else where it was called. ``job``: a ``JobData``."""
+    described = job.description()
+    return f"job {job.jobId()} ({described.get() if described.isDefined() else job.name()})"
 
 
 def _task_sets(pool: Any) -> Iterator[Any]:

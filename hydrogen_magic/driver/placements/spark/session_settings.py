@@ -73,6 +73,24 @@ class SessionSettings:
         return asked if self.max_cores is None else min(asked, self.max_cores)
 
     @property
+    def expected_executors(self) -> int | None:
+        """Number of executors that the application has asked for; None if unknown."""
+        if self.n_executors is None and self.max_cores is not None and self.executor_cores:
+            return self.max_cores // self.executor_cores
+        return self.n_executors
+
+    def may_get(self, n_tasks: int) -> bool:
+        """Whether the application may have this many tasks at once, when all executors have started."""
+        most = self.most_cores
+        return not self.is_local and (most is None or n_tasks <= most // self.task_cpus)
+
+    def remedies(self, n_tasks: int, *others: str) -> str:
+        """Return ways out for a gang that has too few slots: ``--wait`` if it may help, and ``others``."""
+        wait = ["wait for more executors with `--wait 10m`"] if self.may_get(n_tasks) else []
+        *most, last = [*wait, *others]
+        return ", or ".join([", ".join(most), last] if most else [last])
+
+    @property
     def slots(self) -> int | None:
         """The number of slots in the master's name, None if it has none."""
         if local := _LOCAL.fullmatch(self.master):

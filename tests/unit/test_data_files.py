@@ -1,0 +1,99 @@
+"""Which library reads a path or URL; nothing connects to a store."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.node import data_files
+
+fs = pytest.importorskip("pyarrow.fs")
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/Volumes/main/default/rows", "/Volumes/main/default/rows"),
+        ("dbfs:/Volumes/main/default/rows", "/dbfs/Volumes/main/default/rows"),
+        ("dbfs:/mnt/rows", "/dbfs/mnt/rows"),
+        ("dbfs:///mnt/rows", "/dbfs/mnt/rows"),
+        ("file:///data/two%20words", "/data/two words"),
+        ("file:/data/rows", "/data/rows"),
+    ],
+)
+def test_paths_that_the_operating_system_reads(path: str, place: str) -> None:
+    assert not data_files.is_url(path)
+    assert data_files.local_path(path) == place == str(data_files.absolute(path))
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "place"),
+    [
+        ("s3://lake/rows?region=eu-west-1", "S3FileSystem", "lake/rows"),
+        ("s3a://lake/rows?region=eu-west-1", "S3FileSystem", "lake/rows"),
+        ("s3n://lake/rows?region=eu-west-1", "S3FileSystem", "lake/rows"),
+        ("gs://lake/rows", "GcsFileSystem", "lake/rows"),
+        ("gcs://lake/rows", "GcsFileSystem", "lake/rows"),
+        ("abfss://lake@account.dfs.core.windows.net/rows", "AzureFileSystem", "lake/rows"),
+        ("abfs://lake@account.dfs.core.windows.net/rows", "AzureFileSystem", "lake/rows"),
+    ],
+)
+def test_stores_that_pyarrow_reads(url: str, kind: str, place: str) -> None:
+    if not hasattr(fs, kind):
+        pytest.skip(f"PyArrow was built without {kind}")
+    assert data_files.is_url(url)
+    filesystem, found = opened(url)
+    assert (type(filesystem).__name__, found) == (kind, place)
+
+
+def test_hdfs_is_read_by_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client loads Java, and connects at once."""
+    asked: list[str] = []
+
+    def from_uri(url: str) -> tuple[Any, str]:
+        asked.append(url)
+        return None, "/rows"
+
+    monkeypatch.setattr(fs, "FileSystem", SimpleNamespace(from_uri=from_uri))
+    for url in ("hdfs://name-node:8020/rows", "viewfs://cluster/rows"):
+        assert data_files.is_url(url)
+        assert opened(url) == (None, "/rows")
+    assert asked == ["hdfs://name-node:8020/rows", "viewfs://cluster/rows"]
+
+
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [
+        ("s3a://lake/rows", "s3fs"),
+        ("gs://lake/rows", "gcsfs"),
+        ("abfss://lake@account.dfs.core.windows.net/rows", "adlfs"),
+        ("abfs://lake@account.dfs.core.windows.net/rows", "adlfs"),
+    ],
+)
+@pytest.mark.parametrize("reason", ["built without", "configured"])
+def test_the_package_to_install_is_named(
+    url: str, package: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where PyArrow was built without a store, and where the user has configured fsspec for it."""
+    config = pytest.importorskip("fsspec.config")
+    if find_spec(package):
+        pytest.skip(f"{package} is installed")
+    if reason == "configured":
+        scheme = data_files._without_alias(url).partition("://")[0]
+        monkeypatch.setitem(config.conf, scheme, {"anon": True})
+    else:
+        monkeypatch.setattr(fs, "FileSystem", SimpleNamespace(from_uri=not_built))
+    with pytest.raises(ImportError, match=rf"needs a package .* pip install {package}$"):
+        data_files.find(url)
+
+
+def not_built(url: str) -> Any:
+    raise NotImplementedError(url)
+
+
+def opened(url: str) -> Any:
+    """Return the file system of a URL, and the path in it."""
+    return data_files._opened(data_files._without_alias(url))
