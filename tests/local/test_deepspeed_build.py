@@ -39,8 +39,8 @@ class Endless:
     def load(self, verbose):
         lock = FileBaton(str(LOCK))
         assert lock.try_acquire()
-        print("[1/2] c++ a.cpp")
         try:
+            print("[1/2] c++ a.cpp")
             time.sleep(600)
         finally:
             lock.release()
