@@ -19,6 +19,7 @@ import hydrogen_magic as hm
 from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.session import sessions
 from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.dispatcher import Dispatcher
@@ -367,7 +368,7 @@ def test_a_kept_rank_that_dies_is_replaced(tmp_path: Path) -> None:
     log = tmp_path / "log"
     first = ended(infer(frame(), infer_ranks.counted, str(log))).result
     os.kill(first["pid"][0], signal.SIGKILL)
-    until(lambda: not leaks.command(first["pid"][0]))
+    until(lambda: not sessions())  # the agent has reported it
     again = ended(infer(frame(), infer_ranks.counted, str(log))).result
     assert set_up_again(log, 2)
     assert list(again["y"]) == list(range(10_000))
