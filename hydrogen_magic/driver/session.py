@@ -108,7 +108,7 @@ class RankSession:
         self._timer: asyncio.TimerHandle | None = None
         self._ending: asyncio.Future[None] | None = None
         self._stop_cell: Callable[[str, bool], None] = lambda reason, kill: agents.kill()
-        agents.on_lost = self._begin_end
+        agents.on_lost = self._on_lost
 
     # ── from any thread ──
 
@@ -212,6 +212,11 @@ class RankSession:
     def _end_if_idle(self) -> None:
         if not self.is_running:  # else its next cell has been launched, and begins soon
             self._begin_end(f"{duration(self.idle_s)} without a cell")
+
+    def _on_lost(self, why: str) -> None:
+        """The ranks that waited for a cell are lost; for ``%%infer``, the agents start new ones."""
+        if self.name != UNNAMED or not self.is_running:
+            self._begin_end(why)
 
     def _begin_end(self, why: str) -> None:
         """End it in a task, which has to be referenced while it runs."""

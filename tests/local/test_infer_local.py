@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import hydrogen_magic as hm
 from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.session import sessions
 from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
 from hydrogen_magic.inference import sources
@@ -368,10 +370,28 @@ def test_a_kept_rank_that_dies_is_replaced(tmp_path: Path) -> None:
     log = tmp_path / "log"
     first = ended(infer(frame(), infer_ranks.counted, str(log))).result
     os.kill(first["pid"][0], signal.SIGKILL)
-    until(lambda: not sessions())  # the agent has reported it
+    until(lambda: not leaks.command(first["pid"][0]))
     again = ended(infer(frame(), infer_ranks.counted, str(log))).result
     assert set_up_again(log, 2)
     assert list(again["y"]) == list(range(10_000))
+
+
+@pytest.mark.parametrize("victim", ["rank", "agent"])
+def test_a_death_that_is_reported_late_costs_nothing(tmp_path: Path, victim: str) -> None:
+    """The report arrives when the next run, which gets new ranks, has begun."""
+    log = tmp_path / "log"
+    first = ended(infer(frame(), infer_ranks.counted, str(log))).result
+    pid = first["pid"][0]
+    agent = int(Path(f"/proc/{pid}/stat").read_text().split()[3])
+    has_begun = threading.Event()
+    local_agents.hub().loop.call_soon_threadsafe(has_begun.wait)
+    os.kill(pid if victim == "rank" else agent, signal.SIGKILL)
+    until(lambda: not leaks.command(pid))
+    run = infer(frame(), infer_ranks.counted, str(log))
+    has_begun.set()
+    assert list(ended(run).result["y"]) == list(range(10_000))
+    assert set_up_again(log, 2)
+    assert sessions(), "the new ranks are not kept"
 
 
 def test_kept_ranks_are_no_running_gang(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.rendezvous_service import RunningService
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
-from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
+from hydrogen_magic.node.agent.worker_reuse import RANKS_ENDED, RetainedWorkers
 from hydrogen_magic.transport import framing
 
 _T = TypeVar("_T")
@@ -82,7 +82,7 @@ class RankStarter:
     async def _new_workers(self, start_forkserver: Callable[[], None]) -> list[PooledWorker]:
         request = self.request
         if request.session is not None and request.session.number > 0:
-            raise ProcessLookupError("the ranks of the session have ended")
+            raise ProcessLookupError(RANKS_ENDED)
         for rank in request.ranks:
             detail = preload_text(request)
             phase = ev.RankPhase(self.reporter.now_s(), rank.rank, "starting", detail)

@@ -192,6 +192,7 @@ class AgentServer:
     def _launch(self, request: LaunchRequest) -> None:
         if self._idle is not None:
             self._idle.cancel()
+        self._reap()  # a waiting rank that has just died cannot run the cell
         # At once: a stop may be the next message, and must find the group.
         service = self._service_for(request)
         self._group = RankGroup(

@@ -16,6 +16,7 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.file_versions import are_changed
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
+RANKS_ENDED = "the ranks of the session have ended"
 EXIT_S = 2.0
 """How long the exit handlers of a session's ranks may take."""
 
@@ -52,7 +53,12 @@ class RetainedWorkers:
         return all(rank in self._ranks for rank in ranks)
 
     def take(self, ranks: Sequence[int]) -> list[PooledWorker]:
-        """Return the workers of ``ranks``, which :meth:`holds` has confirmed."""
+        """Return the workers of ``ranks``.
+
+        Raises ProcessLookupError if one has exited since :meth:`holds` has confirmed them.
+        """
+        if not all(rank in self._ranks for rank in ranks):
+            raise ProcessLookupError(RANKS_ENDED)
         return [self._ranks.pop(rank).worker for rank in ranks]
 
     def pids(self) -> set[int]:
