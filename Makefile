@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all test-tensorflow lint vitest bench bench-save docs front clean
+.PHONY: help demo quick test test-all test-tensorflow checks lint vitest unit bench bench-save docs front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -182,12 +182,16 @@ vitest: $(NODE_MODULES)
 	@echo '· vitest'
 	@$(NPM) --silent test
 
-quick: lint vitest $(BUNDLE)
+unit: $(VENV)/.stamp-dev $(BUNDLE)
 	@echo '· pytest, tests that start no process'
 	@$(PYTEST) tests/unit -m 'not exhaustive' -n logical $(ARGS)
 
+# At the same time, and with their parts installed one after the other.
+checks quick: $(VENV)/.stamp-dev $(NODE_MODULES) $(BUNDLE)
+	@$(MAKE) --no-print-directory --jobs lint vitest $(if $(filter quick,$@),unit)
+
 # pytest's own closing line stays the last thing printed.
-test: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark)
+test: checks $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark)
 	@echo '· pytest, $(WORKERS) workers'
 	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
 
@@ -195,7 +199,7 @@ test-tensorflow: $(BUNDLE) $(addprefix $(VENV)/.stamp-,spark horovod libraries d
 	@echo '· pytest, tests that need TensorFlow'
 	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS)
 
-test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons libraries deepspeed) test-tensorflow
+test-all: checks $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons libraries deepspeed) test-tensorflow
 	@echo '· pytest, all tests, $(WORKERS) workers'
 	@$(PYTEST) -n $(WORKERS) $(ARGS)
 

@@ -77,8 +77,10 @@ def holds(data: bytes | bytearray | memoryview, secret: str) -> bool:
 
 
 def _is_secret(name: str, value: str) -> bool:
+    if _SECRET_NAME.search(name) is None:
+        return False
     is_count = _COUNT_NAME.search(name) is not None and value.strip().isdigit()
-    return _SECRET_NAME.search(name) is not None and not is_count and not _is_ordinary(value)
+    return not is_count and not _is_ordinary(value)
 
 
 def _is_private(name: str, value: str, settings: tuple[str, ...]) -> bool:

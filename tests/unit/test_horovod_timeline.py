@@ -20,7 +20,7 @@ from hydrogen_magic.core.messages import LogPart, TimelineFile, TimelinePart
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
-from hydrogen_magic.frameworks.horovod.node import timeline_file
+from hydrogen_magic.frameworks.horovod.node import timeline_file, timeline_follower
 from hydrogen_magic.frameworks.horovod.node.timeline_file import cut
 from hydrogen_magic.frameworks.horovod.node.timeline_follower import Timelines
 from hydrogen_magic.frameworks.horovod.node.timeline_spans import Span, SpanBuilder
@@ -72,7 +72,7 @@ def test_spans_tell_negotiation_from_reduction_and_who_came_last() -> None:
 
 def test_a_file_cut_anywhere_gives_the_same_spans() -> None:
     """With the bracket that is there for a moment, or without."""
-    data = training().data
+    data = training(2).data
     whole = spans_of(data)
     for until, bracket in itertools.product(range(len(data)), (b"", b"]")):
         weaver = SpanBuilder()
@@ -363,7 +363,10 @@ def test_much_of_what_a_hostile_rank_writes_takes_no_longer(followed: Followed) 
     assert followed.skipped() > 0
 
 
-def test_a_file_without_an_end_is_left_as_it_is(followed: Followed) -> None:
+def test_a_file_without_an_end_is_left_as_it_is(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline_follower, "_FINISH_S", 0.1)
     followed.path.write_bytes(training(3).data)
     os.truncate(followed.path, 1 << 36)
     followed.timelines.finish()

@@ -16,6 +16,7 @@ IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo"}
 """Module -> what it imports when it is used: an optimizer does that when it is created, for over a second
 in each rank."""
 PRELOADED_WHEN_IDLE = tuple(IMPORTED_ON_FIRST_USE.values())
+_LIBRARY = sysconfig.get_path("stdlib")
 
 
 def import_path() -> list[str]:
@@ -34,11 +35,10 @@ def shadowed_modules() -> list[str]:
 
     Files of the same names, such as ``queue.py`` beside the notebook, precede them in the path.
     """
-    library = sysconfig.get_path("stdlib")
-    before = itertools.takewhile(lambda entry: entry != library, import_path())
+    before = itertools.takewhile(lambda entry: entry != _LIBRARY, import_path())
     names = {name.partition(".")[0] for entry in before for name in _names_in(entry)}
     loaded = names & sys.stdlib_module_names & sys.modules.keys()
-    return sorted(name for name in loaded if _origin(name).startswith(library))
+    return sorted(name for name in loaded if _origin(name).startswith(_LIBRARY))
 
 
 def _names_in(directory: str) -> list[str]:
