@@ -145,12 +145,16 @@ class Builder:
         self.stream.add((name_of(setting), setting) for setting in self._settings.pickled)
         self._add_possible()
 
-    def _warnings(self, seed: int | None) -> tuple[str, ...]:
+    def _warnings(self) -> tuple[str, ...]:
+        noted = self.stream.check_size(), self._settings.note
+        return (*filter(None, noted), *self.local.warnings)
+
+    def _hints(self, seed: int | None) -> tuple[str, ...]:
+        if seed is not None:
+            return ()
         names = self.needs.read | self.cell_attributes | self.stream.pickler.attributes
-        cells = sources_of(self.needs.namespace, self.needs.imports)
-        note = seed_note(cells, names) if seed is None else ""
-        note = self.use.names.once(note) if self.use else note
-        return tuple(filter(None, [self.stream.check_size(), note, self._settings.note]))
+        note = seed_note(sources_of(self.needs.namespace, self.needs.imports), names)
+        return (note,) if note else ()
 
     def finish(self, header: ClosureManifest, cells: Mapping[str, str]) -> Captured:
         """Return the closure."""
@@ -181,13 +185,14 @@ class Builder:
             labels={**self._labels(), **cells},
             provided=tuple(sorted(self.needs.provided)),
         )
-        warnings = self._warnings(header.seed)
+        warnings = self._warnings()
         return Captured(
             bundle(complete, self.stream.finish()),
             (*self._inventory(), *self._settings.inventory(self.stream.sizes)),
             self._preload(self.local.reached(modules | {s.module for s in effects} | accessed)),
             complete.labels,
-            (*warnings, *self.local.warnings),
+            warnings,
+            self._hints(header.seed),
             self._preload(modules),
             self.stream.originals,
             self._params(),

@@ -144,7 +144,6 @@ class SessionNames:
         self._assigned: set[str] = set()
         """Names that the notebook's cells assigned since both sides had the same value."""
         self._n_cells = 0
-        self._notes: set[str] = set()
 
     def held_by(self, ranks: frozenset[int]) -> list[str]:
         """Return the names that all of ``ranks`` have."""
@@ -154,12 +153,6 @@ class SessionNames:
         """Whether the notebook's object is the one when both sides had the same value."""
         version = self.held[name].version
         return version is not None and version.identity == identity
-
-    def once(self, note: str) -> str:
-        """Return a note for the user, empty if an earlier cell of the session has shown the same."""
-        is_new = note not in self._notes
-        self._notes.add(note)
-        return note if is_new else ""
 
     # ── what the notebook does ───────────────────────────────────────────────────────────────────
 

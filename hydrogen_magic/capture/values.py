@@ -54,6 +54,8 @@ class Captured:
     """File names in tracebacks of ranks, and display names of those cells."""
     warnings: tuple[str, ...]
     """Warnings for the user."""
+    hints: tuple[str, ...] = ()
+    """What applies to all cells of the notebook: a kernel shows each text with one gang only."""
     required_modules: tuple[str, ...] = ()
     """Those of :attr:`preload` without which the ranks cannot run the closure."""
     originals: Originals = field(default_factory=Originals)

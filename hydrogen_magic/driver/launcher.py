@@ -80,6 +80,7 @@ _recent: deque[Gang] = deque(maxlen=4)
 """Number of ended gangs kept for inspection; more would hold results, which may be large."""
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
+_shown_hints: set[str] = set()
 _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
 
 
@@ -157,7 +158,7 @@ def launch_captured(
     closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
     known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
     run = _new_run(captured, spec, title, wall_time, known)
-    for text in (*notes, *captured.warnings):
+    for text in (*notes, *captured.warnings, *_new_hints(captured)):
         run.emit(ev.Notice(0.0, "warning", text))
     if spec.track is not None:
         tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
@@ -177,6 +178,12 @@ def launch_captured(
         session=None if session is None else session.next_cell(spec, captured),
     )
     return start(run, job)
+
+
+def _new_hints(captured: capture.Captured) -> list[str]:
+    new = [text for text in captured.hints if text not in _shown_hints]
+    _shown_hints.update(new)
+    return new
 
 
 def _check_file_limit(n_channels: int) -> None:

@@ -212,6 +212,8 @@ def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         say([f"gang {gang.id} has no running rank to report stacks: it is {gang.snapshot().state}"])
         return
     _check_rank(command, stacks)
+    if gang.snapshot().is_terminal:
+        say([f"gang {gang.id} has ended: its last stacks, taken while it ran"])
     for rank in [command.rank] if command.rank is not None else sorted(stacks):
         say([f"── rank {rank} ──", *(clean(line) for line in stacks[rank].splitlines())])
 

@@ -443,7 +443,7 @@ def _write_timeline(gang: Gang, spec: JobSpec) -> None:
 
 def _print_dry_run(captured: capture.Captured, planned: Plan) -> None:
     lines = inventory_table(captured.inventory, captured.payload.nbytes)
-    notes = [f"warning: {text}" for text in captured.warnings]
+    notes = [f"warning: {text}" for text in (*captured.warnings, *captured.hints)]
     print("\n".join([*lines, *notes, "", *plan_table(planned)]))
 
 

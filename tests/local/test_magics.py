@@ -348,13 +348,16 @@ def test_attach_without_an_id_takes_the_newest_run_that_goes_on(
 def test_gangs_are_listed_shown_and_read(
     shell: InteractiveShell, gang: Gang, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run("ab12", GONE, ev.GangEnded(7.0, "FAILED", "rank 0 failed: E", None))
+    taken = ev.RankStacks(6.0, 0, "in train")
+    write_run("ab12", GONE, taken, ev.GangEnded(7.0, "FAILED", "rank 0 failed: E", None))
     listed = printed_by(shell, "%gang", capsys).splitlines()
     found = [(line.split()[0], "FAILED" in line, "RUNNING" in line) for line in listed[1:]]
     assert found == [("ab12", True, False), ("3f2a", False, True)]
     assert "gang 3f2a · 2 ranks · running" in printed_by(shell, "%gang show", capsys)
     assert "failed after 7.0 s" in printed_by(shell, "%gang show ab", capsys)
     assert printed_by(shell, "%gang logs 3f --rank 1", capsys) == "hello\n"
+    stacks = "gang ab12 has ended: its last stacks, taken while it ran\n── rank 0 ──\nin train\n"
+    assert printed_by(shell, "%gang stacks ab", capsys) == stacks
     assert "gang 3f2a" in printed_by(shell, "%gang show '--np 2'", capsys), "by its name"
     with pytest.raises(UsageError, match="no gang begins with 'zz': ab12, 3f2a"):
         run(shell, "%gang logs zz")

@@ -320,15 +320,15 @@ random.random(), float(np.random.rand()), float(torch.rand(1))
 
 def test_seeds(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("import torch, numpy as np")
-    assert notebook.capture(DRAW).warnings == ()
+    assert notebook.capture(DRAW).hints == ()
     notebook.cell("def train(seed):\n    torch.manual_seed(seed)")
-    assert notebook.capture(DRAW).warnings == ()
+    assert notebook.capture(DRAW).hints == ()
     notebook.cell("if False: torch.manual_seed(3)")
-    (warning,) = notebook.capture(DRAW).warnings
-    assert "torch.manual_seed(3)" in warning and "--seed N" in warning
-    assert notebook.capture("torch.manual_seed(0)" + DRAW).warnings == ()
+    (hint,) = notebook.capture(DRAW).hints
+    assert "torch.manual_seed(3)" in hint and "--seed N" in hint
+    assert notebook.capture("torch.manual_seed(0)" + DRAW).hints == ()
     seeded = notebook.capture(DRAW, seed=5)
-    assert seeded.warnings == ()
+    assert seeded.hints == ()
     generator = torch.Generator().manual_seed(5)
     expected = random.Random(5).random(), np.random.RandomState(5).rand()
     assert ranks.run(seeded).value == (*expected, float(torch.rand(1, generator=generator)))

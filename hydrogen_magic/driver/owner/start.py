@@ -46,7 +46,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
         params=dict(captured.params),
         preload=tuple(captured.preload),
         required_modules=tuple(captured.required_modules),
-        warnings=tuple(captured.warnings),
+        warnings=(*captured.warnings, *captured.hints),
         env={name: value for name, value in os.environ.items() if name not in _MARKS},
         cwd=forkserver.directory(),
         sys_path=tuple(forkserver.import_path()),
