@@ -71,7 +71,7 @@ def bare(n_rows: int, share: int) -> None:
 
     torch.set_num_threads(1)
     net, values = model(), rows(n_rows, share)
-    out = np.zeros(n_rows, np.float32)
+    out: Any = np.zeros(n_rows, np.float32)
     print("ready", flush=True)
     for _ in sys.stdin:
         for start in range(0, n_rows, BATCH):

@@ -56,7 +56,7 @@ def product(array: Any) -> float:
 
     gang = hm.launch(cell, np=NP)
     gang.wait(300)
-    return max(gang.results)
+    return float(max(gang.results))
 
 
 class InBand:
@@ -128,7 +128,7 @@ def by_torchrun(array: Any) -> float:
         (path.parent / "closure.pickle").write_bytes(cloudpickle.dumps(array))
         torchrun(Path(__file__), "--rank", str(path.parent))
         ranks = path.parent.glob("rank-*.json")
-        return max(json.loads(rank.read_text()) for rank in ranks)
+        return max(float(json.loads(rank.read_text())) for rank in ranks)
 
 
 def be_torchrun_rank(folder: Path) -> None:

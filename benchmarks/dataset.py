@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def consume(batches: Iterable[Any], n_rows: int) -> None:
     assert seen == n_rows, f"{seen} of {n_rows} rows"
 
 
+def consume_new(batches: Callable[[], Iterable[Any]], n_rows: int) -> None:
+    """:func:`consume` what ``batches`` returns."""
+    consume(batches(), n_rows)
+
+
 # ── peers ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -63,7 +69,8 @@ def of_product(df: Any) -> Callable[[], Iterable[Any]]:
 
     def batches() -> Iterable[Any]:
         part.set_epoch(next(epochs))
-        return part
+        found: Iterable[Any] = part
+        return found
 
     return batches
 
@@ -144,7 +151,7 @@ def measure(run: Run, n_rows: int) -> None:
         for peer in peers:
             if not peer.missing:
                 batches = makers[peer.name][0]()
-                peer.measure = lambda batches=batches: timed(lambda: consume(batches(), n_rows))
+                peer.measure = partial(timed, partial(consume_new, batches, n_rows))
         used = {peer.name: with_processor_time(peer) for peer in peers}
         round_robin(peers, run.rounds)
     measured = [peer for peer in peers if peer.seconds]
@@ -200,7 +207,7 @@ def measure_large(run: Run) -> None:
         for shuffle in (False, True):
             part = hm.shard(hm.dataset(place), batch_size=BATCH, shuffle=shuffle)
             with Memory() as memory:
-                seconds = timed(lambda part=part: consume(part, n_rows))
+                seconds = timed(partial(consume, part, n_rows))
             rates = [n_rows / seconds / 1e3, n_bytes / seconds / 1e6]
             grown_mb = (memory.peak - memory.before) / 1e6
             rows.append(["shuffled" if shuffle else "in order", seconds, *rates, grown_mb])

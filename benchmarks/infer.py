@@ -111,7 +111,7 @@ def pandas_process(df: Any, predict: Callable[[Any], Any], threads: int) -> None
     import torch
 
     torch.set_num_threads(threads)
-    scored = np.zeros(len(df), np.float32)
+    scored: Any = np.zeros(len(df), np.float32)
     for start in range(0, len(df), BATCH):
         scored[start : start + BATCH] = predict(df.iloc[start : start + BATCH])["score"]
     result = df.assign(score=scored)

@@ -53,7 +53,7 @@ def all_reduce_once(path: str = "") -> float:
         with open(path, "w") as file:
             json.dump(ones.item(), file)
     dist.destroy_process_group()
-    return ones.item()
+    return float(ones.item())
 
 
 def by_file(launch: Callable[[str], Any]) -> float:
@@ -86,7 +86,7 @@ def reduce_in_session() -> float:
         dist.init_process_group("gloo")
     ones = torch.ones(1)
     dist.all_reduce(ones)
-    return ones.item()
+    return float(ones.item())
 
 
 def product_session(on: str = "local") -> float:

@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -142,8 +142,15 @@ class Bench:
         browser = [each for each in mine if "chrom" in _name(each)]
         driver = [psutil.Process(), *(each for each in mine if _name(each) == "node")]
         ranks = kernel.children(recursive=True)
-        parts = (ranks, [kernel], [self._server], browser, driver)
-        return Used(time.monotonic(), *(sum(map(_cpu_s, part)) for part in parts), self._n_bytes)
+        return Used(
+            time.monotonic(),
+            ranks_s=_sum_s(ranks),
+            kernel_s=_sum_s([kernel]),
+            server_s=_sum_s([self._server]),
+            browser_s=_sum_s(browser),
+            driver_s=_sum_s(driver),
+            n_bytes=self._n_bytes,
+        )
 
     def measure(self, cell: str, watched_s: float, *, is_shown: bool) -> Measured:
         from tests.browser.gangs import Run
@@ -193,6 +200,10 @@ class Bench:
 
     def _wait(self, seconds: float) -> None:
         self._page.wait_for_timeout(max(0.0, seconds) * 1000)
+
+
+def _sum_s(processes: Iterable[psutil.Process]) -> float:
+    return sum(map(_cpu_s, processes))
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -382,11 +382,15 @@ def main() -> None:
 
 def measure(run: Run, name: str, what: Measurement, notebooks: dict[str, Notebook]) -> None:
     """Measure one table."""
+
+    def seconds(name: str) -> float:
+        return what.measure(notebooks[name])
+
     ways = [way for way in WAYS if not run.only or way.name in run.only]
     peers = [
         Peer(
             way.name,
-            partial(what.measure, notebooks.get(way.name)),
+            partial(seconds, way.name),
             lacks(way.module) or ("" if getattr(way, what.needs) else "has no such cell"),
         )
         for way in ways

@@ -63,7 +63,7 @@ def all_reduce_once() -> float:
     ones = torch.ones(1)
     dist.all_reduce(ones)
     dist.destroy_process_group()
-    return ones.item()
+    return float(ones.item())
 
 
 def product() -> float:

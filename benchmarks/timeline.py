@@ -21,12 +21,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import _released
 from _common import lacks
-from _results import Table, parse_arguments, report
+from _results import Cell, Table, parse_arguments, report
 
 NP = 2
 WARM_UP_STEPS = 60
@@ -157,8 +157,12 @@ class Findings:
 
     def tables(self) -> list[Table]:
         """Return the ratios, and the seconds of a step in each mode."""
-        ratios = [[what, *_spread(found)] for what, found in sorted(self.ratios.items())]
-        modes = [[mode, *_spread([1e3 * s for s in found])] for mode, found in self.seconds.items()]
+        ratios: list[list[Cell]] = [
+            [what, *_spread(found)] for what, found in sorted(self.ratios.items())
+        ]
+        modes: list[list[Cell]] = [
+            [mode, *_spread([1e3 * s for s in found])] for mode, found in self.seconds.items()
+        ]
         return [
             Table("timeline_steps", "a step", _columns("ms"), modes),
             Table("timeline", "a step with a timeline, as a ratio", _columns("x"), ratios),
@@ -189,7 +193,7 @@ def main() -> None:
     turns = QUICK_TURNS if run.quick else TURNS
     findings = Findings()
     with _released.python() as python:
-        gangs = [
+        gangs: list[Callable[[], list[Block]]] = [
             lambda: blocks(["none"] * len(TURN), STEPS),
             lambda: blocks(list(TURN) * turns, STEPS),
             lambda: released_blocks(python),

@@ -143,7 +143,9 @@ def idle(np: int) -> Case:
 def health(np: int, now_s: float) -> Batch:
     is_due = round(now_s * MESSAGES_PER_S) % MESSAGES_PER_S == 0
     rss = 2**30 + int(now_s * 4096)
-    return [ev.RankHealth(now_s, rank, rss, 99.0, "R", 80.0, rss) for rank in range(np)] * is_due
+    if not is_due:
+        return []
+    return [ev.RankHealth(now_s, rank, rss, 99.0, "R", 80.0, rss) for rank in range(np)]
 
 
 def measured(case: Case, seconds: int) -> Found:
