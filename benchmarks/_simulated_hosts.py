@@ -1,12 +1,14 @@
 """Hosts of ``simulated_cluster.py``, many in one process: agents without ranks that speak the real protocol.
 
-Read from stdin: the instructions for tasks, the numbers of hosts, and how their ranks behave.
+Read from stdin, on one line: the instructions for tasks, the numbers of hosts, and how their ranks behave.
+At the end of stdin, the process that started this one has ended, and this one ends too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import resource
 import sys
@@ -206,7 +208,8 @@ class FakeHost:
 
 
 async def main() -> None:
-    asked = json.load(sys.stdin)
+    asked = json.loads(sys.stdin.readline())
+    asyncio.get_running_loop().add_reader(sys.stdin, os._exit, 0)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # every host has sockets of its own
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     hosts = [

@@ -109,8 +109,7 @@ def _started(boot: object, hosts: Sequence[int]) -> subprocess.Popen[str]:
     behaviour = SimulatedPlacement.behaviour
     asked = {"boot": boot, "hosts": hosts, "ranks_per_host": RANKS_PER_HOST, "behaviour": behaviour}
     assert process.stdin is not None
-    with process.stdin as stdin:
-        json.dump(asked, stdin)
+    print(json.dumps(asked), file=process.stdin, flush=True)  # and stays open
     return process
 
 

@@ -10,6 +10,7 @@ from those that a gang left open.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import secrets
@@ -493,6 +494,7 @@ def process_ids(spark: Any, n_tasks: int) -> list[int]:
 def meeting(n_tasks: int) -> Callable[[], None]:
     """Return a function by which tasks that share this disk wait until all have a worker of their own."""
     folder = tempfile.mkdtemp(prefix="hydrogen-meeting-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # tasks may still use it
 
     def meet() -> None:
         import os
