@@ -17,7 +17,7 @@ from typing import Any
 
 
 def is_horovods() -> bool:
-    """Tell whether this rank's gang meets by Horovod."""
+    """Return whether this rank's gang meets by Horovod."""
     return "HOROVOD_RANK" in os.environ
 
 

@@ -1,4 +1,4 @@
-"""Parameters of a run: the plain values by which lists and trackers tell it from others."""
+"""Parameters of a run: the plain values by which lists and trackers distinguish it from others."""
 
 from __future__ import annotations
 

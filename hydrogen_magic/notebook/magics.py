@@ -420,7 +420,7 @@ def _syntax_error(error: SyntaxError, label: str) -> CellSyntaxError:
 
 
 def _ends_silently(shell: Any, cell: str) -> bool:
-    """Tell whether the cell ends in ``;``, which IPython uses to suppress output.
+    """Return whether the cell ends in ``;``, which IPython uses to suppress output.
 
     IPython's ``output_can_be_silenced`` uses the text as typed, where a ``!`` line may not be Python.
     """

@@ -79,7 +79,7 @@ def pick_view(
 
 
 def draws_html() -> bool:
-    """Tell whether output of this process may be HTML: it is a Jupyter kernel."""
+    """Return whether output of this process may be HTML: it is a Jupyter kernel."""
     from hydrogen_magic.views.outputs import NotebookOutput
     from hydrogen_magic.views.text_view import pick_surface
 
@@ -87,7 +87,7 @@ def draws_html() -> bool:
 
 
 def draws_widgets() -> bool:
-    """Tell whether :func:`pick_view` picks a live widget here."""
+    """Return whether :func:`pick_view` picks a live widget here."""
     if not draws_html():
         return False
     from hydrogen_magic.views.widget.display import is_widget_expected

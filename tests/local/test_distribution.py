@@ -108,7 +108,7 @@ def test_the_long_description_renders_on_an_index(metadata: Message) -> None:
 
 
 def _is_file(address: str, folder: str) -> bool:
-    """Tell whether an absolute address leads to a file of the repository."""
+    """Return whether an absolute address leads to a file of the repository."""
     return address.startswith(folder) and (ROOT / address.removeprefix(folder)).is_file()
 
 

@@ -123,7 +123,7 @@ class LocalAgent(AgentClient):
         return self.alive and self._killing is None
 
     def launch(self, request: LaunchRequest, handed: Sequence[int], sink: EventSink) -> None:
-        """Have the agent start the ranks of ``request``, and tell ``sink`` what happens.
+        """Have the agent start the ranks of ``request``, and report to ``sink`` what happens.
 
         ``handed``: descriptors of the closure and of the channels by which ranks are fed.
         """

@@ -46,7 +46,7 @@ class LateRanks:
 
 
 def has_waits(event: ev.Spans) -> bool:
-    """Tell whether spans of ``event`` are waits for other ranks."""
+    """Return whether spans of ``event`` are waits for other ranks."""
     return event.track == ev.COLLECTIVES or ev.GRADIENTS in event.names
 
 

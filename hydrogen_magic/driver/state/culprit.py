@@ -170,7 +170,7 @@ def _is_in_library(frame: Frame) -> bool:
 
 
 def is_collective(function: str) -> bool:
-    """Tell whether all ranks have to take part in ``function``."""
+    """Return whether all ranks have to take part in ``function``."""
     return _rules().collective.search(function) is not None
 
 
@@ -259,7 +259,7 @@ def evidence(rank: RankState) -> Evidence | None:
 
 
 def failed_independently(rank: RankState) -> bool:
-    """Tell whether a rank failed in a way that no peer explains."""
+    """Return whether a rank failed in a way that no peer explains."""
     found = evidence(rank)
     return found is not None and found.strong
 
@@ -292,7 +292,7 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
 
 
 def may_debug(state: GangState, rank: RankState, now_s: float) -> bool:
-    """Tell whether a rank that asks for the debugger may have it: not if another one is the culprit.
+    """Return whether a rank that asks for the debugger may have it: not if another one is the culprit.
 
     Without any strong evidence, the rank that asked first gets it.
     """

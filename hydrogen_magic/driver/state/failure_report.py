@@ -257,7 +257,7 @@ def _chain(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
 
 
 def _is_repeated(error: ErrorReport, cells: Mapping[str, str]) -> bool:
-    """Tell whether the cause says the same from inside a library: pandas raises a KeyError twice."""
+    """Return whether the cause says the same from inside a library: pandas raises a KeyError twice."""
     cause = error.cause
     if cause is None or (cause.type, cause.message) != (error.type, error.message):
         return False
@@ -330,7 +330,7 @@ _LIBRARY = re.compile(
 
 
 def _is_own(frame: Frame, cells: Mapping[str, str]) -> bool:
-    """Tell whether the user wrote the line: a cell, or a file outside of installed packages."""
+    """Return whether the user wrote the line: a cell, or a file outside of installed packages."""
     return frame.file in cells or _LIBRARY.search(frame.file) is None
 
 

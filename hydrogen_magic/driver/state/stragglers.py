@@ -49,7 +49,7 @@ def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
 
 
 def is_waiting(rank: RankState, now_s: float) -> bool:
-    """Tell whether the rank has been inside a collective for longer than ranks in step."""
+    """Return whether the rank has been inside a collective for longer than ranks in step."""
     return bool(rank.waiting_in) and now_s - rank.waiting_since_s >= _WAIT_S
 
 

@@ -152,7 +152,7 @@ class TaskAgentGroup:
         self._now_s: Callable[[], float] = time.monotonic
         self._key = self._gang = ""
         self._ends_tasks = False
-        """Whether every worker that reports is told to end its task."""
+        """Whether every worker that reports is asked to end its task."""
         self._is_stopped = False
         self._asked_stacks: set[str] = set()
         """Workers that have still to send their stacks."""

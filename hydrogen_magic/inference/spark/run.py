@@ -38,7 +38,7 @@ class SparkRun:
         self.widened: list[tuple[str, str, str]] = []
         """Columns whose first rows have another type: name, that type, and the final one."""
         self._added: pa.Schema | None = None
-        """The columns beside the frame's, as far as they are known."""
+        """The known columns beside the frame's."""
         self._prepared = prepared
         self._session = prepared.session
         self._tag = f"hydrogen_magic-infer-{secrets.token_hex(4)}"

@@ -390,6 +390,6 @@ def _address(reserved: socket.socket) -> Address:
 
 
 def _raise_file_limit() -> None:
-    """Raise the limit of descriptors as far as the system allows: five for every rank."""
+    """Raise the limit of descriptors to what the system allows: five for every rank."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

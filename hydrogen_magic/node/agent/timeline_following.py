@@ -20,7 +20,7 @@ class ShippedFile:
 
     path: Path
     number: str
-    """What tells it from the gang's others: ``1``, in a later attempt ``retry1-1``."""
+    """Distinguishes it from the gang's other timelines: ``1``, in a later attempt ``retry1-1``."""
     settled: int = 0
     """Bytes of it that will not change any more; the bracket that closes a JSON array is not one."""
 

@@ -288,7 +288,7 @@ class _CellGuest:
                     self._worker = spark_inference.CellWorker(self, config, closure)
                 task.enter("running")
                 yield from self._worker.serve(batches, config, task)
-            except GeneratorExit:  # nobody wants more of this partition
+            except GeneratorExit:  # Spark needs no more of this partition
                 raise
             except BaseException as error:
                 raise InferError(spark_inference.message_of(error, config)) from error

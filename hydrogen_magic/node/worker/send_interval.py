@@ -35,7 +35,7 @@ class SendInterval:
         self._due = clock() + self.interval_s * (rank % _RANKS_PER_TICK) / _RANKS_PER_TICK
 
     def is_due(self, *, is_urgent: bool) -> bool:
-        """Tell whether to send now; after True, the next time is an interval later."""
+        """Return whether to send now; after True, the next time is an interval later."""
         now = self._clock()
         if not is_urgent and now < self._due:
             return False

@@ -48,11 +48,11 @@ class SpanQueue:
         self._waiting.append((next(self._numbers), name, start_ns, end_ns, depth, track))
 
     def is_half_full(self) -> bool:
-        """Tell whether they should be sent urgently."""
+        """Return whether they should be sent urgently."""
         return len(self._waiting) > _MOST // 2
 
     def is_due(self, at_s: float) -> bool:
-        """Tell whether they should be sent now."""
+        """Return whether they should be sent now."""
         return at_s >= self._due_s or self.is_half_full()
 
     def take(self, at_s: float, rank: int) -> Iterator[ev.Spans]:

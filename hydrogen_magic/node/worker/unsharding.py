@@ -203,7 +203,7 @@ class _Peers:
         return self._store is not None
 
     def publish(self, plan: dict[str, Any]) -> None:
-        """Tell the others what this rank is about to gather."""
+        """Report to the others what this rank is about to gather."""
         self._plan = plan
         self._store.set(_key("plan", _rank()), json.dumps(plan))
 

@@ -37,7 +37,7 @@ def of_rank(rank: int) -> str:
 
 
 def dashes_of(line: int) -> str:
-    """Return the dash pattern that tells a line from those of the same colour."""
+    """Return the dash pattern that distinguishes a line from those of the same colour."""
     return ("", "7 3", "2 2")[max(0, line) // len(EITHER) % 3]
 
 

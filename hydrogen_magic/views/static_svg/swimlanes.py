@@ -242,10 +242,10 @@ class _Picture:
 
     def _in_words(self) -> str:
         shares = [f"{clean_name(n)[:40]} {self._times.share(n)}" for n in self._times.colours]
-        told = f": {', '.join(shares)}" if shares else ""
+        listed = f": {', '.join(shares)}" if shares else ""
         n_ranks = len(self._state.ranks)
         ranks = f"{n_ranks} rank{'s' if n_ranks != 1 else ''}"
-        return f"Timeline of {ranks} over {duration(self._until_s)}{told}"
+        return f"Timeline of {ranks} over {duration(self._until_s)}{listed}"
 
 
 def _key(entries: Sequence[_LegendEntry]) -> tuple[list[str], float]:

@@ -103,7 +103,7 @@ def send_under(cell: Any, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def is_widget_expected() -> bool:
-    """Tell whether this kernel shows gangs by a widget; warn if only its file is missing."""
+    """Return whether this kernel shows gangs by a widget; warn if only its file is missing."""
     if not _front_end_draws_widgets():
         return False
     if BUNDLE.exists():
@@ -123,7 +123,7 @@ def _warn_of_missing(bundle: Path) -> None:
 
 
 def _front_end_draws_widgets() -> bool:
-    """Tell whether this kernel belongs to a front end that displays widgets to a user.
+    """Return whether this kernel belongs to a front end that displays widgets to a user.
 
     Jupyter's server passes the name of the notebook to kernels that it starts for one; tools that only
     execute a notebook do not. VS Code and Colab have their own marks.
@@ -133,7 +133,7 @@ def _front_end_draws_widgets() -> bool:
 
 
 def is_view_needed() -> bool:
-    """Tell whether the front end opens a widget's model only for an output that shows the widget.
+    """Return whether the front end opens a widget's model only for an output that shows the widget.
 
     Jupyter's own front ends open every model at once; VS Code and Colab do so on display.
     """

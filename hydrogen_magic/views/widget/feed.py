@@ -140,7 +140,7 @@ class PageFeed:
     # ── input ────────────────────────────────────────────────────────────────────────────────────
 
     def _is_anew(self, events: Sequence[ev.Event]) -> bool:
-        """Tell whether curves start again, so that pages must drop theirs."""
+        """Return whether curves start again, so that pages must drop theirs."""
         begins = any(isinstance(event, ev.AttemptStarted) for event in events)
         return begins and bool(self.curves.metrics() or self._stacks)
 
@@ -259,7 +259,7 @@ class PageFeed:
 
 
 def _is_of(state: GangState, event: ev.Event) -> bool:
-    """Tell whether an event is of the gang itself or of one of its ranks."""
+    """Return whether an event is of the gang itself or of one of its ranks."""
     rank = getattr(event, "rank", None)
     return rank is None or 0 <= rank < len(state.ranks)
 

@@ -81,7 +81,7 @@ class CommandHandler:
         self._actions = None
 
     def _is_new(self, command_id: str) -> bool:
-        """Tell whether a command arrives for the first time; otherwise repeat its answer."""
+        """Return whether a command arrives for the first time; otherwise repeat its answer."""
         with self._lock:
             is_new = command_id not in self._answers
             known = self._answers.setdefault(command_id, None)
@@ -114,7 +114,7 @@ class CommandHandler:
 
 
 def _is_name(name: object) -> TypeGuard[str]:
-    """Tell whether it can be repeated in an answer, to all pages."""
+    """Return whether it can be repeated in an answer, to all pages."""
     return isinstance(name, str) and len(name) <= _LONGEST_NAME and name.isascii()
 
 

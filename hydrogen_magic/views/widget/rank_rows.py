@@ -234,7 +234,7 @@ def _phase(rank: RankState, mark: str) -> str:
 
 
 def _is_victim(rank: RankState, culprit: int | None) -> bool:
-    """Tell whether a failed rank ended in a way that the loss of a peer causes."""
+    """Return whether a failed rank ended in a way that the loss of a peer causes."""
     found = evidence(rank)
     return rank.rank != culprit and (found is None or not found.strong)
 

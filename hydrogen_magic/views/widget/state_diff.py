@@ -75,7 +75,7 @@ class StateDiff:
         return content
 
     def _is_time(self, state: GangState, now_s: float) -> bool:
-        """Tell whether to compare: at intervals, and at once if the gang as a whole changes."""
+        """Return whether to compare: at intervals, and at once if the gang as a whole changes."""
         glance = (
             state.state,
             state.stop_reason,

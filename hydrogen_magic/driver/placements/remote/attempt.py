@@ -303,7 +303,7 @@ class RemoteAttempt:
         """Monitor hosts and tasks until cancelled; raises when the tasks have ended before the ranks."""
         looked_s = time.monotonic()
         silent: set[RemoteAgent] = set()
-        told = False
+        is_reported = False
         while True:
             now_s = time.monotonic()
             if now_s - looked_s > _LATE_S:
@@ -312,8 +312,8 @@ class RemoteAttempt:
             looked_s = now_s
             for agent in set(assignment.agents) - self._lost:
                 self._check_silence(agent, now_s - agent.last_message_s, silent, assignment)
-            if self._tasks.done() and not told:
-                told = True
+            if self._tasks.done() and not is_reported:
+                is_reported = True
                 await self._on_tasks_end(assignment)
             self._changed.clear()
             try:

@@ -1,4 +1,4 @@
-"""The tasks that run on hosts: what they are told, what is sent with them, and their errors."""
+"""The tasks that run on hosts: their instructions, what is sent with them, and their errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HostTasks:
         Args:
             addresses: of this machine, by which hosts may reach it, the best one first; empty: all but
                 loopback.
-            host: tells hosts apart that share a machine.
+            host: distinguishes hosts that share a machine.
         """
         endpoints = self.pool.listen(addresses or own_addresses(), self.attempt.job.spec.ports)
         boot = json.dumps(self.instructions(endpoints, host))

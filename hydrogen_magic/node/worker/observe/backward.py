@@ -93,7 +93,7 @@ def _when_computed(torch: Any, roots: Any, call: Callable[[], None]) -> Any:
 
 
 def _reduces_by_itself() -> bool:
-    """Tell whether DDP's default reducer reduces the gradients among all ranks."""
+    """Return whether DDP's default reducer reduces the gradients among all ranks."""
     models = list(_models)
     if not models or not sys.modules["torch.distributed"].is_initialized():
         return False

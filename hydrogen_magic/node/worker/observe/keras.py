@@ -62,7 +62,7 @@ def _hide(callback: type) -> None:
 
 
 def is_seen(model: object) -> bool:
-    """Tell whether our callback records this model's training logs."""
+    """Return whether our callback records this model's training logs."""
     return model in _seen
 
 
