@@ -186,9 +186,12 @@ unit: $(VENV)/.stamp-dev $(BUNDLE)
 	@echo '· pytest, tests that start no process'
 	@$(PYTEST) tests/unit -m 'not exhaustive' -n logical $(ARGS)
 
-# At the same time, and with their parts installed one after the other.
-checks quick: $(VENV)/.stamp-dev $(NODE_MODULES) $(BUNDLE)
-	@$(MAKE) --no-print-directory --jobs lint vitest $(if $(filter quick,$@),unit)
+# At the same time, after what they need is installed.
+quick: $(VENV)/.stamp-dev $(NODE_MODULES) $(BUNDLE)
+	@$(MAKE) --no-print-directory --jobs lint vitest unit
+
+checks: $(VENV)/.stamp-dev $(NODE_MODULES) $(BUNDLE)
+	@$(MAKE) --no-print-directory --jobs lint vitest
 
 # pytest's own closing line stays the last thing printed.
 test: checks $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark)

@@ -130,7 +130,7 @@ class Ranks:
 
     def close(self) -> None:
         self.control.close()
-        self.process.wait(10)
+        self.process.wait(60)
         shutil.rmtree(self.folder)
 
 

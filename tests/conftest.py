@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.driver.placements import forkserver
@@ -34,6 +35,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # jsonschema (of nbformat) does without it. It compiles a grammar of addresses when it is imported: that
 # takes over a second in each worker.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+# Examples take longer on a machine that is busy with others.
+settings.register_profile(
+    "any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any_machine")
 
 TESTS = Path(__file__).parent
 SHARED = {"standalone": "spark", "connect_server": "connect", "browser": "browser"}

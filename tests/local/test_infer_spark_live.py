@@ -14,6 +14,7 @@ from hydrogen_magic.core.messages import TaskProgress, TaskStatus, decode
 from hydrogen_magic.driver.state.formatting import progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.inference.spark.progress import SparkProgress
+from hydrogen_magic.node.worker import task_reporter
 from hydrogen_magic.node.worker.task_reporter import TaskReporter
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.transport.channel import Hub
@@ -222,18 +223,26 @@ def test_the_kernel_hears_of_a_task_until_it_wants_no_more(hub: Hub) -> None:
     until(lambda: reporter.is_closed)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that ends waits for long until its last report is sent."""
+    monkeypatch.setattr(task_reporter, "_LAST_REPORT_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_task_that_fails_says_so_before_its_process_ends(hub: Hub) -> None:
     said: list[TaskStatus] = []
     reporter = reporter_to(hub, lambda message: said.append(decode(message, TaskStatus)))
     until(lambda: said)
     with pytest.raises(ValueError, match="no good"), reporter.reporting(TaskCounter(task(3, 1))):
         raise ValueError("no good")
-    until(lambda: any(t.error == "no good" for news in said for t in news.tasks), 0.2)
+    until(lambda: any(t.error == "no good" for news in said for t in news.tasks))
     on_loop(hub, lambda: hub.revoke_key(reporter.key))
     until(lambda: reporter.is_closed)
 
 
-def test_where_nobody_listens_a_task_goes_on() -> None:
+@pytest.mark.usefixtures("patient")
+def test_a_task_does_not_wait_for_a_kernel_that_cannot_be_reached() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     nowhere = {"endpoints": [f"tcp://127.0.0.1:{port}"], "interval_s": 0.05}
@@ -243,4 +252,4 @@ def test_where_nobody_listens_a_task_goes_on() -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match="no good"), reporter.reporting(TaskCounter(task(0, 1))):
         raise ValueError("no good")
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 30

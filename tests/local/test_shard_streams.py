@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import Counter
 from itertools import pairwise
@@ -39,9 +40,8 @@ def small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_pools")
 @settings(
-    deadline=None,
     max_examples=20,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_every_row_once_in_equally_many_batches(
@@ -138,6 +138,7 @@ def test_progress_of_an_epoch_that_continues(
         data = pytest.importorskip("torch.utils.data")
         part = data.DataLoader(part, batch_size=None)
     shown: list[int] = []
+    monkeypatch.setattr(api, "_PROGRESS_S", math.inf)
     monkeypatch.setattr(api.Track, "_report", lambda self, bar, n, closed=False: shown.append(n))
     for _ in range(2):
         list(hm.track(part))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hydrogen_magic.core.argument_types import parse_duration_s, parse_size_bytes
@@ -151,7 +151,6 @@ def test_values_of_a_sweep_may_have_spaces_between_them() -> None:
 
 
 @given(st.text(max_size=40))
-@settings(deadline=None)
 def test_any_line_parses_or_raises_our_error(line: str) -> None:
     for is_cell in (True, False):
         try:

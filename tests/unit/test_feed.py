@@ -111,7 +111,7 @@ some_events = st.one_of(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(some_events, max_size=4), min_size=1, max_size=8), st.data())
 def test_one_that_arrives_knows_what_those_know_that_were_there(
     ticks: list[list[ev.Event]], data: st.DataObject

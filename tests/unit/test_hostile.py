@@ -120,7 +120,7 @@ def as_sent(content: object) -> bytes:
     return json.dumps(content, allow_nan=False, ensure_ascii=False).encode()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(hostile, min_size=1, max_size=6), st.sampled_from(["SUCCEEDED", "FAILED"]))
 def test_what_passes_the_border_is_shown(said: list[ev.Event], end: str) -> None:
     events: list[ev.Event] = [

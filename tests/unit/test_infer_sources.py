@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
@@ -36,7 +36,7 @@ from tests import infer_data
 from tests.infer_data import write
 
 ALL = InferOptions()
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=40)
 
 
 # ── a run without ranks ──────────────────────────────────────────────────────────────────────────

@@ -29,7 +29,7 @@ def through_memory() -> Iterator[object]:
     return send
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=9000), max_size=8), st.binary(max_size=100))
 def test_any_parts_come_back(parts: list[bytes], pickled: bytes) -> None:
     fd = payload.to_memfd(Payload(pickled, tuple(parts)))

@@ -127,7 +127,7 @@ SAME = [
     ("predict", "kinds", "nulls", "nan_is_null"), SAME, ids=[case[0].__name__ for case in SAME]
 )
 @given(draw=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_comes_out_is_what_went_in(
     predict: Any, kinds: tuple[pa.DataType, ...], nulls: bool, nan_is_null: bool, draw: Any
 ) -> None:
@@ -157,7 +157,7 @@ def same_kind(one: pa.DataType, other: pa.DataType) -> bool:
 
 
 @given(table=data.tables(data.FLAT), batch_size=st.integers(1, 8), size=st.integers(1, 11))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_arrow_keeps_the_very_types(table: pa.Table, batch_size: int, size: int) -> None:
     if len(table):
         assert run(echo_table, table, (size,), batch_size=batch_size).schema == table.schema

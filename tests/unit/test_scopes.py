@@ -14,7 +14,7 @@ from tests.capture_rig import Notebook, inline, open_notebook
 from tests.cell_grammar import difference, write_cell
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 @given(st.randoms(use_true_random=False))
 def test_generated_cells(random: Random) -> None:
     text = write_cell(random)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
@@ -63,7 +63,6 @@ def test_a_shuffle_depends_on_its_seed_alone() -> None:
     assert sorted(first) == sorted(other) == list(range(50))
 
 
-@settings(deadline=None)  # the first of them imports torch
 @given(world_size=RANKS, n_items=st.integers(0, 60), drop_last=st.booleans(), sized=st.booleans())
 def test_streams_are_dealt_out_in_rounds(
     world_size: int, n_items: int, drop_last: bool, sized: bool

@@ -49,7 +49,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches)
 def test_spans_come_out_as_they_went_in(found: list[tuple[int, str, list[Span]]]) -> None:
     tracks = fed(*(spans(rank, *part, track=track) for rank, track, part in found))
@@ -65,7 +65,7 @@ def test_spans_come_out_as_they_went_in(found: list[tuple[int, str, list[Span]]]
     assert len(set(tracks.names)) == len(tracks.names)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(one_span, min_size=1, max_size=30))
 def test_shares_are_the_seconds_of_outermost_spans(found: list[Span]) -> None:
     depths = {d: {row[0] for row in found if row[3] == d} for d in range(4)}

@@ -317,7 +317,7 @@ def test_a_clock_that_is_wrong_squeezes_nobody() -> None:
 # ── harmless ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ANYTHING, ANYTHING, ANYTHING)
 def test_whatever_ranks_say_is_text(one: str, two: str, three: str) -> None:
     events = [

@@ -164,7 +164,7 @@ def test_a_row_says_phase_progress_rate_metrics_and_memory() -> None:
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 200), st.sampled_from([1, 3, 16, 17, 300]))
 def test_no_line_is_wider_than_asked_for(width: int, np: int) -> None:
     lines = gang_lines(replay(busy(np)), 100.0, width)
