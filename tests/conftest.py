@@ -6,6 +6,7 @@ own Spark cluster, Jupyter server and browser if it runs tests that need them.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -26,6 +27,8 @@ from hydrogen_magic.frameworks.jax import installation as jax_installation
 from hydrogen_magic.frameworks.tensorflow import installation as tensorflow_installation
 from tests import leaks, shells, spark_rig
 
+# Modules and tests are there to stay: to look through them again and again took a quarter of the time.
+gc.disable()
 leaks.mark_session()
 # A shell has what it starts in the background ignore SIGINT, which tests send to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -75,7 +78,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail where groups have no effect, which would start a cluster in every worker."""
+    """Leave what was loaded out of garbage collections; fail where groups have no effect, which would
+    start a cluster in every worker.
+    """
+    gc.freeze()
+    gc.enable()
     is_grouped = getattr(session.config.option, "loadgroup", False)
     if is_grouped and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist does not group tests with this pytest")
