@@ -66,7 +66,11 @@ class Launched:
         item = SimpleNamespace(name="model", kind="value", nbytes=12_300_000, why="line 3")
         payload = SimpleNamespace(nbytes=12_300_500)
         return SimpleNamespace(
-            inventory=(item,), payload=payload, warnings=("big",), originals=Originals()
+            inventory=(item,),
+            payload=payload,
+            warnings=("big",),
+            hints=("seeded",),
+            originals=Originals(),
         )
 
     def launch_captured(self, captured: Any, spec: JobSpec, *, title: str) -> Any:
@@ -200,6 +204,7 @@ def test_dry_run_shows_the_inventory_and_the_places_and_runs_nothing(
         "model  value  12.3 MB  line 3",
         "1 name, 12.3 MB in all",
         "warning: big",
+        "warning: seeded",
         "",
         "rank  host  local_rank  device",
         "0     here  0           GPU 0",
