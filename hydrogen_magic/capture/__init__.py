@@ -35,6 +35,7 @@ from hydrogen_magic.capture.required_names import RequiredNames, similar
 from hydrogen_magic.capture.scopes import ScopeAnalysis, analyse
 from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.values import Captured, CapturedItem, CellText
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES
 from hydrogen_magic.errors import CaptureError, OptionTypeError
 from hydrogen_magic.serialization.closure import ClosureManifest, bundle
@@ -171,7 +172,7 @@ def _imports_of_script(file: Path) -> tuple[str, ...]:
     """
     try:
         text = file.read_text()
-        tree = ast.parse(text)
+        tree = syntax.parse(text)
     except (OSError, SyntaxError, ValueError):  # the rank reports it, or it is not Python source
         return ()
     if _CHANGES_ENVIRONMENT.search(text):
@@ -268,7 +269,7 @@ def _compile(
     for feature in futures:
         flags |= getattr(__future__, feature).compiler_flag
     try:
-        tree = compile(code, filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+        tree = syntax.parse(code, filename, flags=flags)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the ranks report them
             compiled = compile(tree, filename, "exec", flags, dont_inherit=True)

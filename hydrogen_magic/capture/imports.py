@@ -12,6 +12,7 @@ from typing import Any
 
 from hydrogen_magic.capture.lines import code_in_magics
 from hydrogen_magic.capture.modules import local_paths, only_defines
+from hydrogen_magic.core import syntax
 
 _MISSING = object()
 
@@ -125,7 +126,7 @@ class Imports:
 def _read_cell(source: str) -> tuple[_Cell, ...]:
     """Return a cell and the code in its magics; a notebook's cells are parsed once."""
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
         return ()
     nodes, top = list(ast.walk(tree)), list(module_level(tree))

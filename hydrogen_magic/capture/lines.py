@@ -6,6 +6,8 @@ import ast
 import re
 import string
 
+from hydrogen_magic.core import syntax
+
 _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun"}
 """Magics whose line or body is Python."""
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
@@ -44,7 +46,7 @@ def assigned_in_magic(node: ast.Call) -> list[str]:
 
 def _names(text: str) -> list[ast.Name]:
     try:
-        tree = ast.parse(text.strip())
+        tree = syntax.parse(text.strip())
     except SyntaxError:  # options before the code
         return []
     return [node for node in ast.walk(tree) if isinstance(node, ast.Name)]

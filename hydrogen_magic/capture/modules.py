@@ -14,6 +14,7 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.serialization.closure import ModuleSource
 
@@ -197,7 +198,7 @@ def _read(name: str, module: ModuleSource) -> tuple[str, list[str]]:
 
 def _imported(text: str, name: str, is_package: bool) -> list[str]:
     try:
-        tree = ast.parse(text)
+        tree = syntax.parse(text)
     except (SyntaxError, ValueError):  # the rank reports it when it imports the module
         return []
     package = name if is_package else name.rpartition(".")[0]
@@ -310,7 +311,7 @@ def only_defines(module: str) -> bool:
 def _imported_by_definitions(name: str, path: str, version: int) -> tuple[str, ...] | None:
     """Return what a module imports, None if its import does more. ``version``: of its file."""
     with tokenize.open(path) as file:
-        tree = ast.parse(file.read())
+        tree = syntax.parse(file.read())
     if not all(map(_is_definition, tree.body)):
         return None
     is_package = Path(path).name == "__init__.py"

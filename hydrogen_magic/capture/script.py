@@ -19,6 +19,7 @@ from hydrogen_magic.capture.modules import imported_modules, local_paths
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.scopes import reads_in_source
 from hydrogen_magic.capture.values import CellText
+from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import imported_names
 from hydrogen_magic.serialization.pickler import is_main
@@ -205,7 +206,7 @@ class _ScriptParts:
     def _path_lines(self, body: str) -> list[str]:
         """Return code that makes local modules importable that are not beside the script."""
         modules = [s.module for s, _ in self.needs.statements.values()]
-        modules += imported_modules(ast.parse(body))
+        modules += imported_modules(syntax.parse(body))
         for value in self.values.values():
             if isinstance(value, types.FunctionType):
                 modules += imported_names(value.__code__)
@@ -239,7 +240,7 @@ def _has_source(value: Any) -> bool:
 def _source(value: Any) -> str | None:
     try:
         source = textwrap.dedent(inspect.getsource(value))
-        ast.parse(source)
+        syntax.parse(source)
     except (OSError, TypeError, SyntaxError):
         return None
     return source

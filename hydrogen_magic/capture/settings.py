@@ -13,6 +13,7 @@ from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, module_level, module_name
 from hydrogen_magic.capture.values import CapturedItem
+from hydrogen_magic.core import syntax
 from hydrogen_magic.node.worker.settings import Stays, is_plain
 from hydrogen_magic.serialization.closure import ModuleSource, Setting
 from hydrogen_magic.serialization.pickler import is_main
@@ -65,9 +66,10 @@ def _run_at_once(node: ast.AST) -> Iterator[ast.AST]:
 
 def _parsed(source: str) -> ast.Module:
     try:
-        return ast.parse(source)
+        tree: ast.Module = syntax.parse(source)
     except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
         return ast.Module([], [])
+    return tree
 
 
 def sources_of(namespace: Mapping[str, Any], imports: Imports) -> list[str]:

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any
 
 from hydrogen_magic.capture import Captured
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.job import Plan, Slot
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements.remote import forwarded_settings
@@ -54,7 +55,7 @@ def frame(arguments: InferArguments, names: Mapping[str, Any]) -> Any:
 def _is_expression(given: str, names: Mapping[str, Any]) -> bool:
     """Return whether this is an expression of a notebook's variable, and no existing path."""
     try:
-        found: Any = ast.parse(given, mode="eval").body
+        found: Any = syntax.parse(given, mode="eval").body
     except (SyntaxError, ValueError):
         return False
     if not isinstance(found, (ast.Subscript, ast.Call, ast.Attribute)) or os.path.exists(given):

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from typing import NamedTuple
 
+from hydrogen_magic.core import syntax
+
 CODE = (types.FunctionType, type)
 """Types of the functions and classes that a notebook defines."""
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL"}
@@ -257,7 +259,7 @@ def _names_in(constant: object, graph: _Graph) -> Iterator[str]:
 def names_in_source(text: str) -> list[str]:
     """Return the names in a piece of Python; none if it is something else."""
     try:
-        tree = ast.parse(text.strip())
+        tree = syntax.parse(text.strip())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     return list(dict.fromkeys(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)))

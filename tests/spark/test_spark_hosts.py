@@ -214,7 +214,7 @@ spark_rig.wait_for_executors(spark, 3)
 session = sessions._session(spark)
 
 def n_tasks():
-    rows = session.context().statusStore().executorList(False)
+    rows = spark.sparkContext._jsc.sc().statusStore().executorList(False)
     rows = [rows.apply(n) for n in range(rows.size())]
     return {row.hostPort().split(":")[0]: row.totalTasks() for row in rows if row.totalCores()}
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hydrogen_magic.core import address_space
+from hydrogen_magic.core import address_space, syntax
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.training_progress import Collective
 
@@ -117,7 +117,7 @@ def _is_swallowed(error: BaseException) -> bool:
     frame = error.__traceback__.tb_frame  # the outermost frame unwound so far: that of the handler
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return False
     line = frame.f_lineno or 0

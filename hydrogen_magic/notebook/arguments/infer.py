@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hydrogen_magic import plugins
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.argument_types import choice, count, typed, variable_names
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import InferError
@@ -132,7 +132,7 @@ def _leading_expression(line: str) -> tuple[list[str], str]:
     ends = (match.start() for match in re.finditer(r"\s+(?=-)|\s*$", line))
     for end in ends:
         try:
-            ast.parse(line[:end], mode="eval")
+            syntax.parse(line[:end], mode="eval")
         except (SyntaxError, ValueError):
             continue
         return [line[:end]], line[end:]

@@ -1,0 +1,33 @@
+"""Syntax trees of Python source, made in any thread."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from typing import Any
+
+_TRIES = 20
+_WAIT_S = 1.0
+"""A process that was forked while another thread held the lock must not wait for it forever."""
+_lock = threading.Lock()
+
+
+def parse(source: str, filename: str = "<unknown>", mode: str = "exec", flags: int = 0) -> Any:
+    """Return what ``ast.parse`` returns, and raise what it raises.
+
+    ``flags``: more flags for ``compile``. Python 3.11 before 3.11.8 and 3.12 before 3.12.2 can raise a
+    SystemError if two threads make syntax trees at the same time
+    (https://github.com/python/cpython/issues/106905). Callers of this function wait for each other; if
+    another thread interferes, the source is parsed again.
+    """
+    is_held = _lock.acquire(timeout=_WAIT_S)
+    try:
+        for n in range(_TRIES):
+            try:
+                return compile(source, filename, mode, flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+            except SystemError:
+                if n == _TRIES - 1:
+                    raise
+    finally:
+        if is_held:
+            _lock.release()
