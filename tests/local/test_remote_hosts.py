@@ -135,6 +135,7 @@ def test_hosts_that_were_taken_away_are_named_though_agents_report_lost_tasks_fi
         if "TaskLost" in str(gang.events()):
             raise HostsRevokedError("the directories were taken away")
 
+    monkeypatch.setattr(attempt, "_LATE_REPORTS_S", 60.0)
     gang = launch(ranks.hang, "sleep", np=2)
     until(gang, said(gang, "about to hang"))
     family = family_of(gang)
