@@ -433,7 +433,16 @@ def test_a_common_run_is_small() -> None:
     assert len(drawn(events, lines)) < 150_000
 
 
-@pytest.mark.parametrize(("np", "steps"), [(256, 4), (16, 200), (8, 500)])
+@pytest.mark.parametrize(
+    ("np", "steps"),
+    [
+        (256, 4),
+        (16, 200),
+        (8, 500),
+        pytest.param(1024, 4, marks=pytest.mark.exhaustive),
+        pytest.param(8, 1500, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_no_run_is_big(np: int, steps: int) -> None:
     events = trained(np, steps, [f"metric {n} {'x' * 100}" for n in range(40)])
     rich = trained(np, steps, (), spans=True)

@@ -141,9 +141,8 @@ async def _end(agent_pid: int) -> None:
 def _preload(names: Sequence[str]) -> ModulesPreloaded:
     """Import ``names``; an import that fails is left to the ranks, where the user sees its error."""
     thresholds = gc.get_threshold()
-    gc.set_threshold(
-        0
-    )  # imports leave little garbage; looking for it takes an eighth of their time
+    # Imports leave little garbage; collections would take an eighth of their time.
+    gc.set_threshold(0)
     for name in names:
         try:
             _import(name)

@@ -25,6 +25,7 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core import syntax
 from hydrogen_magic.node.worker import ipython_shell, module_importer, settings, spawn
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.session_names import RankNames
@@ -208,9 +209,7 @@ class LoadedClosure:
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         for feature in header.futures:
             flags |= getattr(__future__, feature).compiler_flag
-        tree = compile(
-            header.code, header.filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True
-        )
+        tree = syntax.parse(header.code, header.filename, flags=flags)
         assert isinstance(tree, ast.Module)
         _keep_last_value(tree)
         ast.increment_lineno(tree, header.line_offset)
