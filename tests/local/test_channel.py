@@ -15,6 +15,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def admitted(hub: Hub) -> tuple[AgentKeys, queue.Queue[object]]:
     return asyncio.run_coroutine_threadsafe(admit(), hub.loop).result(PATIENCE_S), received
 
 
+def revoke(hub: Hub, keys: AgentKeys) -> None:
+    """Dismiss the agent; messages that come later are not from one of ours."""
+
+    async def do() -> None:
+        hub.revoke_key(keys.key)
+
+    asyncio.run_coroutine_threadsafe(do(), hub.loop).result(PATIENCE_S)
+
+
 def stay() -> bool:
     """Give a message that must not arrive the time to do so."""
     time.sleep(1.0)
@@ -70,10 +80,9 @@ def connect(
     """Connect as an agent, say hello, and stay as long as ``until`` takes."""
 
     async def talk() -> None:
-        link = AgentLink(keys.endpoint, server_key or keys.server_key, keys.secret)
-        link.send(Pong())
-        assert await asyncio.to_thread(until)
-        link.close()
+        with closing(AgentLink(keys.endpoint, server_key or keys.server_key, keys.secret)) as link:
+            link.send(Pong())
+            assert await asyncio.to_thread(until)
 
     asyncio.run(talk())
 
@@ -86,13 +95,12 @@ def test_an_admitted_agent_is_heard_and_answered(hub: Hub) -> None:
     keys, received = admitted(hub)
 
     async def talk() -> AgentCommand:
-        link = AgentLink(keys.endpoint, keys.server_key, keys.secret)
-        link.send(Pong())
-        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
-        hub.loop.call_soon_threadsafe(hub.send, keys.key, StopRanks("cafe"))
-        answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
-        link.close()
-        return decode(answer, AgentCommand)
+        with closing(AgentLink(keys.endpoint, keys.server_key, keys.secret)) as link:
+            link.send(Pong())
+            assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
+            hub.loop.call_soon_threadsafe(hub.send, keys.key, StopRanks("cafe"))
+            answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
+            return decode(answer, AgentCommand)
 
     assert asyncio.run(talk()) == StopRanks("cafe")
 
@@ -126,13 +134,12 @@ def test_messages_that_come_too_fast_delay_no_stop(hub: Hub) -> None:
     keys = asyncio.run_coroutine_threadsafe(admit(), hub.loop).result(PATIENCE_S)
 
     async def flood() -> None:
-        link = AgentLink(keys.endpoint, keys.server_key, keys.secret)
-        for _ in range(n_messages):
-            link.send(Pong())
-        await asyncio.to_thread(wait_until, lambda: len(seen) > 20)
-        hub.loop.call_soon_threadsafe(seen.append, "stop")
-        await asyncio.to_thread(wait_until, lambda: len(seen) > n_messages)
-        link.close()
+        with closing(AgentLink(keys.endpoint, keys.server_key, keys.secret)) as link:
+            for _ in range(n_messages):
+                link.send(Pong())
+            await asyncio.to_thread(wait_until, lambda: len(seen) > 20)
+            hub.loop.call_soon_threadsafe(seen.append, "stop")
+            await asyncio.to_thread(wait_until, lambda: len(seen) > n_messages)
 
     asyncio.run(flood())
     assert seen.index("stop") < n_messages // 2
@@ -142,14 +149,13 @@ def test_an_agent_that_was_dismissed_is_asked_to_quit(hub: Hub) -> None:
     keys, received = admitted(hub)
 
     async def talk() -> AgentCommand:
-        link = AgentLink(keys.endpoint, keys.server_key, keys.secret)
-        link.send(Pong())
-        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
-        hub.loop.call_soon_threadsafe(hub.revoke_key, keys.key)
-        link.send(Heartbeat(1.0))
-        answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
-        link.close()
-        return decode(answer, AgentCommand)
+        with closing(AgentLink(keys.endpoint, keys.server_key, keys.secret)) as link:
+            link.send(Pong())
+            assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
+            await asyncio.to_thread(revoke, hub, keys)
+            link.send(Heartbeat(1.0))
+            answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
+            return decode(answer, AgentCommand)
 
     assert asyncio.run(talk()) == Quit()
     assert received.empty()
@@ -157,12 +163,11 @@ def test_an_agent_that_was_dismissed_is_asked_to_quit(hub: Hub) -> None:
 
 def test_an_agent_that_is_not_admitted_learns_it(hub: Hub) -> None:
     keys, _ = admitted(hub)
-    hub.loop.call_soon_threadsafe(hub.revoke_key, keys.key)
+    revoke(hub, keys)
 
     async def knock() -> None:
-        link = AgentLink(keys.endpoint, keys.server_key, keys.secret)
-        await asyncio.wait_for(link.lost(), PATIENCE_S)
-        link.close()
+        with closing(AgentLink(keys.endpoint, keys.server_key, keys.secret)) as link:
+            await asyncio.wait_for(link.lost(), PATIENCE_S)
 
     asyncio.run(knock())
 
@@ -174,13 +179,12 @@ def test_an_agent_is_admitted_by_a_kernel_that_was_busy(hub: Hub) -> None:
     hub.loop.call_soon_threadsafe(time.sleep, 3.5)
 
     async def knock() -> None:
-        link = AgentLink(endpoint, keys.server_key, keys.secret)
-        lost = asyncio.ensure_future(link.lost())
-        link.send(Pong())
-        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
-        assert not lost.done()
-        lost.cancel()
-        link.close()
+        with closing(AgentLink(endpoint, keys.server_key, keys.secret)) as link:
+            lost = asyncio.ensure_future(link.lost())
+            link.send(Pong())
+            assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
+            assert not lost.done()
+            lost.cancel()
 
     asyncio.run(knock())
 
@@ -197,7 +201,7 @@ def test_strangers_are_not_heard(hub: Hub) -> None:
     connect(stranger)
     wrong_server, _ = zmq.curve_keypair()
     connect(keys, server_key=wrong_server.decode())
-    hub.loop.call_soon_threadsafe(hub.revoke_key, keys.key)
+    revoke(hub, keys)
     connect(keys)  # was allowed once
     assert received.empty()
     assert hub.rejected >= 2

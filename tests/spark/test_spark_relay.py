@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -292,12 +292,11 @@ def test_agents_and_hub_find_each_other(spark: Any) -> None:
     async def talk(address: tuple[str, int]) -> AgentCommand:
         large = Hello("x" * MB, Address("", 0))
         reached = "tcp://{}:{}".format(*address)
-        link = AgentLink(reached, keys.server_key, keys.secret)
-        link.send(large)
-        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(large)
-        hub.loop.call_soon_threadsafe(hub.send, keys.key, Quit())
-        answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
-        link.close()
+        with closing(AgentLink(reached, keys.server_key, keys.secret)) as link:
+            link.send(large)
+            assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(large)
+            hub.loop.call_soon_threadsafe(hub.send, keys.key, Quit())
+            answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
         return decode(answer, AgentCommand)
 
     try:
