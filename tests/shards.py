@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.node import dataset_handle
 
 
 def parts(data: Any, world_size: int, **options: Any) -> list[Any]:
@@ -35,6 +37,14 @@ def trained(rows: Any) -> tuple[int, list[int]]:
     batches = list(part)
     assert all(batch["vector"][:, 0].tolist() == batch["x"].tolist() for batch in batches)
     return len(part), [x for batch in batches for x in batch["x"].tolist()]
+
+
+def read_here(rows: Any) -> tuple[list[int], str]:
+    """Return this rank's rows of a handle, and the folder in which its host has the data."""
+    received = os.path.join(os.environ[dataset_handle.FOLDER], rows.name)
+    batches = hm.shard(rows, batch_size=64).to_numpy()
+    numbers = [int(x) for batch in batches for x in batch["x"]]
+    return numbers, received if os.path.isdir(received) else rows.path
 
 
 def write_parquet(folder: Path) -> Path:

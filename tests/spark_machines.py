@@ -27,7 +27,7 @@ from typing import Any
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.driver.gang import Gang
-from tests import horovod_ranks, jax_ranks, leaks, plain_ranks, spark_ranks
+from tests import horovod_ranks, jax_ranks, leaks, plain_ranks, shards, spark_ranks
 from tests import spark_rig as rig
 from tests.gangs import alive
 
@@ -417,6 +417,18 @@ def carried(stage: Stage) -> Any:
         return hm.launch(spark_ranks.go_on, np=4, on="spark", retries=1).results
 
 
+def sent_data(stage: Stage) -> Any:
+    """Say which rows four ranks read, and from how many folders, on machines that share no disk."""
+    import hydrogen_magic as hm
+
+    with _on_other_disks(), hm.dataset(stage.spark.range(1000).toDF("x")) as rows:
+        found = hm.launch(shards.read_here, rows, np=4, on="spark").results
+    return {
+        "rows": sorted(x for part, _ in found for x in part),
+        "folders": len({folder for _, folder in found}),
+    }
+
+
 def by_horovod(stage: Stage) -> Any:
     """Say who three ranks are to Horovod on two machines, and what an allreduce among them gave."""
     import hydrogen_magic as hm
@@ -466,6 +478,7 @@ SCENES: Scenes = {
         who,
         passed_on,
         carried,
+        sent_data,
         by_horovod,
         by_jax,
         committed,

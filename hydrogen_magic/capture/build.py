@@ -198,6 +198,7 @@ class Builder:
             self._params(),
             self._digests,
             lambda: self._digests_of(self._settings.of_objects()),
+            datasets=dict(pickler.datasets),
             session=self.use,
         )
 

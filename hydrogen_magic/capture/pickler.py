@@ -12,6 +12,7 @@ from typing import Any
 
 from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
 from hydrogen_magic.serialization.identity import Originals, numbered, restore_numbered
 from hydrogen_magic.serialization.library_objects import (
@@ -108,7 +109,10 @@ class CapturePickler(Pickler):
         self.code_on_ranks: frozenset[str] = frozenset()
         """Names of functions and classes that the ranks have already."""
         self._is_local = is_local
+        self.datasets: dict[str, str] = {}
+        """Data of ``hm.dataset`` that only this machine has: its name -> its folder."""
         self.handlers[type(sys.stdout)] = self._reduce_stream
+        self.handlers[DatasetHandle] = self._reduce_dataset
         for kind in _FILES:
             self.handlers.setdefault(kind, self._reduce_file)
         self._ranks_have_gpu = ranks_have_gpu
@@ -116,6 +120,11 @@ class CapturePickler(Pickler):
             self._handle(module, name, _refuse_spark_object)
         for place in (("torch", "Tensor"), ("torch.nn", "Parameter")):
             self._handle(*place, self._reduce_tensor)
+
+    def _reduce_dataset(self, handle: DatasetHandle) -> Any:
+        if handle.name:
+            self.datasets[handle.name] = str(handle.path)
+        return handle.__reduce__()
 
     def is_of_main(self, func: types.FunctionType) -> bool:
         return is_notebooks(func, self.needs.namespace)

@@ -68,5 +68,7 @@ class Captured:
     """Returns those of settings that are objects and do not affect results."""
     source: str = ""
     """Text of the cell as typed; empty for a script or a function."""
+    datasets: Mapping[str, str] = field(default_factory=dict)
+    """Data of ``hm.dataset`` that it refers to and only this machine has: its name -> its folder."""
     session: SessionUse | None = None
     """What happens to the names that a cell of a session uses."""

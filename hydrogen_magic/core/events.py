@@ -141,6 +141,8 @@ class ClosureSent:
     total_bytes: int
     hosts_done: int
     hosts: int
+    what: str = "closure"
+    """``"closure"``, or ``"data of hm.dataset()"``, which precedes it."""
 
 
 @dataclass(frozen=True)

@@ -325,6 +325,13 @@ class ForgetCheckpoints(AgentCommand):
 
 
 @dataclass(frozen=True)
+class ForgetDatasets(AgentCommand):
+    """Delete these datasets on this host: the notebook has deleted them."""
+
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ServeClosure(AgentCommand):
     """Listen for other agents that fetch the gang's closure here; answer with :class:`ClosureServed`."""
 
@@ -677,15 +684,32 @@ class CheckpointCopy(Message):
 
 
 @dataclass(frozen=True)
+class DatasetFile(Message):
+    """A Parquet file of ``hm.dataset`` that only the notebook's machine has, for the ranks of a host."""
+
+    dataset: str
+    """:attr:`~hydrogen_magic.node.dataset_handle.DatasetHandle.name` of the dataset."""
+    file_name: str
+
+
+@dataclass(frozen=True)
 class FilePart(AgentCommand, AgentReport):
     """Bytes of a file, which is taken once it is complete."""
 
-    label: RankFile | ClosureLabel | CheckpointCopy
+    label: RankFile | ClosureLabel | CheckpointCopy | DatasetFile
     file: int
     """The sender's number of the file."""
     size: int
     """Bytes of the whole file."""
     offset: int
+
+
+@dataclass(frozen=True)
+class DatasetFileStored(AgentReport):
+    """Answers a :class:`DatasetFile`: after its last part, or after the first one that was not stored."""
+
+    file: DatasetFile
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -898,6 +922,7 @@ class OwnGang(Message):
     params: Mapping[str, bool | int | float | str] = field(repr=False)
     preload: tuple[str, ...]
     required_modules: tuple[str, ...]
+    datasets: Mapping[str, str]
     warnings: tuple[str, ...]
     """As in :class:`~hydrogen_magic.capture.values.Captured`."""
     env: Mapping[str, str] = field(repr=False)

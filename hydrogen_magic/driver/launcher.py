@@ -175,6 +175,7 @@ def launch_captured(
         secrets=_sent_secrets(known, captured, spec),
         observers=plugins.observers(),
         feed=feed,
+        datasets=captured.datasets,
         session=None if session is None else session.next_cell(spec, captured),
     )
     return start(run, job)

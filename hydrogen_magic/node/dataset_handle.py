@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hydrogen_magic.core.units import size_text
+
+FOLDER = "HYDROGEN_MAGIC_DATASETS"
+"""Variable of a rank: the folder in which its host has data that the notebook has written to its machine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +28,18 @@ class DatasetHandle:
     """Size of the files."""
     columns: tuple[tuple[str, str], ...]
     """Name and Arrow type of each column."""
+    is_private: bool = False
+    """The notebook has written it to its own machine, not to a folder or URL that all hosts can read."""
     _remove: Callable[[], None] | None = field(default=None, repr=False)
     """Deletes what the notebook has written; None on ranks, and for data that was there before."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from other datasets of the notebook's machine; empty for data that all hosts read.
+
+        Hosts that share no disk with the notebook receive the data with the first cell that uses it.
+        """
+        return Path(self.path).parent.name if isinstance(self.path, str) and self.is_private else ""
 
     @property
     def place(self) -> str:
@@ -58,4 +72,10 @@ class DatasetHandle:
         return f"<hm.dataset: {shape} in {self.place}>"
 
     def __reduce__(self) -> Any:
-        return DatasetHandle, (self.path, self.n_rows, self.n_bytes, self.columns)
+        return DatasetHandle, (
+            self.path,
+            self.n_rows,
+            self.n_bytes,
+            self.columns,
+            self.is_private,
+        )

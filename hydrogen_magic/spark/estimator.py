@@ -101,8 +101,8 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         predict: A function ``(model, features)`` that returns one value for each row, or a dict of columns.
             Default: the output of the model.
         predictBatchSize: Maximum number of rows per call of ``predict``.
-        dataPath: A folder or URL for the rows that Spark's executors, this machine and all ranks share, for
-            ``on="spark"``; see :func:`hydrogen_magic.dataset`. Default: on this machine.
+        dataPath: A folder or URL for the rows that Spark's executors, this machine and all ranks share; see
+            :func:`hydrogen_magic.dataset`. Default: on this machine, which sends them to hosts with ranks.
         options: Further options of :func:`hydrogen_magic.run`, such as ``{"retries": 2, "quiet": True}``.
         **parameters: Arguments of ``train``.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from hydrogen_magic.core.messages import (
     CheckpointCopy,
     ClosureLabel,
+    DatasetFile,
     FilePart,
     LogPart,
     RankFile,
@@ -50,7 +51,7 @@ class Outgoing:
 
     async def send_file(
         self,
-        label: RankFile | ClosureLabel | CheckpointCopy,
+        label: RankFile | ClosureLabel | CheckpointCopy | DatasetFile,
         fd: int,
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
         start: int = 0,

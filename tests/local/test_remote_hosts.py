@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import threading
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import hydrogen_magic as hm
@@ -28,11 +30,18 @@ from hydrogen_magic.core.messages import (
     AgentReport,
     CleanedUp,
     ClosureServed,
+    DatasetFile,
 )
 from hydrogen_magic.core.network import PortRange, host_and_port
 from hydrogen_magic.driver.placements import Attempt, Job, local_agents
 from hydrogen_magic.driver.placements.local_agents import hub
-from hydrogen_magic.driver.placements.remote import HostTasks, attempt, host_tasks, unassigned
+from hydrogen_magic.driver.placements.remote import (
+    HostTasks,
+    attempt,
+    host_tasks,
+    rank_assignment,
+    unassigned,
+)
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
@@ -41,7 +50,7 @@ from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
 from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
-from tests import closure_bytes, directory_hosts, plain_ranks, ranks, spark_ranks
+from tests import closure_bytes, directory_hosts, plain_ranks, ranks, shards, spark_ranks
 from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, LIBRARY, SILENT_END, STANDS_STILL, rarely
 from tests.directory_hosts import DirectoryHosts
 from tests.gangs import (
@@ -436,3 +445,91 @@ def test_addresses_of_ipv6(directories: list[Path], monkeypatch: pytest.MonkeyPa
     local_agents.close()  # warm agents have addresses of IPv4
     assert launch(spark_ranks.meeting_place).result == ("::1", [0, 1])
     local_agents.close()
+
+
+# ── data of hm.dataset ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def no_shared_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts do not see the kernel's disk."""
+
+    def on_another_disk(*known: Any) -> rank_assignment.RankAssignment:
+        return replace(meant(*known), shares_disk=False)
+
+    meant = rank_assignment.plan
+    monkeypatch.setattr(rank_assignment, "plan", on_another_disk)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files of datasets that were sent to a host."""
+    names: list[str] = []
+    send = RemoteAgent.send_dataset_file
+
+    async def count(agent: RemoteAgent, label: DatasetFile, *rest: Any) -> None:
+        names.append(label.file_name)
+        await send(agent, label, *rest)
+
+    monkeypatch.setattr(RemoteAgent, "send_dataset_file", count)
+    return names
+
+
+def numbers(n_rows: int = 1000) -> Any:
+    return hm.dataset(pa.table({"x": range(n_rows)}))
+
+
+@pytest.mark.usefixtures("no_shared_disk")
+def test_each_host_receives_a_dataset_once(directories: list[Path], sent: list[str]) -> None:
+    """Also one of several parts; its files go with the notebook's."""
+    n_rows = PART_BYTES // 4
+    with numbers(n_rows) as rows:
+        assert rows.n_bytes > PART_BYTES
+        for _ in range(2):
+            found = ended(launch(shards.read_here, rows, np=2)).results
+            assert sorted(x for part, _ in found for x in part) == list(range(n_rows))
+        assert len(sent) == 2
+        copies = [Path(folder) for _, folder in found]
+        for copy, host in zip(copies, directories, strict=False):
+            assert copy.is_relative_to(host)
+            assert [file.name for file in copy.iterdir()] == [sent[0]]
+    ended(launch(plain_ranks.environment, np=2)).raise_for_state()
+    assert not any(copy.exists() for copy in copies)
+
+
+def test_hosts_that_see_the_notebooks_disk_receive_no_data(sent: list[str]) -> None:
+    with numbers() as rows:
+        found = ended(launch(shards.read_here, rows, np=2)).results
+        assert {folder for _, folder in found} == {rows.path}
+    assert sorted(x for part, _ in found for x in part) == list(range(1000))
+    assert sent == []
+
+
+@pytest.mark.usefixtures("no_shared_disk")
+def test_a_host_that_cannot_store_a_dataset_is_named() -> None:
+    (_, first), _ = ended(launch(shards.read_here, numbers(), np=2)).results
+    folder = Path(first).parent
+    shutil.rmtree(folder)
+    folder.touch()
+    with numbers() as rows:
+        with pytest.raises(HydrogenError) as failed:
+            ended(launch(shards.read_here, rows, np=2)).raise_for_state()
+        problem = f"cannot store the data of hm.dataset(): Not a directory ({folder})"
+        assert problem in str(failed.value)
+        folder.unlink()
+        ended(launch(shards.read_here, rows, np=2)).raise_for_state()
+
+
+@pytest.mark.usefixtures("no_shared_disk")
+def test_a_stop_while_a_dataset_travels(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def travel(*args: Any) -> None:
+        travels.set()
+        await asyncio.Event().wait()
+
+    travels = threading.Event()
+    monkeypatch.setattr(RemoteAgent, "send_dataset_file", travel)
+    with numbers() as rows:
+        gang = launch(shards.read_here, rows, np=2)
+        assert travels.wait(PATIENCE_S)
+        gang.stop()
+        assert ended(gang).state == "STOPPED"

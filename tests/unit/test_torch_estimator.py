@@ -188,7 +188,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def write(frame: Any, spec: RowSpec) -> TrainingRows:
         left.append(spec.label)
-        return TrainingRows(DatasetHandle("", 1, 1, (), lambda: left.remove(spec.label)))
+        return TrainingRows(DatasetHandle("", 1, 1, (), _remove=lambda: left.remove(spec.label)))
 
     monkeypatch.setattr(rows, "_write", write)
     return left

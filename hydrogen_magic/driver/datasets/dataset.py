@@ -45,7 +45,8 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
               deletes nothing.
         path: A folder or URL that all ranks can read, in which a folder for the data is created. For a
             Spark DataFrame, Spark's executors and the process of the notebook have to see it as well. By
-            default the data is on the notebook's machine, in the state directory: for ranks on it.
+            default the data is on the notebook's machine, in the state directory; before a gang starts,
+            it is sent to each of its hosts that does not see this directory, once.
         reuse: Return the earlier handle for a Spark DataFrame that has the same plan, columns and ``path``
             as one that was written before. Spark compares plans, not data: False writes again after
             files or tables that it reads have changed. Other frames are always written again.

@@ -37,6 +37,11 @@ class DatasetFolder:
     """Path or URL."""
 
     @property
+    def is_private(self) -> bool:
+        """Whether the data is in the state directory, not where the user chose."""
+        return not data_files.is_url(self.data) and Path(self.data).is_relative_to(self.record)
+
+    @property
     def is_there(self) -> bool:
         """Whether it was not deleted."""
         return self in _owned
@@ -50,7 +55,7 @@ class DatasetFolder:
 
     def remove(self) -> None:
         """Delete what a process has left, whose lock this process has."""
-        if Path(self.data).is_relative_to(self.record) or _PREFIX in self.data.rpartition("/")[2]:
+        if self.is_private or _PREFIX in self.data.rpartition("/")[2]:
             data_files.delete_folder(self.data)
         shutil.rmtree(self.record, ignore_errors=True)
 

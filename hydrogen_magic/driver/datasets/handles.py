@@ -18,7 +18,7 @@ def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandl
     """
     try:
         write(folder.data)
-        handle = of_files(folder.data, folder.delete)
+        handle = of_files(folder.data, folder.delete, is_private=folder.is_private)
         if not handle.n_rows:
             raise ValueError(NO_ROWS)
         return handle
@@ -28,11 +28,14 @@ def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandl
 
 
 def of_files(
-    place: str | tuple[str, ...], remove: Callable[[], None] | None = None
+    place: str | tuple[str, ...],
+    remove: Callable[[], None] | None = None,
+    *,
+    is_private: bool = False,
 ) -> DatasetHandle:
     """Return the handle of Parquet data at paths or URLs, with the sizes in the footers of its files."""
     opened = parquet_shard.open_dataset(place)
     groups = parquet_shard.RowGroups.of(opened, None)
     n_bytes = sum(group.n_bytes for group in groups.groups)
     columns = tuple((field.name, str(field.type)) for field in opened.schema)
-    return DatasetHandle(place, groups.n_rows, n_bytes, columns, remove)
+    return DatasetHandle(place, groups.n_rows, n_bytes, columns, is_private, remove)

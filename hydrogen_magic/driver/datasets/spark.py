@@ -132,8 +132,8 @@ def _check_visible(folder: str, n_rows: int) -> None:
         raise HydrogenError(
             f"hm.dataset(): Spark has written {n_rows:,} rows to {folder}, but this machine sees {visible:,} "
             "there: path= has to be a folder or URL that Spark's executors, this machine and all ranks "
-            "share; without path= the rows come to this machine, for ranks on it. Files on the "
-            "executors' own disks have to be deleted there"
+            "share; without path= the rows come to this machine, which sends them to hosts with ranks. "
+            "Files on the executors' own disks have to be deleted there"
         )
 
 

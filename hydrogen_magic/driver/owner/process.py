@@ -65,6 +65,7 @@ def _launched(request: OwnGang, closure: int) -> tuple[Gang, socket.socket]:
         cells=request.cells,
         warnings=request.warnings,
         required_modules=request.required_modules,
+        datasets=request.datasets,
         params=request.params,
     )
     os.close(closure)

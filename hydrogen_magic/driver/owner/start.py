@@ -46,6 +46,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
         params=dict(captured.params),
         preload=tuple(captured.preload),
         required_modules=tuple(captured.required_modules),
+        datasets=dict(captured.datasets),
         warnings=(*captured.warnings, *captured.hints),
         env={name: value for name, value in os.environ.items() if name not in _MARKS},
         cwd=forkserver.directory(),

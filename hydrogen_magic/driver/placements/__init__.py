@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -153,6 +153,8 @@ class Job:
     """What the ranks attach."""
     feed: WorkFeed | None = None
     """Source of data for the ranks after the cell has run, None if the cell is all."""
+    datasets: Mapping[str, str] = field(default_factory=dict)
+    """Data that only this machine has; see :attr:`hydrogen_magic.capture.Captured.datasets`."""
     session: SessionRun | None = None
     """Set for a cell of a session, and for ``%%infer`` if its ranks are kept."""
 

@@ -98,4 +98,4 @@ def rows_left_s(rows: RowsDone) -> float | None:
 def closure_text(sent: ClosureSent) -> str:
     """Return ``sending the closure: 3.1 GB of 100 GB, complete on 12 of 100 hosts``."""
     sizes = f"{size_text(sent.sent_bytes)} of {size_text(sent.total_bytes)}"
-    return f"sending the closure: {sizes}, complete on {sent.hosts_done} of {sent.hosts} hosts"
+    return f"sending the {sent.what}: {sizes}, complete on {sent.hosts_done} of {sent.hosts} hosts"

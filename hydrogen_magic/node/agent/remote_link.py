@@ -30,9 +30,11 @@ from hydrogen_magic.core.messages import (
     CheckpointCopy,
     ClockReading,
     ClosureLabel,
+    DatasetFile,
     FetchClosure,
     FilePart,
     ForgetCheckpoints,
+    ForgetDatasets,
     Heartbeat,
     LaunchRequest,
     Leaving,
@@ -57,7 +59,9 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.core.units import size_text
+from hydrogen_magic.node import dataset_handle
 from hydrogen_magic.node.agent.host_closure import HostClosure
+from hydrogen_magic.node.agent.host_datasets import HostDatasets
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.node.worker import checkpoint
@@ -130,6 +134,7 @@ class RemoteLink:
     ) -> None:
         self._link, self._over, self._expect_ranks = link, over, expect_ranks
         self._outgoing = Outgoing(link.send)
+        self._datasets = HostDatasets(self._folder / "datasets", link.send)
         self._watch_parent(self._config.parent_pid)
         self._listening.setblocking(False)
         self._background = [
@@ -314,6 +319,8 @@ class RemoteLink:
                 self._accept_tasks() if is_sure else self._link.send(Heartbeat(time.monotonic()))
             case ForgetCheckpoints():
                 shutil.rmtree(self._own_checkpoints(command.gang), ignore_errors=True)
+            case ForgetDatasets():
+                self._datasets.forget(command.datasets)
             case ServeClosure():
                 self._closure_of(command.gang).serve(command, self.bind, self.ports)
             case FetchClosure():
@@ -330,6 +337,9 @@ class RemoteLink:
         self._link.send(PartTaken())
         if isinstance(part.label, ClosureLabel):
             self._closure_of(part.label.closure_of).take(part, data)
+            return
+        if isinstance(part.label, DatasetFile):
+            self._datasets.take(part.label, part, data)
             return
         fd = self._incoming.take(part, data)
         if fd is None:
@@ -381,6 +391,7 @@ class RemoteLink:
         task = self._nearest_task()
         env = {"OMP_NUM_THREADS": "1", **self._config.env, **(task.env if task else {})}
         env |= {**self._checkpoints(request), **request.env}
+        env[dataset_handle.FOLDER] = str(self._datasets.folder)
         timeline = request.timeline
         if timeline is not None and given_path(timeline, env):
             # A path of the kernel's machine: the kernel writes what we send it there.

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.node import dataset_handle
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.worker import api, parquet_shard, parquet_stream, sharded_streams
 from hydrogen_magic.node.worker.index_share import IndexShare
@@ -158,7 +159,7 @@ def _stream(
 def _opened(handle: DatasetHandle) -> Any:
     """Return the PyArrow Dataset of a handle, with the rows that the notebook has seen in it."""
     try:
-        dataset = parquet_shard.open_dataset(handle.path)
+        dataset = parquet_shard.open_dataset(_path_here(handle))
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"the data of hm.dataset() is in {handle.place}, which does not exist on this host "
@@ -172,6 +173,13 @@ def _opened(handle: DatasetHandle) -> Any:
             "called: do not change the data meanwhile, or call hm.dataset() again"
         )
     return dataset
+
+
+def _path_here(handle: DatasetHandle) -> str | tuple[str, ...]:
+    """Return where this host has the data: in its agent's folder if it was sent here."""
+    received = os.path.join(os.environ.get(dataset_handle.FOLDER, ""), handle.name)
+    is_sent = handle.name and dataset_handle.FOLDER in os.environ and os.path.isdir(received)
+    return received if is_sent else handle.path
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────

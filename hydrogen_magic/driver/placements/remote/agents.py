@@ -21,8 +21,11 @@ from hydrogen_magic.core.messages import (
     ClosureArriving,
     ClosureLabel,
     ClosureServed,
+    DatasetFile,
+    DatasetFileStored,
     FilePart,
     ForgetCheckpoints,
+    ForgetDatasets,
     Heartbeat,
     Hello,
     LaunchRequest,
@@ -43,7 +46,7 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
@@ -82,6 +85,10 @@ class RemoteAgent(AgentClient):
         """The gang whose whole closure is there."""
         self.on_closure_report: Callable[[RemoteAgent, AgentReport], None] | None = None
         """Takes reports about a closure that is on its way there."""
+        self.datasets: dict[str, str] = {}
+        """Datasets that are there: name -> their folder here."""
+        self._stored: dict[DatasetFile, asyncio.Future[str]] = {}
+        """Their files that are on the way there."""
         self._log_problem = ""
 
     def _send_part(self, part: Part, data: memoryview) -> None:
@@ -106,6 +113,9 @@ class RemoteAgent(AgentClient):
             case ClosureServed() | SendClosure() | ClosureArriving():
                 if self.on_closure_report is not None and report.gang == self.gang:
                     self.on_closure_report(self, report)
+            case DatasetFileStored():
+                if (stored := self._stored.get(report.file)) and not stored.done():
+                    stored.set_result(report.error)
             case TaskAttached():
                 self._agent_pool.attached(self, report.task)
             case TaskDetached():
@@ -184,6 +194,38 @@ class RemoteAgent(AgentClient):
             with path.open("rb") as file:
                 label = CheckpointCopy(attempt.gang, path.name)
                 await self.outgoing.send_file(label, file.fileno())
+
+    async def send_dataset_file(
+        self, label: DatasetFile, path: Path, on_sent: Callable[[int, int], None]
+    ) -> None:
+        """Send a file of a dataset; return when it is stored there. Raises HydrogenError if it cannot be.
+
+        ``on_sent``: as in :meth:`~hydrogen_magic.transport.file_transfer.Outgoing.send_file`.
+        """
+        stored = self._stored[label] = asyncio.get_running_loop().create_future()
+        with path.open("rb") as file:
+            sending = asyncio.ensure_future(self.outgoing.send_file(label, file.fileno(), on_sent))
+            try:
+                await asyncio.wait([sending, stored], return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    sending.result()
+                error = await stored
+            finally:
+                sending.cancel()
+                del self._stored[label]
+        if error:
+            raise HydrogenError(
+                f"host {self.host} cannot store the data of hm.dataset(): {error}; call "
+                "hm.dataset(frame, path=…) with a folder or URL that all hosts can read"
+            )
+
+    def forget_deleted_datasets(self) -> None:
+        """Have it delete the datasets that were deleted here."""
+        deleted = [name for name, folder in self.datasets.items() if not os.path.isdir(folder)]
+        for name in deleted:
+            del self.datasets[name]
+        if deleted:
+            self.send(ForgetDatasets(tuple(deleted)))
 
     async def send_closure(self, attempt: Attempt, start: int = 0) -> None:
         """Send the closure from byte ``start`` on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from hydrogen_magic.driver.placements.remote import (
 )
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.closure_transfer import ClosureTransfer
+from hydrogen_magic.driver.placements.remote.dataset_transfer import DatasetTransfer
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.driver.placements.remote.provider import (
     HostLostError,
@@ -47,7 +48,8 @@ _END_S = 5.0
 _LOOK_S = 0.1
 """How often long operations check whether they are still needed."""
 _BRING_S = 600.0
-"""How long it may take to send a checkpoint to all hosts: gigabytes over a slow line."""
+"""How long it may take to send a checkpoint to all hosts, gigabytes over a slow line; and the next part of
+a dataset, of any size."""
 _TASKS_NOTICE_S = 60.0
 """After this time a task has noticed that its agent does not respond, and has ended the agent's ranks. If
 the task were ended, nothing could end the ranks."""
@@ -218,8 +220,8 @@ class RemoteAttempt:
         assignment = rank_assignment.plan(self._job.spec, self._attached, self._hosts.gives_gpus)
         for text in assignment.plan.notes:
             self._notice("warning", text)
-        if self._attempt.number > 0 and not assignment.shares_disk:
-            await self._bring_checkpoint(assignment)
+        if not assignment.shares_disk:
+            await self._bring_files(assignment.agents)
             if self._is_unwanted:
                 return
         assignment = await self._with_ports(assignment)
@@ -278,17 +280,31 @@ class RemoteAttempt:
         if self._tasks.done() and isinstance(error := self._tasks.exception(), HostsRevokedError):
             raise error
 
-    async def _bring_checkpoint(self, assignment: rank_assignment.RankAssignment) -> None:
-        """Send the last checkpoint to all hosts, as long as the gang is wanted and has its tasks."""
-        bringing = _without_report(
-            asyncio.gather(*(agent.bring_checkpoint(self._attempt) for agent in assignment.agents))
-        )
-        deadline_s = time.monotonic() + _BRING_S
+    async def _bring_files(self, agents: Sequence[RemoteAgent]) -> None:
+        """Send the last checkpoint and the data of ``hm.dataset`` to hosts that do not see them here."""
+        for agent in agents:
+            agent.forget_deleted_datasets()
+        if self._attempt.number > 0:
+            began_s = time.monotonic()
+            checkpoints = asyncio.gather(
+                *(agent.bring_checkpoint(self._attempt) for agent in agents)
+            )
+            await self._bring(checkpoints, "the checkpoint", lambda: began_s)
+        transfer = DatasetTransfer(self._attempt, agents, self._sink)
+        if transfer.is_needed and not self._is_unwanted:
+            data = asyncio.ensure_future(transfer.run())
+            await self._bring(data, "the data of hm.dataset()", lambda: transfer.moved_s)
+
+    async def _bring(
+        self, files: asyncio.Future[Any], what: str, moved_s: Callable[[], float]
+    ) -> None:
+        """Wait until ``files`` have been sent, as long as the gang is wanted and has its tasks."""
+        bringing = _without_report(files)
         try:
             while not (bringing.done() or self._is_unwanted or self._tasks.done()):
                 await asyncio.wait([bringing], timeout=_LOOK_S)
-                if time.monotonic() > deadline_s:
-                    raise HydrogenError(f"no host received the checkpoint within {_BRING_S:.0f} s")
+                if time.monotonic() > moved_s() + _BRING_S:
+                    raise HydrogenError(f"no host received {what} within {_BRING_S:.0f} s")
         finally:
             bringing.cancel()
             await asyncio.wait([bringing])
