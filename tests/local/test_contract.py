@@ -199,7 +199,7 @@ def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
         capture_output=True,
         text=True,
         env=environ,
-        timeout=2 * PATIENCE_S,
+        timeout=4 * PATIENCE_S,
     )
     assert done.stdout.splitlines() == ["[0]", "[0]", "bad batch 17", "[0]"], done.stderr
 

@@ -205,9 +205,10 @@ def test_a_daemon_of_another_library_is_no_leak() -> None:
 
 def test_what_is_on_its_way_out_may_finish() -> None:
     before = leaks.Snapshot.take()
-    thread = threading.Timer(0.2, lambda: None)
-    thread.start()
+    may_end = threading.Event()
+    threading.Thread(target=may_end.wait).start()
     assert leaks.leaks(before) != []
+    threading.Timer(0.2, may_end.set).start()
     assert leaks.leaks_after(before) == []
 
 
