@@ -533,3 +533,32 @@ def test_a_stop_while_a_dataset_travels(monkeypatch: pytest.MonkeyPatch) -> None
         assert travels.wait(PATIENCE_S)
         gang.stop()
         assert ended(gang).state == "STOPPED"
+
+
+@pytest.mark.usefixtures("no_shared_disk")
+def test_a_dataset_that_was_deleted_is_reported_by_the_ranks(sent: list[str]) -> None:
+    rows = numbers()
+    rows.delete()
+    failure = str(failure_of(launch(shards.read_here, rows, np=2)))
+    assert "FileNotFoundError: the data of hm.dataset() is in" in failure and sent == []
+
+
+@pytest.mark.usefixtures("no_shared_disk")
+def test_one_host_that_cannot_store_a_dataset_ends_the_others_transfer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[str] = []
+
+    async def travel(agent: RemoteAgent, *rest: Any) -> None:
+        if not ends:
+            ends.append("refused")
+            raise HydrogenError("host one cannot store it")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ends.append("cancelled")
+
+    monkeypatch.setattr(RemoteAgent, "send_dataset_file", travel)
+    with numbers() as rows, pytest.raises(HydrogenError, match="host one cannot store it"):
+        ended(launch(shards.read_here, rows, np=2)).raise_for_state()
+    wait_until(lambda: ends == ["refused", "cancelled"])

@@ -7,7 +7,7 @@ import functools
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -219,9 +219,16 @@ class RemoteAgent(AgentClient):
                 "hm.dataset(frame, path=…) with a folder or URL that all hosts can read"
             )
 
-    def forget_deleted_datasets(self) -> None:
-        """Have it delete the datasets that were deleted here."""
-        deleted = [name for name, folder in self.datasets.items() if not os.path.isdir(folder)]
+    def forget_deleted_datasets(self, in_use: Container[str]) -> None:
+        """Have it delete the datasets that were deleted here, except for those in use.
+
+        An outliving gang is retried with data whose notebook, which deletes it at its end, has ended.
+        """
+        deleted = [
+            name
+            for name, folder in self.datasets.items()
+            if name not in in_use and not os.path.isdir(folder)
+        ]
         for name in deleted:
             del self.datasets[name]
         if deleted:

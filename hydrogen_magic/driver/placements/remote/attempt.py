@@ -283,7 +283,7 @@ class RemoteAttempt:
     async def _bring_files(self, agents: Sequence[RemoteAgent]) -> None:
         """Send the last checkpoint and the data of ``hm.dataset`` to hosts that do not see them here."""
         for agent in agents:
-            agent.forget_deleted_datasets()
+            agent.forget_deleted_datasets(in_use=self._job.datasets)
         if self._attempt.number > 0:
             began_s = time.monotonic()
             checkpoints = asyncio.gather(

@@ -45,25 +45,35 @@ class DatasetTransfer:
         return sum(sum(sizes.values()) for _, sizes in self._missing(agent))
 
     def _missing(self, agent: RemoteAgent) -> list[tuple[str, Mapping[Path, int]]]:
-        return [item for item in self._files.items() if item[0] not in agent.datasets]
+        found = self._files.items()
+        return [(name, sizes) for name, sizes in found if sizes and name not in agent.datasets]
 
     async def run(self) -> None:
         """Return when all agents have the data. Raises HydrogenError if one cannot store it."""
-        await asyncio.gather(*map(self._bring, self._agents))
+        bringing = [asyncio.ensure_future(self._bring(agent)) for agent in self._agents]
+        try:
+            await asyncio.gather(*bringing)
+        finally:  # gather() leaves the others running when one fails
+            for each in bringing:
+                each.cancel()
         if self._has_reported:
             self._report()
 
     async def _bring(self, agent: RemoteAgent) -> None:
         for name, sizes in self._missing(agent):
-            for path in sizes:
-                before = self._sent[agent]
+            with suppress(FileNotFoundError):  # it is being deleted: the ranks report that
+                for path in sizes:
+                    await self._send(agent, name, path)
+                agent.datasets[name] = self._attempt.job.datasets[name]
 
-                def count(sent: int, size: int, before: int = before) -> None:
-                    self._sent[agent] = before + sent
-                    self._on_progress()
+    async def _send(self, agent: RemoteAgent, name: str, path: Path) -> None:
+        before = self._sent[agent]
 
-                await agent.send_dataset_file(DatasetFile(name, path.name), path, count)
-            agent.datasets[name] = self._attempt.job.datasets[name]
+        def count(sent: int, size: int) -> None:
+            self._sent[agent] = before + sent
+            self._on_progress()
+
+        await agent.send_dataset_file(DatasetFile(name, path.name), path, count)
 
     def _on_progress(self) -> None:
         self.moved_s = now_s = time.monotonic()
