@@ -40,6 +40,8 @@ _VARYING = (
         r"(Read error|Connection closed by peer) \[127\.0\.0\.1\]:\d+(: .*reset by peer)?",
         "lost peer",
     ),
+    # A rank may be stopped before its own error arrives.
+    (r"( was stopped\.) +\(rank \d+: RuntimeError: lost peer\)", r"\1"),
     (r"\bgang [0-9a-f]{4}\b", "gang ID"),
     (r"\b[\d.]+ (s|[kMG]?B)\b", r"N \1"),
     (r" and \d GPUs?\b", ""),

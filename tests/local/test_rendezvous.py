@@ -51,8 +51,14 @@ def port(tmp_path: Path) -> Iterator[str]:
     """The store's port while a gang trains, which must not be disturbed."""
     file = tmp_path / "port"
     gang = hm.launch(training, str(file), np=2)
-    until(gang, lambda: file.exists() and file.read_text() != "")
-    yield file.read_text()
+    found: list[str] = []  # both ranks write it: later it may be empty for a moment
+
+    def is_known() -> bool:
+        found.extend(filter(None, [file.read_text() if file.exists() else ""]))
+        return bool(found)
+
+    until(gang, is_known)
+    yield found[0]
     assert gang.state == "RUNNING"
     gang.stop()
     ended(gang)
