@@ -65,12 +65,12 @@ def test_a_checkpoint_travels_by_the_kernel_to_machines_that_share_no_disk(
     assert len({folder for _, _, folder in everyone}) == 2, "each machine has its own"
 
 
-@pytest.mark.horovod
 def test_data_travels_to_machines_that_share_no_disk(machines: MachineProcess) -> None:
     found = machines.play("sent_data")
     assert found == {"rows": list(range(1000)), "folders": 2}
 
 
+@pytest.mark.horovod
 def test_horovod_knows_who_is_where(machines: MachineProcess) -> None:
     """Three ranks: two on one machine, or one; across machines only equals have each other."""
     places = machines.play("by_horovod")

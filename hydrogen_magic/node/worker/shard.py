@@ -177,9 +177,10 @@ def _opened(handle: DatasetHandle) -> Any:
 
 def _path_here(handle: DatasetHandle) -> str | tuple[str, ...]:
     """Return where this host has the data: in its agent's folder if it was sent here."""
-    received = os.path.join(os.environ.get(dataset_handle.FOLDER, ""), handle.name)
-    is_sent = handle.name and dataset_handle.FOLDER in os.environ and os.path.isdir(received)
-    return received if is_sent else handle.path
+    folder = os.environ.get(dataset_handle.FOLDER)
+    if folder and handle.name and os.path.isdir(received := os.path.join(folder, handle.name)):
+        return received
+    return handle.path
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────
