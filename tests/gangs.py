@@ -6,15 +6,18 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements.remote import rank_assignment
 from hydrogen_magic.errors import RankFailedError
 from tests import seconds
 
@@ -134,3 +137,16 @@ def free_ports(count: int) -> list[int]:
             for port in ports:
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return ports
+
+
+@contextmanager
+def hosts_on_other_disks() -> Iterator[None]:
+    """Have hosts seem to share no disk with the kernel."""
+
+    def plan(*known: Any) -> rank_assignment.RankAssignment:
+        return replace(meant(*known), shares_disk=False)
+
+    meant = rank_assignment.plan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_assignment, "plan", plan)
+        yield

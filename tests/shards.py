@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,18 @@ def trained(rows: Any) -> tuple[int, list[int]]:
     return len(part), [x for batch in batches for x in batch["x"].tolist()]
 
 
-def read_here(rows: Any) -> tuple[list[int], str]:
-    """Return this rank's rows of a handle, and the folder in which its host has the data."""
+def read_here(rows: Any) -> tuple[int, int, str]:
+    """Return the number and the sum of this rank's rows of a handle, and the folder of its host's data."""
     received = os.path.join(os.environ[dataset_handle.FOLDER], rows.name)
-    batches = hm.shard(rows, batch_size=64).to_numpy()
-    numbers = [int(x) for batch in batches for x in batch["x"]]
-    return numbers, received if os.path.isdir(received) else rows.path
+    columns = [batch["x"] for batch in hm.shard(rows, batch_size=4096).to_numpy()]
+    n_rows, total = sum(map(len, columns)), sum(int(x.sum()) for x in columns)
+    return n_rows, total, received if os.path.isdir(received) else rows.path
+
+
+def are_all_numbers(found: Sequence[tuple[int, int, str]], n_rows: int) -> bool:
+    """Whether ranks have read the numbers below ``n_rows`` with :func:`read_here`."""
+    counts, totals, _ = zip(*found, strict=True)
+    return sum(counts) == n_rows and sum(totals) == sum(range(n_rows))
 
 
 def write_parquet(folder: Path) -> Path:

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.driver.gang import Gang
 from tests import horovod_ranks, jax_ranks, leaks, plain_ranks, shards, spark_ranks
 from tests import spark_rig as rig
-from tests.gangs import alive
+from tests.gangs import alive, hosts_on_other_disks
 
 KERNEL = "10.77.0.1"
 ANSWER = "answer: "
@@ -392,28 +392,11 @@ def again(stage: Stage) -> Any:
     return hm.run(spark_ranks.count, 2, np=2, on="spark")
 
 
-@contextmanager
-def _on_other_disks() -> Iterator[None]:
-    """Have machines seem to share no disk with the kernel."""
-    from hydrogen_magic.driver.placements.remote import rank_assignment
-
-    known = rank_assignment.plan
-
-    def on_other_disks(*arguments: Any) -> rank_assignment.RankAssignment:
-        return replace(known(*arguments), shares_disk=False)
-
-    rank_assignment.plan = on_other_disks
-    try:
-        yield
-    finally:
-        rank_assignment.plan = known
-
-
 def carried(stage: Stage) -> Any:
     """Say what four ranks go on from, on machines that seem to share no disk with the kernel."""
     import hydrogen_magic as hm
 
-    with _on_other_disks():
+    with hosts_on_other_disks():
         return hm.launch(spark_ranks.go_on, np=4, on="spark", retries=1).results
 
 
@@ -421,11 +404,11 @@ def sent_data(stage: Stage) -> Any:
     """Say which rows four ranks read, and from how many folders, on machines that share no disk."""
     import hydrogen_magic as hm
 
-    with _on_other_disks(), hm.dataset(stage.spark.range(1000).toDF("x")) as rows:
+    with hosts_on_other_disks(), hm.dataset(stage.spark.range(1000).toDF("x")) as rows:
         found = hm.launch(shards.read_here, rows, np=4, on="spark").results
     return {
-        "rows": sorted(x for part, _ in found for x in part),
-        "folders": len({folder for _, folder in found}),
+        "is_complete": shards.are_all_numbers(found, 1000),
+        "folders": len({folder for _, _, folder in found}),
     }
 
 
@@ -447,7 +430,7 @@ def committed(stage: Stage) -> Any:
     """Say what elastic training on two machines that share no disk goes on from."""
     import hydrogen_magic as hm
 
-    with _on_other_disks():
+    with hosts_on_other_disks():
         options = {"np": 4, "on": "spark", "rendezvous": "horovod", "retries": 1}
         return hm.launch(horovod_ranks.elastic, 6, "raise", 3, **options).results
 

@@ -39,7 +39,6 @@ from hydrogen_magic.driver.placements.remote import (
     HostTasks,
     attempt,
     host_tasks,
-    rank_assignment,
     unassigned,
 )
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
@@ -59,6 +58,7 @@ from tests.gangs import (
     failure_of,
     family_of,
     free_ports,
+    hosts_on_other_disks,
     said,
     until,
     wait_until,
@@ -451,14 +451,9 @@ def test_addresses_of_ipv6(directories: list[Path], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def no_shared_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosts do not see the kernel's disk."""
-
-    def on_another_disk(*known: Any) -> rank_assignment.RankAssignment:
-        return replace(meant(*known), shares_disk=False)
-
-    meant = rank_assignment.plan
-    monkeypatch.setattr(rank_assignment, "plan", on_another_disk)
+def no_shared_disk() -> Iterator[None]:
+    with hosts_on_other_disks():
+        yield
 
 
 @pytest.fixture
@@ -487,9 +482,9 @@ def test_each_host_receives_a_dataset_once(directories: list[Path], sent: list[s
         assert rows.n_bytes > PART_BYTES
         for _ in range(2):
             found = ended(launch(shards.read_here, rows, np=2)).results
-            assert sorted(x for part, _ in found for x in part) == list(range(n_rows))
+            assert shards.are_all_numbers(found, n_rows)
         assert len(sent) == 2
-        copies = [Path(folder) for _, folder in found]
+        copies = [Path(folder) for _, _, folder in found]
         for copy, host in zip(copies, directories, strict=False):
             assert copy.is_relative_to(host)
             assert [file.name for file in copy.iterdir()] == [sent[0]]
@@ -500,14 +495,14 @@ def test_each_host_receives_a_dataset_once(directories: list[Path], sent: list[s
 def test_hosts_that_see_the_notebooks_disk_receive_no_data(sent: list[str]) -> None:
     with numbers() as rows:
         found = ended(launch(shards.read_here, rows, np=2)).results
-        assert {folder for _, folder in found} == {rows.path}
-    assert sorted(x for part, _ in found for x in part) == list(range(1000))
+        assert {folder for _, _, folder in found} == {rows.path}
+    assert shards.are_all_numbers(found, 1000)
     assert sent == []
 
 
 @pytest.mark.usefixtures("no_shared_disk")
 def test_a_host_that_cannot_store_a_dataset_is_named() -> None:
-    (_, first), _ = ended(launch(shards.read_here, numbers(), np=2)).results
+    (_, _, first), _ = ended(launch(shards.read_here, numbers(), np=2)).results
     folder = Path(first).parent
     shutil.rmtree(folder)
     folder.touch()

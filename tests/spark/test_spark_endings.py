@@ -6,7 +6,6 @@ What every gang promises, on Spark too, is in ``tests/local/test_contract.py``.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import re
 import signal
@@ -28,7 +27,6 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, local_agents
-from hydrogen_magic.driver.placements.remote import rank_assignment
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
 from tests import ranks, spark_ranks, spark_rig
@@ -38,6 +36,7 @@ from tests.gangs import (
     ended,
     failure_of,
     family_of,
+    hosts_on_other_disks,
     notices_of,
     said,
     until,
@@ -111,16 +110,13 @@ def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.Mon
         travels.set()
         await asyncio.Event().wait()
 
-    def on_another_disk(*known: Any) -> rank_assignment.RankAssignment:
-        return dataclasses.replace(meant(*known), shares_disk=False)
-
-    travels, meant = threading.Event(), rank_assignment.plan
-    monkeypatch.setattr(rank_assignment, "plan", on_another_disk)
+    travels = threading.Event()
     monkeypatch.setattr(RemoteAgent, "bring_checkpoint", travel)
-    gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
-    assert travels.wait(PATIENCE_S)
-    gang.stop()
-    assert ended(gang).state == "STOPPED"
+    with hosts_on_other_disks():
+        gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
+        assert travels.wait(PATIENCE_S)
+        gang.stop()
+        assert ended(gang).state == "STOPPED"
 
 
 def test_interrupt() -> None:
