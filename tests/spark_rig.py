@@ -10,7 +10,6 @@ from those that a gang left open.
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import secrets
@@ -474,7 +473,6 @@ def process_ids(spark: Any, n_tasks: int) -> list[int]:
 
     On several machines some may be equal.
     """
-    meet = meeting(n_tasks)
 
     def report(batches: Any) -> Iterator[Any]:
         import os
@@ -487,14 +485,15 @@ def process_ids(spark: Any, n_tasks: int) -> list[int]:
         found = {"pid": [os.getpid()], "space": [os.stat("/proc/self/ns/pid").st_ino]}
         yield pyarrow.RecordBatch.from_pydict(found)
 
-    rows = spark.range(0, n_tasks, 1, n_tasks).mapInArrow(report, "pid long, space long").collect()
+    with meeting(n_tasks) as meet:
+        tasks = spark.range(0, n_tasks, 1, n_tasks)
+        rows = tasks.mapInArrow(report, "pid long, space long").collect()
     return [pid for pid, _ in {(row.pid, row.space) for row in rows}]
 
 
-def meeting(n_tasks: int) -> Callable[[], None]:
-    """Return a function by which tasks that share this disk wait until all have a worker of their own."""
-    folder = tempfile.mkdtemp(prefix="hydrogen-meeting-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # tasks may still use it
+@contextmanager
+def meeting(n_tasks: int) -> Iterator[Callable[[], None]]:
+    """Provide a function by which tasks that share this disk wait until all have a worker of their own."""
 
     def meet() -> None:
         import os
@@ -506,4 +505,5 @@ def meeting(n_tasks: int) -> Callable[[], None]:
         while len(os.listdir(folder)) < n_tasks and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    return meet
+    with tempfile.TemporaryDirectory(prefix="hydrogen-meeting-") as folder:
+        yield meet

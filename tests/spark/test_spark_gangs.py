@@ -169,8 +169,6 @@ def environments(spark: Any) -> dict[int, dict[str, str]]:
     import pandas
     from pyspark.sql.functions import pandas_udf
 
-    meet = spark_rig.meeting(4)
-
     def look(ids: pandas.Series) -> pandas.Series:
         meet()
         seen = json.dumps([os.getpid(), dict(os.environ)])
@@ -178,7 +176,8 @@ def environments(spark: Any) -> dict[int, dict[str, str]]:
 
     # Not by decorator: the annotations are text here, which Spark does not read.
     udf = pandas_udf(look, returnType="string", functionType=200)  # 200: Series to Series
-    rows = spark.range(0, 4, 1, 4).select(udf("id").alias("seen")).collect()
+    with spark_rig.meeting(4) as meet:
+        rows = spark.range(0, 4, 1, 4).select(udf("id").alias("seen")).collect()
     return dict(json.loads(row.seen) for row in rows)
 
 
