@@ -438,7 +438,8 @@ def _apply_logging(module: Any, key: str, value: Any) -> Undo:
         logger,
         (logger.level, logger.propagate, logger.disabled, logger.handlers[:]),
     )
-    logger.setLevel(level)
+    if logger.level != level:  # each change clears the caches of all loggers
+        logger.setLevel(level)
     logger.propagate, logger.disabled = propagate, disabled
     present = {_stream_name(handler) for handler in logger.handlers}
     for stream, handler_level, formatter in handlers:
