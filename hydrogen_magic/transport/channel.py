@@ -91,6 +91,19 @@ def _pair(secret: str) -> tuple[bytes, bytes]:
     return zmq.curve_public(encoded), encoded
 
 
+class _LoopTurns:
+    """Gives everything else on the loop a turn: messages that have arrived are returned without one."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    async def give(self) -> None:
+        """Give a turn if the last one is some time ago."""
+        if time.monotonic() - self._last_s > _TURN_S:
+            await asyncio.sleep(0)
+            self._last_s = time.monotonic()
+
+
 class Listener:
     """A socket that agents connect to, on the running event loop."""
 
@@ -185,13 +198,9 @@ class Listener:
         return key.decode() in self._receivers
 
     async def _receive(self) -> None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        turns = _LoopTurns()
         while True:
-            # Messages that are there already are returned without a turn of the loop.
-            if loop.time() - began_s > _TURN_S:
-                await asyncio.sleep(0)
-                began_s = loop.time()
+            await turns.give()
             parts = await self._socket.recv_multipart(copy=False)
             # The key that the handshake proved, not a claim in the message.
             key = str(parts[-1].get("User-Id"))
@@ -346,6 +355,7 @@ class AgentLink:
             self._socket.heartbeat_timeout = silence_ms
         self._socket.ipv6 = endpoint.startswith("tcp://[")
         self._monitor = self._socket.get_monitor_socket(_FATES)
+        self._turns = _LoopTurns()
         self._socket.connect(endpoint)
 
     def send(self, message: Message, blob: Blob | None = None) -> None:
@@ -362,6 +372,7 @@ class AgentLink:
 
     async def receive(self) -> Received:
         """Return the next message of the other end, to be decoded, and the bytes that came with it."""
+        await self._turns.give()
         return _received(await self._socket.recv_multipart(copy=False))
 
     async def lost(self, entry_s: float = _ENTRY_S) -> None:

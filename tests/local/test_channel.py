@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ import zmq
 from hydrogen_magic.core.messages import (
     AgentCommand,
     Heartbeat,
+    Ping,
     Pong,
     Quit,
     StopRanks,
@@ -143,6 +145,37 @@ def test_messages_that_come_too_fast_delay_no_stop(hub: Hub) -> None:
 
     asyncio.run(flood())
     assert seen.index("stop") < n_messages // 2
+
+
+def test_parts_that_come_too_fast_delay_nothing_on_an_agent(hub: Hub) -> None:
+    """Heartbeats, pings of tasks and Stop: an agent may write each part to a slow disk."""
+    n_messages = 200
+    turns_after: list[int] = []
+    n_taken = 0
+
+    async def turn() -> None:
+        while True:
+            turns_after.append(n_taken)
+            await asyncio.sleep(0)
+
+    async def take_slowly() -> None:
+        nonlocal n_taken
+        keys, received = await asyncio.to_thread(admitted, hub)
+        with closing(AgentLink(keys.endpoint, keys.server_key, keys.secret)) as link:
+            link.send(Pong())
+            await asyncio.to_thread(received.get, True, PATIENCE_S)
+            for _ in range(n_messages):
+                hub.loop.call_soon_threadsafe(hub.send, keys.key, Ping())
+            turning = asyncio.ensure_future(turn())
+            for _ in range(n_messages):
+                await link.receive()
+                n_taken += 1
+                time.sleep(0.005)
+            turning.cancel()
+
+    asyncio.run(take_slowly())
+    gaps = [later - earlier for earlier, later in pairwise([*turns_after, n_messages])]
+    assert max(gaps) < n_messages / 4, turns_after
 
 
 def test_an_agent_that_was_dismissed_is_asked_to_quit(hub: Hub) -> None:
