@@ -140,11 +140,12 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def hosts_on_other_disks() -> Iterator[None]:
-    """Have hosts seem to share no disk with the kernel."""
+def hosts_on_other_disks(ranks: slice = slice(None)) -> Iterator[None]:
+    """Have the hosts of these ranks seem to share no disk with the kernel."""
 
     def plan(*known: Any) -> rank_assignment.RankAssignment:
-        return replace(meant(*known), shares_disk=False)
+        found = meant(*known)
+        return replace(found, on_other_disks=frozenset(found.placed[ranks]))
 
     meant = rank_assignment.plan
     with pytest.MonkeyPatch.context() as patch:

@@ -131,18 +131,25 @@ class Queued:
     """What is there and what holds the other slots, for the user; empty if unknown."""
 
 
+DATA = "data of hm.dataset()"
+
+
 @dataclass(frozen=True)
 class ClosureSent:
-    """How much of the closure has arrived on other machines; the last one reports all of it."""
+    """How much of the closure, or of data that precedes it, has reached other machines.
+
+    The last one of each reports that all hosts are done.
+    """
 
     at_s: float
     sent_bytes: int
-    """On all hosts together."""
+    """To all hosts together: of a closure what has arrived, of data what has been sent."""
     total_bytes: int
     hosts_done: int
+    """Hosts on which it is complete."""
     hosts: int
     what: str = "closure"
-    """``"closure"``, or ``"data of hm.dataset()"``, which precedes it."""
+    """``"closure"`` or :data:`DATA`."""
 
 
 @dataclass(frozen=True)

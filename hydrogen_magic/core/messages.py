@@ -325,6 +325,15 @@ class ForgetCheckpoints(AgentCommand):
 
 
 @dataclass(frozen=True)
+class KeepDataset(AgentCommand):
+    """All files of the dataset have been sent: ranks may read it; answer with :class:`DatasetKept`."""
+
+    dataset: str
+    transfer: int
+    """As in :class:`DatasetFile`."""
+
+
+@dataclass(frozen=True)
 class ForgetDatasets(AgentCommand):
     """Delete these datasets on this host: the notebook has deleted them."""
 
@@ -689,6 +698,8 @@ class DatasetFile(Message):
 
     dataset: str
     """:attr:`~hydrogen_magic.node.dataset_handle.DatasetHandle.name` of the dataset."""
+    transfer: int
+    """The kernel's number of this transfer of the dataset to the host; later ones have higher numbers."""
     file_name: str
 
 
@@ -705,10 +716,10 @@ class FilePart(AgentCommand, AgentReport):
 
 
 @dataclass(frozen=True)
-class DatasetFileStored(AgentReport):
-    """Answers a :class:`DatasetFile`: after its last part, or after the first one that was not stored."""
+class DatasetKept(AgentReport):
+    """The dataset is complete on the host, or, with an error, it cannot be stored there."""
 
-    file: DatasetFile
+    transfer: int
     error: str = ""
 
 

@@ -309,17 +309,18 @@ class GangController:
     async def _watch_start(self) -> None:
         """Fail the ranks that do not reach the first line of the cell in time.
 
-        While the attempt waits for slots, there are no ranks. While bytes of the closure arrive, a slow line
-        is not their fault.
+        While the attempt waits for slots, or for data to reach its hosts, there are no ranks. While bytes of
+        the closure arrive, a slow line is not their fault.
         """
         began_s, sent_bytes = self._job.now_s(), 0
         limit_s = self._job.spec.start_timeout_s
         while True:
             await asyncio.sleep(_CHECK_START_S)
-            if self._run.state.queued is not None:
+            closure = self._run.state.closure
+            is_bringing_data = closure is not None and closure.what == ev.DATA
+            if self._run.state.queued is not None or is_bringing_data:
                 began_s = self._job.now_s()
                 continue
-            closure = self._run.state.closure
             if closure is not None and closure.sent_bytes > sent_bytes:
                 began_s, sent_bytes = closure.at_s, closure.sent_bytes
             late = [

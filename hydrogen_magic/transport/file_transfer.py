@@ -7,10 +7,11 @@ queue a gigabyte, and need twice its memory.
 from __future__ import annotations
 
 import asyncio
-import mmap
+import errno
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from hydrogen_magic.core.messages import (
@@ -30,6 +31,18 @@ _ON_THE_WAY = 8
 
 
 Part = FilePart | LogPart | TimelinePart
+Read = Callable[[int, int, int], Awaitable[bytes]]
+"""Read from a descriptor so many bytes from an offset on."""
+
+
+async def read_memory(fd: int, n_bytes: int, offset: int) -> bytes:
+    """Read a memory file."""
+    return os.pread(fd, n_bytes, offset)
+
+
+async def read_disk(fd: int, n_bytes: int, offset: int) -> bytes:
+    """Read a file of a disk, which may be slow, in a thread."""
+    return await asyncio.to_thread(os.pread, fd, n_bytes, offset)
 
 
 class Outgoing:
@@ -39,9 +52,12 @@ class Outgoing:
         self._send = send
         self._room = asyncio.Semaphore(_ON_THE_WAY)
         self._next = 0
+        self.acknowledged_s = time.monotonic()
+        """When the receiver has acknowledged the last part."""
 
     def acknowledged(self) -> None:
         """The receiver has acknowledged a part."""
+        self.acknowledged_s = time.monotonic()
         self._room.release()
 
     async def send(self, part: Part, data: memoryview) -> None:
@@ -55,23 +71,21 @@ class Outgoing:
         fd: int,
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
         start: int = 0,
+        read: Read = read_memory,
     ) -> None:
         """Send the contents of file ``fd`` from byte ``start`` on; it may be closed after this returns.
 
         ``on_sent``: called after every part with the bytes sent so far and the size of the file.
+        Raises OSError if the file cannot be read to its end.
         """
         self._next += 1
-        size = os.fstat(fd).st_size
-        number = self._next
-        if size == 0:
-            await self.send(FilePart(label, number, size, 0), memoryview(b""))
-            return
-        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as mapped:
-            for offset in range(start, size, PART_BYTES):
-                # A copy: queued messages must not refer to memory that is unmapped by then.
-                data = memoryview(mapped[offset : offset + PART_BYTES])
-                await self.send(FilePart(label, number, size, offset), data)
-                on_sent(offset + len(data), size)
+        number, size = self._next, os.fstat(fd).st_size
+        for offset in range(start, max(size, 1), PART_BYTES):
+            data = await read(fd, PART_BYTES, offset)
+            if len(data) < min(PART_BYTES, size - offset):
+                raise OSError(errno.EIO, "the file became shorter while it was sent")
+            await self.send(FilePart(label, number, size, offset), memoryview(data))
+            on_sent(offset + len(data), size)
 
     async def pass_on(self, label: ClosureLabel, file: ArrivingFile, start: int) -> None:
         """Send a file from byte ``start`` on, each part as soon as it has arrived here."""

@@ -105,6 +105,8 @@ class WaitingAgentGroup:
         self.has_room = threading.Event()
         self.closure_parts = 0
         """Parts of the closure that arrive; the last one is missing."""
+        self.data_s = 0.0
+        """Time that data takes to reach the hosts before the closure does."""
         self._over = asyncio.Event()
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
@@ -112,6 +114,10 @@ class WaitingAgentGroup:
         sink.emit(ev.Queued(time.monotonic() - zero_s, 1, 2))
         await asyncio.to_thread(self.has_room.wait, PATIENCE_S)
         sink.emit(ev.Queued(time.monotonic() - zero_s, 2, 2))
+        if self.data_s:
+            sink.emit(ev.ClosureSent(time.monotonic() - zero_s, 1 << 40, 1 << 40, 1, 2, ev.DATA))
+            await asyncio.sleep(self.data_s)
+            sink.emit(ev.ClosureSent(time.monotonic() - zero_s, 1 << 40, 1 << 40, 2, 2, ev.DATA))
         for part in range(1, self.closure_parts + 1):
             sink.emit(ev.ClosureSent(time.monotonic() - zero_s, part, self.closure_parts + 1, 0, 2))
             await asyncio.sleep(PART_S)
@@ -164,14 +170,17 @@ def test_ranks_are_late_only_from_when_there_is_room(agent_group: WaitingAgentGr
     assert gang.state == "FAILED"
 
 
+@pytest.mark.parametrize("data_s", [0.0, 1.5 * START_TIMEOUT_S])
 def test_ranks_are_late_only_from_when_the_closure_stands_still(
-    agent_group: WaitingAgentGroup,
+    agent_group: WaitingAgentGroup, data_s: float
 ) -> None:
+    """Also when data that ranks read has reached their hosts first, more of it than of the closure."""
+    agent_group.data_s = data_s
     agent_group.has_room.set()
     agent_group.closure_parts = int(1.5 * START_TIMEOUT_S / PART_S)
     gang = hm.launch(plain_ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
     assert gang.wait(PATIENCE_S)
-    sent = [event for event in gang.events() if isinstance(event, ev.ClosureSent)]
+    sent = [e for e in gang.events() if isinstance(e, ev.ClosureSent) and e.what != ev.DATA]
     late = [event for event in gang.events() if isinstance(event, ev.RankFailed)]
     assert len(sent) == agent_group.closure_parts
     assert [event.error.type for event in late] == ["StartTimeout"] * 2

@@ -29,9 +29,9 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
     """Return a handle to a frame's rows, which every rank of a cell reads by :func:`hydrogen_magic.shard`.
 
     The handle has the size of a few names. The rows are written once as Parquet, and deleted when the
-    process of the notebook ends, also if it is killed (then by the next one that starts a gang), or by
-    ``handle.delete()``; ``with hm.dataset(frame) as rows:`` does that at its end. A write that fails or is
-    interrupted leaves nothing.
+    process of the notebook ends, or by ``handle.delete()``; ``with hm.dataset(frame) as rows:`` does that at
+    its end. What a killed process has left is deleted by the next one that calls this function or loads the
+    extension. A write that fails or is interrupted leaves nothing.
 
     Args:
         frame: One of
@@ -46,7 +46,7 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
         path: A folder or URL that all ranks can read, in which a folder for the data is created. For a
             Spark DataFrame, Spark's executors and the process of the notebook have to see it as well. By
             default the data is on the notebook's machine, in the state directory; before a gang starts,
-            it is sent to each of its hosts that does not see this directory, once.
+            it is sent to those of its hosts that do not see this directory and lack it.
         reuse: Return the earlier handle for a Spark DataFrame that has the same plan, columns and ``path``
             as one that was written before. Spark compares plans, not data: False writes again after
             files or tables that it reads have changed. Other frames are always written again.

@@ -150,7 +150,7 @@ class GangState:
     waits_for: str = ""
     """See :class:`~hydrogen_magic.core.events.Queued`; empty when it waits no longer."""
     closure: ev.ClosureSent | None = None
-    """How much of the closure has arrived on the hosts while it is sent, None otherwise."""
+    """How much of the closure, or of data, has reached the hosts while it is sent, None otherwise."""
     ranks: tuple[RankState, ...] = ()
     now_s: float = 0.0
     """Time of the newest event."""

@@ -4,44 +4,76 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 
-from hydrogen_magic.core.messages import DatasetFile, DatasetFileStored, FilePart
+from hydrogen_magic.core.messages import DatasetFile, DatasetKept, FilePart, KeepDataset
 
 
 class HostDatasets:
     """The datasets that the kernel has sent to this host; they stay until it deletes them, or the agent ends.
 
-    Parts are written to disk as they arrive: the data may be larger than memory.
+    Parts are written to disk as they arrive: the data may be larger than memory. A dataset has its name
+    when it is complete; until then its files are in a folder of the transfer.
     """
 
-    def __init__(self, folder: Path, send: Callable[[DatasetFileStored], None]) -> None:
+    def __init__(self, folder: Path, send: Callable[[DatasetKept], None]) -> None:
         """``folder``: created when the first file arrives. ``send``: sends a message to the kernel."""
         self.folder = folder
         self._send = send
+        self._names: set[str] = set()
+        """Of complete datasets."""
+        self._arriving: dict[int, Path] = {}
+        """Transfers on the way -> their folders."""
+        self._newest = 0
+        """The highest number of a transfer so far."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no dataset is complete here."""
+        return not self._names
 
     def take(self, label: DatasetFile, part: FilePart, data: memoryview) -> None:
-        """Write a part of a file, which appears under its name when it is complete."""
-        path = self.folder / Path(label.dataset).name / Path(label.file_name).name
-        arriving = path.with_name(f".{path.name}")
+        """Write a part of a file. Remaining parts of a transfer that has ended are left out."""
+        number = label.transfer
         try:
-            if part.offset == 0:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            elif not arriving.exists():
-                return  # remaining parts of a file that could not be stored
-            with arriving.open("wb" if part.offset == 0 else "r+b") as file:
-                file.seek(part.offset)
-                file.write(data)
-            if part.offset + data.nbytes == part.size:
-                arriving.rename(path)
-                self._send(DatasetFileStored(label))
+            if number > self._newest:
+                self._newest = number
+                self._arriving[number] = self.folder / f".{number}"
+                self._arriving[number].mkdir(parents=True)
+            if number in self._arriving:
+                path = self._arriving[number] / label.file_name
+                with path.open("r+b" if part.offset else "wb") as file:
+                    file.seek(part.offset)
+                    file.write(data)
         except OSError as error:
-            with suppress(OSError):
-                arriving.unlink()
-            self._send(DatasetFileStored(label, f"{error.strerror} ({self.folder})"))
+            self._refuse(number, error)
+
+    def keep(self, command: KeepDataset) -> None:
+        """Give a dataset its name: its files are complete."""
+        number, path = command.transfer, self.folder / command.dataset
+        if number not in self._arriving:
+            return  # it was refused, and that was reported
+        try:
+            shutil.rmtree(path, ignore_errors=True)  # complete, but the kernel had stopped waiting
+            self._arriving[number].rename(path)
+        except OSError as error:
+            self._refuse(number, error)
+            return
+        del self._arriving[number]
+        self._names.add(command.dataset)
+        self._send(DatasetKept(number))
+
+    def _refuse(self, number: int, error: OSError) -> None:
+        shutil.rmtree(self._arriving.pop(number), ignore_errors=True)
+        self._send(DatasetKept(number, f"{error.strerror} ({self.folder})"))
+
+    def drop_incomplete(self) -> None:
+        """Delete what was on its way when the gang was stopped."""
+        while self._arriving:
+            shutil.rmtree(self._arriving.popitem()[1], ignore_errors=True)
 
     def forget(self, datasets: Iterable[str]) -> None:
         """Delete the data of these datasets."""
         for name in datasets:
-            shutil.rmtree(self.folder / Path(name).name, ignore_errors=True)
+            self._names.discard(name)
+            shutil.rmtree(self.folder / name, ignore_errors=True)

@@ -36,6 +36,7 @@ from hydrogen_magic.core.messages import (
     ForgetCheckpoints,
     ForgetDatasets,
     Heartbeat,
+    KeepDataset,
     LaunchRequest,
     Leaving,
     LogPart,
@@ -76,6 +77,8 @@ _POLL_S = 0.02
 _REPORT_S = 0.5
 _LARGE_BYTES = 64 << 20
 """Smaller results are sent within a second on a gigabit line."""
+_IDLE_WITH_DATA_S = 600.0
+"""How long an agent that holds data stays without a gang: gigabytes would have to be sent again."""
 _Key = tuple[str, int]
 """Gang and attempt."""
 
@@ -146,7 +149,8 @@ class RemoteLink:
         while True:
             if self._attached or self._group is not None:
                 self._idle_since = time.monotonic()
-            if time.monotonic() - self._idle_since > self._config.idle_s:
+            idle_s = self._config.idle_s if self._datasets.is_empty else _IDLE_WITH_DATA_S
+            if time.monotonic() - self._idle_since > idle_s:
                 self._exit()
             self._link.send(Heartbeat(time.monotonic()))
             await asyncio.sleep(_BEAT_S)
@@ -303,6 +307,7 @@ class RemoteLink:
             self._serving = None
             self._incoming.drop()
             self._drop_partial_closure()
+            self._datasets.drop_incomplete()
         if self._is_retiring:
             self._exit()
 
@@ -319,6 +324,8 @@ class RemoteLink:
                 self._accept_tasks() if is_sure else self._link.send(Heartbeat(time.monotonic()))
             case ForgetCheckpoints():
                 shutil.rmtree(self._own_checkpoints(command.gang), ignore_errors=True)
+            case KeepDataset():
+                self._datasets.keep(command)
             case ForgetDatasets():
                 self._datasets.forget(command.datasets)
             case ServeClosure():

@@ -63,5 +63,8 @@ def _executor_pid(read: Any) -> int:
 
 def _local_dir() -> str:
     """Return a directory that Spark removes with the application, in case the agent is killed."""
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-    return folder if os.access(folder, os.W_OK) else ""
+    for variable in ("SPARK_LOCAL_DIRS", "LOCAL_DIRS"):  # the second one on YARN
+        folder = os.environ.get(variable, "").partition(",")[0]
+        if os.access(folder, os.W_OK):
+            return folder
+    return ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +23,13 @@ from hydrogen_magic.core.messages import (
     ClosureLabel,
     ClosureServed,
     DatasetFile,
-    DatasetFileStored,
+    DatasetKept,
     FilePart,
     ForgetCheckpoints,
     ForgetDatasets,
     Heartbeat,
     Hello,
+    KeepDataset,
     LaunchRequest,
     Leaving,
     LogPart,
@@ -46,10 +48,10 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.transport.channel import Hub
-from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
+from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep, read_disk
 
 
 class AttemptWaiter(Protocol):
@@ -87,8 +89,9 @@ class RemoteAgent(AgentClient):
         """Takes reports about a closure that is on its way there."""
         self.datasets: dict[str, str] = {}
         """Datasets that are there: name -> their folder here."""
-        self._stored: dict[DatasetFile, asyncio.Future[str]] = {}
-        """Their files that are on the way there."""
+        self._kept: dict[int, asyncio.Future[str]] = {}
+        """Transfers of datasets on the way there, by number; with the error that ends one."""
+        self._transfers = itertools.count(1)
         self._log_problem = ""
 
     def _send_part(self, part: Part, data: memoryview) -> None:
@@ -113,9 +116,9 @@ class RemoteAgent(AgentClient):
             case ClosureServed() | SendClosure() | ClosureArriving():
                 if self.on_closure_report is not None and report.gang == self.gang:
                     self.on_closure_report(self, report)
-            case DatasetFileStored():
-                if (stored := self._stored.get(report.file)) and not stored.done():
-                    stored.set_result(report.error)
+            case DatasetKept():
+                if (kept := self._kept.get(report.transfer)) and not kept.done():
+                    kept.set_result(report.error)
             case TaskAttached():
                 self._agent_pool.attached(self, report.task)
             case TaskDetached():
@@ -195,32 +198,49 @@ class RemoteAgent(AgentClient):
                 label = CheckpointCopy(attempt.gang, path.name)
                 await self.outgoing.send_file(label, file.fileno())
 
-    async def send_dataset_file(
-        self, label: DatasetFile, path: Path, on_sent: Callable[[int, int], None]
-    ) -> None:
-        """Send a file of a dataset; return when it is stored there. Raises HydrogenError if it cannot be.
+    async def send_dataset(
+        self,
+        name: str,
+        folder: str,
+        files: Iterable[Path],
+        on_sent: Callable[[Path, int, int], None],
+    ) -> str:
+        """Send a dataset; return when it is complete there, or the error for which it cannot be stored.
 
-        ``on_sent``: as in :meth:`~hydrogen_magic.transport.file_transfer.Outgoing.send_file`.
+        ``folder``: where the data is here. ``on_sent``: called after each part with the file, how much of it
+        was sent, and its size. Raises OSError if the data cannot be read here.
         """
-        stored = self._stored[label] = asyncio.get_running_loop().create_future()
-        with path.open("rb") as file:
-            sending = asyncio.ensure_future(self.outgoing.send_file(label, file.fileno(), on_sent))
-            try:
-                await asyncio.wait([sending, stored], return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    sending.result()
-                error = await stored
-            finally:
-                sending.cancel()
-                del self._stored[label]
-        if error:
-            raise HydrogenError(
-                f"host {self.host} cannot store the data of hm.dataset(): {error}; call "
-                "hm.dataset(frame, path=…) with a folder or URL that all hosts can read"
-            )
+        number = next(self._transfers)
+        kept = self._kept[number] = asyncio.get_running_loop().create_future()
+        sending = asyncio.ensure_future(self._send_files(name, number, files, on_sent))
+        try:
+            await asyncio.wait([sending, kept], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+            error: str = await kept
+        finally:
+            sending.cancel()
+            del self._kept[number]
+        if not error:
+            self.datasets[name] = folder
+        return error
+
+    async def _send_files(
+        self,
+        name: str,
+        number: int,
+        files: Iterable[Path],
+        on_sent: Callable[[Path, int, int], None],
+    ) -> None:
+        for path in files:
+            label = DatasetFile(name, number, path.name)
+            with path.open("rb") as file:
+                count = functools.partial(on_sent, path)
+                await self.outgoing.send_file(label, file.fileno(), count, read=read_disk)
+        self.send(KeepDataset(name, number))
 
     def forget_deleted_datasets(self, in_use: Container[str]) -> None:
-        """Have it delete the datasets that were deleted here, except for those in use.
+        """Have it delete the datasets that were deleted here, except for those in use by earlier attempts.
 
         An outliving gang is retried with data whose notebook, which deletes it at its end, has ended.
         """

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import AgentCommand, EndSession, ReleaseTasks, TaskHello
-from hydrogen_magic.driver.placements import Attempt, EventSink, rank_ports
+from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink, rank_ports
 from hydrogen_magic.driver.placements.remote import (
     forwarded_settings,
     launch_requests,
@@ -48,8 +49,7 @@ _END_S = 5.0
 _LOOK_S = 0.1
 """How often long operations check whether they are still needed."""
 _BRING_S = 600.0
-"""How long it may take to send a checkpoint to all hosts, gigabytes over a slow line; and the next part of
-a dataset, of any size."""
+"""How long no part of a checkpoint or dataset may arrive anywhere: hosts may be busy with slow disks."""
 _TASKS_NOTICE_S = 60.0
 """After this time a task has noticed that its agent does not respond, and has ended the agent's ranks. If
 the task were ended, nothing could end the ranks."""
@@ -139,9 +139,12 @@ class RemoteAttempt:
     async def run_cell(self, attempt: Attempt, sink: EventSink) -> None:
         """Run a later cell of the session; return when all ranks have ended it."""
         self._begin(attempt, sink)
-        self._is_unwanted = self.is_retained = self._has_failed = False
+        self._is_unwanted = self._has_failed = False
         try:
             await self._run_ranks()
+        except AgentLostError:
+            self.is_retained = False
+            raise
         finally:
             if not self.is_retained:
                 self._leave()
@@ -167,7 +170,9 @@ class RemoteAttempt:
             self.on_lost(why)
 
     async def _use_hosts(self, tasks: HostTasks) -> None:
-        await self._hosts.acquire(self._attempt, self._sink)
+        # Tasks look for the record to see whether they share this disk.
+        written = asyncio.to_thread(run_log.write_through, self._job.record_dir)
+        await asyncio.gather(self._hosts.acquire(self._attempt, self._sink), written)
         await self._hosts.start_agents(tasks, self._sink)
 
     def _on_tasks_done(self, tasks: asyncio.Future[None]) -> None:
@@ -221,7 +226,7 @@ class RemoteAttempt:
         for text in assignment.plan.notes:
             self._notice("warning", text)
         if not assignment.shares_disk:
-            await self._bring_files(assignment.agents)
+            await self._bring_files(assignment)
             if self._is_unwanted:
                 return
         assignment = await self._with_ports(assignment)
@@ -230,6 +235,7 @@ class RemoteAttempt:
         address = self._rendezvous.of(self._attempt, assignment.agents[0].held)
         requests = launch_requests.for_agents(self._attempt, assignment, address, self.is_recording)
         self._running = list(requests)
+        self.is_retained = False  # until here, the ranks of a session wait for the next cell
         self._cleanups = [
             agent.launch(self._attempt, self._sink, request) for agent, request in requests.items()
         ]
@@ -280,31 +286,54 @@ class RemoteAttempt:
         if self._tasks.done() and isinstance(error := self._tasks.exception(), HostsRevokedError):
             raise error
 
-    async def _bring_files(self, agents: Sequence[RemoteAgent]) -> None:
-        """Send the last checkpoint and the data of ``hm.dataset`` to hosts that do not see them here."""
-        for agent in agents:
-            agent.forget_deleted_datasets(in_use=self._job.datasets)
-        if self._attempt.number > 0:
-            began_s = time.monotonic()
-            checkpoints = asyncio.gather(
-                *(agent.bring_checkpoint(self._attempt) for agent in agents)
+    async def _bring_files(self, assignment: rank_assignment.RankAssignment) -> None:
+        """Send the last checkpoint and the data of ``hm.dataset`` to hosts that do not see them here.
+
+        The checkpoint goes to all hosts: they must agree on it.
+        """
+        is_retry = self._attempt.number > 0
+        for agent in assignment.on_other_disks:
+            agent.forget_deleted_datasets(in_use=self._job.datasets if is_retry else ())
+        if is_retry:
+            agents = assignment.agents
+            checkpoints = [agent.bring_checkpoint(self._attempt) for agent in agents]
+            await self._bring(asyncio.gather(*checkpoints), agents, "the checkpoint")
+        if self._job.datasets and not self._is_unwanted:
+            idle = set(self._job.idle_ranks)
+            agents = tuple(
+                agent
+                for agent in assignment.on_other_disks
+                if not idle.issuperset(assignment.ranks_on(agent))
             )
-            await self._bring(checkpoints, "the checkpoint", lambda: began_s)
-        transfer = DatasetTransfer(self._attempt, agents, self._sink)
-        if transfer.is_needed and not self._is_unwanted:
-            data = asyncio.ensure_future(transfer.run())
-            await self._bring(data, "the data of hm.dataset()", lambda: transfer.moved_s)
+            transfer = DatasetTransfer(self._attempt, agents, self._sink)
+            await self._bring(
+                asyncio.ensure_future(transfer.run()), agents, "the data of hm.dataset()"
+            )
 
     async def _bring(
-        self, files: asyncio.Future[Any], what: str, moved_s: Callable[[], float]
+        self, files: asyncio.Future[Any], agents: Sequence[RemoteAgent], what: str
     ) -> None:
-        """Wait until ``files`` have been sent, as long as the gang is wanted and has its tasks."""
+        """Wait until ``files`` have been sent to the agents, while the gang is wanted and has its tasks."""
         bringing = _without_report(files)
+        began_s = looked_s = time.monotonic()
         try:
             while not (bringing.done() or self._is_unwanted or self._tasks.done()):
                 await asyncio.wait([bringing], timeout=_LOOK_S)
-                if time.monotonic() > moved_s() + _BRING_S:
-                    raise HydrogenError(f"no host received {what} within {_BRING_S:.0f} s")
+                looked_s = _looked_again(agents, looked_s)
+                for agent in agents:
+                    if looked_s - agent.last_message_s > _LOST_S:
+                        self._avoid(agent)
+                        self._lost.add(agent)
+                        agent_pool().drop(agent)
+                        raise AgentLostError(
+                            f"the agent on host {agent.host} has not responded for {_LOST_S:.0f} s, while "
+                            f"{what} was sent to it"
+                        )
+                moved_s = max(agent.outgoing.acknowledged_s for agent in agents)
+                if looked_s - max(began_s, moved_s) > _BRING_S:
+                    raise HydrogenError(
+                        f"{what} did not reach all hosts: no part has arrived for {_BRING_S:.0f} s"
+                    )
         finally:
             bringing.cancel()
             await asyncio.wait([bringing])
@@ -321,13 +350,9 @@ class RemoteAttempt:
         silent: set[RemoteAgent] = set()
         is_reported = False
         while True:
-            now_s = time.monotonic()
-            if now_s - looked_s > _LATE_S:
-                for agent in assignment.agents:
-                    agent.last_message_s = now_s
-            looked_s = now_s
+            looked_s = _looked_again(assignment.agents, looked_s)
             for agent in set(assignment.agents) - self._lost:
-                self._check_silence(agent, now_s - agent.last_message_s, silent, assignment)
+                self._check_silence(agent, looked_s - agent.last_message_s, silent, assignment)
             if self._tasks.done() and not is_reported:
                 is_reported = True
                 await self._on_tasks_end(assignment)
@@ -351,9 +376,7 @@ class RemoteAttempt:
                 " (network failure, or the agent is stopped or has crashed)"
             )
             self._notice("warning", f"{why}; {_ENDS_BY_ITSELF}")
-            tasks = (task for task in self._attached.values() if task.agent is agent)
-            names = {task.about.host for task in tasks} - {""}
-            self.lost_hosts.update(dict.fromkeys(names, agent.last_message_s))
+            self._avoid(agent)
             self._lose_host(agent, "HostLost", why, assignment)
         elif silence_s > _SILENCE_S and agent not in silent:
             silent.add(agent)
@@ -401,6 +424,12 @@ class RemoteAttempt:
         agent.count_as_clean()
         agent_pool().drop(agent)
 
+    def _avoid(self, agent: RemoteAgent) -> None:
+        """Have the provider choose other hosts for the next attempt."""
+        tasks = (task for task in self._attached.values() if task.agent is agent)
+        names = {task.about.host for task in tasks} - {""}
+        self.lost_hosts.update(dict.fromkeys(names, agent.last_message_s))
+
     # ── commands ──
 
     def stop(self) -> None:
@@ -426,6 +455,15 @@ class RemoteAttempt:
     def _serving(self) -> list[RemoteAgent]:
         """Return the agents that still run ranks of this attempt."""
         return [agent for agent in self._running if agent.job is self._attempt]
+
+
+def _looked_again(agents: Sequence[RemoteAgent], looked_s: float) -> float:
+    """Return the time now; if this process was suspended since ``looked_s``, agents were not silent."""
+    now_s = time.monotonic()
+    if now_s - looked_s > _LATE_S:
+        for agent in agents:
+            agent.last_message_s = now_s
+    return now_s
 
 
 _F = TypeVar("_F", bound="asyncio.Future[Any]")

@@ -1,91 +1,105 @@
 """The way of the data of ``hm.dataset`` to hosts that share no disk with the notebook's machine.
 
-Each agent keeps it for later gangs, until the notebook deletes it.
+Each agent keeps it for later gangs, until the notebook deletes it or the agent ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import DatasetFile
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.node import data_files
 
 _REPORT_S = 0.5
-_WHAT = "data of hm.dataset()"
+_AT_ONCE = 8
+"""Hosts that receive data at the same time: up to 32 MB for each of them wait in this process."""
 
 
 class DatasetTransfer:
     """One transfer, of what the agents do not have yet. ``attempt``: the one whose ranks will read it."""
 
-    def __init__(self, attempt: Attempt, agents: Sequence[RemoteAgent], sink: EventSink) -> None:
-        self.moved_s = time.monotonic()
-        """When the last part was sent."""
+    def __init__(self, attempt: Attempt, agents: Iterable[RemoteAgent], sink: EventSink) -> None:
         self._attempt = attempt
         self._sink = sink
-        self._agents = agents
-        self._files = {name: _files(folder) for name, folder in attempt.job.datasets.items()}
-        self._sent = dict.fromkeys(agents, 0)
-        self._sizes = {agent: self._size(agent) for agent in agents}
-        self._reported_s = time.monotonic()
+        self._agents = tuple(agents)
+        self._files: dict[str, Mapping[Path, int]] = {}
+        """Dataset -> its files here, with their sizes."""
+        self._sizes: dict[RemoteAgent, int] = {}
+        """What the agents that lack data have to receive, in bytes."""
+        self._sent: dict[RemoteAgent, int] = {}
+        self._done: set[RemoteAgent] = set()
+        self._room = asyncio.Semaphore(_AT_ONCE)
         self._has_reported = False
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether an agent lacks data."""
-        return any(self._sizes.values())
-
-    def _size(self, agent: RemoteAgent) -> int:
-        return sum(sum(sizes.values()) for _, sizes in self._missing(agent))
-
-    def _missing(self, agent: RemoteAgent) -> list[tuple[str, Mapping[Path, int]]]:
-        found = self._files.items()
-        return [(name, sizes) for name, sizes in found if sizes and name not in agent.datasets]
 
     async def run(self) -> None:
         """Return when all agents have the data. Raises HydrogenError if one cannot store it."""
-        bringing = [asyncio.ensure_future(self._bring(agent)) for agent in self._agents]
+        for name, folder in self._attempt.job.datasets.items():
+            self._files[name] = await asyncio.to_thread(_files, folder)
+        sizes = {agent: sum(map(self._size, self._missing(agent))) for agent in self._agents}
+        self._sizes = {agent: size for agent, size in sizes.items() if size}
+        self._sent = dict.fromkeys(self._sizes, 0)
+        reporting = asyncio.ensure_future(self._keep_reporting())
+        bringing = [asyncio.ensure_future(self._bring(agent)) for agent in self._sizes]
         try:
             await asyncio.gather(*bringing)
         finally:  # gather() leaves the others running when one fails
-            for each in bringing:
-                each.cancel()
+            for task in (reporting, *bringing):
+                task.cancel()
         if self._has_reported:
             self._report()
 
+    def _missing(self, agent: RemoteAgent) -> list[str]:
+        return [name for name in self._files if name not in agent.datasets]
+
+    def _size(self, name: str) -> int:
+        return sum(self._files[name].values())
+
     async def _bring(self, agent: RemoteAgent) -> None:
-        for name, sizes in self._missing(agent):
-            with suppress(FileNotFoundError):  # it is being deleted: the ranks report that
-                for path in sizes:
-                    await self._send(agent, name, path)
-                agent.datasets[name] = self._attempt.job.datasets[name]
+        async with self._room:
+            for name in self._missing(agent):
+                await self._send(agent, name)
+        self._done.add(agent)
 
-    async def _send(self, agent: RemoteAgent, name: str, path: Path) -> None:
+    async def _send(self, agent: RemoteAgent, name: str) -> None:
+        folder, files = self._attempt.job.datasets[name], self._files[name]
         before = self._sent[agent]
+        sent: dict[Path, int] = {}
 
-        def count(sent: int, size: int) -> None:
-            self._sent[agent] = before + sent
-            self._on_progress()
+        def count(path: Path, n_bytes: int, size: int) -> None:
+            sent[path] = n_bytes
+            self._sent[agent] = before + sum(sent.values())
 
-        await agent.send_dataset_file(DatasetFile(name, path.name), path, count)
+        try:
+            error = await agent.send_dataset(name, folder, files, count)
+        except FileNotFoundError:  # it is being deleted: the ranks report that
+            return
+        except OSError as problem:
+            text = f"the data of hm.dataset() in {folder} cannot be read: {problem}"
+            raise HydrogenError(text) from problem
+        if error:
+            raise HydrogenError(
+                f"host {agent.host} cannot store the data of hm.dataset(), {size_text(self._size(name))}: "
+                f"{error}; free space there, or call hm.dataset(frame, path=…) with a folder or URL that "
+                "all hosts can read"
+            )
 
-    def _on_progress(self) -> None:
-        self.moved_s = now_s = time.monotonic()
-        if now_s - self._reported_s > _REPORT_S:
-            self._reported_s, self._has_reported = now_s, True
+    async def _keep_reporting(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_S)
+            self._has_reported = True
             self._report()
 
     def _report(self) -> None:
-        n_done = sum(self._sent[agent] == size for agent, size in self._sizes.items())
+        at_s, n_hosts = self._attempt.job.now_s(), len(self._sizes)
         sent, total = sum(self._sent.values()), sum(self._sizes.values())
-        at_s = self._attempt.job.now_s()
-        self._sink.emit(ev.ClosureSent(at_s, sent, total, n_done, len(self._sizes), _WHAT))
+        self._sink.emit(ev.ClosureSent(at_s, sent, total, len(self._done), n_hosts, ev.DATA))
 
 
 def _files(folder: str) -> dict[Path, int]:

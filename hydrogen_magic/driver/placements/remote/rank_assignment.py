@@ -29,8 +29,13 @@ class RankAssignment:
     """By rank."""
     tasks: tuple[int, ...]
     """Their numbers, by rank."""
-    shares_disk: bool
-    """All hosts share the directory of this gang's record."""
+    on_other_disks: frozenset[RemoteAgent] = frozenset()
+    """Agents of hosts that do not see the directory of this gang's record."""
+
+    @property
+    def shares_disk(self) -> bool:
+        """Whether all hosts see that directory."""
+        return not self.on_other_disks
 
     @property
     def agents(self) -> tuple[RemoteAgent, ...]:
@@ -83,8 +88,8 @@ def plan(spec: JobSpec, places: Mapping[int, AttachedTask], uses_gpus: bool) -> 
             )
     order = tuple(n for numbers in by_machine.values() for n in numbers)
     placed = tuple(places[n].agent for n in order)
-    shares = all(place.about.shares_disk for place in places.values())
-    return RankAssignment(Plan(tuple(slots), _notes(places)), placed, order, shares)
+    apart = frozenset(each.agent for each in places.values() if not each.about.shares_disk)
+    return RankAssignment(Plan(tuple(slots), _notes(places)), placed, order, apart)
 
 
 def _gpus(places: list[AttachedTask]) -> dict[int, str]:
