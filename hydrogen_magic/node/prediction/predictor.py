@@ -34,8 +34,8 @@ from hydrogen_magic.node.prediction.own_columns import OwnColumns
 from hydrogen_magic.node.prediction.row_labels import first_row_text, rows_text
 from hydrogen_magic.node.prediction.schema_unify import MisfitError, check_columns, fit, joined
 
-_MAX_RETRIES = 256
-"""Calls to find the failing rows of one batch; after that, the remaining rows count as failed."""
+_MAX_FAILURES = 256
+"""Failed calls in a row by which the remaining rows of a batch count as failed, too."""
 _MAX_REASON_CHARACTERS = 500
 """Of the text of an exception, which may contain whole arrays."""
 
@@ -169,7 +169,7 @@ class Predictor:
                 start, stop = todo.popleft()
                 batch = rows.slice(start, stop - start)
                 self._raise_unless_allowed(batch, first_row + start, error)
-                yield from self._search(batch, first_row + start, error, iter(range(_MAX_RETRIES)))
+                yield from self._search(batch, first_row + start, error)
 
     def _attempt(
         self, rows: _Rows, first_row: int, bounds: Sequence[tuple[int, int]]
@@ -299,26 +299,36 @@ class Predictor:
             f"the first row: {first_row_text(rows)}"
         ) from error
 
-    def _search(
-        self, rows: _Rows, first_row: int, error: Exception, retries: Iterator[int]
-    ) -> Iterator[_RowRange]:
-        """Yield the predictions of rows that failed together, except for as few rows as possible."""
-        if rows.num_rows == 1:
-            yield _failed(rows, first_row, error)
-            return
-        middle = rows.num_rows // 2
-        for start, half in ((0, rows.slice(0, middle)), (middle, rows.slice(middle))):
-            if next(retries, None) is None:
-                yield _failed(half, first_row + start, error)
+    def _search(self, rows: _Rows, first_row: int, error: Exception) -> list[_RowRange]:
+        """Return the predictions of rows that failed together, except for as few rows as possible.
+
+        Rows are halved. A half whose other half can be predicted is always searched, and the others after
+        it, the largest first.
+        """
+        found: list[tuple[int, _RowRange]] = []
+        promising: deque[tuple[int, _Rows, Exception]] = deque()
+        doubtful = deque([(0, rows, error)])
+        n_failures = 0
+        while promising or doubtful:
+            is_hopeless = not promising and n_failures >= _MAX_FAILURES
+            start, part, error = (promising or doubtful).popleft()
+            if part.num_rows == 1 or is_hopeless:
+                found.append((start, _failed(part, first_row + start, error)))
                 continue
-            try:
-                (columns,) = self._attempt(half, first_row + start, ((0, half.num_rows),))
-            except Exception as again:
-                if again is self._refusal:
-                    raise
-                yield from self._search(half, first_row + start, again, retries)
-            else:
-                yield _RowRange(half.num_rows, columns)
+            middle, failed = part.num_rows // 2, []
+            for offset, half in ((0, part.slice(0, middle)), (middle, part.slice(middle))):
+                place = start + offset
+                try:
+                    (columns,) = self._attempt(half, first_row + place, ((0, half.num_rows),))
+                except Exception as again:
+                    if again is self._refusal:
+                        raise
+                    failed.append((place, half, again))
+                else:
+                    found.append((place, _RowRange(half.num_rows, columns)))
+            n_failures = n_failures + 2 if len(failed) == 2 else 0
+            (doubtful if len(failed) == 2 else promising).extend(failed)
+        return [part for _, part in sorted(found, key=lambda each: each[0])]
 
 
 def _failed(rows: _Rows, first_row: int, error: Exception) -> _RowRange:
