@@ -93,12 +93,11 @@ class JobSpec:
         for name in ("timeout_s", "wait_s"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), (int, float), 0)
-        if not all(0 <= rank < self.np for rank in self.display):
-            shown = ",".join(map(str, self.display))
-            raise OptionValueError(f"display {shown}: the ranks are 0 to {self.np - 1}")
-        if self.session is None and not all(0 <= rank < self.np for rank in self.on_ranks):
-            shown = ",".join(map(str, self.on_ranks))
-            raise OptionValueError(f"ranks {shown}: the ranks are 0 to {self.np - 1}")
+        for name, ranks in (("display", self.display), ("ranks", self.on_ranks)):
+            # A later cell of a session takes np from its first one.
+            if self.session is None and not all(0 <= rank < self.np for rank in ranks):
+                shown = ",".join(map(str, ranks))
+                raise OptionValueError(f"{name} {shown}: the ranks are 0 to {self.np - 1}")
         for name, value in self.env:
             if not isinstance(value, str):
                 kind = type(value).__name__

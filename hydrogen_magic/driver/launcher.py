@@ -637,6 +637,11 @@ def launch(
         PlacementError: the ranks cannot run as requested.
         TypeError, ValueError: an option is invalid.
     """
+    if isinstance(np, int) and np < 0 and on not in (None, "local"):
+        raise OptionValueError(
+            f"np={np} means {-np} ranks on this machine, which contradicts on={on!r}: pass np={-np}, or "
+            "drop on"
+        )
     given: dict[str, Any] = {
         "np": -np if isinstance(np, int) and np < 0 else np,
         "placement": on,

@@ -372,6 +372,7 @@ def fitted(spec: JobSpec, given: Collection[str]) -> JobSpec:
         raise OptionValueError(
             f"--ranks {listed}: there is no session {spec.session!r} yet; its first cell runs on all ranks"
         )
+    _check_ranks(spec, spec.np)
     return spec
 
 
@@ -384,11 +385,15 @@ def _check(session: RankSession, spec: JobSpec, given: Collection[str]) -> None:
                 f"session {session.name!r} was started with {option} {_shown(has)}, not "
                 f"{_shown(wanted)}: drop {option}, or end the session with %gang end {session.name}"
             )
-    beyond = [rank for rank in spec.on_ranks if rank >= session.spec.np]
-    if beyond:
-        raise OptionValueError(
-            f"--ranks {beyond[0]}: session {session.name!r} has ranks 0 to {session.spec.np - 1}"
-        )
+    _check_ranks(spec, session.spec.np)
+
+
+def _check_ranks(spec: JobSpec, np: int) -> None:
+    for option, ranks in (("--ranks", spec.on_ranks), ("--display", spec.display)):
+        beyond = [rank for rank in ranks if rank >= np]
+        if beyond:
+            text = f"session {spec.session!r} has ranks 0 to {np - 1}"
+            raise OptionValueError(f"{option} {beyond[0]}: {text}")
 
 
 def _shown(value: object) -> str:

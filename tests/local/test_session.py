@@ -258,6 +258,8 @@ def test_a_cell_on_some_ranks(cells: Cells) -> None:
         cells.on_ranks("raise ValueError(own)", "--ranks 1")
     with pytest.raises(UsageError, match="has ranks 0 to 1"):
         cells.on_ranks("n", "--ranks 2")
+    with pytest.raises(UsageError, match="--display 3: session 'lab' has ranks 0 to 1"):
+        cells.on_ranks("n", "--display 3")
     with pytest.raises(UsageError, match="there is no session 'other' yet"):
         cells.run("%%distributed --session other --ranks 0\n1")
 

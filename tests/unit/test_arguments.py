@@ -13,6 +13,7 @@ from hydrogen_magic.notebook.arguments import (
     GangCommand,
     parse,
     parse_gang,
+    usage,
 )
 
 
@@ -218,6 +219,7 @@ def test_a_timeline_file_before_a_script_is_a_json_file() -> None:
         ("", "needs a script or -m module"),
         ("--np 2 -m", "needs a script or -m module"),
         ("--sweep lr=1,2 train.py", "values that a cell uses"),
+        ("--sweep-jobs 2 train.py", "values that a cell uses"),
         ("--npp 2 train.py", "did you mean --np?"),
         ("--out model train.py", "a script has none"),
     ],
@@ -225,6 +227,12 @@ def test_a_timeline_file_before_a_script_is_a_json_file() -> None:
 def test_a_wrong_script_line_is_explained(line: str, said: str) -> None:
     with pytest.raises(ArgumentsError, match=said):
         parse(line, is_cell=False)
+
+
+def test_help_lists_what_a_script_may_have() -> None:
+    refused = ("--out", "--save", "--sweep", "--sweep-jobs", "--session")
+    assert not any(f"{option} " in usage(is_cell=False) for option in refused)
+    assert all(f"{option} " in usage() for option in refused)
 
 
 # ── %gang ────────────────────────────────────────────────────────────────────────────────────────
@@ -244,6 +252,7 @@ def test_gang_commands() -> None:
     ("line", "said"),
     [
         ("stpo", "did you mean stop?"),
+        ("list 3f", "%gang list has no arguments"),
         ("stop 3f --al", "did you mean --all?"),
         ("stop 3f --all", "not both"),
         ("timeline 3f", "-o trace.json"),

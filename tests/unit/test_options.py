@@ -18,6 +18,7 @@ from tests import ranks
     [
         ({"np": 0}, "np should be at least 1, got 0"),
         ({"np": "2"}, "np should be int, got '2'"),
+        ({"np": -2, "on": "spark"}, "2 ranks on this machine, which contradicts on='spark'"),
         ({"retries": -1}, "retries should be at least 0"),
         ({"timeout": "5"}, "timeout should be int or float, got '5'"),
         ({"env": {"A": 1}}, r"env\['A'\] should be a str"),

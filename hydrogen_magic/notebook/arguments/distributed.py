@@ -52,6 +52,10 @@ class Arguments:
     """The fields of ``spec`` that the line itself sets."""
 
 
+_OF_CELLS = {"out", "save", "sweep", "sweep_jobs"}
+"""Options that scripts refuse, each with its reason."""
+
+
 def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -> Arguments:
     """Return the parsed ``line``, or raise :class:`ArgumentsError`.
 
@@ -78,8 +82,10 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
         sweep_jobs=found.sweep_jobs,
         given=given_by(found),
     )
+    if not is_cell:
+        return _with_script(arguments, found)
     _check_sweep(arguments)
-    return arguments if is_cell else _with_script(arguments, found)
+    return arguments
 
 
 def usage(is_cell: bool = True) -> str:
@@ -141,6 +147,9 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
             "-m", dest="module", nargs=rest, help="module to run, and its arguments"
         )
         parser.add_argument("command", nargs=rest, help="script to run, and its arguments")
+        for action in parser._actions:
+            if action.dest in _OF_CELLS:
+                action.help = argparse.SUPPRESS
     return parser
 
 
@@ -187,7 +196,7 @@ def _check_sweep(arguments: Arguments) -> None:
 
 
 def _with_script(arguments: Arguments, found: argparse.Namespace) -> Arguments:
-    if arguments.sweep:
+    if arguments.sweep or arguments.sweep_jobs is not None:
         raise ArgumentsError(
             "--sweep replaces values that a cell uses, and a script uses none of the notebook: call "
             "%distributed in a loop"

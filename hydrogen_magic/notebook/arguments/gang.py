@@ -77,8 +77,9 @@ def parse_gang(line: str) -> GangCommand:
         raise ArgumentsError(parser.format_help())
     found, unknown = parser.parse_known_args(words[1:])
     if unknown:
-        said = not_one_of(unknown[0], options_of(parser))
-        raise ArgumentsError(f"%gang {verb} {unknown[0]}: {said}")
+        options = options_of(parser)
+        advice = not_one_of(unknown[0], options) if options else f"%gang {verb} has no arguments"
+        raise ArgumentsError(f"%gang {verb} {unknown[0]}: {advice}")
     given = vars(found)
     given["out"] = tuple(given.get("out") or ())
     given["compared"] = tuple(dict.fromkeys(given.get("compared", ())))
