@@ -40,7 +40,7 @@ def trained(rows: Any) -> tuple[int, list[int]]:
     return len(part), [x for batch in batches for x in batch["x"].tolist()]
 
 
-def read_here(rows: Any) -> tuple[int, int, str]:
+def read_here(rows: Any, *unread: Any) -> tuple[int, int, str]:
     """Return the number and the sum of this rank's rows of a handle, and the folder of its host's data."""
     received = os.path.join(os.environ[dataset_handle.FOLDER], rows.name)
     columns = [batch["x"] for batch in hm.shard(rows, batch_size=4096).to_numpy()]

@@ -586,6 +586,9 @@ def test_a_dataset_that_was_deleted_is_reported_by_the_ranks(sent: list[str]) ->
     rows.delete()
     failure = str(failure_of(launch(shards.read_here, rows, np=2)))
     assert "FileNotFoundError: the data of hm.dataset() is in" in failure and sent == []
+    with numbers() as others:
+        found = ended(launch(shards.read_here, others, rows, np=2)).results
+    assert shards.are_all_numbers(found, 1000) and sent == [others.name] * 2
 
 
 @pytest.mark.usefixtures("no_shared_disk")

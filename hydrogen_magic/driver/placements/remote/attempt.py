@@ -298,17 +298,17 @@ class RemoteAttempt:
             agents = assignment.agents
             checkpoints = [agent.bring_checkpoint(self._attempt) for agent in agents]
             await self._bring(asyncio.gather(*checkpoints), agents, "the checkpoint")
-        if self._job.datasets and not self._is_unwanted:
-            idle = set(self._job.idle_ranks)
-            agents = tuple(
-                agent
-                for agent in assignment.on_other_disks
-                if not idle.issuperset(assignment.ranks_on(agent))
+        idle = set(self._job.idle_ranks)
+        agents = tuple(
+            agent
+            for agent in assignment.on_other_disks
+            if not idle.issuperset(assignment.ranks_on(agent))
+        )
+        if self._job.datasets and agents and not self._is_unwanted:
+            transfer = asyncio.ensure_future(
+                DatasetTransfer(self._attempt, agents, self._sink).run()
             )
-            transfer = DatasetTransfer(self._attempt, agents, self._sink)
-            await self._bring(
-                asyncio.ensure_future(transfer.run()), agents, "the data of hm.dataset()"
-            )
+            await self._bring(transfer, agents, "the data of hm.dataset()")
 
     async def _bring(
         self, files: asyncio.Future[Any], agents: Sequence[RemoteAgent], what: str

@@ -56,7 +56,8 @@ class DatasetTransfer:
             self._report()
 
     def _missing(self, agent: RemoteAgent) -> list[str]:
-        return [name for name in self._files if name not in agent.datasets]
+        found = self._files.items()
+        return [name for name, files in found if files and name not in agent.datasets]
 
     def _size(self, name: str) -> int:
         return sum(self._files[name].values())
