@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.views.row_progress import RowProgress
 from tests.gangs import ended, failure_of, wait_until
@@ -261,8 +262,13 @@ sys.stdin.read()
 """
 
 
-def test_a_process_leaves_nothing(tmp_path: Path, datasets: Callable[[], list[str]]) -> None:
-    """At its end; and if it is killed, until the next process writes a dataset."""
+@pytest.mark.parametrize(
+    "begin", [lambda: hm.dataset(frame()).delete(), launcher.clean_up_abandoned]
+)
+def test_a_process_leaves_nothing(
+    begin: Callable[[], Any], tmp_path: Path, datasets: Callable[[], list[str]]
+) -> None:
+    """At its end; and if it is killed, until the next one writes a dataset, or can start gangs."""
 
     def started() -> subprocess.Popen[str]:
         command = [sys.executable, "-c", WRITES, str(tmp_path / "shared")]
@@ -276,10 +282,10 @@ def test_a_process_leaves_nothing(tmp_path: Path, datasets: Callable[[], list[st
         assert len(datasets()) == 4
         first.communicate()
         assert len(datasets()) == 2
-        hm.dataset(frame()).delete()
+        begin()
         assert len(datasets()) == 2, "those of a process that runs"
         second.send_signal(signal.SIGKILL)
         second.wait()
         assert len(datasets()) == len(list((tmp_path / "shared").iterdir())) * 2 == 2
-        hm.dataset(frame()).delete()
+        begin()
     assert datasets() == [] and list((tmp_path / "shared").iterdir()) == []

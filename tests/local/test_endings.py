@@ -216,6 +216,7 @@ def test_the_last_attempt_fails_the_gang() -> None:
     gang = hm.launch(ranks.end_one, 1, "exit(3)", np=2, retries=1)
     assert failure_of(gang).rank == 1
     assert gang.snapshot().attempt == 1
+    assert notices_of(gang).count("restarting all ranks") == 1, "only before another attempt"
 
 
 # ── it hangs ─────────────────────────────────────────────────────────────────────────────────────
@@ -398,6 +399,28 @@ def test_a_template_that_dies_is_replaced_and_no_rank_is_blamed(
     gang = ended(hm.launch(kills_once.f, np=2))
     assert gang.results == [1, 1]
     assert "the forkserver exited unexpectedly" in notices_of(gang)
+
+
+STARTS_A_THREAD = """
+import os, threading
+if os.getpid() != {kernel}:
+    threading.Thread(target=threading.Event().wait, daemon=True, name="of a library").start()
+def f(): return "of a library" in [thread.name for thread in threading.enumerate()]
+"""
+
+
+def test_what_starts_a_thread_when_it_is_imported_is_left_to_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork lacks its parent's threads: from the second gang on, no template imports it."""
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "starts_a_thread.py").write_text(STARTS_A_THREAD.format(kernel=os.getpid()))
+    monkeypatch.syspath_prepend(packages)
+    import starts_a_thread  # type: ignore[import-not-found]
+
+    ended(hm.launch(starts_a_thread.f, np=2)).raise_for_state()
+    assert ended(hm.launch(starts_a_thread.f, np=2)).results == [True, True]
 
 
 @pytest.mark.parametrize(

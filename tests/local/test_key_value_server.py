@@ -204,12 +204,16 @@ def test_the_environment_of_unequal_hosts() -> None:
         return [environment.get(f"HOROVOD_{name}", "") for environment in meeting.environments]
 
     assert column("RANK") == ["0", "1", "2", "3", "4", "5"]
+    assert column("SIZE") == ["6"] * 6
     assert column("LOCAL_RANK") == ["0", "1", "0", "0", "1", "2"]
     assert column("LOCAL_SIZE") == ["2", "2", "1", "3", "3", "3"]
     assert column("CROSS_RANK") == ["0", "0", "1", "2", "1", "0"]
     assert column("CROSS_SIZE") == ["3", "2", "3", "3", "2", "1"]
     assert len(set(column("HOSTNAME"))) == 3
     assert column("GLOO_IFACE") == ["", "", "eth0", "eth0", "eth0", "eth0"]
+    assert {*column("CONTROLLER"), *column("CPU_OPERATIONS")} == {"gloo"}
+    assert set(column("ELASTIC")) == {"0"}, "whatever another launcher has set"
+    assert set(column("GLOO_RENDEZVOUS_PORT")) == {"4321"}
     first = meeting.environments[0]
     assert (first["RANK"], first["WORLD_SIZE"], first["GROUP_WORLD_SIZE"]) == ("0", "6", "3")
     assert "MASTER_ADDR" not in first

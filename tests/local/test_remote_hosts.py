@@ -13,8 +13,10 @@ import shutil
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,6 +136,27 @@ def test_the_end_of_an_agent_is_not_that_of_another_host_of_its_name(
     failure_of(gang)
     exits = (event for event in gang.events() if isinstance(event, ev.RankExited))
     assert [exit_.rank for exit_ in exits if exit_.hint == "its host was lost"] == [1]
+
+
+def test_a_host_that_is_silent_for_too_long_is_given_up() -> None:
+    """As one that is cut off: its agent and its task continue."""
+    gang = launch(ranks.hang, "sleep", np=1)
+    until(gang, said(gang, "about to hang"))
+    family = family_of(gang)
+    (agent,) = (each for each in list(agent_pool()._agents) if each.gang == gang.id)
+
+    def is_over() -> bool:
+        agent.last_message_s = time.monotonic() - 2 * attempt._LOST_S
+        return gang.wait(0.05)
+
+    try:
+        wait_until(is_over)
+    finally:
+        gang.stop(kill=True)
+    assert re.match(
+        r"rank 0 failed: HostLost: .* has not responded for \d+ s", str(failure_of(gang))
+    )
+    wait_until_gone(family)
 
 
 def test_hosts_that_were_taken_away_are_named_though_agents_report_lost_tasks_first(
@@ -280,6 +303,23 @@ def test_an_agent_exits_though_its_rank_removed_its_files(monkeypatch: pytest.Mo
         patch.setattr(host_tasks, "IDLE_S", 1.0)
         agent = ended(launch(plain_ranks.removes_its_log, np=1)).result
     wait_until_gone([agent])
+
+
+def test_an_agent_keeps_the_last_closure_alone_of_gangs_that_ended() -> None:
+    """Closures and results come and go as memory files; a closure is kept for another attempt."""
+    for _ in range(2):
+        agents = ended(launch(plain_ranks.parent, np=2)).results
+
+    def held(pid: int) -> Iterator[str]:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                name = str(fd.readlink()).partition(" ")[0]
+                if name.startswith("/memfd:hydrogen_magic:"):
+                    yield name
+
+    kept = ["/memfd:hydrogen_magic:arriving"]
+    # Agents that are idle for a minute end.
+    wait_until(lambda: all([*held(pid)] == kept for pid in agents), PATIENCE_S / 2)
 
 
 def test_the_next_gang_of_a_host_goes_on_when_the_one_before_is_stopped(tmp_path: Path) -> None:
@@ -603,6 +643,17 @@ def test_a_dataset_that_is_deleted_on_its_way_is_reported_by_the_ranks(
     monkeypatch.setattr(RemoteAgent, "send_dataset", delete)
     failure = str(failure_of(launch(shards.read_here, rows, np=2)))
     assert "FileNotFoundError: the data of hm.dataset() is in" in failure
+
+
+@pytest.mark.usefixtures("no_shared_disk")
+def test_an_attempt_has_the_data_that_was_deleted_meanwhile(tmp_path: Path) -> None:
+    """As of a gang that has outlived the notebook, which deletes it at its end."""
+    rows = numbers()
+    gang = launch(shards.read_again, rows, str(tmp_path), np=1, retries=1)
+    until(gang, (tmp_path / "read").exists)
+    rows.delete()
+    (tmp_path / "deleted").touch()
+    assert shards.are_all_numbers(ended(gang).results, 1000)
 
 
 @pytest.mark.usefixtures("no_shared_disk")

@@ -16,7 +16,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.notebook.magics import Distributed
 from hydrogen_magic.views import static_picture
 from tests.capture_rig import open_notebook
-from tests.gangs import failure_of
+from tests.gangs import ended, failure_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -57,6 +57,18 @@ def test_secrets_are_masked_wherever_ranks_text_goes(monkeypatch: pytest.MonkeyP
     assert "cannot log in with" in picture and "first" in picture
     for text in (*kept.values(), repr(gang.events()), error.report, repr(gang.metrics), picture):
         assert TOKEN not in text and GIVEN not in text
+
+
+class Unsendable:
+    def __reduce__(self) -> Any:
+        raise ValueError(f"cannot send {os.environ['HM_TEST_TOKEN']}")
+
+
+def test_the_reason_why_a_result_is_missing_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HM_TEST_TOKEN", TOKEN)
+    with pytest.raises(hm.errors.ResultError) as caught:
+        _ = ended(hm.launch(Unsendable, np=1)).result
+    assert "cannot send ***" in str(caught.value) and TOKEN not in str(caught.value)
 
 
 def test_a_secret_in_the_magics_line_is_not_kept(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -10,18 +11,22 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote import host_tasks
+from hydrogen_magic.driver.placements.spark import hosts
 from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from tests import leaks, plain_ranks, ranks, spark_ranks, spark_rig
 from tests.documented import covers
-from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
+from tests.gangs import PATIENCE_S, ended, until, wait_until, wait_until_gone
 from tests.spark_gangs import agent_pids, busy, launch
 
 pytestmark = [
@@ -231,9 +236,14 @@ def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_pat
         gang = launch(ranks.gather, np=2)
         until(gang, lambda: gang.snapshot().queued == (1, 2))
         assert "holds 3 slots" in gang.snapshot().waits_for
+        tracker = spark.sparkContext._jsc.sc().statusTracker()
+        tag = f"hydrogen_magic-{gang.id}-0"
+        until(gang, lambda: tracker.getJobIdsForTag(tag))
         gang.stop()
         with pytest.raises(GangStoppedError):
             ended(gang).raise_for_state()
+        (job,) = tracker.getJobIdsForTag(tag)
+        wait_until(lambda: str(tracker.getJobInfo(job).get().status()) == "FAILED")
 
 
 def test_a_gang_waits_for_slots_as_long_as_it_may(spark: Any, tmp_path: Path) -> None:
@@ -255,6 +265,25 @@ def test_tasks_that_hold_their_slots_do_not_wait(tmp_path: Path) -> None:
     assert session.running_tasks("hydrogen_magic-none-0") == 0
     go_on.touch()
     assert ended(gang).result == "done"
+
+
+@pytest.mark.parametrize(("n_running", "is_ended"), [(1, True), (2, False)])
+def test_a_late_gang_is_ended_unless_its_tasks_have_their_slots(
+    n_running: int, is_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their Python workers may take longer to start than the gang may wait."""
+    cancelled: list[str] = []
+    session: Any = SimpleNamespace(running_tasks=lambda tag: n_running, cancel=cancelled.append)
+    monkeypatch.setattr(hosts, "_QUEUED_S", 0.0)
+    monkeypatch.setattr(hosts, "free_slots", lambda session, capacity: 0)
+    monkeypatch.setattr(hosts, "waits_for", lambda session, tag: "")
+    waiting = hosts.SparkHosts(session, ClusterCapacity(None, False, None))
+    waiting._late_s = 0.0
+    job = SimpleNamespace(spec=JobSpec(np=2), now_s=lambda: 1.0)
+    tasks: Any = SimpleNamespace(attempt=SimpleNamespace(job=job), have_begun=lambda: False)
+    sink: Any = SimpleNamespace(emit=lambda event: None)
+    asyncio.run(waiting._watch_queue(0, tasks, sink))
+    assert bool(cancelled) is is_ended
 
 
 def test_a_queued_gang_runs_when_slots_are_free(spark: Any, tmp_path: Path) -> None:

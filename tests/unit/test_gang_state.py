@@ -149,6 +149,29 @@ def test_the_culprit_is_found_though_victims_complain_first(
     assert found is not None and found.culprit == culprit
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("heard_first", [0, 1])
+def test_of_ranks_that_fail_on_their_own_the_first_is_to_blame(
+    first: int, heard_first: int
+) -> None:
+    """In any order of their numbers and of their reports."""
+    own = [ev.RankFailed(1.0, first, USERS_OWN, "running")]
+    own.append(ev.RankFailed(1.05, 1 - first, USERS_OWN, "running"))
+    state = replay([*running(2), *(own if heard_first == first else reversed(own))])
+    found = verdict(state, math.inf)
+    assert found is not None and found.culprit == first
+
+
+def test_an_older_exception_that_is_still_unwinding_is_waited_for() -> None:
+    flying = ev.RankFailed(1.0, 0, USERS_OWN, "running", in_flight=True)
+    own = ev.RankFailed(1.5, 1, ev.ErrorReport("KeyError", "'x'"), "running")
+    early = verdict(replay([*running(2), flying, own]), 3.0)
+    assert early is not None and early.culprit is None
+    landed = ev.RankFailed(3.0, 0, USERS_OWN, "running")
+    found = verdict(replay([*running(2), flying, own, landed]), 3.2)
+    assert found is not None and found.culprit == 0
+
+
 def test_of_several_ranks_that_fail_the_culprit_is_debugged() -> None:
     def asks(rank: int, error: ev.ErrorReport, at_s: float = 1.0) -> ev.DebuggerRequested:
         return ev.DebuggerRequested(at_s, rank, 1, error)
