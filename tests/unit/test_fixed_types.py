@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from typing import Any
 
@@ -9,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from hydrogen_magic.node.prediction.fixed_types import fixed, with_reasons
+
+NANOSECONDS = pa.array([1767323045678901234], pa.timestamp("ns"))
 
 
 def converted(values: Any, kind: pa.DataType) -> tuple[list[Any], dict[int, str]]:
@@ -25,6 +28,7 @@ def converted(values: Any, kind: pa.DataType) -> tuple[list[Any], dict[int, str]
         ([1, 0], pa.bool_(), [True, False]),
         ([1, 2**40], pa.float64(), [1.0, 2.0**40]),
         (["3", None], pa.int32(), [3, None]),
+        (NANOSECONDS, pa.timestamp("us"), [dt.datetime(2026, 1, 2, 3, 4, 5, 678901)]),
     ],
 )
 def test_what_can_be_kept_is(values: list[Any], kind: pa.DataType, expected: list[Any]) -> None:
@@ -39,6 +43,7 @@ def test_what_can_be_kept_is(values: list[Any], kind: pa.DataType, expected: lis
         ([7, 2**40], pa.int32(), [7, None], r'which is int .*"y bigint"'),
         (["3", "three"], pa.int64(), [3, None], r"'three' in column .*\"y string\""),
         ([1, 2**53 + 1], pa.float64(), [1.0, None], "which is double"),
+        ([1.0, 1e300], pa.float32(), [1.0, None], r"which is float .*\"y double\""),
     ],
 )
 def test_other_values_are_missing_with_a_reason(

@@ -352,6 +352,59 @@ def test_an_iterator_answers_each_batch_once() -> None:
         run(twice, frame(), (10,))
 
 
+@pytest.mark.parametrize("on_error", ["fail", "null", "collect"])
+def test_an_iterator_that_skips_a_batch_loses_step_with_the_others(on_error: str) -> None:
+    """Later outputs were taken for those of earlier batches."""
+
+    def skip(batches: Iterator[pa.Table]) -> Iterator[Any]:
+        yield from (batch["x"] for batch in batches if batch["n"][0].as_py() != 3)
+
+    with pytest.raises(InferError, match=r"at rows 9 to 11 .*, or before: predict returned before"):
+        run(skip, frame(12), (12,), on_error=on_error)
+    if on_error != "fail":  # the output of the last batch, a shorter one, does not fit
+        with pytest.raises(InferError, match=r"or before: predict returned before"):
+            run(skip, frame(10), (10,), on_error=on_error)
+
+
+def permuted(labels: Any) -> pd.DataFrame:
+    x = np.arange(len(labels), dtype=np.float64)[::-1]
+    return pd.DataFrame({"x": x, "n": x * 2}, index=labels)
+
+
+def test_default_labels_say_nothing_of_the_batch_s() -> None:
+    """The batch has the numbers from 0 as labels, in the order of a shuffled frame."""
+    rows = pa.Table.from_pandas(permuted([2, 0, 1]))
+
+    def new_frame(batch: pd.DataFrame) -> Any:
+        return pd.DataFrame({"y": batch["n"].to_numpy()})
+
+    def by_label(batch: pd.DataFrame) -> Any:
+        return batch["n"].sort_index()
+
+    assert run(new_frame, rows)["y"].to_pylist() == [4.0, 2.0, 0.0]
+    assert run(by_label, rows)["n"].to_pylist() == [4.0, 2.0, 0.0]
+
+
+def test_equal_labels_in_another_order_are_refused() -> None:
+    rows = pa.Table.from_pandas(permuted([0, 0, 1, 1]))
+    for keep in (lambda batch: batch["n"], lambda batch: batch["n"].reset_index(drop=True)):
+        assert run(keep, rows).column(0).to_pylist() == [6.0, 4.0, 2.0, 0.0]
+    with pytest.raises(InferError, match="some of their labels are equal"):
+        run(lambda batch: batch["n"].sort_values(), rows)
+
+
+def test_columns_after_the_one_of_an_index_keep_their_values() -> None:
+    indexed = pa.Table.from_pandas(
+        pd.DataFrame({"x": [1.0, 2.0]}, index=pd.Index([5, 6], name="i"))
+    )
+    rows = indexed.append_column("k", pa.array([1, None])).append_column("s", pa.array([0.5, None]))
+
+    def predict(batch):  # type: ignore[no-untyped-def]
+        return {"k": batch["k"].fillna(7), "s": batch["s"].fillna(9.0)}
+
+    assert run(predict, rows).to_pydict() == {"k": [1, 7], "s": [0.5, 9.0]}
+
+
 # ── what it returns ──────────────────────────────────────────────────────────────────────────────
 
 Returning = Callable[[pd.DataFrame], Any]

@@ -43,7 +43,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
     if isinstance(rows, BlockRows):
         return _of_blocks(rows, first_row)
     frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
-    for place, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
+    for place, (field, column) in enumerate(_columns(rows)):
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
@@ -55,6 +55,15 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
     if isinstance(frame.index, pd.RangeIndex):
         frame.index = pd.RangeIndex(first_row, first_row + len(frame))
     return frame
+
+
+def _columns(rows: pa.RecordBatch) -> Iterator[tuple[pa.Field, pa.Array]]:
+    """Yield the columns of a DataFrame that is made of ``rows``: without those that become its index."""
+    index = (rows.schema.pandas_metadata or {}).get("index_columns", ())
+    in_index = {name for name in index if isinstance(name, str)}
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if field.name not in in_index:
+            yield field, column
 
 
 def part(frame: Any, start: int, stop: int) -> Any:

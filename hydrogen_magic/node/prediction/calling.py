@@ -108,6 +108,13 @@ class _ModuleCaller(Caller):
 # ── an iterator over batches ─────────────────────────────────────────────────────────────────────
 
 
+class OutOfStepError(InferError):
+    """A ``predict`` over an iterator did not yield one output for each batch.
+
+    Which batch has none is unknown, so earlier outputs may be those of other batches.
+    """
+
+
 class _StreamCaller(Caller):
     """A ``predict`` that takes an iterator over batches and yields one output for each.
 
@@ -128,8 +135,8 @@ class _StreamCaller(Caller):
         """Whether the iterator that ``predict`` reads has ended."""
 
     def outputs(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if self._n_missing or self._next_batch:  # the last chunk has failed
-            self.close()
+        if self._n_missing or self._next_batch:  # a batch has failed
+            self._end_call()
         self._source = iter(batches)
         for batch in self._source:
             self._next_batch = [batch]
@@ -138,6 +145,18 @@ class _StreamCaller(Caller):
                 yield self._output()
         if self._has_ended:
             self._finish()
+
+    def _end_call(self) -> None:
+        """End a call of which no further output is needed; raise OutOfStepError if it has skipped a batch."""
+        n_missing, self._source, self._next_batch = self._n_missing, iter(()), []
+        try:
+            n_more = sum(1 for _ in islice(self._outputs, n_missing))
+        except Exception:  # of a batch that counts as failed already
+            n_more = n_missing
+        finally:
+            self.close()
+        if n_more < n_missing:
+            raise OutOfStepError(_TOO_FEW)
 
     def close(self) -> None:
         outputs, self._outputs = self._outputs, None
@@ -165,7 +184,7 @@ class _StreamCaller(Caller):
             raise
         if output is _NOTHING or not self._n_missing:
             self.close()
-            raise InferError(_TOO_FEW if output is _NOTHING else _TOO_MANY)
+            raise OutOfStepError(_TOO_FEW if output is _NOTHING else _TOO_MANY)
         self._n_missing -= 1
         return output
 
@@ -183,7 +202,7 @@ class _StreamCaller(Caller):
         is_over = next(self._outputs, _NOTHING) is _NOTHING
         self.close()
         if not is_over:
-            raise InferError(_TOO_MANY)
+            raise OutOfStepError(_TOO_MANY)
 
 
 _NOTHING = object()

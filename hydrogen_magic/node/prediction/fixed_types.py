@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from hydrogen_magic.node.prediction.arrow_types import family
 from hydrogen_magic.node.prediction.ddl import name_of, spark_type
 from hydrogen_magic.node.prediction.options import ERROR_COLUMN
+from hydrogen_magic.node.prediction.schema_unify import n_infinite
 
 _MAX_CHARACTERS = 80
 """Of a value in a message."""
@@ -62,7 +63,11 @@ def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
     kinds = family(values.type), family(kind)
     if kinds == ("float", "integer"):
         values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-    cast = values.cast(kind)
+    # Spark has microseconds: what is finer is cut off, as pyspark does.
+    is_finer = kinds[0] == kinds[1] and getattr(values.type, "unit", "") == "ns"
+    cast = values.cast(kind, safe=not is_finer)
+    if n_infinite(cast) != n_infinite(values):
+        raise pa.ArrowInvalid("out of range")
     is_flag = kinds[1] == "boolean" and kinds[0] in ("integer", "float", "decimal")
     if is_flag and not cast.cast(pa.int8()).cast(values.type).equals(values):
         raise pa.ArrowInvalid("not 0 or 1")  # the cast makes every number but 0 true

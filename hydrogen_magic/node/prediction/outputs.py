@@ -18,6 +18,7 @@ Memory is copied: ``predict`` may reuse its own for the next batch.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -149,15 +150,32 @@ def _pandas_names(frame: Any) -> list[str]:
     return [f"{PREDICTION}_{place}" for place in range(count)] if count > 1 else [PREDICTION]
 
 
+def _refuse_another_order(own: Any, index: Any) -> None:
+    if own.nlevels == index.nlevels and Counter(own) == Counter(index):
+        raise MisfitError(
+            "predict returned the rows of the batch in another order, and some of their labels are equal, "
+            "so rows cannot be told apart: return them in the order of the batch, or predict a frame with "
+            "reset_index()"
+        )
+
+
 def in_order(part: Any, index: Any) -> Any:
-    """Return a pandas object in the order of the batch's index, if it has the same labels."""
+    """Return a pandas object in the order of the batch's index, if it has the same labels.
+
+    Raises MisfitError if the labels do not tell the order of the rows.
+    """
     if index is None or not (is_a(part, "pandas", "Series") or is_a(part, "pandas", "DataFrame")):
         return part
     own, pandas = part.index, sys.modules["pandas"]
     if own is index or len(own) != len(index) or own.equals(index):
         return part
-    are_ranges = isinstance(own, pandas.RangeIndex) and isinstance(index, pandas.RangeIndex)
-    if (are_ranges and own.step == index.step) or not own.is_unique:
+    if isinstance(own, pandas.RangeIndex):
+        # Labels of a new object, which say nothing of the batch's.
+        is_default = own.start == 0 and own.step == 1
+        if is_default or (isinstance(index, pandas.RangeIndex) and own.step == index.step):
+            return part
+    if not own.is_unique:
+        _refuse_another_order(own, index)
         return part
     for labels in (index, pandas.RangeIndex(len(index))):
         places = own.get_indexer(labels)

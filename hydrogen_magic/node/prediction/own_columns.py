@@ -57,9 +57,8 @@ class OwnColumns:
             return []
         n_rows = rows.num_rows
         (batch,) = self._converter.batches(rows.select(names), first_row, ((0, n_rows),))
-        before = (
-            columns_of(batch, n_rows) if len(batch) else {}
-        )  # there are tensors of numbers alone
+        # There are tensors of numbers alone.
+        before = {} if isinstance(batch, dict) and not batch else columns_of(batch, n_rows)
         for name in names:
             if name in before and _is_same(columns[name], before[name]):
                 del columns[name]

@@ -23,7 +23,7 @@ import pyarrow as pa
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import PANDAS
 from hydrogen_magic.node.prediction.block_rows import BlockRows
-from hydrogen_magic.node.prediction.calling import caller_of
+from hydrogen_magic.node.prediction.calling import OutOfStepError, caller_of
 from hydrogen_magic.node.prediction.chunking import table_of
 from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.inputs import BatchConverter
@@ -286,12 +286,14 @@ class Predictor:
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 
     def _raise_unless_allowed(self, rows: _Rows, first_row: int, error: Exception) -> None:
-        """Raise InferError for a failed batch if ``on_error`` is ``fail``."""
+        """Raise InferError for a failed batch if ``on_error`` is ``fail``, or if others may be wrong."""
         if error is self._refusal:
             raise error
+        where = rows_text(first_row, first_row + rows.num_rows - 1)
+        if isinstance(error, OutOfStepError):
+            raise InferError(f"at {where} (counted from 0), or before: {error}") from None
         if self._options.on_error != "fail":
             return
-        where = rows_text(first_row, first_row + rows.num_rows - 1)
         if isinstance(error, (MisfitError, InferError)):
             raise InferError(f"{where} (counted from 0): {error}") from error.__cause__
         raise InferError(
@@ -321,8 +323,7 @@ class Predictor:
                 try:
                     (columns,) = self._attempt(half, first_row + place, ((0, half.num_rows),))
                 except Exception as again:
-                    if again is self._refusal:
-                        raise
+                    self._raise_unless_allowed(half, first_row + place, again)
                     failed.append((place, half, again))
                 else:
                     found.append((place, _RowRange(half.num_rows, columns)))

@@ -19,6 +19,7 @@ from hydrogen_magic.node.prediction.column_names import listed
 
 _NUMBERS = ("boolean", "integer", "float", "decimal")
 _NESTED = ("list", "map", "struct")
+_DECIMAL_DIGITS = 38
 
 
 class MisfitError(Exception):
@@ -69,9 +70,13 @@ def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
         known, found = (pa.int8() if pa.types.is_boolean(kind) else kind for kind in (known, found))
     try:
         schemas = [pa.schema({"": kind}) for kind in (known, found)]
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
         return None
+    if pa.types.is_decimal256(kind) and not any(map(pa.types.is_decimal256, (known, found))):
+        # Few systems have more digits; the cast checks that the values need no more.
+        return pa.decimal128(_DECIMAL_DIGITS, min(kind.scale, _DECIMAL_DIGITS))
+    return kind
 
 
 # ── conversion ───────────────────────────────────────────────────────────────────────────────────
@@ -133,18 +138,18 @@ def _cast(array: pa.Array, wanted: pa.DataType, rounds: bool) -> pa.Array:
         return pa.array(array.to_pylist(), type=wanted)
     is_rounded = rounds and pa.types.is_floating(wanted) and pa.types.is_integer(array.type)
     cast = array.cast(wanted, safe=not is_rounded)
-    if _n_infinite(cast) != _n_infinite(array):
+    if n_infinite(cast) != n_infinite(array):
         raise pa.ArrowInvalid(f"a value is out of the range of {wanted}")
     return cast
 
 
-def _n_infinite(array: pa.Array) -> int:
+def n_infinite(array: pa.Array) -> int:
     """Return how many values are infinite, also in lists and structs; a cast to float32 may add some."""
     kind = family(array.type)
     if kind == "struct":
-        return sum(map(_n_infinite, array.flatten()))
+        return sum(map(n_infinite, array.flatten()))
     if kind == "list":
-        return _n_infinite(array.flatten())
+        return n_infinite(array.flatten())
     if kind != "float":
         return 0
     return pc.sum(pc.is_inf(array.cast(pa.float64()))).as_py() or 0
