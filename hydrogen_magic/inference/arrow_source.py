@@ -91,9 +91,17 @@ class ArrowSource:
                 return joined
             return joined.select(options.order(self.schema.names, table.column_names))
 
-        metadata = self.schema.metadata
+        metadata = _metadata(self.schema, kept)
         own = pa.schema([self.schema.field(name) for name in kept], metadata=metadata)
         return MemoryResult(join, self.n_rows, own if self.n_rows is None else None)
+
+
+def _metadata(schema: pa.Schema, kept: list[str]) -> dict[bytes, bytes] | None:
+    """Return the metadata of a result: that of pandas tells types of columns, which others may replace."""
+    metadata: dict[bytes, bytes] | None = schema.metadata
+    if kept == schema.names or metadata is None:
+        return metadata
+    return {key: value for key, value in metadata.items() if key != b"pandas"}
 
 
 # ── PyArrow ──────────────────────────────────────────────────────────────────────────────────────
@@ -108,8 +116,9 @@ def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
         return chunking.sliced(table.slice, table.num_rows, batch_size)
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
-        own = [table.select(kept).slice(first, end - first) for first, end in done]
-        rows = pa.concat_tables(own or [table.select(kept).slice(0, 0)])
+        chosen = table.select(kept).replace_schema_metadata(_metadata(table.schema, kept))
+        own = [chosen.slice(first, end - first) for first, end in done]
+        rows = pa.concat_tables(own or [chosen.slice(0, 0)])
         whole = _with_predicted(rows, predicted)
         return one_batch(whole) if is_batch else whole
 
@@ -221,8 +230,19 @@ def _from_lazy_frame(frame: pl.LazyFrame) -> ArrowSource:
         frames = [frame.collect()] if is_old else collect_batches(maintain_order=True)
         return map(_polars_as_arrow, frames)
 
-    schema = _polars_schema(pl.DataFrame(schema=frame.collect_schema()))
-    return _read_once(schema, read, lambda table: arrow_as_polars(table).lazy())
+    known = frame.collect_schema()
+
+    def joined(table: pa.Table) -> pl.LazyFrame:
+        # Arrow has no type for Enum, whose order is that of its categories.
+        columns = arrow_as_polars(table)
+        enums: dict[Any, Any] = {
+            name: kind
+            for name, kind in known.items()
+            if isinstance(kind, pl.Enum) and columns.schema.get(name) == pl.Categorical
+        }
+        return columns.lazy().cast(enums) if enums else columns.lazy()
+
+    return _read_once(_polars_schema(pl.DataFrame(schema=known)), read, joined)
 
 
 def _polars_as_arrow(frame: pl.DataFrame) -> pa.Table:

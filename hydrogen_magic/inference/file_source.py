@@ -82,13 +82,12 @@ class FileSource:
         target = self._target or _default_target(found, is_list=self._is_list)
         if found.is_single:
             names = [Path(found.files[0].name)]
-        elif keeps_folders:
-            names = [_parquet_name(file.relative_to(found.root)) for file in found.files]
         else:
-            # Inside its folder, a file would get back a column that is not to be kept.
-            names = [
-                Path(f"{n:05d}-{_parquet_name(file).name}") for n, file in enumerate(found.files)
-            ]
+            names = [_parquet_name(file.relative_to(found.root)) for file in found.files]
+            # Inside its folder, a file would get back a column that is not to be kept; and files that
+            # differ in the ends of their names alone would get one name.
+            if not keeps_folders or len(set(names)) < len(names):
+                names = [Path(f"{n:05d}-{name.name}") for n, name in enumerate(names)]
         paths = [target] if found.is_single else [target / name for name in names]
         if any(found.contains(path) for path in paths):
             raise InferError(
@@ -192,6 +191,9 @@ class _File:
             with pq.ParquetFile(
                 path, pre_buffer=False, buffer_size=n_bytes, filesystem=self.filesystem
             ) as file:
+                found = tuple(file.schema_arrow.names), file.metadata.num_rows
+                if found != (self.names, self.n_rows):
+                    raise InferError(f"{path} was changed during the run: run the cell again")
                 yield from file.iter_batches(_READ_ROWS)
             return
         try:

@@ -122,13 +122,6 @@ def _changed(gang: str, changes: Sequence[str]) -> InferError:
     )
 
 
-def forget(prints: Mapping[str, str]) -> None:
-    """Delete the kept answers of all runs with this fingerprint that have ended."""
-    for gang, known in kept_runs():
-        if known == prints:
-            run_log.delete_kept(gang)
-
-
 def has_answers(gang: str) -> bool:
     """Return whether finished rows of a run are kept: in the journal, or written by tasks of Spark."""
     folder = run_log.kept_dir(gang)

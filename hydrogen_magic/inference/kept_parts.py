@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.fingerprints import JOURNAL, NOTHING_KEPT, earlier, forget
+from hydrogen_magic.inference.fingerprints import JOURNAL, NOTHING_KEPT, earlier
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.row_labels import rows_text
 
@@ -209,13 +209,20 @@ class KeptParts:
 
     def close(self) -> None:
         """Write what waits, and leave the answers to a later run."""
+        if self._stop_writing():
+            self._close_files()
+
+    def _stop_writing(self) -> bool:
+        """Write what waits; return False if the disk does not respond."""
         thread, self._thread = self._thread, None
-        if thread is not None:
-            with suppress(queue.Full):
-                self._waiting.put(None, timeout=_CLOSE_S)
-            thread.join(_CLOSE_S)
-            if thread.is_alive():
-                return  # the disk does not respond
+        if thread is None:
+            return True
+        with suppress(queue.Full):
+            self._waiting.put(None, timeout=_CLOSE_S)
+        thread.join(_CLOSE_S)
+        return not thread.is_alive()
+
+    def _close_files(self) -> None:
         for file in (self._journal, self._answers):
             if file is not None:
                 file.close()
@@ -224,19 +231,19 @@ class KeptParts:
     def give_up(self) -> None:
         """Keep nothing more: the disk is full. Frees its space, except for an earlier run's answers."""
         self._is_needed = False
-        self.close()
+        self._stop_writing()
         if self._folder is not None and not self._starts:
+            self._close_files()
             run_log.delete_kept(self._folder.parent.name)
         self._folder = None
 
     def delete(self) -> None:
-        """Delete these answers, and those of earlier runs with the same fingerprint: they are not needed."""
+        """Delete these answers: they are not needed. Those of other runs may be of another frame."""
         self._is_needed = False
         self.close()
         self._entries.clear()
         if self._folder is not None:
             run_log.delete_kept(self._folder.parent.name)
-        forget(self.prints)
 
     def start_text(self) -> str:
         """Return what ``--resume`` has found; empty without it."""

@@ -228,6 +228,25 @@ def test_a_full_disk_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(run_log.runs_dir().rglob("kept")) and not run.kept.text()
 
 
+def test_a_disk_that_is_full_during_a_resumed_run_keeps_the_earlier_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Run(table()).predict(5)
+    again = Run(table())
+    n_before = again.kept.n_rows
+    again.queue.resume()
+    again.kept.give_up()
+    assert values(again.predict()) == [2.0 * n for n in range(N_ROWS)]
+    assert 0 < n_before == N_ROWS - 10 * len(again.calls)
+
+
+def test_a_run_that_succeeds_keeps_the_rows_of_another_frame() -> None:
+    """Both have equal columns and as many rows."""
+    Run(table()).predict(5)
+    Run(table().set_column(0, "x", pa.array(range(1, N_ROWS + 1))), resume=False).predict()
+    assert Run(table()).kept.n_rows > 0
+
+
 def test_kept_rows_go_with_their_record(tmp_path: Path) -> None:
     data = two_files(tmp_path)
     run = Run(data)

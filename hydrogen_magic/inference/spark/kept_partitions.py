@@ -133,9 +133,8 @@ class KeptPartitions:
         return [str(folder / part.path.name) for part in parts]
 
     def delete(self) -> None:
-        """Delete the parts, and those of earlier runs with the same fingerprint: they are not needed."""
+        """Delete the parts: they are not needed. Those of other runs may be of another frame."""
         run_log.delete_kept(self.folder.parent.name)
-        fingerprints.forget(self._prints)
 
     def give_up(self) -> None:
         """Keep nothing of this run: executors do not share the disk."""
