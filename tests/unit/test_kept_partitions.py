@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
 from hydrogen_magic.node.prediction import partition_files
 from tests import records
@@ -81,3 +82,23 @@ def test_without_a_shared_disk_an_earlier_run_stays(resumed: KeptPartitions) -> 
     assert numbers(resumed.earlier()) == [0, 1]
     resumed.delete()
     assert numbers(resumed.earlier()) == []
+
+
+@pytest.mark.parametrize("on_error", ["fail", "collect"])
+def test_a_value_that_spark_cannot_hold_is_not_just_missing(tmp_path: Path, on_error: str) -> None:
+    path = tmp_path / "part"
+    rows = pa.table({"y": pa.array([1, 2**63 + 5], pa.uint64()), "error": pa.nulls(2, pa.string())})
+    list(partition_files.write(str(path), [rows]))
+    of_spark = pa.schema({"y": pa.int64(), "error": pa.string()})
+    schemas = {"columns": rows.schema, "of_spark": of_spark}
+    config = {name: each.serialize().to_pybytes() for name, each in schemas.items()}
+    found = partition_files.read(
+        str(path), {**config, "kept": [], "options": {"on_error": on_error}}
+    )
+    if on_error == "fail":
+        with pytest.raises(InferError, match="9223372036854775813 in column 'y'"):
+            list(found)
+    else:
+        (batch,) = found
+        assert batch["y"].to_pylist() == [1, None]
+        assert batch["error"][0].as_py() is None and "which is bigint" in batch["error"][1].as_py()

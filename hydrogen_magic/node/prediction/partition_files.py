@@ -16,8 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.chunking import side_by_side
-from hydrogen_magic.node.prediction.fixed_types import fixed
+from hydrogen_magic.node.prediction.fixed_types import fixed, with_reasons
 from hydrogen_magic.node.prediction.schema_unify import fit_table
 
 PART = ".part"
@@ -69,8 +70,10 @@ def read(path: str, config: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
     for batch in _batches(path):
         table = pa.Table.from_batches([batch])
         own = table.select(config["kept"])
-        added = fit_table(table.drop(config["kept"]), predicted)
-        yield from side_by_side(own, fixed(added, of_spark)[0]).to_batches()
+        added, misfits = fixed(fit_table(table.drop(config["kept"]), predicted), of_spark)
+        if misfits and config["options"]["on_error"] == "fail":
+            raise InferError(next(iter(misfits.values())))
+        yield from side_by_side(own, with_reasons(added, misfits)).to_batches()
 
 
 def _batches(path: str) -> Iterator[pa.RecordBatch]:
