@@ -43,9 +43,16 @@ class Session:
         """Values that tell the run apart in lists."""
         self.warnings: list[str] = []
 
-    def cell(self, text: str, *, push: tuple[str, ...] = (), out: tuple[str, ...] = ()) -> Any:
-        """Run a cell of the session."""
-        session = SessionCapture(self.names, self.originals, RANK_0, push)
+    def cell(
+        self,
+        text: str,
+        *,
+        push: tuple[str, ...] = (),
+        out: tuple[str, ...] = (),
+        ranks: frozenset[int] = RANK_0,
+    ) -> Any:
+        """Run a cell of the session; ``ranks``: of them, rank 0 alone really runs it."""
+        session = SessionCapture(self.names, self.originals, ranks, push)
         captured = self.notebook.capture(text, session=session, out=out)
         use = captured.session
         assert use is not None
@@ -160,6 +167,23 @@ def test_a_later_optimizer_is_attached_to_the_model_that_ranks_have(session: Ses
     session.notebook.cell("opt.param_groups[0]['lr'] = 5; model.eval()")
     assert session.cell(held) == (True, True)
     assert session.cell("opt.param_groups[0]['lr'], model.training") == (5, False)
+
+
+def test_a_rank_keeps_its_changed_objects_when_others_are_sent_what_they_lack(
+    session: Session,
+) -> None:
+    run = session.notebook.cell
+    run("import numpy as np; w = np.zeros(3)\n" + NET.format("self.layer(x)"))
+    run("opt = torch.optim.SGD(model.parameters(), lr=0.1)")
+    session.cell("w += 1; model(torch.ones(1, 2)).sum().backward(); opt.step(); model.eval()")
+    theirs = vars(session.rank)
+    trained = theirs["model"].layer.weight.detach().clone()
+    held = "w.tolist(), model.training, opt.param_groups[0]['params'][0] is model.layer.weight"
+    assert session.cell(held, ranks=frozenset({0, 1})) == ([1.0] * 3, False, True)
+    assert session.listed["w"].startswith("sent to ranks that lack it")
+    assert theirs["model"].layer.weight.equal(trained)
+    session.cell("w", push=("w",))
+    assert not theirs["w"].any(), "it is the notebook's object still"
 
 
 def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session) -> None:

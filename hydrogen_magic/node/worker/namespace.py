@@ -156,19 +156,25 @@ class LoadedClosure:
     def _read_names(self, body: Payload, namespace: dict[str, Any]) -> None:
         take_writers()
         take_numbered()
-        values = self._values(body)
+        read = partial(self._values, body)
         if self._names is not None and self._header.session is not None:
-            self.warnings += self._names.receive(values, self._header.session)
+            self.warnings += self._names.receive(read, self._header.session)
             return
-        for name, value in values:
+        for name, value in read():
             namespace[name] = value
         self._shared = take_writers()
         self._numbered = take_numbered()
 
-    def _values(self, body: Payload) -> Iterator[tuple[str, Any]]:
-        """Unpickle the names and their values; settings are applied where they stand."""
+    def _values(
+        self, body: Payload, before: Callable[[str], None] = lambda name: None
+    ) -> Iterator[tuple[str, Any]]:
+        """Unpickle the names and their values; settings are applied where they stand.
+
+        ``before``: called with each name before its value is unpickled.
+        """
         unpickler = pickle.Unpickler(io.BytesIO(body.pickled), buffers=body.buffers)
         for name in self._header.names:
+            before(name)
             value = unpickler.load()
             if type(value) is Setting:
                 self.settings.append(value)

@@ -39,15 +39,21 @@ class RankNames:
         self._cell = None
         self._watch.start()
 
-    def receive(self, values: Iterator[tuple[str, Any]], sends: SessionSends) -> list[str]:
+    def receive(
+        self,
+        read: Callable[[Callable[[str], None]], Iterator[tuple[str, Any]]],
+        sends: SessionSends,
+    ) -> list[str]:
         """Bind the names that a cell has brought; return warnings.
 
-        The rank's copies of the notebook's objects are updated in place, after their classes.
+        ``read``: unpickles them, and calls its argument with each name before its value. The rank's copies
+        of the notebook's objects are updated in place, after their classes. Those in a name that other ranks
+        lack keep their contents: the cell is sent it for these ranks alone.
         """
         warnings, received = list[str](), list[str]()
         earlier, replaced = dict[str, Any](), dict[str, Any]()
-        with updating(self.objects):
-            for name, value in values:
+        with updating(self.objects) as updates:
+            for name, value in read(lambda name: updates.keep(name in sends.missing)):
                 received.append(name)
                 if earlier and not is_code(value):
                     warnings += redefinition.replace(earlier, self._namespace)
