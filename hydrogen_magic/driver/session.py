@@ -390,7 +390,7 @@ def _check(session: RankSession, spec: JobSpec, given: Collection[str]) -> None:
 
 def _check_ranks(spec: JobSpec, np: int) -> None:
     for option, ranks in (("--ranks", spec.on_ranks), ("--display", spec.display)):
-        beyond = [rank for rank in ranks if rank >= np]
+        beyond = [rank for rank in ranks if not 0 <= rank < np]
         if beyond:
             text = f"session {spec.session!r} has ranks 0 to {np - 1}"
             raise OptionValueError(f"{option} {beyond[0]}: {text}")
