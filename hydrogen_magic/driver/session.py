@@ -127,7 +127,8 @@ class RankSession:
             return CellRun(self, None, tuple(range(self.spec.np)), None)
         ranks = spec.on_ranks or tuple(range(self.spec.np))
         is_joined = all(rank.is_joined for rank in self.ranks.values())
-        cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np, is_joined)
+        is_whole = len(ranks) == self.spec.np
+        cell = SessionCell(self._n_cells, self._epoch, is_whole, is_joined, spec.first_rank)
         self._n_cells += 1
         return CellRun(self, cell, ranks, captured.session)
 

@@ -76,7 +76,7 @@ class Session:
     def _take(self, loaded: Any, captured: Any, out: tuple[str, ...]) -> None:
         parts: list[Any] = []
         results.deliver(
-            loaded, None, 0, lambda part, section, on_write: parts.append((part, section))
+            loaded, None, True, lambda part, section, on_write: parts.append((part, section))
         )
         found = RankResults(0, parts)
         result_assignment.assign(found, out, self.notebook.names, captured.originals)
