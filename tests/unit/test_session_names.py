@@ -66,7 +66,7 @@ class Session:
             value = loaded.run()
         finally:
             self.warnings = list(loaded.warnings)
-            report = self.rank_names.report(0.0, 0, ProcessGroups(""), self.warnings.append)
+            report = self.rank_names.report(0.0, 0, ProcessGroups(""), 0, self.warnings.append)
             self.holdings = self.holdings.after(report)
             self.names.after_cell(use, {0: report})
         if out:

@@ -297,8 +297,11 @@ class _Rank:
         """Report that this gang is over for this process, and what it holds for the next one."""
         self.peer_timeouts.restore()
         now_s = self.reporter.now_s()
+        n_collectives = self.entered.count()
         self._report_entered(self.entered.end(now_s))
-        self.reporter.post(self.names.report(now_s, self.rank, self.groups, self._warn))
+        self.reporter.post(
+            self.names.report(now_s, self.rank, self.groups, n_collectives, self._warn)
+        )
         self.reporter.close()
         process_setup.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}

@@ -87,9 +87,14 @@ class RankNames:
         return found, warnings
 
     def report(
-        self, at_s: float, rank: int, groups: ProcessGroups, warn: Callable[[str], None]
+        self,
+        at_s: float,
+        rank: int,
+        groups: ProcessGroups,
+        n_collectives: int,
+        warn: Callable[[str], None],
     ) -> NamesChanged:
-        """Return the rank's report at the end of the cell."""
+        """Return the rank's report at the end of the cell; ``n_collectives``: those of the cell."""
         namespace = self._namespace
         did, warnings = self.end()
         for text in warnings:
@@ -106,7 +111,7 @@ class RankNames:
             uncertain=did.uncertain,
             rss_bytes=memory_bytes(),
             gpu_memory_bytes=gpu_memory_bytes(),
-            n_collectives=groups.n_collectives(),
+            n_collectives=n_collectives,
             has_left_groups=groups.are_released,
             is_joined=groups.is_joined(),
         )
