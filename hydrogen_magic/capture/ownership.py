@@ -273,9 +273,9 @@ class SessionNames:
             self.held[name] = replace(held, change=change)
 
     def brought_back(self, name: str, version: Version, ranks: frozenset[int]) -> None:
-        """Note that ``--out`` has made the value of ``ranks`` the notebook's."""
+        """Note that ``--out`` has made the value of those ``ranks`` that have one the notebook's."""
         if name in self.held:
-            self.held[name] = NameState(ranks, version)
+            self.held[name] = NameState(ranks & self.held[name].ranks, version)
             self._assigned.discard(name)
 
 
