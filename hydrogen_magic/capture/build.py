@@ -162,6 +162,9 @@ class Builder:
         self._find_settings()
         self._add_settings()
         self._share_memory()
+        if self.use is not None:  # values that cannot be sent, of names that are perhaps read
+            unsent = {*self.use.of(Action.SEND, Action.FILL)} - {*self.names}
+            self.use = self.use.without(unsent)
         pickler = self.stream.pickler
         attributes = pickler.attributes | self.cell_attributes
         used = [statement for statement, _ in self.needs.statements.values()]

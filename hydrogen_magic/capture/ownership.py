@@ -114,6 +114,12 @@ class SessionUse:
         """The names that all ranks of the cell have."""
         return self.names.held_by(self.cell.ranks)
 
+    def without(self, names: Collection[str]) -> SessionUse:
+        """Return it without some names that the cell uses perhaps, and that are not sent."""
+        versions = {n: v for n, v in self.cell.versions.items() if n not in names}
+        decisions = {n: d for n, d in self.decisions.items() if n not in names}
+        return replace(self, cell=replace(self.cell, versions=versions), decisions=decisions)
+
     def of(self, *actions: Action) -> tuple[str, ...]:
         """Return the names to which one of ``actions`` happens."""
         return tuple(name for name, each in self.decisions.items() if each.action in actions)
@@ -153,6 +159,13 @@ class SessionNames:
         """Whether the notebook's object is the one when both sides had the same value."""
         version = self.held[name].version
         return version is not None and version.identity == identity
+
+    def is_outdated(self, name: str, now: Version) -> bool:
+        """Whether the ranks have an earlier value of the notebook, which they have not changed."""
+        held = self.held.get(name)
+        if held is None or held.change is not None:
+            return False
+        return held.version is None or held.version.digest != now.digest
 
     # ── what the notebook does ───────────────────────────────────────────────────────────────────
 

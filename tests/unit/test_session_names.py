@@ -230,6 +230,52 @@ def test_the_notebooks_older_value_of_a_name_that_ranks_assigned_is_not_sent(
     assert session.cell("x", push=("x",)) == "newer"
 
 
+@pytest.mark.parametrize(
+    "cell",
+    ["if not lr:\n    lr = 0.001", "with contextlib.suppress(ValueError):\n    lr = int('a')"],
+)
+def test_an_assignment_that_a_cell_does_not_reach_leaves_the_notebooks_newer_value(
+    session: Session, cell: str
+) -> None:
+    session.notebook.cell("import contextlib\nlr = 0.1; plateau = False")
+    session.cell("lr")
+    session.notebook.cell("lr = 0.01")
+    session.cell(cell.replace("not lr", "plateau"))
+    assert session.cell("lr") == 0.01
+
+
+def test_an_assignment_that_fails_leaves_the_notebooks_newer_value(session: Session) -> None:
+    session.notebook.cell("need = 3; other = 1")
+    session.cell("need, other")
+    session.notebook.cell("need = 4; import threading; other = threading.Lock()")
+    with pytest.raises(ZeroDivisionError):
+        session.cell("need = other = 1 / 0")
+    assert session.sent == ["need"], "a value that cannot be sent is no reason to refuse the cell"
+    assert session.cell("need") == 4
+
+
+def test_an_assigned_name_that_both_sides_changed_is_no_reason_to_refuse_the_cell(
+    session: Session,
+) -> None:
+    session.notebook.cell("import contextlib; x = 0")
+    session.cell("x = 1")
+    session.notebook.cell("x = 2")
+    assert session.cell("with contextlib.suppress(ValueError):\n    x = 3\nx") == 3
+
+
+def test_a_name_that_is_perhaps_read_follows_the_same_rules(session: Session) -> None:
+    session.notebook.cell("thr = 1; log = [0]")
+    assert session.cell("eval('thr'), eval('log.append(1)'), log") == (1, None, [0, 1])
+    session.notebook.cell("thr = 2")
+    assert session.cell("eval('thr'), eval('log')") == (2, [0, 1])
+    assert session.sent == ["thr"]
+    session.cell("eval('thr')")
+    assert session.listed == {}
+    session.notebook.cell("log.append(2)")
+    with pytest.raises(CaptureError, match="`log`: the ranks changed it"):
+        session.cell("eval('log')")
+
+
 def test_a_number_assigned_again_is_seen_by_the_source_of_the_cell(session: Session) -> None:
     session.notebook.cell("epoch = 0")
     session.cell("epoch += 1")
