@@ -61,11 +61,12 @@ class Session:
         self.sent = [i.name for i in captured.inventory if i.why.startswith("sent")]
         self.listed = {item.name: item.why for item in captured.inventory}
         self.rank_names.start()
-        loaded = namespace.load(captured.payload, self.rank, self.rank_names)
+        self.warnings = []
         try:
+            loaded = namespace.load(captured.payload, self.rank, self.rank_names)
+            self.warnings += loaded.warnings
             value = loaded.run()
         finally:
-            self.warnings = list(loaded.warnings)
             report = self.rank_names.report(0.0, 0, ProcessGroups(""), 0, self.warnings.append)
             self.holdings = self.holdings.after(report)
             self.names.after_cell(use, {0: report})
@@ -261,6 +262,22 @@ def test_an_assigned_name_that_both_sides_changed_is_no_reason_to_refuse_the_cel
     session.cell("x = 1")
     session.notebook.cell("x = 2")
     assert session.cell("with contextlib.suppress(ValueError):\n    x = 3\nx") == 3
+
+
+def test_a_cell_that_cannot_be_loaded_leaves_the_ranks_values(session: Session) -> None:
+    run = session.notebook.cell
+    run("import numpy as np, os\nv = 1; w = np.zeros(2)\ndef f(): return 1")
+    run("class Bad:\n    def __reduce__(self): return make, ()\ndef make(): os.no_such_name")
+    assert session.cell("hooks = [f]; v, w.tolist()") == (1, [0.0, 0.0])
+    run("v = 2; w += 1; new = 3; bad = Bad()\ndef f(): return 2")
+    with pytest.raises(AttributeError):
+        session.cell("v, w, new, f, bad")
+    assert "new" not in vars(session.rank)
+    assert session.cell("f(), hooks[0]()") == (2, 2)
+    assert session.sent == [], "functions were received"
+    run("v = 1; w -= 1")
+    assert session.cell("v, w.tolist()") == (1, [0.0, 0.0])
+    assert session.sent == []
 
 
 def test_a_name_that_is_perhaps_read_follows_the_same_rules(session: Session) -> None:
