@@ -41,6 +41,8 @@ class RanksChange:
     """``assigned``, ``changed``, or ``may have changed``."""
     where: str
     """Display name of the cell: ``Cell In[5]``."""
+    is_import: bool = False
+    """An import statement of the cell has assigned it."""
 
     def of(self, name: str) -> str:
         """Return the change as a clause: ``the ranks changed `model` in Cell In[5]``."""
@@ -108,6 +110,8 @@ class SessionUse:
     """The names of the session."""
     where: str = ""
     """Display name of the cell."""
+    imported: frozenset[str] = frozenset()
+    """Names that the cell itself imports."""
 
     @property
     def held(self) -> list[str]:
@@ -166,6 +170,16 @@ class SessionNames:
         if held is None or held.change is not None:
             return False
         return held.version is None or held.version.digest != now.digest
+
+    def is_own(self, name: str, now: Version) -> bool:
+        """Whether the ranks have changed what the notebook imports, other than by an import of their own.
+
+        Not if the notebook has imported or assigned it again.
+        """
+        held = self.held.get(name)
+        if held is None or held.change is None or held.change.is_import:
+            return False
+        return not self._is_touched(name, held, now)
 
     # ── what the notebook does ───────────────────────────────────────────────────────────────────
 
@@ -268,7 +282,7 @@ class SessionNames:
         for name in report.assigned:
             known = self.held.get(name)
             ranks = known.ranks if known else frozenset[int]()
-            change = RanksChange("assigned", where)
+            change = RanksChange("assigned", where, name in use.imported)
             version = use.before.get(name, known.version if known else None)
             self.held[name] = NameState(ranks | {rank}, version, change)
             self._assigned.discard(name)

@@ -46,6 +46,9 @@ class SessionCapture:
         self.names.note_cells(needs.namespace.get("In") or ())
         self._add_definitions(needs)
         reader = VersionReader(needs, is_local, self.originals)
+        for name in {statement.name for statement, _ in needs.statements.values()}:
+            if name in self.names.held and self.names.is_own(name, reader.read(name)):
+                needs.send_imported(name)
         versions = reader.read_all()
         assigned = [name for name in needs.assigned if name in needs.namespace]
         before = versions | {
@@ -54,7 +57,9 @@ class SessionCapture:
         self._add_outdated(needs, {name: before[name] for name in assigned})
         versions |= {name: before[name] for name in needs.possible}
         cell = CellNames(versions, self.ranks, frozenset(self.push), frozenset(out))
-        use = SessionUse(cell, self.names.decide(cell), before, self.names, self.where)
+        use = SessionUse(
+            cell, self.names.decide(cell), before, self.names, self.where, needs.imported
+        )
         perhaps = needs.possible.keys() - needs.values.keys()
         for name in use.of(Action.KEEP, Action.CONFLICT):
             needs.values.pop(name, None)

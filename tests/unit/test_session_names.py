@@ -280,6 +280,16 @@ def test_a_cell_that_cannot_be_loaded_leaves_the_ranks_values(session: Session) 
     assert session.sent == []
 
 
+def test_an_imported_name_that_ranks_assigned_belongs_to_them(session: Session) -> None:
+    session.notebook.cell("from math import e, sqrt\nimport math as m")
+    session.cell("e = 10 + e - e\ndef sqrt(x): return 'of the ranks'\nimport math as m")
+    assert session.cell("e, sqrt(4), m.sqrt(4)") == (10, "of the ranks", 2)
+    assert session.listed["e"].startswith("kept: the ranks assigned it in Cell In")
+    assert session.listed["m"].startswith("import math as m"), "their import is no other value"
+    session.notebook.cell("from math import sqrt")
+    assert session.cell("e, sqrt(4)") == (10, 2)
+
+
 def test_a_name_that_is_perhaps_read_follows_the_same_rules(session: Session) -> None:
     session.notebook.cell("thr = 1; log = [0]")
     assert session.cell("eval('thr'), eval('log.append(1)'), log") == (1, None, [0, 1])
