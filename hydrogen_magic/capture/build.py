@@ -24,7 +24,6 @@ from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.settings import (
     ModuleChanges,
     SortedSettings,
-    name_of,
     seed_note,
     sort,
     sources_of,
@@ -141,8 +140,8 @@ class Builder:
 
     def _add_settings(self) -> None:
         """Pickle the settings that are objects, and the values that their functions may need."""
-        self.names += map(name_of, self._settings.pickled)
-        self.stream.add((name_of(setting), setting) for setting in self._settings.pickled)
+        self.names += (setting.label for setting in self._settings.pickled)
+        self.stream.add((setting.label, setting) for setting in self._settings.pickled)
         self._add_possible()
 
     def _warnings(self) -> tuple[str, ...]:

@@ -283,6 +283,17 @@ def test_a_cell_without_rank_0_shows_the_warnings_of_the_ranks(cells: Cells) -> 
     assert "Slotted" in notices_of(list(launcher.gangs().values())[-1])
 
 
+def test_a_setting_that_the_notebook_takes_back_is_taken_back_on_the_ranks(cells: Cells) -> None:
+    cells.run("import decimal; context = decimal.getcontext(); context.prec = 5")
+    try:
+        cells.on_ranks(JOIN + "decimal.getcontext().rounding = 'ROUND_UP'", "--np 2")
+        seen = "(decimal.getcontext().prec, decimal.getcontext().rounding)"
+        assert cells.all_ranks(seen) == [(5, "ROUND_UP")] * 2
+    finally:
+        cells.run("context.prec = 28")
+    assert cells.all_ranks(seen) == [(28, "ROUND_UP")] * 2
+
+
 def test_ranks_end_when_one_of_them_ends_between_cells(cells: Cells) -> None:
     pids = cells.on_ranks(JOIN, "--np 2") or cells.all_ranks("os.getpid()")
     os.kill(pids[1], signal.SIGKILL)

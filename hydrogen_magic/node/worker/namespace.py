@@ -117,6 +117,9 @@ class LoadedClosure:
         namespace.setdefault("__builtins__", builtins)
         for filename, text in header.sources.items():
             module_importer.show_source(filename, text)
+        if self._names is not None:  # before modules that were edited are loaded again
+            labels = {*header.names, *(setting.label for setting in header.settings)}
+            self._names.settings.undo_others(labels, self.warnings.append)
         if self._own_process:
             self._install_modules()
         ipython_shell.provide(header.provided, namespace, own_process=self._own_process)
@@ -135,8 +138,12 @@ class LoadedClosure:
         spawn.install(replace(self._header, modules=dict(modules)))
 
     def _apply_settings(self, chosen: Iterable[Setting]) -> None:
-        if self._own_process:
+        if not self._own_process:
+            return
+        if self._names is None:
             settings.apply(chosen, self.warnings.append)
+        else:
+            self._names.settings.apply(chosen, self.warnings.append)
 
     def _replay_imports(self, namespace: dict[str, Any]) -> None:
         for line in self._header.imports:
