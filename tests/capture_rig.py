@@ -45,7 +45,7 @@ def serve(request, closure):
         loaded = namespace.load(payload.from_memfd(closure))
         answer["warnings"] = loaded.warnings
         value = loaded.run()
-        results.deliver(loaded, value, 0, lambda part, section, on_write: sent.append((part, section)))
+        results.deliver(loaded, value, True, lambda part, section, on_write: sent.append((part, section)))
     except BaseException as error:
         answer["error"] = "".join(traceback.format_exception(error))
     sys.stdout.flush()

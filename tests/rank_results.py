@@ -15,6 +15,6 @@ def delivered(loaded: LoadedClosure, value: Any, rank: int = 0) -> RankResults:
     """Return what a kernel has once this rank has sent ``value`` and its variables."""
     sent: list[tuple[ResultPart, Payload]] = []
     results.deliver(
-        loaded, value, rank, lambda part, section, on_write: sent.append((part, section))
+        loaded, value, rank == 0, lambda part, section, on_write: sent.append((part, section))
     )
     return RankResults(rank, sent)

@@ -24,7 +24,7 @@ from typing import Any
 
 from hydrogen_magic.capture import params, script
 from hydrogen_magic.capture.build import Builder
-from hydrogen_magic.capture.imports import Imports
+from hydrogen_magic.capture.imports import Imports, imported_names
 from hydrogen_magic.capture.modules import (
     find_without_importing,
     imported_modules,
@@ -242,6 +242,7 @@ def _required_names(
     held = session.held if session else ()
     unknown = names.has_unknown_names
     needs = RequiredNames(namespace, imports, labels, names.assigned, unknown, held)
+    needs.imported = imported_names(tree)
     for read in names.reads:
         why, may_lack = _where(read.line, code, offset), read.line in names.guarded
         needs.add(read.name, why, read.assigned, may_lack)

@@ -24,7 +24,6 @@ from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.settings import (
     ModuleChanges,
     SortedSettings,
-    name_of,
     seed_note,
     sort,
     sources_of,
@@ -141,8 +140,8 @@ class Builder:
 
     def _add_settings(self) -> None:
         """Pickle the settings that are objects, and the values that their functions may need."""
-        self.names += map(name_of, self._settings.pickled)
-        self.stream.add((name_of(setting), setting) for setting in self._settings.pickled)
+        self.names += (setting.label for setting in self._settings.pickled)
+        self.stream.add((setting.label, setting) for setting in self._settings.pickled)
         self._add_possible()
 
     def _warnings(self) -> tuple[str, ...]:
@@ -162,6 +161,9 @@ class Builder:
         self._find_settings()
         self._add_settings()
         self._share_memory()
+        if self.use is not None:  # values that cannot be sent, of names that are perhaps read
+            unsent = {*self.use.of(Action.SEND, Action.FILL)} - {*self.names}
+            self.use = self.use.without(unsent)
         pickler = self.stream.pickler
         attributes = pickler.attributes | self.cell_attributes
         used = [statement for statement, _ in self.needs.statements.values()]

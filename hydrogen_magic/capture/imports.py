@@ -150,6 +150,12 @@ def _is_unused_code(statement: Statement) -> bool:
     return bool(statement.attribute) or only_defines(statement.module)
 
 
+def imported_names(tree: ast.AST) -> frozenset[str]:
+    """Return the names that import statements at the top level bind."""
+    found = (statement for node in module_level(tree) for statement in _statements(node))
+    return frozenset(statement.name for statement in found)
+
+
 def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
     """Return the source of a definition with its decorators."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

@@ -41,6 +41,8 @@ class RanksChange:
     """``assigned``, ``changed``, or ``may have changed``."""
     where: str
     """Display name of the cell: ``Cell In[5]``."""
+    is_import: bool = False
+    """An import statement of the cell has assigned it."""
 
     def of(self, name: str) -> str:
         """Return the change as a clause: ``the ranks changed `model` in Cell In[5]``."""
@@ -108,11 +110,19 @@ class SessionUse:
     """The names of the session."""
     where: str = ""
     """Display name of the cell."""
+    imported: frozenset[str] = frozenset()
+    """Names that the cell itself imports."""
 
     @property
     def held(self) -> list[str]:
         """The names that all ranks of the cell have."""
         return self.names.held_by(self.cell.ranks)
+
+    def without(self, names: Collection[str]) -> SessionUse:
+        """Return it without some names that the cell uses perhaps, and that are not sent."""
+        versions = {n: v for n, v in self.cell.versions.items() if n not in names}
+        decisions = {n: d for n, d in self.decisions.items() if n not in names}
+        return replace(self, cell=replace(self.cell, versions=versions), decisions=decisions)
 
     def of(self, *actions: Action) -> tuple[str, ...]:
         """Return the names to which one of ``actions`` happens."""
@@ -153,6 +163,23 @@ class SessionNames:
         """Whether the notebook's object is the one when both sides had the same value."""
         version = self.held[name].version
         return version is not None and version.identity == identity
+
+    def is_outdated(self, name: str, now: Version) -> bool:
+        """Whether the ranks have an earlier value of the notebook, which they have not changed."""
+        held = self.held.get(name)
+        if held is None or held.change is not None:
+            return False
+        return held.version is None or held.version.digest != now.digest
+
+    def is_own(self, name: str, now: Version) -> bool:
+        """Whether the ranks have changed what the notebook imports, other than by an import of their own.
+
+        Not if the notebook has imported or assigned it again.
+        """
+        held = self.held.get(name)
+        if held is None or held.change is None or held.change.is_import:
+            return False
+        return not self._is_touched(name, held, now)
 
     # ── what the notebook does ───────────────────────────────────────────────────────────────────
 
@@ -255,7 +282,7 @@ class SessionNames:
         for name in report.assigned:
             known = self.held.get(name)
             ranks = known.ranks if known else frozenset[int]()
-            change = RanksChange("assigned", where)
+            change = RanksChange("assigned", where, name in use.imported)
             version = use.before.get(name, known.version if known else None)
             self.held[name] = NameState(ranks | {rank}, version, change)
             self._assigned.discard(name)
@@ -273,9 +300,9 @@ class SessionNames:
             self.held[name] = replace(held, change=change)
 
     def brought_back(self, name: str, version: Version, ranks: frozenset[int]) -> None:
-        """Note that ``--out`` has made the value of ``ranks`` the notebook's."""
+        """Note that ``--out`` has made the value of those ``ranks`` that have one the notebook's."""
         if name in self.held:
-            self.held[name] = NameState(ranks, version)
+            self.held[name] = NameState(ranks & self.held[name].ranks, version)
             self._assigned.discard(name)
 
 

@@ -49,6 +49,8 @@ class RequiredNames:
         self.imports = imports
         self.labels = labels
         self.assigned = set(assigned)
+        self.imported: frozenset[str] = frozenset()
+        """Names that the cell itself imports."""
         self.tolerant = tolerant
         """The cell binds unknown names: no name counts as undefined."""
         self.values: dict[str, str] = {}
@@ -89,6 +91,12 @@ class RequiredNames:
             self.of_ranks.setdefault(name, why)
         elif not (may_lack or hasattr(builtins, name)):
             self._missing.setdefault(name, _MissingName(name, why))
+
+    def send_imported(self, name: str) -> None:
+        """Request the value of ``name`` in place of its import."""
+        found = [text for text, (statement, _) in self.statements.items() if statement.name == name]
+        for text in found:
+            _, self.values[name] = self.statements.pop(text)
 
     def ignore(self, name: str) -> None:
         """Regard ``name`` as resolved, unless it was requested."""

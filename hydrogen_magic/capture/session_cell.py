@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hydrogen_magic.capture.ownership import Action, CellNames, SessionNames, SessionUse
+from hydrogen_magic.capture.ownership import (
+    Action,
+    CellNames,
+    SessionNames,
+    SessionUse,
+    Version,
+)
 from hydrogen_magic.capture.reachable import reads_of
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.versions import VersionReader
@@ -40,17 +46,34 @@ class SessionCapture:
         self.names.note_cells(needs.namespace.get("In") or ())
         self._add_definitions(needs)
         reader = VersionReader(needs, is_local, self.originals)
+        for name in {statement.name for statement, _ in needs.statements.values()}:
+            if name in self.names.held and self.names.is_own(name, reader.read(name)):
+                needs.send_imported(name)
         versions = reader.read_all()
+        assigned = [name for name in needs.assigned if name in needs.namespace]
+        before = versions | {
+            name: reader.read(name) for name in {*assigned, *needs.possible} - versions.keys()
+        }
+        self._add_outdated(needs, {name: before[name] for name in assigned})
+        versions |= {name: before[name] for name in needs.possible}
         cell = CellNames(versions, self.ranks, frozenset(self.push), frozenset(out))
-        decisions = self.names.decide(cell)
-        assigned = [name for name in needs.assigned - versions.keys() if name in needs.namespace]
-        before = versions | {name: reader.read(name) for name in assigned}
-        use = SessionUse(cell, decisions, before, self.names, self.where)
+        use = SessionUse(
+            cell, self.names.decide(cell), before, self.names, self.where, needs.imported
+        )
+        perhaps = needs.possible.keys() - needs.values.keys()
         for name in use.of(Action.KEEP, Action.CONFLICT):
-            del needs.values[name]
-        for name in needs.possible.keys() & self.names.held.keys():
-            del needs.possible[name]
-        return use
+            needs.values.pop(name, None)
+            needs.possible.pop(name, None)
+        return use.without([name for name in perhaps if _is_kept(name, use, needs)])
+
+    def _add_outdated(self, needs: RequiredNames, assigned: Mapping[str, Version]) -> None:
+        """Add the names that the cell may assign and of which the notebook has a newer value than the ranks.
+
+        A cell that does not reach the assignment leaves the value that it found, which is the ranks' then.
+        """
+        for name, version in assigned.items():
+            if name not in needs.values and self.names.is_outdated(name, version):
+                needs.possible.setdefault(name, "the cell may not reach its assignment")
 
     def _add_definitions(self, needs: RequiredNames) -> None:
         """Add functions and classes of the ranks that the notebook has defined again.
@@ -75,3 +98,12 @@ class SessionCapture:
         """Return the functions and classes that the ranks have."""
         versions = use.cell.versions
         return frozenset(name for name in use.of(Action.KEEP) if versions[name].is_code)
+
+
+def _is_kept(name: str, use: SessionUse, needs: RequiredNames) -> bool:
+    """Whether the ranks keep their value of a name that is perhaps read.
+
+    If the cell may assign it as well, a conflict is no reason to refuse the cell.
+    """
+    action = use.decisions[name].action
+    return action is Action.KEEP or (action is Action.CONFLICT and name in needs.assigned)

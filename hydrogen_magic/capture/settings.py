@@ -267,22 +267,22 @@ class SortedSettings:
     def of_results(self) -> dict[str, Any]:
         """Return those on which results may depend, by their names for the user."""
         found = filter(_affects_results, (*self.plain, *self.pickled))
-        return {name_of(setting): setting.value for setting in found}
+        return {setting.label: setting.value for setting in found}
 
     def of_objects(self) -> dict[str, Any]:
         """Return the others whose values are objects: formatters, functions."""
         found = (one for one in self.pickled if not _affects_results(one))
-        return {name_of(setting): setting.value for setting in found}
+        return {setting.label: setting.value for setting in found}
 
     def inventory(self, nbytes: Mapping[str, int]) -> list[CapturedItem]:
         """Return one row for each library, and for each changed attribute."""
         rows: dict[str, list[Setting]] = {}
         for setting in filter(_is_users, (*self.plain, *self.pickled)):
             is_own = setting.provider == "attribute"
-            rows.setdefault(name_of(setting) if is_own else setting.provider, []).append(setting)
+            rows.setdefault(setting.label if is_own else setting.provider, []).append(setting)
         return [
             CapturedItem(
-                name, "setting", sum(nbytes.get(name_of(s), 0) for s in settings), _why(settings)
+                name, "setting", sum(nbytes.get(s.label, 0) for s in settings), _why(settings)
             )
             for name, settings in rows.items()
         ]
@@ -303,14 +303,8 @@ def sort(
         elif is_picklable(setting):
             pickled.append(setting)
         else:
-            stays.append(name_of(setting))
+            stays.append(setting.label)
     return SortedSettings(tuple(plain), tuple(pickled), _stays_note(stays))
-
-
-def name_of(setting: Setting) -> str:
-    """Return the name by which the user knows a setting; it is not the name of a variable."""
-    is_own = setting.provider == "attribute"
-    return f"{setting.module}.{setting.key}" if is_own else f"{setting.provider}: {setting.key}"
 
 
 _OF_RESULTS = ("attribute", "decimal", "keras", "pandas", "torch")
@@ -325,7 +319,7 @@ _NOT_OF_RESULTS = (
 
 def _affects_results(setting: Setting) -> bool:
     """Whether results may depend on the setting."""
-    return setting.provider in _OF_RESULTS and not name_of(setting).startswith(_NOT_OF_RESULTS)
+    return setting.provider in _OF_RESULTS and not setting.label.startswith(_NOT_OF_RESULTS)
 
 
 def _is_users(setting: Setting) -> bool:

@@ -517,7 +517,7 @@ class NamesChanged:
     gpu_memory_bytes: int | None
     """GPU memory that torch holds for the process; None without a GPU in use."""
     n_collectives: int
-    """Collectives that the rank has entered in the default process group, 0 without one."""
+    """Collectives of the default process group that the rank has entered in the cell, 0 without one."""
     has_left_groups: bool = False
     """Its process groups were given up to release it from a collective."""
     is_joined: bool = False

@@ -84,6 +84,11 @@ class JobSpec:
     idle_s: float = 3600.0
     """Time without a cell after which the session ends."""
 
+    @property
+    def first_rank(self) -> int:
+        """The rank whose value and variables are the results: the first one that runs the cell."""
+        return 0 if self.session is None else min(self.on_ranks, default=0)
+
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for values that no gang can run with."""
         for name, least in (("np", 1), ("retries", 0), ("max_closure_bytes", 1)):

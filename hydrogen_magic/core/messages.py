@@ -170,6 +170,8 @@ class SessionCell:
     """All ranks of the session take part."""
     is_joined: bool
     """No rank has left the default process group by itself, or has never joined it."""
+    first_rank: int = 0
+    """The first rank that takes part: its value and variables are the results."""
 
 
 @dataclass(frozen=True)
@@ -784,6 +786,8 @@ class RankStart(WorkerStart):
     """:attr:`LaunchRequest.is_debugging`."""
     debuggable: tuple[int, ...]
     """:attr:`LaunchRequest.debuggable`."""
+    speaks_for_host: bool
+    """It reports what all ranks of its host would report."""
     session: SessionCell | None = None
     """:attr:`LaunchRequest.session`."""
     group_recovery: str = ""

@@ -139,7 +139,8 @@ class GangController:
         results = self._run.results
         if not results.are_worth_saving(has_succeeded):
             return
-        is_complete = not has_succeeded and self._run.state.ranks[0].result_bytes is not None
+        first = self._run.state.ranks[self._job.spec.first_rank]
+        is_complete = not has_succeeded and first.result_bytes is not None
         save = functools.partial(results.save, has_succeeded, is_complete=is_complete)
         try:
             kept = await asyncio.to_thread(save)

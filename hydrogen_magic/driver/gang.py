@@ -210,7 +210,7 @@ class Gang:
 
     @property
     def out(self) -> Mapping[str, Any]:
-        """Rank 0's variables named by ``--out``.
+        """The variables named by ``--out`` of rank 0, or of the first of ``--ranks``.
 
         A variable that did not arrive is missing; looking it up raises ResultError with the reason. Waits
         for the end; raises the errors of :meth:`raise_for_state`.

@@ -201,7 +201,8 @@ def _new_run(
     gang_id = _new_id()
     problems: list[str] = []
     record = run_log.Record.create(gang_id, problems.append)
-    results = StoredResults(gang_id, record.path) if spec.outlive else None
+    kind = StoredResults if spec.outlive else gang_results.GangResults
+    results = kind(gang_id, record.path, spec.first_rank)
     run = GangRun(gang_id, record, Mask(known), results)
     run.emit(
         ev.GangLaunched(
@@ -222,7 +223,7 @@ def _new_run(
         )
     )
     record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))
-    if results is not None:
+    if isinstance(results, StoredResults):
         results.on_problem = record.on_problem
     for text in problems:
         run.emit(ev.Notice(0.0, "warning", text))
@@ -240,7 +241,7 @@ def register(gang: Gang) -> Gang:
 def _forget_large_results() -> None:
     """Let go of gangs with large results that the notebook has taken; their handles keep them."""
     for gang in list(_recent):
-        if gang.received.of(0).is_taken and gang.received.nbytes > _LARGE_BYTES:
+        if gang.received.of(gang.first_rank).is_taken and gang.received.nbytes > _LARGE_BYTES:
             _recent.remove(gang)
 
 

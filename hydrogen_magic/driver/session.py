@@ -52,18 +52,15 @@ class RankHoldings:
     names: Mapping[str, ev.HeldName] = field(default_factory=dict)
     rss_bytes: int = 0
     gpu_memory_bytes: int | None = None
-    n_collectives: int = 0
     is_joined: bool = False
-    """Both as in :class:`~hydrogen_magic.core.events.NamesChanged`."""
+    """As in :class:`~hydrogen_magic.core.events.NamesChanged`."""
 
     def after(self, event: ev.NamesChanged) -> RankHoldings:
         """Return the holdings after a cell."""
         names = {**self.names, **event.received, **event.assigned}
         for name in event.deleted:
             names.pop(name, None)
-        return RankHoldings(
-            names, event.rss_bytes, event.gpu_memory_bytes, event.n_collectives, event.is_joined
-        )
+        return RankHoldings(names, event.rss_bytes, event.gpu_memory_bytes, event.is_joined)
 
 
 class RankSession:
@@ -127,7 +124,8 @@ class RankSession:
             return CellRun(self, None, tuple(range(self.spec.np)), None)
         ranks = spec.on_ranks or tuple(range(self.spec.np))
         is_joined = all(rank.is_joined for rank in self.ranks.values())
-        cell = SessionCell(self._n_cells, self._epoch, len(ranks) == self.spec.np, is_joined)
+        is_whole = len(ranks) == self.spec.np
+        cell = SessionCell(self._n_cells, self._epoch, is_whole, is_joined, spec.first_rank)
         self._n_cells += 1
         return CellRun(self, cell, ranks, captured.session)
 
@@ -146,7 +144,7 @@ class RankSession:
     def finish_cell(self, reports: Mapping[int, ev.NamesChanged], has_failed: bool) -> str:
         """Take what the ranks report at the end of a cell; return a text if the session is over."""
         self.is_running = False
-        entered = {r.n_collectives - self.ranks[n].n_collectives for n, r in reports.items()}
+        entered = {report.n_collectives for report in reports.values()}
         has_left = any(report.has_left_groups for report in reports.values())
         if has_left or (has_failed and len(entered) > 1):  # else ranks agree on the next collective
             self._epoch += 1
@@ -390,7 +388,7 @@ def _check(session: RankSession, spec: JobSpec, given: Collection[str]) -> None:
 
 def _check_ranks(spec: JobSpec, np: int) -> None:
     for option, ranks in (("--ranks", spec.on_ranks), ("--display", spec.display)):
-        beyond = [rank for rank in ranks if rank >= np]
+        beyond = [rank for rank in ranks if not 0 <= rank < np]
         if beyond:
             text = f"session {spec.session!r} has ranks 0 to {np - 1}"
             raise OptionValueError(f"{option} {beyond[0]}: {text}")

@@ -401,7 +401,7 @@ def _lost_results(gang: Gang) -> str:
     assigned = [f"`{name}`" for name in results.arrived()]
     lines = [*results.errors.values(), gang.received.save(has_succeeded=True)]
     if not results.errors.get(CELL_VALUE) and results.value() is not None:
-        load = f"hydrogen_magic.load_results({gang.id!r})[{results.key_of_value!r}]"
+        load = f"{gang.received.load_call}[{results.key_of_value!r}]"
         lines.append(f"the value arrived: {load}")
     if assigned:
         lines.append(f"{', '.join(assigned)} arrived and {_is(assigned)} assigned")

@@ -44,6 +44,12 @@ class Setting:
     key: str
     value: Any
 
+    @property
+    def label(self) -> str:
+        """The name by which the user knows it; it is not the name of a variable."""
+        is_own = self.provider == "attribute"
+        return f"{self.module}.{self.key}" if is_own else f"{self.provider}: {self.key}"
+
 
 @dataclass(frozen=True)
 class SessionSends:

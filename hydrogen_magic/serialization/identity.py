@@ -155,15 +155,28 @@ class _Updates:
         self._originals = originals
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._states: list[tuple[Any, Any]] = []
+        self._kept: dict[int, Any] = {}
+        """Existing objects that keep their contents, by id."""
         self._is_used = True
+        self._is_keeping = False
 
     def use(self, is_used: bool) -> None:
         """Update objects with those that are unpickled from now on, or stop doing so."""
         self._is_used = is_used
 
+    def keep(self, is_keeping: bool) -> None:
+        """Let existing objects keep their contents from now on, or update them again."""
+        self._is_keeping = is_keeping
+
     def target(self, number: int, new: Any) -> Any:
-        """Return the existing object for ``new``, or ``new`` if there is none like it."""
+        """Return the existing object for ``new``, or ``new`` if there is none like it.
+
+        One that keeps its contents need not be like ``new``.
+        """
         old = self._originals.get(number) if self._is_used else None
+        if old is not None and self._is_keeping:
+            self._kept[id(old)] = old
+            return old
         if old is None or type(old) is not type(new) or not _fits(old, new):
             if isinstance(self._originals, RankObjects):
                 self._originals.add(number, new)
@@ -172,7 +185,9 @@ class _Updates:
         return old
 
     def has_taken_state(self, obj: Any, state: Any) -> bool:
-        """Store the new state of an existing object."""
+        """Store the new state of an existing object, unless it keeps its own."""
+        if id(obj) in self._kept:
+            return True
         if id(obj) not in self._contents:
             return False
         self._states.append((obj, state))

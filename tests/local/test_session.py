@@ -17,7 +17,13 @@ from hydrogen_magic.capture import versions
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.placements import agent_client, local
-from hydrogen_magic.errors import CaptureError, GangStoppedError, RankFailedError, ResultError
+from hydrogen_magic.errors import (
+    CaptureError,
+    GangStoppedError,
+    OptionValueError,
+    RankFailedError,
+    ResultError,
+)
 from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -251,17 +257,41 @@ def test_a_cell_on_some_ranks(cells: Cells) -> None:
     assert cells.on_ranks(JOIN + "n = 0\nhm.rank()", "--np 2") == 0
     assert cells.on_ranks("n = 5\nhm.rank(), hm.world_size()", "--ranks 1") == (1, 2)
     assert cells.all_ranks("n") == [0, 5]
-    cells.on_ranks("own = 1", "--ranks 1")
+    cells.on_ranks("own = 1", "--ranks 1 --out own")
+    assert cells.run("own") == 1
+    cells.run("del own")
     with pytest.raises(CaptureError, match="`own` is on rank 1 only"):
         cells.on_ranks("own")
     with pytest.raises(RankFailedError, match="rank 1"):
         cells.on_ranks("raise ValueError(own)", "--ranks 1")
     with pytest.raises(UsageError, match="has ranks 0 to 1"):
         cells.on_ranks("n", "--ranks 2")
+    cells.run("import hydrogen_magic as hm\ndef f(): return hm.rank()")
+    with pytest.raises(OptionValueError, match="-1: session 'lab' has ranks 0 to 1"):
+        cells.run("hm.run(f, session='lab', ranks=[-1], quiet=True)")
     with pytest.raises(UsageError, match="--display 3: session 'lab' has ranks 0 to 1"):
         cells.on_ranks("n", "--display 3")
     with pytest.raises(UsageError, match="there is no session 'other' yet"):
         cells.run("%%distributed --session other --ranks 0\n1")
+
+
+def test_a_cell_without_rank_0_shows_the_warnings_of_the_ranks(cells: Cells) -> None:
+    cells.run("class Slotted:\n    __slots__ = ('a',)")
+    cells.on_ranks("kept = [Slotted()]", "--np 2")
+    cells.run("class Slotted:\n    __slots__ = ('a', 'b')")
+    cells.on_ranks("kept", "--ranks 1")
+    assert "Slotted" in notices_of(list(launcher.gangs().values())[-1])
+
+
+def test_a_setting_that_the_notebook_takes_back_is_taken_back_on_the_ranks(cells: Cells) -> None:
+    cells.run("import decimal; context = decimal.getcontext(); context.prec = 5")
+    try:
+        cells.on_ranks(JOIN + "decimal.getcontext().rounding = 'ROUND_UP'", "--np 2")
+        seen = "(decimal.getcontext().prec, decimal.getcontext().rounding)"
+        assert cells.all_ranks(seen) == [(5, "ROUND_UP")] * 2
+    finally:
+        cells.run("context.prec = 28")
+    assert cells.all_ranks(seen) == [(28, "ROUND_UP")] * 2
 
 
 def test_ranks_end_when_one_of_them_ends_between_cells(cells: Cells) -> None:

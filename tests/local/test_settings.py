@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import importlib
 import io
 import logging
 import random
@@ -151,6 +152,34 @@ def test_a_library_that_a_rank_imports_later_gets_its_settings(
     finally:
         notebook.cell("pd.reset_option('display')")
     assert ranks.run(captured).value == (False, 7)
+
+
+def test_a_session_undoes_what_its_cells_no_longer_bring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger, own = logging.getLogger("of_a_rank"), logging.NullHandler()
+    context, refused = decimal.getcontext(), list[str]()
+    sent = [
+        Setting("decimal", "decimal", "precision", 5),
+        Setting("logging", "logging", "of_a_rank", (10, True, False, [("stdout", 0, None)])),
+        Setting("warnings", "warnings", "error UserWarning", ("error", "x", UserWarning, "", 0)),
+        Setting("attribute", "mylib_of_later", "RATE", 1),
+    ]
+    before = context.prec, warnings.filters[:]
+    kept = settings.SessionSettings()
+    with warnings.catch_warnings():
+        for _ in range(2):  # the second cell finds the settings of the first
+            kept.undo_others([setting.label for setting in sent], refused.append)
+            kept.apply(sent, refused.append)
+        assert (context.prec, logger.level, len(logger.handlers)) == (5, 10, 1)
+        logger.addHandler(own)
+        warnings.filterwarnings("ignore", "of the rank")
+        kept.undo_others([], refused.append)
+        assert (context.prec, logger.level, logger.handlers) == (before[0], 0, [own])
+        assert warnings.filters[1:] == before[1] and warnings.filters[0][0] == "ignore"
+    write(tmp_path, {"mylib_of_later.py": "RATE = 0"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert importlib.import_module("mylib_of_later").RATE == 0 and refused == []
 
 
 def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:

@@ -219,6 +219,15 @@ def test_the_value_that_one_rank_gave_the_notebook_reaches_the_others() -> None:
     assert decide(names, x=Version("2")) == {"x": Action.SEND}
 
 
+def test_a_name_that_one_rank_assigned_and_gave_the_notebook_reaches_the_others() -> None:
+    names = SessionNames()
+    use = SessionUse(CellNames({}, BOTH), {}, {}, names)
+    names.after_cell(use, {0: report({}, assigned=("best",)), 1: report({})})
+    names.brought_back("best", Version("7"), BOTH)
+    assert decide(names, best=Version("7")) == {"best": Action.SEND}
+    assert decide(names, best=Version("7")) == {"best": Action.KEEP}
+
+
 def test_a_deleted_name_is_sent_again() -> None:
     names = SessionNames()
     decide(names, x=Version("1"))

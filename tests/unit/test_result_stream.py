@@ -184,6 +184,18 @@ def test_a_later_attempt_replaces_results_only_when_it_sends_some(tmp_path: Path
     assert isinstance(results.value_or_error(1), ResultError)
 
 
+@pytest.mark.parametrize(("first", "call"), [(0, "('3f2a')"), (2, "('3f2a', 2)")])
+def test_partial_results_are_those_of_the_first_rank_that_took_part(
+    first: int, call: str, tmp_path: Path
+) -> None:
+    results = GangResults("3f2a", tmp_path, first)
+    for rank in range(first, 3):
+        results.add(rank, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: rank})[CELL_VALUE])
+    note = results.save(has_succeeded=False, is_complete=True)
+    assert note.startswith(f"the results of rank {first} ") and note.endswith(f"load_results{call}")
+    assert SavedResults("3f2a", tmp_path).value(first) == first
+
+
 def test_a_full_disk_delays_what_an_owner_stores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.session import RankSession
+from hydrogen_magic.node.worker.entered_collectives import EnteredCollectives
+from hydrogen_magic.node.worker.training_progress import CollectiveTracker
 
 
 @pytest.mark.parametrize("has_next_cell", [True, False])
@@ -79,17 +81,43 @@ def test_the_time_without_a_cell_begins_anew_with_each_cell() -> None:
 def test_ranks_that_may_disagree_on_the_next_collective_meet_anew(
     entered: tuple[int, int], has_left: bool, exit_codes: tuple[int, int], is_new: bool
 ) -> None:
-    async def epoch_after() -> int:
-        spec = JobSpec(np=2, session="lab", idle_s=1000.0)
-        session = session_of(SimpleNamespace(is_retained=True), spec)
-        cell = session.next_cell(spec, UNUSED)
-        for rank in range(2):
-            unchanged: Any = ({}, {}, (), (), (), 1, None)
-            cell.note(ev.NamesChanged(1.0, rank, *unchanged, entered[rank], has_left))
-            cell.note(ev.RankExited(1.0, rank, exit_codes[rank]))
-        cell.finish()
-        following = session.next_cell(spec, UNUSED).cell
-        assert following is not None
-        return following.epoch
+    assert epochs_after((entered, has_left, exit_codes)) == [int(is_new)]
 
-    assert asyncio.run(epoch_after()) == int(is_new)
+
+def test_a_release_does_not_count_against_the_cells_after_it() -> None:
+    released = (1, 0), True, (1, 1)
+    assert epochs_after(released, ((1, 1), False, (1, 1))) == [1, 1]
+    assert epochs_after(released, ((1, 0), False, (1, 1))) == [1, 2]
+
+
+def epochs_after(*cells: tuple[tuple[int, int], bool, tuple[int, int]]) -> list[int]:
+    """Return the epoch after each cell of two ranks.
+
+    Each cell: how many collectives its ranks have entered, whether they left their groups, their exit codes.
+    """
+
+    async def run_cells() -> list[int]:
+        spec = JobSpec(np=2, session="lab", idle_s=1000.0)
+        session, epochs = session_of(SimpleNamespace(is_retained=True), spec), []
+        cell = session.next_cell(spec, UNUSED)
+        for entered, has_left, exit_codes in cells:
+            for rank in range(2):
+                unchanged: Any = ({}, {}, (), (), (), 1, None)
+                cell.note(ev.NamesChanged(1.0, rank, *unchanged, entered[rank], has_left))
+                cell.note(ev.RankExited(1.0, rank, exit_codes[rank]))
+            cell.finish()
+            cell = session.next_cell(spec, UNUSED)
+            assert cell.cell is not None
+            epochs.append(cell.cell.epoch)
+        return epochs
+
+    return asyncio.run(run_cells())
+
+
+def test_a_rank_counts_the_collectives_of_its_cell_alone() -> None:
+    numbers = iter([5, 7])  # of groups that earlier cells have used
+    groups: Any = SimpleNamespace(n_entered=lambda waited_s: next(numbers))
+    entered = EnteredCollectives(0, groups, CollectiveTracker(lambda: 0))
+    assert entered.count() == 0, "it has not begun, and its groups may be gone"
+    entered.begin()
+    assert entered.count() == 2

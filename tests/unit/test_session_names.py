@@ -43,9 +43,16 @@ class Session:
         """Values that tell the run apart in lists."""
         self.warnings: list[str] = []
 
-    def cell(self, text: str, *, push: tuple[str, ...] = (), out: tuple[str, ...] = ()) -> Any:
-        """Run a cell of the session."""
-        session = SessionCapture(self.names, self.originals, RANK_0, push)
+    def cell(
+        self,
+        text: str,
+        *,
+        push: tuple[str, ...] = (),
+        out: tuple[str, ...] = (),
+        ranks: frozenset[int] = RANK_0,
+    ) -> Any:
+        """Run a cell of the session; ``ranks``: of them, rank 0 alone really runs it."""
+        session = SessionCapture(self.names, self.originals, ranks, push)
         captured = self.notebook.capture(text, session=session, out=out)
         use = captured.session
         assert use is not None
@@ -54,12 +61,13 @@ class Session:
         self.sent = [i.name for i in captured.inventory if i.why.startswith("sent")]
         self.listed = {item.name: item.why for item in captured.inventory}
         self.rank_names.start()
-        loaded = namespace.load(captured.payload, self.rank, self.rank_names)
+        self.warnings = []
         try:
+            loaded = namespace.load(captured.payload, self.rank, self.rank_names)
+            self.warnings += loaded.warnings
             value = loaded.run()
         finally:
-            self.warnings = list(loaded.warnings)
-            report = self.rank_names.report(0.0, 0, ProcessGroups(""), self.warnings.append)
+            report = self.rank_names.report(0.0, 0, ProcessGroups(""), 0, self.warnings.append)
             self.holdings = self.holdings.after(report)
             self.names.after_cell(use, {0: report})
         if out:
@@ -69,7 +77,7 @@ class Session:
     def _take(self, loaded: Any, captured: Any, out: tuple[str, ...]) -> None:
         parts: list[Any] = []
         results.deliver(
-            loaded, None, 0, lambda part, section, on_write: parts.append((part, section))
+            loaded, None, True, lambda part, section, on_write: parts.append((part, section))
         )
         found = RankResults(0, parts)
         result_assignment.assign(found, out, self.notebook.names, captured.originals)
@@ -162,6 +170,23 @@ def test_a_later_optimizer_is_attached_to_the_model_that_ranks_have(session: Ses
     assert session.cell("opt.param_groups[0]['lr'], model.training") == (5, False)
 
 
+def test_a_rank_keeps_its_changed_objects_when_others_are_sent_what_they_lack(
+    session: Session,
+) -> None:
+    run = session.notebook.cell
+    run("import numpy as np; w = np.zeros(3)\n" + NET.format("self.layer(x)"))
+    run("opt = torch.optim.SGD(model.parameters(), lr=0.1)")
+    session.cell("w += 1; model(torch.ones(1, 2)).sum().backward(); opt.step(); model.eval()")
+    theirs = vars(session.rank)
+    trained = theirs["model"].layer.weight.detach().clone()
+    held = "w.tolist(), model.training, opt.param_groups[0]['params'][0] is model.layer.weight"
+    assert session.cell(held, ranks=frozenset({0, 1})) == ([1.0] * 3, False, True)
+    assert session.listed["w"].startswith("sent to ranks that lack it")
+    assert theirs["model"].layer.weight.equal(trained)
+    session.cell("w", push=("w",))
+    assert not theirs["w"].any(), "it is the notebook's object still"
+
+
 def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session) -> None:
     session.notebook.cell(NET.format("self.layer(x)"))
     session.cell("with torch.no_grad(): model.layer.weight += 1")
@@ -204,6 +229,78 @@ def test_the_notebooks_older_value_of_a_name_that_ranks_assigned_is_not_sent(
     with pytest.raises(CaptureError, match="`x`: the ranks assigned it"):
         session.cell("x")
     assert session.cell("x", push=("x",)) == "newer"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["if not lr:\n    lr = 0.001", "with contextlib.suppress(ValueError):\n    lr = int('a')"],
+)
+def test_an_assignment_that_a_cell_does_not_reach_leaves_the_notebooks_newer_value(
+    session: Session, cell: str
+) -> None:
+    session.notebook.cell("import contextlib\nlr = 0.1; plateau = False")
+    session.cell("lr")
+    session.notebook.cell("lr = 0.01")
+    session.cell(cell.replace("not lr", "plateau"))
+    assert session.cell("lr") == 0.01
+
+
+def test_an_assignment_that_fails_leaves_the_notebooks_newer_value(session: Session) -> None:
+    session.notebook.cell("need = 3; other = 1")
+    session.cell("need, other")
+    session.notebook.cell("need = 4; import threading; other = threading.Lock()")
+    with pytest.raises(ZeroDivisionError):
+        session.cell("need = other = 1 / 0")
+    assert session.sent == ["need"], "a value that cannot be sent is no reason to refuse the cell"
+    assert session.cell("need") == 4
+
+
+def test_an_assigned_name_that_both_sides_changed_is_no_reason_to_refuse_the_cell(
+    session: Session,
+) -> None:
+    session.notebook.cell("import contextlib; x = 0")
+    session.cell("x = 1")
+    session.notebook.cell("x = 2")
+    assert session.cell("with contextlib.suppress(ValueError):\n    x = 3\nx") == 3
+
+
+def test_a_cell_that_cannot_be_loaded_leaves_the_ranks_values(session: Session) -> None:
+    run = session.notebook.cell
+    run("import numpy as np, os\nv = 1; w = np.zeros(2)\ndef f(): return 1")
+    run("class Bad:\n    def __reduce__(self): return make, ()\ndef make(): os.no_such_name")
+    assert session.cell("hooks = [f]; v, w.tolist()") == (1, [0.0, 0.0])
+    run("v = 2; w += 1; new = 3; bad = Bad()\ndef f(): return 2")
+    with pytest.raises(AttributeError):
+        session.cell("v, w, new, f, bad")
+    assert "new" not in vars(session.rank)
+    assert session.cell("f(), hooks[0]()") == (2, 2)
+    assert session.sent == [], "functions were received"
+    run("v = 1; w -= 1")
+    assert session.cell("v, w.tolist()") == (1, [0.0, 0.0])
+    assert session.sent == []
+
+
+def test_an_imported_name_that_ranks_assigned_belongs_to_them(session: Session) -> None:
+    session.notebook.cell("from math import e, sqrt\nimport math as m")
+    session.cell("e = 10 + e - e\ndef sqrt(x): return 'of the ranks'\nimport math as m")
+    assert session.cell("e, sqrt(4), m.sqrt(4)") == (10, "of the ranks", 2)
+    assert session.listed["e"].startswith("kept: the ranks assigned it in Cell In")
+    assert session.listed["m"].startswith("import math as m"), "their import is no other value"
+    session.notebook.cell("from math import sqrt")
+    assert session.cell("e, sqrt(4)") == (10, 2)
+
+
+def test_a_name_that_is_perhaps_read_follows_the_same_rules(session: Session) -> None:
+    session.notebook.cell("thr = 1; log = [0]")
+    assert session.cell("eval('thr'), eval('log.append(1)'), log") == (1, None, [0, 1])
+    session.notebook.cell("thr = 2")
+    assert session.cell("eval('thr'), eval('log')") == (2, [0, 1])
+    assert session.sent == ["thr"]
+    session.cell("eval('thr')")
+    assert session.listed == {}
+    session.notebook.cell("log.append(2)")
+    with pytest.raises(CaptureError, match="`log`: the ranks changed it"):
+        session.cell("eval('log')")
 
 
 def test_a_number_assigned_again_is_seen_by_the_source_of_the_cell(session: Session) -> None:

@@ -91,7 +91,7 @@ def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
         _serve(job, job.feed, loaded.predict(value), sink, said)
         value = None
     nbytes = results.deliver(
-        loaded, value, 0, lambda part, section, on_write: sink.deliver(0, part, section)
+        loaded, value, True, lambda part, section, on_write: sink.deliver(0, part, section)
     )
     said.post(ev.RankResult(said.now_s(), 0, nbytes))
     said.post(ev.RankExited(said.now_s(), 0, 0))

@@ -165,11 +165,13 @@ class _Variables(Mapping[str, Any]):
 class GangResults:
     """The results of all ranks, from the newest attempt that sent any."""
 
-    def __init__(self, gang_id: str, folder: Path) -> None:
+    def __init__(self, gang_id: str, folder: Path, first_rank: int = 0) -> None:
+        """``first_rank``: the rank whose results the notebook gets."""
         self.saved_note = ""
         """A sentence about results that the notebook did not get; empty without any."""
         self._gang_id = gang_id
         self._folder = folder
+        self._first_rank = first_rank
         self._ranks: dict[int, RankResults] = {}
 
     def add(self, rank: int, attempt: int, part: ResultPart, section: Payload) -> None:
@@ -196,29 +198,35 @@ class GangResults:
 
     def are_worth_saving(self, has_succeeded: bool) -> bool:
         """Whether :meth:`save` has something to do."""
-        return not self.saved_note and self.of(0).is_worth_saving(has_succeeded)
+        return not self.saved_note and self.of(self._first_rank).is_worth_saving(has_succeeded)
 
     def save(self, has_succeeded: bool, *, is_complete: bool = False) -> str:
-        """Save rank 0's results in the run log if the notebook may not get all of them.
+        """Save the first rank's results in the run log if the notebook may not get all of them.
 
         That is the case after a failure or a stop, and for incomplete results. Returns a sentence about it,
         empty if there is nothing to save. ``is_complete``: all of its results arrived before a failure.
         """
         if not self.are_worth_saving(has_succeeded):
             return self.saved_note
-        names = ", ".join(map(label, self.of(0).names))
-        which = "the results of rank 0" if is_complete else "partial results"
+        first = self.of(self._first_rank)
+        names = ", ".join(map(label, first.names))
+        which = f"the results of rank {first.rank}" if is_complete else "partial results"
         try:
-            result_stream.save(self.of(0).parts, saved_path(self._folder, 0))
+            result_stream.save(first.parts, saved_path(self._folder, first.rank))
         except OSError as error:
             where = f"kept in this kernel's memory only ({error})"
         else:
             where = "saved in the run log"
             if not has_succeeded:
                 self._ranks.clear()
-        load = f"hydrogen_magic.load_results({self._gang_id!r})"
-        self.saved_note = f"{which} ({names}) are {where}; load them with {load}"
+        self.saved_note = f"{which} ({names}) are {where}; load them with {self.load_call}"
         return self.saved_note
+
+    @property
+    def load_call(self) -> str:
+        """The call that loads what :meth:`save` has saved."""
+        rank = f", {self._first_rank}" if self._first_rank else ""
+        return f"hydrogen_magic.load_results({self._gang_id!r}{rank})"
 
     @property
     def nbytes(self) -> int:

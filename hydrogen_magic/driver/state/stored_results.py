@@ -22,8 +22,8 @@ _PATIENCE_S = 600.0
 class StoredResults(GangResults):
     """Results that are in the run log at the end of the gang. They are never unpickled here."""
 
-    def __init__(self, gang_id: str, folder: Path) -> None:
-        super().__init__(gang_id, folder)
+    def __init__(self, gang_id: str, folder: Path, first_rank: int = 0) -> None:
+        super().__init__(gang_id, folder, first_rank)
         self.on_problem: Callable[[str], None] = lambda text: None
         """Called with a sentence while the results cannot be stored."""
 
@@ -31,7 +31,7 @@ class StoredResults(GangResults):
         return bool(self._ranks) if has_succeeded else super().are_worth_saving(False)
 
     def save(self, has_succeeded: bool, *, is_complete: bool = False) -> str:
-        """Save the results of all ranks; after a failure or a stop those of rank 0."""
+        """Save the results of all ranks; after a failure or a stop those of its first rank."""
         if not has_succeeded:
             return super().save(False, is_complete=is_complete)
         deadline_s = time.monotonic() + _PATIENCE_S

@@ -287,6 +287,7 @@ def _rank_start(request: LaunchRequest, launch: RankLaunch, *, is_recording: boo
         displaying=request.displaying,
         is_debugging=request.is_debugging,
         debuggable=request.debuggable,
+        speaks_for_host=launch == request.ranks[0],
     )
 
 

@@ -35,6 +35,10 @@ class EnteredCollectives:
         """The cell begins."""
         self._before = self._groups.n_entered(0.0)
 
+    def count(self) -> int:
+        """Return how many this rank has entered in the cell; 0 while none runs, or if unknown."""
+        return 0 if self._before is None else self._groups.n_entered(0.0) - self._before
+
     def poll(self, now_s: float) -> CollectivesEntered | None:
         """Return the number of a rank that is stuck, if it is new.
 
@@ -59,10 +63,9 @@ class EnteredCollectives:
 
     def end(self, now_s: float) -> CollectivesEntered | None:
         """Return the final number, None if this rank has left the group."""
-        before, self._before = self._before, None
+        count, before, self._before = self.count(), self._before, None
         if before is None or self._groups.are_released or not self._groups.is_joined():
             return None
-        count = self._groups.n_entered(0.0) - before
         return CollectivesEntered(now_s, self._rank, count, is_final=True)
 
 

@@ -28,6 +28,12 @@ class ImportHooks(MetaPathFinder):
         self._pending.setdefault(name, []).append(hook)
         self.put_first()
 
+    def cancel(self, name: str, hook: Hook) -> None:
+        """Do not call ``hook`` if it has not been called."""
+        pending = self._pending.get(name, [])
+        if hook in pending:
+            pending.remove(hook)
+
     def put_first(self) -> None:
         """Be asked before all other finders."""
         if sys.meta_path[:1] != [self]:

@@ -182,6 +182,9 @@ class _Rank:
         self.infer_options = start.infer_options
         self.set_up: inference.SetUp | None = None if earlier is None else earlier.set_up
         self.session = start.session
+        self.is_first = self.rank == (start.session.first_rank if start.session else 0)
+        """Its value and variables are the results of the gang."""
+        self.speaks_for_host = start.speaks_for_host
         self.groups: group_recovery.ProcessGroups = (
             earlier.groups if earlier else group_recovery.ProcessGroups(start.group_recovery)
         )
@@ -294,8 +297,11 @@ class _Rank:
         """Report that this gang is over for this process, and what it holds for the next one."""
         self.peer_timeouts.restore()
         now_s = self.reporter.now_s()
+        n_collectives = self.entered.count()
         self._report_entered(self.entered.end(now_s))
-        self.reporter.post(self.names.report(now_s, self.rank, self.groups, self._warn))
+        self.reporter.post(
+            self.names.report(now_s, self.rank, self.groups, n_collectives, self._warn)
+        )
         self.reporter.close()
         process_setup.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}
@@ -358,9 +364,7 @@ class _Rank:
 
     def _warn(self, text: str) -> None:
         """Report a warning, once for the whole host."""
-        from hydrogen_magic.node.worker import api
-
-        if api.local_rank() == 0:
+        if self.speaks_for_host:
             self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
 
     def _infer(self, loaded: namespace.LoadedClosure, options: Mapping[str, Any]) -> None:
@@ -413,7 +417,12 @@ class _Rank:
         from hydrogen_magic.node.worker import results
 
         nbytes = results.deliver(
-            loaded, value, self.rank, self._send_result, self._report_progress, self._report_step
+            loaded,
+            value,
+            self.is_first,
+            self._send_result,
+            self._report_progress,
+            self._report_step,
         )
         with self.lock:
             framing.send(self.control, ResultsDelivered(nbytes))

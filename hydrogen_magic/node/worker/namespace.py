@@ -117,6 +117,9 @@ class LoadedClosure:
         namespace.setdefault("__builtins__", builtins)
         for filename, text in header.sources.items():
             module_importer.show_source(filename, text)
+        if self._names is not None:  # before modules that were edited are loaded again
+            labels = {*header.names, *(setting.label for setting in header.settings)}
+            self._names.settings.undo_others(labels, self.warnings.append)
         if self._own_process:
             self._install_modules()
         ipython_shell.provide(header.provided, namespace, own_process=self._own_process)
@@ -135,8 +138,12 @@ class LoadedClosure:
         spawn.install(replace(self._header, modules=dict(modules)))
 
     def _apply_settings(self, chosen: Iterable[Setting]) -> None:
-        if self._own_process:
+        if not self._own_process:
+            return
+        if self._names is None:
             settings.apply(chosen, self.warnings.append)
+        else:
+            self._names.settings.apply(chosen, self.warnings.append)
 
     def _replay_imports(self, namespace: dict[str, Any]) -> None:
         for line in self._header.imports:
@@ -156,19 +163,25 @@ class LoadedClosure:
     def _read_names(self, body: Payload, namespace: dict[str, Any]) -> None:
         take_writers()
         take_numbered()
-        values = self._values(body)
+        read = partial(self._values, body)
         if self._names is not None and self._header.session is not None:
-            self.warnings += self._names.receive(values, self._header.session)
+            self.warnings += self._names.receive(read, self._header.session)
             return
-        for name, value in values:
+        for name, value in read():
             namespace[name] = value
         self._shared = take_writers()
         self._numbered = take_numbered()
 
-    def _values(self, body: Payload) -> Iterator[tuple[str, Any]]:
-        """Unpickle the names and their values; settings are applied where they stand."""
+    def _values(
+        self, body: Payload, before: Callable[[str], None] = lambda name: None
+    ) -> Iterator[tuple[str, Any]]:
+        """Unpickle the names and their values; settings are applied where they stand.
+
+        ``before``: called with each name before its value is unpickled.
+        """
         unpickler = pickle.Unpickler(io.BytesIO(body.pickled), buffers=body.buffers)
         for name in self._header.names:
+            before(name)
             value = unpickler.load()
             if type(value) is Setting:
                 self.settings.append(value)

@@ -2,8 +2,8 @@
 
     variables, value ── gather ─► full tensors ── pack ─► a part ── send ─► agent
 
-Rank 0 sends the variables and its value, every other rank its value alone. Each part is sent before the
-next one is packed: a process that crashes while it packs loses none of those before.
+The first rank of the cell sends the variables and its value, every other rank its value alone. Each part is
+sent before the next one is packed: a process that crashes while it packs loses none of those before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PartSender(Protocol):
 def deliver(
     loaded: LoadedClosure,
     value: Any,
-    rank: int,
+    is_first: bool,
     send: PartSender,
     report: Callable[[str], None] = lambda text: None,
     begin: Callable[[str], None] = lambda text: None,
@@ -49,12 +49,13 @@ def deliver(
     """Send the results of this rank; return their size in bytes.
 
     A result that cannot be sent is reported as a part with an error. Gathering sharded tensors is a
-    collective operation: all ranks call this function. ``report``: called with a line about the progress.
+    collective operation: all ranks call this function. ``is_first``: this rank sends the variables, too.
+    ``report``: called with a line about the progress.
     ``begin``: called with the next operation, such as "packing `model`": methods of users' classes may
     crash the process.
     """
     with loaded.as_main():
-        return _Delivery(loaded, send, _PackingProgress(report), begin).run(value, rank)
+        return _Delivery(loaded, send, _PackingProgress(report), begin).run(value, is_first)
 
 
 class _Delivery:
@@ -75,7 +76,7 @@ class _Delivery:
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
 
-    def run(self, value: Any, rank: int) -> int:
+    def run(self, value: Any, is_first: bool) -> int:
         variables, missing = self._loaded.variables()
         results = {**variables, CELL_VALUE: value}
         later = {}
@@ -84,15 +85,15 @@ class _Delivery:
             # The value is the last: objects shared with variables belong to the notebook.
             if self._gathering.concerns(name, obj) or name == CELL_VALUE:
                 later[name] = obj
-            elif rank == 0:
+            elif is_first:
                 self._pack(name, obj)
         self._begin("gathering sharded tensors")
         refused = self._gathering.gather()
         for name, obj in later.items():
-            if name not in refused and (rank == 0 or name == CELL_VALUE):
+            if name not in refused and (is_first or name == CELL_VALUE):
                 self._pack(name, obj)
         for name, why in {**missing, **refused}.items():
-            if rank == 0 or name == CELL_VALUE:
+            if is_first or name == CELL_VALUE:
                 self._fail(name, why)
         return self._nbytes
 

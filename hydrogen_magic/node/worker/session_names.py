@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.core.events import NamesChanged
@@ -12,6 +12,7 @@ from hydrogen_magic.node.worker.held_names import describe, gpu_memory_bytes, is
 from hydrogen_magic.node.worker.module_importer import SessionFinder
 from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
+from hydrogen_magic.node.worker.settings import SessionSettings
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.reducers import take_writers
@@ -24,6 +25,7 @@ class RankNames:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.objects = RankObjects()
         self.finder = SessionFinder()
+        self.settings = SessionSettings()
         self._shared_code: dict[str, Any] = {}
         """Functions and classes that the notebook also has, by name."""
         self._namespace = namespace
@@ -33,21 +35,44 @@ class RankNames:
         self._cell: ClosureManifest | None = None
         """The cell that runs."""
         self._stored: frozenset[str] = frozenset()
+        self._received: list[str] = []
+        """Names that the closure has bound."""
 
     def start(self) -> None:
         """A new cell has come."""
-        self._cell = None
+        self._cell, self._received = None, []
         self._watch.start()
 
-    def receive(self, values: Iterator[tuple[str, Any]], sends: SessionSends) -> list[str]:
+    def receive(
+        self,
+        read: Callable[[Callable[[str], None]], Iterator[tuple[str, Any]]],
+        sends: SessionSends,
+    ) -> list[str]:
         """Bind the names that a cell has brought; return warnings.
 
-        The rank's copies of the notebook's objects are updated in place, after their classes.
+        ``read``: unpickles them, and calls its argument with each name before its value. The rank's copies
+        of the notebook's objects are updated in place, after their classes. Those in a name that other ranks
+        lack keep their contents: the cell is sent it for these ranks alone.
         """
-        warnings, received = list[str](), list[str]()
+        before = dict(self._namespace)
+        self._received = []
+        try:
+            return self._bind(read, sends)
+        except BaseException:  # unpickling runs the classes' own code
+            self._take_back(before)
+            raise
+        finally:
+            self._shared_code |= {obj.__qualname__: obj for obj in take_writers()}
+
+    def _bind(
+        self,
+        read: Callable[[Callable[[str], None]], Iterator[tuple[str, Any]]],
+        sends: SessionSends,
+    ) -> list[str]:
+        warnings, received = list[str](), self._received
         earlier, replaced = dict[str, Any](), dict[str, Any]()
-        with updating(self.objects):
-            for name, value in values:
+        with updating(self.objects) as updates:
+            for name, value in read(lambda name: updates.keep(name in sends.missing)):
                 received.append(name)
                 if earlier and not is_code(value):
                     warnings += redefinition.replace(earlier, self._namespace)
@@ -59,10 +84,24 @@ class RankNames:
                     earlier |= {name: old} if is_code(value) else {}
                     replaced |= {name: old} if old is not value else {}
                 self._namespace[name] = value
-        self._shared_code |= {obj.__qualname__: obj for obj in take_writers()}
         warnings += redefinition.replace(earlier, self._namespace)
         stale = stale_references(replaced, received, self._namespace)
         return warnings + [_stale_text(name, users) for name, users in stale.items()]
+
+    def _take_back(self, before: Mapping[str, Any]) -> None:
+        """Give names their values ``before`` a cell that could not be loaded: objects were not updated.
+
+        Functions and classes stay, since instances may have followed them.
+        """
+        bound = [name for name in self._received if name in self._namespace]
+        self._received = [name for name in bound if is_code(self._namespace[name])]
+        for name in {*bound} - {*self._received}:
+            if name in before:
+                self._namespace[name] = before[name]
+            else:
+                del self._namespace[name]
+        code = {name: before[name] for name in self._received if name in before}
+        redefinition.replace(code, self._namespace)
 
     def begin(self, cell: ClosureManifest, stored: frozenset[str] = frozenset()) -> None:
         """Look at the names before the cell runs; ``stored``: see :meth:`NameWatch.end`."""
@@ -74,16 +113,22 @@ class RankNames:
         """Return what the cell has done, and warnings. Its definitions replace earlier ones."""
         if self._cell is None:  # it could not be loaded
             self._watch.skip()
-            return NameChanges(), []
+            self._watch.share(self._received)
+            return NameChanges(received=tuple(self._received)), []
         warnings = redefinition.replace(self._code, self._namespace)
         found = self._watch.end(self._stored)
         self._watch.share(self._cell.out)  # the notebook gets these
         return found, warnings
 
     def report(
-        self, at_s: float, rank: int, groups: ProcessGroups, warn: Callable[[str], None]
+        self,
+        at_s: float,
+        rank: int,
+        groups: ProcessGroups,
+        n_collectives: int,
+        warn: Callable[[str], None],
     ) -> NamesChanged:
-        """Return the rank's report at the end of the cell."""
+        """Return the rank's report at the end of the cell; ``n_collectives``: those of the cell."""
         namespace = self._namespace
         did, warnings = self.end()
         for text in warnings:
@@ -100,7 +145,7 @@ class RankNames:
             uncertain=did.uncertain,
             rss_bytes=memory_bytes(),
             gpu_memory_bytes=gpu_memory_bytes(),
-            n_collectives=groups.n_collectives(),
+            n_collectives=n_collectives,
             has_left_groups=groups.are_released,
             is_joined=groups.is_joined(),
         )

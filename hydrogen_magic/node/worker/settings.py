@@ -14,7 +14,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -71,8 +71,44 @@ def apply(settings: Iterable[Setting], warn: Callable[[str], object]) -> ExitSta
     undo = ExitStack()
     undo.callback(hooks.remove)
     for setting in settings:
-        hooks.add(setting.module, partial(_apply, setting, undo, warn))
+        _apply_once_imported(setting, undo, warn)
     return undo
+
+
+class SessionSettings:
+    """The notebook's settings on a rank that runs several cells.
+
+    Those that a cell no longer brings are undone: the notebook has them at their defaults again. What the
+    rank's own cells have set stays.
+    """
+
+    def __init__(self) -> None:
+        self._undo: dict[str, ExitStack] = {}
+        """By label."""
+
+    def apply(self, settings: Iterable[Setting], warn: Callable[[str], object]) -> None:
+        """Apply some of the cell's settings; ``warn``: as in :func:`apply`."""
+        for setting in settings:
+            undo = ExitStack()
+            if setting.label not in self._undo or setting.module not in sys.modules:
+                undo = self._undo.setdefault(setting.label, undo)
+            _apply_once_imported(setting, undo, warn)
+
+    def undo_others(self, labels: Collection[str], warn: Callable[[str], object]) -> None:
+        """Undo what earlier cells have brought, except for the settings with these ``labels``."""
+        for label in self._undo.keys() - labels:
+            try:
+                self._undo.pop(label).close()
+            except Exception as error:  # a cell has removed what the setting belongs to
+                raised = f"{type(error).__name__}: {error}"
+                warn(f"the notebook's earlier setting {label} cannot be undone: {raised}")
+
+
+def _apply_once_imported(setting: Setting, undo: ExitStack, warn: Callable[[str], object]) -> None:
+    """Apply a setting now, or after the import of its library."""
+    hook = partial(_apply, setting, undo, warn)
+    undo.callback(hooks.cancel, setting.module, hook)
+    hooks.add(setting.module, hook)
 
 
 def _apply(
@@ -433,10 +469,9 @@ def _apply_logging(module: Any, key: str, value: Any) -> Undo:
         return partial(getattr(logging, key), before)
     logger = logging.getLogger(None if key == "root" else key)
     level, propagate, disabled, handlers = value
+    added: list[logging.Handler] = []
     undo = partial(
-        _restore_logger,
-        logger,
-        (logger.level, logger.propagate, logger.disabled, logger.handlers[:]),
+        _restore_logger, logger, (logger.level, logger.propagate, logger.disabled), added
     )
     if logger.level != level:  # each change clears the caches of all loggers
         logger.setLevel(level)
@@ -448,6 +483,7 @@ def _apply_logging(module: Any, key: str, value: Any) -> Undo:
             handler.setLevel(handler_level)
             handler.setFormatter(_made_formatter(formatter))
             logger.addHandler(handler)
+            added.append(handler)
     return undo
 
 
@@ -455,8 +491,11 @@ def _made_formatter(form: Any) -> logging.Formatter | None:
     return logging.Formatter(*form) if isinstance(form, tuple) else form
 
 
-def _restore_logger(logger: logging.Logger, state: tuple[Any, ...]) -> None:
-    level, logger.propagate, logger.disabled, logger.handlers[:] = state
+def _restore_logger(
+    logger: logging.Logger, state: tuple[Any, ...], added: Sequence[logging.Handler]
+) -> None:
+    level, logger.propagate, logger.disabled = state
+    logger.handlers[:] = [handler for handler in logger.handlers if handler not in added]
     logger.setLevel(level)
 
 
@@ -491,11 +530,12 @@ def _apply_warnings(module: Any, key: str, value: Any) -> Undo:
         kind = getattr(sys.modules[kind[0]], kind[1])
     before = warnings.filters[:]
     warnings.filterwarnings(action, message, kind, where, line)
-    return partial(_restore_filters, before)
+    return partial(_remove_filters, [added for added in warnings.filters if added not in before])
 
 
-def _restore_filters(before: Sequence[Any]) -> None:
-    warnings.filters[:] = before  # type: ignore[index]  # typed as a Sequence; it is a list
+def _remove_filters(added: Sequence[Any]) -> None:
+    left = [each for each in warnings.filters if each not in added]
+    warnings.filters[:] = left  # type: ignore[index]  # typed as a Sequence; it is a list
     warnings.simplefilter("default", _NoWarning)  # makes the module forget what it has cached
     del warnings.filters[0]  # type: ignore[attr-defined]
 
