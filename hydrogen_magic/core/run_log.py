@@ -232,6 +232,11 @@ class Summary:
         """Its last event; None while it runs, or if no process was left to record it."""
         return self.last if isinstance(self.last, ev.GangEnded) else None
 
+    @property
+    def last_wall_time(self) -> float:
+        """Unix time of the last event."""
+        return self.launched.wall_time + self.last.at_s
+
 
 def read(gang_id: str) -> list[ev.Event]:
     """Return the events of a run, which may still be running.
@@ -390,11 +395,21 @@ def is_over(found: Summary) -> bool:
 
 
 def prune(keep: int = _KEEP_RUNS) -> None:
-    """Delete all finished runs except the newest ``keep``."""
-    over = [found.gang for found in recent() if is_over(found)]
-    for gang_id in over[keep:]:
-        delete_kept(gang_id)
-        shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+    """Delete all finished runs except those that ended last, ``keep`` of them, and unseen ones.
+
+    A gang that outlived its kernel may have run for days, while dozens of short ones began and ended.
+    """
+    over = [found for found in recent() if is_over(found)]
+    over.sort(key=lambda found: found.last_wall_time, reverse=True)
+    for gang_id in [found.gang for found in over[keep:]]:
+        if not is_unseen(gang_id):
+            delete_kept(gang_id)
+            shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+
+
+def is_unseen(gang_id: str) -> bool:
+    """Return whether the gang outlived its kernel, and nobody has attached to it since it ended."""
+    return (run_dir(gang_id) / UNSEEN).exists()
 
 
 # ── owners ───────────────────────────────────────────────────────────────────────────────────────

@@ -393,7 +393,6 @@ def clean_up_abandoned() -> list[str]:
     """
     abandoned = run_log.unfinished(run_log.is_alive)
     end_abandoned(abandoned)
-    run_log.prune()
     folders.prune()
     return abandoned
 

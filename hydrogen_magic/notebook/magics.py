@@ -28,6 +28,7 @@ from IPython.core.magic import (
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, plugins
+from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
@@ -477,6 +478,7 @@ def load(shell: InteractiveShell) -> None:
     _report_stopped_runs()
     for line in outliving.attachable_lines():
         print(line)
+    run_log.prune()  # when all are reported
 
 
 def unload(shell: InteractiveShell) -> None:
