@@ -157,8 +157,11 @@ class Record:
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
 
     def append(self, event: ev.Event) -> None:
-        """Write ``event``. An error of the disk does not raise: it is reported once, and writing stops."""
-        if self._fd is None:
+        """Write ``event``, if it :func:`is_recorded`.
+
+        An error of the disk does not raise: it is reported once, and writing stops.
+        """
+        if self._fd is None or not is_recorded(event):
             return
         line = _line(event)
         problem = None
@@ -197,6 +200,11 @@ def write_through(record_dir: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def is_recorded(event: ev.Event) -> bool:
+    """Return whether records have such events: all but displays, which the notebook keeps."""
+    return not isinstance(event, ev.Display)
 
 
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -343,7 +351,8 @@ def complete(gang_id: str, events: Sequence[ev.Event]) -> None:
         end = data.rfind(b"\n") + 1
         file.truncate(end)
         file.seek(end)
-        file.write(b"".join(map(_line, events[data.count(b"\n", 0, end) :])))
+        recorded = list(filter(is_recorded, events))
+        file.write(b"".join(map(_line, recorded[data.count(b"\n", 0, end) :])))
 
 
 def write_end(run_dir: Path, reason: str) -> None:

@@ -69,3 +69,10 @@ def test_a_record_that_cannot_be_finished_is_attached_to(full_disk: list[list[st
     gang = connection.attach("g1")
     assert (gang.state, gang.wait(0)) == ("STOPPED", True)
     assert full_disk == [["g1"]]
+
+
+def test_displays_are_not_in_the_record_which_goes_on_after_the_others() -> None:
+    shown = ev.Display(0.5, 0, 0, "show", {"text/plain": "1"})
+    write("g1", launched("g1"), METRICS, ENDED)
+    run = followed(launched("g1"), shown, shown)
+    assert run.log.events == [launched("g1"), shown, shown, METRICS, ENDED]

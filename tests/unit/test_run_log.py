@@ -128,8 +128,9 @@ def test_a_record_that_a_full_disk_cut_off_is_completed_at_the_end() -> None:
     with file.open("ab") as torn:
         torn.write(b'["Metr')
     events = [launched("g1"), METRICS, METRICS, ENDED]
-    run_log.complete("g1", events)
-    run_log.complete("g1", events)
+    shown = ev.Display(0.5, 0, 0, "show")  # not recorded
+    run_log.complete("g1", [shown, *events[:3], shown, ENDED])
+    run_log.complete("g1", [shown, *events[:3], shown, ENDED])
     assert run_log.read("g1") == events
 
 

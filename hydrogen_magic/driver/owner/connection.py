@@ -71,6 +71,8 @@ class OwnerConnection:
         self._has_control = threading.Event()
         self._n_received = 0
         """Events of the owner; the run also has our own notices."""
+        self._n_recorded = 0
+        """Those of them that the record has, too."""
         self._is_stopped = False
         """The owner is stopped, and that was reported."""
         self._set_control(self.attached.control)
@@ -167,7 +169,7 @@ class OwnerConnection:
             self._has_history.set()
         if self.is_open:
             _wait_for_end(run)
-            _finish(run, self._n_received)
+            _finish(run, self._n_recorded)
             with self._sending:
                 self._sock.close()
         else:
@@ -177,8 +179,9 @@ class OwnerConnection:
         if isinstance(report, Control):
             self._set_control(report)
         elif isinstance(report, OwnerEvents):
-            for event in report.events:
-                run.log.append(ev.decode(event))
+            for event in map(ev.decode, report.events):
+                run.log.append(event)
+                self._n_recorded += run_log.is_recorded(event)
             self._n_received += len(report.events)
         if self._n_received >= self.attached.n_events:
             self._has_history.set()
