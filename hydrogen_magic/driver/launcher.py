@@ -536,8 +536,8 @@ class _Interrupts:
 def interrupts_held() -> Iterator[_Interrupts]:
     """Prevent SIGINT from raising between two lines of ours, which would leave a gang unattended.
 
-    :func:`attend` inside of it stops its gang instead; interrupts that were not used raise at the end. Only
-    the main thread receives signals; in other threads this does nothing.
+    Interrupts stop the gang that ``take`` gets, as :func:`attend` inside of it does; without a gang they
+    raise at the end. Only the main thread receives signals; in other threads this does nothing.
     """
     outer = signal.getsignal(signal.SIGINT)
     if isinstance(outer, _Interrupts):

@@ -214,10 +214,11 @@ class Distributed(Magics):
         if arguments.dry_run:
             _print_dry_run(captured, planned)
             return None
-        with launcher.interrupts_held():
+        with launcher.interrupts_held() as interrupts:
             launch = launch_outliving if spec.outlive else launcher.launch_captured
             gang = launch(captured, spec, title=title)
             if spec.detach:
+                interrupts.take(gang)
                 self._follow(gang, spec)
                 if spec.outlive and spec.timeout_s is None:
                     print(f"gang {gang.id} {outliving.LIMIT}")
@@ -311,9 +312,10 @@ class Distributed(Magics):
         if arguments.dry_run:
             _print_dry_run(captured, planned)
             return None
-        with launcher.interrupts_held():
+        with launcher.interrupts_held() as interrupts:
             run = request.start(frame, captured, arguments, title)
             if spec.detach and run.gang is not None:
+                interrupts.take(run.gang)
                 self._follow(run.gang, spec)
                 return run
             if run.gang is not None:

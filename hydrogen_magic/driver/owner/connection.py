@@ -62,7 +62,8 @@ class OwnerConnection:
         """Attach; raises OSError if the owner exits meanwhile, HydrogenError if it refuses."""
         self._sock = sock
         self._reader = framing.FrameReader(sock)
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
+        """Reentrant: a signal may stop the gang while a request is being sent."""
         self.is_open = True
         """False after :meth:`close`."""
         self._send(Attach(wants, _own_name()))
