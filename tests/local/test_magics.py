@@ -428,6 +428,22 @@ def test_stop_asks_the_gangs_that_run(
     assert printed_by(shell, "%gang stop --all", capsys) == "no gang is running\n"
 
 
+def test_stop_of_all_gangs_goes_on_after_one_that_refuses(
+    shell: InteractiveShell,
+    gang: Gang,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(reason: str, kill: bool = False) -> None:
+        raise HydrogenError("gang 1b2c is controlled by another kernel")
+
+    gang._control = SimpleNamespace(stop=lambda reason, kill=False: None)  # type: ignore[assignment]
+    theirs = Gang(gang._run, SimpleNamespace(stop=refuse))  # type: ignore[arg-type]
+    monkeypatch.setattr(launcher, "gangs", lambda: {"1b2c": theirs, "3f2a": gang})
+    said = "gang 1b2c is controlled by another kernel\nstopping gang 3f2a\n"
+    assert printed_by(shell, "%gang stop --all", capsys) == said
+
+
 def test_a_wait_that_is_over_leaves_the_gang_alone(shell: InteractiveShell, gang: Gang) -> None:
     with pytest.raises(HydrogenError, match="gang 3f2a is still running"):
         run(shell, "%gang wait 3f2a --timeout 10ms")
