@@ -157,8 +157,11 @@ class Record:
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
 
     def append(self, event: ev.Event) -> None:
-        """Write ``event``. An error of the disk does not raise: it is reported once, and writing stops."""
-        if self._fd is None:
+        """Write ``event``, if it :func:`is_recorded`.
+
+        An error of the disk does not raise: it is reported once, and writing stops.
+        """
+        if self._fd is None or not is_recorded(event):
             return
         line = _line(event)
         problem = None
@@ -199,6 +202,11 @@ def write_through(record_dir: Path) -> None:
             os.close(fd)
 
 
+def is_recorded(event: ev.Event) -> bool:
+    """Return whether records have such events: all but displays, which the notebook keeps."""
+    return not isinstance(event, ev.Display)
+
+
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -231,6 +239,11 @@ class Summary:
     def ended(self) -> ev.GangEnded | None:
         """Its last event; None while it runs, or if no process was left to record it."""
         return self.last if isinstance(self.last, ev.GangEnded) else None
+
+    @property
+    def last_wall_time(self) -> float:
+        """Unix time of the last event."""
+        return self.launched.wall_time + self.last.at_s
 
 
 def read(gang_id: str) -> list[ev.Event]:
@@ -338,7 +351,8 @@ def complete(gang_id: str, events: Sequence[ev.Event]) -> None:
         end = data.rfind(b"\n") + 1
         file.truncate(end)
         file.seek(end)
-        file.write(b"".join(map(_line, events[data.count(b"\n", 0, end) :])))
+        recorded = list(filter(is_recorded, events))
+        file.write(b"".join(map(_line, recorded[data.count(b"\n", 0, end) :])))
 
 
 def write_end(run_dir: Path, reason: str) -> None:
@@ -390,11 +404,21 @@ def is_over(found: Summary) -> bool:
 
 
 def prune(keep: int = _KEEP_RUNS) -> None:
-    """Delete all finished runs except the newest ``keep``."""
-    over = [found.gang for found in recent() if is_over(found)]
-    for gang_id in over[keep:]:
-        delete_kept(gang_id)
-        shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+    """Delete all finished runs except those that ended last, ``keep`` of them, and unseen ones.
+
+    A gang that outlived its kernel may have run for days, while dozens of short ones began and ended.
+    """
+    over = [found for found in recent() if is_over(found)]
+    over.sort(key=lambda found: found.last_wall_time, reverse=True)
+    for gang_id in [found.gang for found in over[keep:]]:
+        if not is_unseen(gang_id):
+            delete_kept(gang_id)
+            shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+
+
+def is_unseen(gang_id: str) -> bool:
+    """Return whether the gang outlived its kernel, and no kernel has attached to it since it ended."""
+    return (run_dir(gang_id) / UNSEEN).exists()
 
 
 # ── owners ───────────────────────────────────────────────────────────────────────────────────────

@@ -39,8 +39,7 @@ class EventLog:
         with self._appending:  # the dispatcher has its own thread
             self.state = fold(self.state, event)
             self.events.append(event)
-            if not isinstance(event, Display):
-                self._record.append(event)
+            self._record.append(event)
             if isinstance(event, (Display, Output)):
                 self._thin_output(_size(event))
         with self._changed:

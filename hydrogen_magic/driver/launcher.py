@@ -81,6 +81,7 @@ _recent: deque[Gang] = deque(maxlen=4)
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
+_claiming = threading.Lock()
 _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
 
 
@@ -152,32 +153,32 @@ def launch_captured(
     # All refusals come first, before there is a gang.
     if captured.session is not None:
         captured.session.check()
-    session, notes = _session_of(placement, spec, planned, captured, feed)
-    start = _starter(placement, spec, session)
-    # Here and now: what a running gang sees must not change with the notebook's arrays.
-    closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
-    known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
-    run = _new_run(captured, spec, title, wall_time, known)
-    for text in (*notes, *captured.warnings, *_new_hints(captured)):
-        run.emit(ev.Notice(0.0, "warning", text))
-    if spec.track is not None:
-        tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
-    rendezvous = plugins.rendezvous(spec.rendezvous)
-    job = Job(
-        spec=spec,
-        plan=planned,
-        closure=closure,
-        preload=_preload(rendezvous, captured.preload),
-        needs=captured.required_modules,
-        rendezvous=rendezvous,
-        record_dir=run.rank_logs.folder,
-        clock_zero_s=clock_zero_s,
-        secrets=_sent_secrets(known, captured, spec),
-        observers=plugins.observers(),
-        feed=feed,
-        datasets=captured.datasets,
-        session=None if session is None else session.next_cell(spec, captured),
-    )
+    with _claimed_session(placement, spec, planned, captured, feed) as (session, notes):
+        start = _starter(placement, spec, session)
+        # Here and now: what a running gang sees must not change with the notebook's arrays.
+        closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
+        known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
+        run = _new_run(captured, spec, title, wall_time, known)
+        for text in (*notes, *captured.warnings, *_new_hints(captured)):
+            run.emit(ev.Notice(0.0, "warning", text))
+        if spec.track is not None:
+            tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
+        rendezvous = plugins.rendezvous(spec.rendezvous)
+        job = Job(
+            spec=spec,
+            plan=planned,
+            closure=closure,
+            preload=_preload(rendezvous, captured.preload),
+            needs=captured.required_modules,
+            rendezvous=rendezvous,
+            record_dir=run.rank_logs.folder,
+            clock_zero_s=clock_zero_s,
+            secrets=_sent_secrets(known, captured, spec),
+            observers=plugins.observers(),
+            feed=feed,
+            datasets=captured.datasets,
+            session=None if session is None else session.next_cell(spec, captured),
+        )
     return start(run, job)
 
 
@@ -275,6 +276,27 @@ def _starter(
         return partial(_run_here, placement)
     agents: AgentGroup = placement.open(spec) if session is None else session.agents
     return partial(_start_controller, agents, hub().loop)
+
+
+@contextmanager
+def _claimed_session(
+    placement: Placement | InKernelPlacement,
+    spec: JobSpec,
+    planned: Plan,
+    captured: capture.Captured,
+    feed: WorkFeed | None,
+) -> Iterator[tuple[sessions.RankSession | None, tuple[str, ...]]]:
+    """Give what :func:`_session_of` returns, to this gang alone; after an error others may have it."""
+    with _claiming:  # other threads may launch, too
+        session, notes = _session_of(placement, spec, planned, captured, feed)
+        if session is not None:
+            session.is_running = True
+    try:
+        yield session, notes
+    except BaseException:
+        if session is not None:
+            session.is_running = False
+        raise
 
 
 def _session_of(
@@ -394,7 +416,6 @@ def clean_up_abandoned() -> list[str]:
     """
     abandoned = run_log.unfinished(run_log.is_alive)
     end_abandoned(abandoned)
-    run_log.prune()
     folders.prune()
     return abandoned
 
@@ -538,8 +559,8 @@ class _Interrupts:
 def interrupts_held() -> Iterator[_Interrupts]:
     """Prevent SIGINT from raising between two lines of ours, which would leave a gang unattended.
 
-    :func:`attend` inside of it stops its gang instead; interrupts that were not used raise at the end. Only
-    the main thread receives signals; in other threads this does nothing.
+    Interrupts stop the gang that ``take`` gets, as :func:`attend` inside of it does; without a gang they
+    raise at the end. Only the main thread receives signals; in other threads this does nothing.
     """
     outer = signal.getsignal(signal.SIGINT)
     if isinstance(outer, _Interrupts):

@@ -170,17 +170,27 @@ def _compare(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 
 def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
-    running = {k: gang for k, gang in launcher.gangs().items() if not gang.snapshot().is_terminal}
-    own = list(running.values())
-    chosen = own if command.all else [reachable(command.gang, take=command.take)]
-    say([_stopped(gang, command.kill) for gang in chosen] or ["no gang is running"])
+    if not command.all:
+        say([_stopped(command.gang, command)])
+        return
+    running = [k for k, gang in launcher.gangs().items() if not gang.snapshot().is_terminal]
+    say([_stopped_or_why_not(name, command) for name in running] or ["no gang is running"])
 
 
-def _stopped(gang: Gang, kill: bool) -> str:
+def _stopped_or_why_not(name: str, command: GangCommand) -> str:
+    """Stop a gang beside others, which a refusal must not leave running."""
+    try:
+        return _stopped(name, command)
+    except HydrogenError as error:
+        return str(error)
+
+
+def _stopped(name: str | None, command: GangCommand) -> str:
+    gang = reachable(name, take=command.take)
     state = gang.snapshot()
     if state.is_terminal:
         return f"gang {gang.id} has already ended: {state.state}"
-    gang.stop(kill=kill)
+    gang.stop(kill=command.kill)
     return f"stopping gang {gang.id}"
 
 

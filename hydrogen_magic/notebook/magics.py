@@ -28,6 +28,7 @@ from IPython.core.magic import (
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, plugins
+from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
@@ -213,10 +214,11 @@ class Distributed(Magics):
         if arguments.dry_run:
             _print_dry_run(captured, planned)
             return None
-        with launcher.interrupts_held():
+        with launcher.interrupts_held() as interrupts:
             launch = launch_outliving if spec.outlive else launcher.launch_captured
             gang = launch(captured, spec, title=title)
             if spec.detach:
+                interrupts.take(gang)
                 self._follow(gang, spec)
                 if spec.outlive and spec.timeout_s is None:
                     print(f"gang {gang.id} {outliving.LIMIT}")
@@ -310,9 +312,10 @@ class Distributed(Magics):
         if arguments.dry_run:
             _print_dry_run(captured, planned)
             return None
-        with launcher.interrupts_held():
+        with launcher.interrupts_held() as interrupts:
             run = request.start(frame, captured, arguments, title)
             if spec.detach and run.gang is not None:
+                interrupts.take(run.gang)
                 self._follow(run.gang, spec)
                 return run
             if run.gang is not None:
@@ -477,6 +480,7 @@ def load(shell: InteractiveShell) -> None:
     _report_stopped_runs()
     for line in outliving.attachable_lines():
         print(line)
+    run_log.prune()  # when all are reported
 
 
 def unload(shell: InteractiveShell) -> None:

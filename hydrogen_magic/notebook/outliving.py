@@ -39,7 +39,7 @@ def _state(found: run_log.Summary) -> str:
     if found.ended is None and run_log.is_alive(found.launched.owner):
         about += filter(None, [_progress(found.gang)])
         return f"is still running ({', '.join(about)})"
-    if found.ended is not None and (run_log.run_dir(found.gang) / run_log.UNSEEN).exists():
+    if found.ended is not None and run_log.is_unseen(found.gang):
         return f"has ended: {found.ended.reason} ({', '.join(about)})"
     return ""
 

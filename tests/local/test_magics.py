@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +38,7 @@ from hydrogen_magic.serialization import result_stream
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.views import static_picture
+from tests.gangs import ended
 
 GONE = "no-such-boot:1:1"
 
@@ -425,6 +428,22 @@ def test_stop_asks_the_gangs_that_run(
     assert printed_by(shell, "%gang stop --all", capsys) == "no gang is running\n"
 
 
+def test_stop_of_all_gangs_goes_on_after_one_that_refuses(
+    shell: InteractiveShell,
+    gang: Gang,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(reason: str, kill: bool = False) -> None:
+        raise HydrogenError("gang 1b2c is controlled by another kernel")
+
+    gang._control = SimpleNamespace(stop=lambda reason, kill=False: None)  # type: ignore[assignment]
+    theirs = Gang(gang._run, SimpleNamespace(stop=refuse))  # type: ignore[arg-type]
+    monkeypatch.setattr(launcher, "gangs", lambda: {"1b2c": theirs, "3f2a": gang})
+    said = "gang 1b2c is controlled by another kernel\nstopping gang 3f2a\n"
+    assert printed_by(shell, "%gang stop --all", capsys) == said
+
+
 def test_a_wait_that_is_over_leaves_the_gang_alone(shell: InteractiveShell, gang: Gang) -> None:
     with pytest.raises(HydrogenError, match="gang 3f2a is still running"):
         run(shell, "%gang wait 3f2a --timeout 10ms")
@@ -591,6 +610,26 @@ def test_ranks_draw_different_numbers(shell: InteractiveShell) -> None:
 
     generators = [torch.Generator().manual_seed(3 + rank) for rank in range(2)]
     assert seeded == [torch.rand(1, generator=generator).item() for generator in generators]
+
+
+@pytest.mark.parametrize(
+    "line", ["%%distributed --detach", "%%distributed --outlive", "%%infer numbers --detach"]
+)
+def test_an_interrupt_during_the_launch_stops_a_gang_in_the_background(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    def interrupted(launch: Any, *arguments: Any, **options: Any) -> Gang:
+        signal.raise_signal(signal.SIGINT)
+        gang: Gang = launch(*arguments, **options)
+        return gang
+
+    for module, name in ((launcher, "launch_captured"), (magics, "launch_outliving")):
+        monkeypatch.setattr(module, name, partial(interrupted, getattr(module, name)))
+    run(shell, "import pandas\nnumbers = pandas.DataFrame({'x': range(9)})")
+    waits = "import time\ndef predict(batch):\n    time.sleep(600)\ntime.sleep(600)"
+    found = run(shell, f"{line} --np 1 --quiet\n{waits}")
+    gang = ended(found if isinstance(found, Gang) else found.gang)
+    assert (gang.state, gang.snapshot().reason) == ("STOPPED", "stopped by you")
 
 
 def test_a_timeline_that_cannot_be_written_is_a_usage_error(

@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.core import run_log
+from hydrogen_magic.notebook import magics
 from tests.records import ENDED, METRICS, launched, write
 
 
-def test_runs_whose_kernel_died_are_unfinished_and_old_ones_pruned() -> None:
+def dead_owner() -> str:
     code = "from hydrogen_magic.core import run_log; print(run_log.owner_of_this_process())"
-    dead = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    ).stdout.strip()
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+def test_runs_whose_kernel_died_are_unfinished_and_old_ones_pruned() -> None:
+    dead = dead_owner()
     write("dead", launched("dead", 1.0, dead), METRICS)
     write("over", launched("over", 2.0, dead), ENDED)
     write("here", launched("here", 3.0), METRICS)
@@ -24,4 +33,15 @@ def test_runs_whose_kernel_died_are_unfinished_and_old_ones_pruned() -> None:
     os.utime(away / "events.jsonl", (0, 0))  # silent for long
     assert run_log.unfinished(run_log.is_alive) == ["away", "dead"]
     run_log.prune(keep=1)
-    assert sorted(run_log.recent_ids()) == ["away", "here"]
+    assert sorted(run_log.recent_ids()) == ["here", "over"]
+
+
+def test_a_run_is_reported_before_its_record_is_deleted(
+    notebook_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("old", replace(launched("old", owner=dead_owner()), outlives=True), METRICS)
+    for number in range(50):
+        write(f"new{number}", launched(f"new{number}", 100.0), ENDED)
+    magics.load(notebook_shell)
+    assert "gang old has ended: its owner process" in capsys.readouterr().out
+    assert "old" not in run_log.recent_ids()

@@ -20,6 +20,7 @@ from hydrogen_magic.driver.placements import agent_client, local
 from hydrogen_magic.errors import (
     CaptureError,
     GangStoppedError,
+    HydrogenError,
     OptionValueError,
     RankFailedError,
     ResultError,
@@ -208,6 +209,27 @@ def test_a_stop_before_the_cell_begins_costs_nothing(cells: Cells) -> None:
     is_launched.set()
     assert ended(gang).state == "STOPPED"
     assert cells.on_ranks("kept") == 1
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_cells_of_several_threads_are_launched_one_by_one(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """A second launch while the first has the session, but no gang yet; then a launch that fails."""
+    if not is_new:
+        cells.on_ranks("1", "--np 2")
+    closure_file = launcher.ClosureFile
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(launcher, "ClosureFile", closure_file)
+        with pytest.raises(HydrogenError, match="session 'lab' runs another cell: wait for it"):
+            cells.on_ranks("2")
+        raise MemoryError("no memory for the closure")
+
+    monkeypatch.setattr(launcher, "ClosureFile", meanwhile)
+    with pytest.raises(MemoryError):
+        cells.on_ranks("3", "--np 2")
+    assert cells.on_ranks("4", "--np 2") == 4
 
 
 def test_a_stopped_agent_keeps_the_ranks_until_it_continues(

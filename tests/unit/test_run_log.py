@@ -128,8 +128,9 @@ def test_a_record_that_a_full_disk_cut_off_is_completed_at_the_end() -> None:
     with file.open("ab") as torn:
         torn.write(b'["Metr')
     events = [launched("g1"), METRICS, METRICS, ENDED]
-    run_log.complete("g1", events)
-    run_log.complete("g1", events)
+    shown = ev.Display(0.5, 0, 0, "show")  # not recorded
+    run_log.complete("g1", [shown, *events[:3], shown, ENDED])
+    run_log.complete("g1", [shown, *events[:3], shown, ENDED])
     assert run_log.read("g1") == events
 
 
@@ -152,6 +153,19 @@ def test_a_record_says_why_the_gang_is_over() -> None:
     assert run_log.unfinished(run_log.is_alive) == ["g2"], "the user has not been informed"
     run_log.end_abandoned("g2")
     assert run_log.unfinished(run_log.is_alive) == []
+
+
+def test_runs_that_ended_last_are_kept_and_unseen_ones() -> None:
+    write("long", launched("long", wall_time=1.0), replace(ENDED, at_s=1000.0))
+    unseen = write("unseen", launched("unseen", wall_time=2.0), ENDED) / run_log.UNSEEN
+    unseen.touch()
+    for number in range(3):
+        write(f"short{number}", launched(f"short{number}", wall_time=100.0 + number), ENDED)
+    run_log.prune(keep=2)
+    assert sorted(run_log.recent_ids()) == ["long", "short2", "unseen"]
+    unseen.unlink()
+    run_log.prune(keep=2)
+    assert sorted(run_log.recent_ids()) == ["long", "short2"]
 
 
 def test_ids_cannot_lead_out_of_the_directory() -> None:

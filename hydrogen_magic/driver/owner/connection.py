@@ -62,7 +62,8 @@ class OwnerConnection:
         """Attach; raises OSError if the owner exits meanwhile, HydrogenError if it refuses."""
         self._sock = sock
         self._reader = framing.FrameReader(sock)
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
+        """Reentrant: a signal may stop the gang while a request is being sent."""
         self.is_open = True
         """False after :meth:`close`."""
         self._send(Attach(wants, _own_name()))
@@ -71,6 +72,8 @@ class OwnerConnection:
         self._has_control = threading.Event()
         self._n_received = 0
         """Events of the owner; the run also has our own notices."""
+        self._n_recorded = 0
+        """Those of them that the record has, too."""
         self._is_stopped = False
         """The owner is stopped, and that was reported."""
         self._set_control(self.attached.control)
@@ -166,7 +169,8 @@ class OwnerConnection:
         finally:
             self._has_history.set()
         if self.is_open:
-            _finish(run, self._n_received)
+            _wait_for_end(run)
+            _finish(run, self._n_recorded)
             with self._sending:
                 self._sock.close()
         else:
@@ -176,8 +180,9 @@ class OwnerConnection:
         if isinstance(report, Control):
             self._set_control(report)
         elif isinstance(report, OwnerEvents):
-            for event in report.events:
-                run.log.append(ev.decode(event))
+            for event in map(ev.decode, report.events):
+                run.log.append(event)
+                self._n_recorded += run_log.is_recorded(event)
             self._n_received += len(report.events)
         if self._n_received >= self.attached.n_events:
             self._has_history.set()
@@ -207,28 +212,33 @@ def _is_readable(sock: socket.socket, timeout_s: float) -> bool:
     return bool(poll.poll(1000 * timeout_s))
 
 
-def _finish(run: GangRun, n_known: int) -> None:
-    """End a run whose owner has exited; if it was killed, when its agents have ended the ranks.
+def _wait_for_end(run: GangRun) -> None:
+    """Return when agents have ended the ranks of a gang whose owner was killed: they record its end.
 
-    ``n_known``: how many events of its record it has.
+    The record of a full disk never has it.
     """
     deadline_s = time.monotonic() + _RECORD_S
-    while (found := run_log.summary(run.id)) is not None and found.ended is None:
+    while not run.state.is_terminal and (found := _unended(run.id)) is not None:
         if time.monotonic() > deadline_s and not run_log.is_alive(found.launched.owner):
             launcher.end_abandoned([run.id])
+            return
         time.sleep(_POLL_S)
-    _add_rest(run, n_known)
-    run.finish()
 
 
-def _add_rest(run: GangRun, n_known: int) -> None:
-    """Add the events that only the record has."""
+def _unended(gang_id: str) -> run_log.Summary | None:
+    found = run_log.summary(gang_id)
+    return None if found is None or found.ended is not None else found
+
+
+def _finish(run: GangRun, n_known: int) -> None:
+    """End a run with the events that only its record has; ``n_known``: how many of those it has."""
     with suppress(HydrogenError, ev.EventError):
         for event in run_log.read(run.id)[n_known:]:
             run.log.append(event)
-    if not run.state.is_terminal:  # without a record
+    if not run.state.is_terminal:  # the record is lost, or cannot be written
         reason = "its owner process ended unexpectedly"
         run.log.append(ev.GangEnded(run.state.now_s, "STOPPED", reason))
+    run.finish()
 
 
 def _error_of(refused: LaunchRefused) -> Exception:

@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 from hydrogen_magic.core import events as ev
@@ -84,6 +85,8 @@ class AgentServer:
         self._prepared_service: RunningService | None = None
         """The running service for the next gang's rendezvous, if it fits."""
         self._preparing: asyncio.Task[None] | None = None
+        self._cleaning: asyncio.Task[None] | None = None
+        """Ends what the ranks of a session have left behind."""
         self._idle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -140,10 +143,11 @@ class AgentServer:
             os.uname().nodename, _address(self._reserved_port), self._kernel_link.interface
         )
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)
+        return task
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -176,7 +180,7 @@ class AgentServer:
                 if self._retained.key == command.worker_key:
                     self._retained.finish()
                     self._end_prepared_service()
-                    self._start(self._clean_up_session())
+                    self._cleaning = self._start(self._clean_up_session())
             case ReportStacks():
                 self._start(self._report_stacks())
             case RanksCommand():
@@ -192,6 +196,8 @@ class AgentServer:
     def _launch(self, request: LaunchRequest) -> None:
         if self._idle is not None:
             self._idle.cancel()
+        if self._cleaning is not None:  # it would kill the ranks of this gang, too
+            self._cleaning.cancel()
         self._reap()  # a waiting rank that has just died cannot run the cell
         # At once: a stop may be the next message, and must find the group.
         service = self._service_for(request)
@@ -347,11 +353,12 @@ class AgentServer:
         self._send(SessionLost(key, f"rank {rank} ended while no cell ran"))
 
     async def _clean_up_session(self) -> None:
-        """Kill what a session's ranks have left behind; at the end of a gang that was started here
-        meanwhile, that gang does it.
+        """Kill what a session's ranks have left behind.
+
+        A gang does it at its own end: one that is launched here meanwhile cancels this.
         """
         await asyncio.sleep(EXIT_S)
-        if self._group is None and not self._retained.key:
+        if self._group is None:
             await processes.end_descendants(os.getpid(), GIVE_UP_S, self._keepers)
 
     def _keepers(self) -> set[int]:

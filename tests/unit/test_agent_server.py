@@ -1,0 +1,62 @@
+"""The agent between the end of a session and the next gang."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import EndSession
+from hydrogen_magic.node.agent import server
+from hydrogen_magic.node.agent.server import AgentServer
+from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
+
+
+class LonelyAgent(AgentServer):
+    """An agent without a kernel and children, which keeps the ranks of a session."""
+
+    def __init__(self) -> None:
+        self._retained = RetainedWorkers(lambda key, rank: None)
+        self._retained.hold("session", {})
+        self._pool: Any = None
+        self._group = self._idle = self._preparing = self._cleaning = None
+        self._prepared_service = None
+        self._kernel_link: Any = SimpleNamespace(localized=lambda request: request)
+        self._tasks = set()
+
+    def _reap(self) -> None:
+        pass
+
+    async def _serve(self, group: object, request: object) -> None:
+        pass
+
+
+def test_a_gang_is_launched_while_an_ended_session_is_cleaned_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of its processes does not exit, and each descendant is killed until it does."""
+    is_cleaning, is_over = asyncio.Event(), asyncio.Event()
+
+    async def end_descendants(*arguments: object) -> None:
+        is_cleaning.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_over.set()
+
+    async def launch_meanwhile() -> None:
+        agent = LonelyAgent()
+        agent._handle(EndSession("session"))
+        await is_cleaning.wait()
+        agent._launch(SimpleNamespace(service=None))  # type: ignore[arg-type]
+        for _ in range(3):  # turns of the loop
+            await asyncio.sleep(0)
+        assert is_over.is_set()
+
+    monkeypatch.setattr(server, "EXIT_S", 0.0)
+    monkeypatch.setattr(server, "RankGroup", lambda *arguments: None)
+    monkeypatch.setattr(processes, "end_descendants", end_descendants)
+    asyncio.run(launch_meanwhile())

@@ -1,0 +1,78 @@
+"""The kernel's side of the connection to a gang that outlives it, when the owner has exited."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.messages import Attached, Control, OwnerEvents
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang_run import GangRun
+from hydrogen_magic.driver.owner import connection
+from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
+from hydrogen_magic.transport import framing
+from tests.records import ENDED, METRICS, launched, write
+
+DEAD = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a wait that goes on after agents have had their time."""
+    monkeypatch.setattr(connection, "_RECORD_S", -1.0)
+    monkeypatch.setattr(time, "sleep", lambda delay_s: pytest.fail("waits"))
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """No record can be finished; returns the gangs for which that was tried."""
+    tried: list[list[str]] = []
+    monkeypatch.setattr(launcher, "end_abandoned", tried.append)
+    return tried
+
+
+def followed(*events: ev.Event) -> GangRun:
+    """Return the run of a kernel that was attached when the owner sent ``events`` and exited."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        framing.send(theirs, Attached("g1", Control(True, ""), len(events), None))
+        framing.send(theirs, OwnerEvents(tuple(map(ev.encode, events))))
+        attached = OwnerConnection(ours, "control")
+    run = GangRun("g1", run_log.Record(run_log.run_dir("g1"), None, pytest.fail))
+    attached._follow(run, AttachedGang(run))
+    assert run.ended.is_set()
+    return run
+
+
+def test_a_gang_whose_record_cannot_be_finished_ends(full_disk: list[list[str]]) -> None:
+    write("g1", launched("g1", owner=DEAD), METRICS)
+    run = followed(launched("g1", owner=DEAD))
+    assert (run.state.state, run.state.reason) == (
+        "STOPPED",
+        "its owner process ended unexpectedly",
+    )
+    assert full_disk == [["g1"]]
+
+
+def test_a_gang_that_has_ended_waits_for_no_record(full_disk: list[list[str]]) -> None:
+    write("g1", launched("g1", owner=DEAD))
+    assert followed(launched("g1", owner=DEAD), METRICS, ENDED).state.state == "SUCCEEDED"
+    assert full_disk == []
+
+
+def test_a_record_that_cannot_be_finished_is_attached_to(full_disk: list[list[str]]) -> None:
+    write("g1", launched("g1", owner=DEAD), METRICS)
+    gang = connection.attach("g1")
+    assert (gang.state, gang.wait(0)) == ("STOPPED", True)
+    assert full_disk == [["g1"]]
+
+
+def test_displays_are_not_in_the_record_which_goes_on_after_the_others() -> None:
+    shown = ev.Display(0.5, 0, 0, "show", {"text/plain": "1"})
+    write("g1", launched("g1"), METRICS, ENDED)
+    run = followed(launched("g1"), shown, shown)
+    assert run.log.events == [launched("g1"), shown, shown, METRICS, ENDED]
