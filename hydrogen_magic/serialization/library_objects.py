@@ -21,7 +21,7 @@ from hydrogen_magic.serialization.instances import (
     restore_attributes,
 )
 from hydrogen_magic.serialization.pickling_errors import RefusedError
-from hydrogen_magic.serialization.reducers import restore_object
+from hydrogen_magic.serialization.reducers import restore_object, restore_same
 
 Handler = Callable[[Any], Any]
 
@@ -163,6 +163,75 @@ def restore_script_tensors(module: Any, tensors: dict[str, Any]) -> None:
         setattr(owner, name, tensor)
 
 
+# ── pandas ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class SharedRefs:
+    """Where pandas counts the frames over the memory of a block or index; it is written after that memory.
+
+    Under copy-on-write pandas writes into memory in place if it knows of no other frame over it.
+    """
+
+    def __init__(self, refs: Any) -> None:
+        self.refs = refs if refs is not None and refs.has_reference() else None
+
+
+def reduce_block(block: Any) -> Any:
+    """Reduce a block of a DataFrame."""
+    make, args = block.__reduce__()
+    return make, args, SharedRefs(block.refs), None, None, restore_block_refs
+
+
+def reduce_single_manager(manager: Any) -> Any:
+    """Reduce what holds the block of a Series: pandas reduces it without the block itself."""
+    make, args, state = manager.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[:3]
+    refs = SharedRefs(manager.blocks[0].refs)
+    return make, args, (state, refs), None, None, restore_single_manager
+
+
+def reduce_index(index: Any) -> Any:
+    """Reduce an index, which may be over the memory of a column."""
+    make, args, *_ = index.__reduce__()
+    refs = SharedRefs(vars(index).get("_references"))  # that of a range cannot be set
+    return make, args, refs, None, None, restore_index_refs
+
+
+def reduce_shared_refs(shared: SharedRefs) -> Any:
+    """Reduce to the count itself, one object for all frames that share it; None if there is no other."""
+    return restore_same, (shared.refs,)
+
+
+def _reduce_refs(refs: Any) -> Any:
+    return type(refs), ()
+
+
+def restore_block_refs(block: Any, refs: Any) -> None:
+    """Count a block among those over the same memory."""
+    if refs is not None:
+        block.refs = refs
+        refs.add_reference(block)
+
+
+def restore_single_manager(manager: Any, state: tuple[Any, Any]) -> None:
+    """Give the manager of a Series its state, and count its block."""
+    manager.__setstate__(state[0])
+    restore_block_refs(manager.blocks[0], state[1])
+
+
+def restore_index_refs(index: Any, refs: Any) -> None:
+    """Count an index among the frames over the same memory."""
+    if refs is not None:
+        index._references = refs
+        refs.add_index_reference(index)
+
+
+def copies_on_write() -> bool:
+    """Whether no write into a frame of pandas is seen in another one."""
+    pandas = sys.modules["pandas"]
+    is_optional = int(pandas.__version__.partition(".")[0]) < 3
+    return not is_optional or pandas.options.mode.copy_on_write is True
+
+
 # ── JAX ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -224,6 +293,10 @@ def _uses_cpu(platforms: str | None) -> bool:
 _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("builtins", "BaseException", _reduce_exception),
     ("jax", "Array", _reduce_jax_array),
+    ("pandas.core.internals.blocks", "Block", reduce_block),
+    ("pandas.core.internals.managers", "SingleBlockManager", reduce_single_manager),
+    ("pandas._libs.internals", "BlockValuesRefs", _reduce_refs),
+    ("pandas", "Index", reduce_index),
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),
     ("torch.jit", "ScriptFunction", _reduce_script_function),

@@ -71,6 +71,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             _CachedFunction: _reduce_cached_function,
             typing.NewType: _reduce_new_type,
             memoryview: library_objects.reduce_memoryview,
+            library_objects.SharedRefs: library_objects.reduce_shared_refs,
             **library_objects.OF_SYS,
         }
         self._add_storage_handlers()

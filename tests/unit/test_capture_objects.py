@@ -234,6 +234,38 @@ def test_memory_stays_shared(notebook: Notebook, kind: str) -> None:
     assert {name: repr(notebook.names.get(name)) for name in before} == before
 
 
+FRAMES: dict[str, tuple[str, str, Any]] = {
+    "frames": (
+        "y = x.assign(r=x.a * 2, when=pd.to_datetime(['2024', '2025']))",
+        "y.loc[0, 'a'] = 9.0\nx.a.tolist(), y.a.tolist()",
+        ([1.0, 2.0], [9.0, 2.0]),
+    ),
+    "columns that are no arrays of NumPy": (
+        "x['when'] = pd.to_datetime(['2024', '2025']); y = x.copy(deep=False)",
+        "y.loc[0, 'when'] = y.when[1]\nx.when.dt.year.tolist(), y.when.dt.year.tolist()",
+        ([2024, 2025], [2025, 2025]),
+    ),
+    "a frame and its column": (
+        "y = x.a",
+        "y.iloc[0] = 9.0\nx.a.tolist(), y.tolist()",
+        ([1.0, 2.0], [9.0, 2.0]),
+    ),
+    "a column and the index over it": (
+        "y = pd.Series([1.0, 2.0]); x.index = pd.Index(y)",
+        "y.iloc[0] = 9.0\nx.index.tolist(), y.tolist()",
+        ([1.0, 2.0], [9.0, 2.0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames_over_the_same_memory_are_copied_on_write(notebook: Notebook, kind: str) -> None:
+    pytest.importorskip("pandas", "3")
+    setup, cell, value = FRAMES[kind]
+    notebook.cell(f"import pandas as pd; x = pd.DataFrame({{'a': [1.0, 2.0]}})\n{setup}")
+    assert inline(notebook.capture(cell)) == value
+
+
 PARTS = {
     "np.broadcast_to(np.float32(3), (10_000, 10_000))": "x.strides == (0, 0) and x[5, 5] == 3",
     "torch.tensor(3.0).expand(10_000, 10_000)": "x.stride() == (0, 0) and x[5, 5] == 3",
