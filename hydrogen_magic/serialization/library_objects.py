@@ -5,6 +5,7 @@ Streams call the ``restore_*`` functions when they are read; the kernel and the 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import io
 import os
@@ -37,11 +38,17 @@ def handler_of(kind: type) -> Handler | None:
 
 # ── Python ───────────────────────────────────────────────────────────────────────────────────────
 
-OF_SYS: dict[type, Handler] = {
-    type(getattr(sys, name)): lambda obj, name=name: (getattr, (sys, name))  # type: ignore[misc]  # a default
-    for name in ("version_info", "flags", "float_info", "int_info", "hash_info", "thread_info")
+_CONSTANTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (sys, ("version_info", "flags", "float_info", "int_info", "hash_info", "thread_info")),
+    (dataclasses, ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")),
+)
+OF_CONSTANTS: dict[type, Handler] = {
+    type(getattr(module, name)): lambda obj, module=module, name=name: (getattr, (module, name))  # type: ignore[misc]  # defaults
+    for module, names in _CONSTANTS
+    for name in names
 }
-"""Reduces the records of ``sys``, whose classes have no name to be found by."""
+"""Reduces the only objects of their classes: the classes of ``sys`` have no name to be found by, and the
+constants of ``dataclasses`` are compared by identity."""
 
 
 def reduce_memoryview(view: memoryview) -> Any:

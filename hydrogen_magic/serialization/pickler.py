@@ -72,7 +72,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             typing.NewType: _reduce_new_type,
             memoryview: library_objects.reduce_memoryview,
             library_objects.SharedRefs: library_objects.reduce_shared_refs,
-            **library_objects.OF_SYS,
+            **library_objects.OF_CONSTANTS,
         }
         self._add_storage_handlers()
         self._add_numpy_handlers()

@@ -128,6 +128,19 @@ CHANGED: dict[str, tuple[str, Any]] = {
     x = Same()
     """: ("x.a, hasattr(x, '__dict__'), repr(x)", (1, False, "Same(a=1)")),
     """
+    import dataclasses
+    @dataclasses.dataclass
+    class Base:
+        name: str
+        tags: list = dataclasses.field(default_factory=list)
+    x = dataclasses.fields(Base)
+    """: (
+        "@dataclasses.dataclass\nclass More(Base): n: int = 0\n"
+        "More('a').tags, x[0].default is dataclasses.MISSING, __import__('inspect').signature(Base)"
+        ".parameters['tags'].default is dataclasses._HAS_DEFAULT_FACTORY",
+        ([], True, True),
+    ),
+    """
     class Base:
         __slots__ = ()
         made = []
