@@ -128,6 +128,29 @@ CHANGED: dict[str, tuple[str, Any]] = {
     x = Same()
     """: ("x.a, hasattr(x, '__dict__'), repr(x)", (1, False, "Same(a=1)")),
     """
+    import enum
+    class Planet(enum.Enum):
+        EARTH = (6, 3)
+        TWIN = (6, 3)
+        MARS = (1, 2)
+        def __init__(self, mass, radius):
+            self.mass, self.radius, self.peers = mass, radius, []
+            if mass == 1: self.peers.append(type(self).EARTH)
+    class Code(enum.IntEnum):
+        def __new__(cls, number, label):
+            self = int.__new__(cls, number)
+            self._value_, self.label = number, label
+            return self
+        OK = (1, "fine")
+    class Perm(enum.Flag): R = 1; W = 2; RW = 3
+    x = {Planet.EARTH: Code.OK}
+    """: (
+        "Planet.TWIN is Planet['TWIN'] is Planet((6, 3)), Perm['RW'].value,"
+        " [(p.mass, p.radius, len(p.peers)) for p in Planet],"
+        " Planet.MARS.peers[0] is Planet.EARTH, x[Planet.EARTH] + 1, Code(1).label",
+        (True, 3, [(6, 3, 0), (1, 2, 1)], True, 2, "fine"),
+    ),
+    """
     import dataclasses
     @dataclasses.dataclass
     class Base:
