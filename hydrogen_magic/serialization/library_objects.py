@@ -13,6 +13,7 @@ import pickle
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,48 @@ def _reduce_loader(loader: Any) -> Any:
         return reduce_instance(loader)
     state: Any = {**loader.__dict__, "_iterator": None}, {}, False
     return restore_object, (type(loader),), state, None, None, restore_attributes
+
+
+_DISTRIBUTING = ("accelerate.", "deepspeed.", "horovod.", "torch.distributed.")
+"""Libraries whose optimizers hold what belongs to the processes of one gang."""
+
+
+def _reduce_optimizer(optimizer: Any) -> Any:
+    """Reduce an optimizer with all its attributes; torch leaves out hooks, and what subclasses set."""
+    kind, base = type(optimizer), sys.modules["torch.optim"].Optimizer
+    is_default = all(
+        find_on_type(kind, name) is find_on_type(base, name)
+        for name in ("__getstate__", "__reduce__", "__reduce_ex__")
+    )
+    if not is_default or any(one.__module__.startswith(_DISTRIBUTING) for one in kind.__mro__):
+        return NotImplemented
+    state = dict(vars(optimizer))
+    if hasattr(state.get("step"), "_wrapped_by_lr_sched"):
+        state["step"] = _WatchedStep(optimizer)
+    return restore_object, (kind,), state
+
+
+class _WatchedStep:
+    """Stands for the method of an optimizer that a scheduler has wrapped, in a closure of its own."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def __reduce__(self) -> Any:
+        return restore_watched_step, (self._optimizer,)
+
+
+def restore_watched_step(optimizer: Any) -> Any:
+    """Wrap the method as torch's schedulers do, which warn where it is not."""
+    reference = weakref.ref(optimizer)
+
+    def step(*args: Any, **options: Any) -> Any:
+        alive: Any = reference()
+        alive._opt_called = True
+        return type(alive).step(alive, *args, **options)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
 
 
 def _is_parametrized(kind: type) -> bool:
@@ -304,6 +347,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("pandas.core.internals.managers", "SingleBlockManager", reduce_single_manager),
     ("pandas._libs.internals", "BlockValuesRefs", _reduce_refs),
     ("pandas", "Index", reduce_index),
+    ("torch.optim", "Optimizer", _reduce_optimizer),
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),
     ("torch.jit", "ScriptFunction", _reduce_script_function),

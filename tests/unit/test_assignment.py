@@ -220,6 +220,19 @@ def test_tensors_and_arrays_are_updated_in_place(notebook: Notebook) -> None:
     notebook.cell("assert len(array) == 4 and same.sum() == 3 and alias.sum() == 3")
 
 
+def test_an_optimizer_comes_back_with_hooks_and_attributes(notebook: Notebook) -> None:
+    notebook.cell(NET + "calls = []")
+    opt = notebook.names["opt"]
+    cell = (
+        "opt.register_step_post_hook(lambda *args: calls.append(args[0] is opt)); opt.note = 1\n"
+        "import warnings; warnings.simplefilter('error'); step(); sched.step()"
+    )
+    assert run(notebook, cell, "net", "opt", "sched", "calls")[0] == []
+    assert notebook.names["opt"] is opt and opt.note == 1
+    notebook.cell("step(); sched.step(); assert calls == [True, True], calls")
+    notebook.cell(TRAINS)
+
+
 def test_frames_over_the_memory_of_a_result_stay_as_they_are(notebook: Notebook) -> None:
     notebook.cell("""
         import pandas as pd

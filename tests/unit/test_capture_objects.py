@@ -111,6 +111,49 @@ def test_objects_are_inspected_by_their_type(notebook: Notebook, setup: str) -> 
     assert inline(notebook.capture(cell)) == value
 
 
+# ── optimizers ───────────────────────────────────────────────────────────────────────────────────
+
+OPTIMIZERS: dict[str, tuple[str, str, Any]] = {
+    "hooks": (
+        "opt = torch.optim.SGD([w], lr=0.1); calls = []\n"
+        "opt.register_step_pre_hook(lambda *args: calls.append(args[0] is opt))",
+        "w.sum().backward(); opt.step()\ncalls",
+        [True],
+    ),
+    "an optimizer with a closure": (
+        "opt = torch.optim.LBFGS([w])",
+        "def closure():\n    opt.zero_grad(); loss = (w**2).sum(); loss.backward(); return loss\n"
+        "opt.step(closure).item()",
+        2,
+    ),
+    "an optimizer around another": (
+        "class SAM(torch.optim.Optimizer):\n"
+        "    def __init__(self, params):\n"
+        "        super().__init__(params, {})\n"
+        "        self.inner = torch.optim.SGD(self.param_groups, lr=0.1)\n"
+        "        self.param_groups = self.inner.param_groups\n"
+        "    def step(self, closure=None): self.inner.step()\n"
+        "opt = SAM([w])",
+        "w.sum().backward(); opt.step()\n"
+        "opt.param_groups is opt.inner.param_groups, round(w[0].item(), 4)",
+        (True, 0.9),
+    ),
+    "a scheduler": (
+        "opt = torch.optim.SGD([w], lr=0.1); sched = torch.optim.lr_scheduler.StepLR(opt, 1)",
+        "import warnings\nwarnings.simplefilter('error')\n"
+        "opt.step(); sched.step()\nopt.param_groups[0]['lr']",
+        0.1 * 0.1,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_arrive_with_all_they_have(notebook: Notebook, kind: str) -> None:
+    setup, cell, value = OPTIMIZERS[kind]
+    notebook.cell(f"import torch\nw = torch.ones(2, requires_grad=True)\n{setup}")
+    assert inline(notebook.capture(cell)) == value
+
+
 # ── objects that cloudpickle changes ─────────────────────────────────────────────────────────────
 
 CHANGED: dict[str, tuple[str, Any]] = {
