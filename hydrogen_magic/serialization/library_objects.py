@@ -5,6 +5,7 @@ Streams call the ``restore_*`` functions when they are read; the kernel and the 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.util
 import io
@@ -88,6 +89,33 @@ def restore_exception(kind: type[BaseException], *args: Any) -> BaseException:
     return error
 
 
+class _Suppress:
+    """Stands for ``argparse.SUPPRESS``, a text that parsers compare by identity."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (argparse, "SUPPRESS")
+
+
+def _reduce_of_parser(obj: Any) -> Any:
+    """Reduce a parser of arguments, or one of its actions."""
+    kind = type(obj)
+    if not _is_reduced_as(object, kind):
+        return NotImplemented
+    state = {
+        name: _Suppress() if value is argparse.SUPPRESS else value
+        for name, value in vars(obj).items()
+    }
+    return restore_object, (kind,), state
+
+
+def _is_reduced_as(base: type, kind: type) -> bool:
+    """Whether a subclass of ``base`` does not change what pickle saves."""
+    return all(
+        find_on_type(kind, name) is find_on_type(base, name)
+        for name in ("__getstate__", "__reduce__", "__reduce_ex__")
+    )
+
+
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -123,11 +151,9 @@ _DISTRIBUTING = ("accelerate.", "deepspeed.", "horovod.", "torch.distributed.")
 def _reduce_optimizer(optimizer: Any) -> Any:
     """Reduce an optimizer with all its attributes; torch leaves out hooks, and what subclasses set."""
     kind, base = type(optimizer), sys.modules["torch.optim"].Optimizer
-    is_default = all(
-        find_on_type(kind, name) is find_on_type(base, name)
-        for name in ("__getstate__", "__reduce__", "__reduce_ex__")
-    )
-    if not is_default or any(one.__module__.startswith(_DISTRIBUTING) for one in kind.__mro__):
+    if not _is_reduced_as(base, kind) or any(
+        one.__module__.startswith(_DISTRIBUTING) for one in kind.__mro__
+    ):
         return NotImplemented
     state = dict(vars(optimizer))
     if hasattr(state.get("step"), "_wrapped_by_lr_sched"):
@@ -341,6 +367,8 @@ def _uses_cpu(platforms: str | None) -> bool:
 
 
 _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
+    ("argparse", "Action", _reduce_of_parser),
+    ("argparse", "_ActionsContainer", _reduce_of_parser),
     ("builtins", "BaseException", _reduce_exception),
     ("jax", "Array", _reduce_jax_array),
     ("pandas.core.internals.blocks", "Block", reduce_block),

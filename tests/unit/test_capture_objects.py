@@ -194,6 +194,16 @@ CHANGED: dict[str, tuple[str, Any]] = {
         (True, 3, [(6, 3, 0), (1, 2, 1)], True, 2, "fine"),
     ),
     """
+    import argparse
+    x = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    x.add_argument("--lr", type=float)
+    x.add_argument("--secret", help=argparse.SUPPRESS)
+    x.add_subparsers(dest="command").add_parser("run").add_argument("--n", default=2)
+    """: (
+        "vars(x.parse_args(['run'])), x.parse_args(['--lr', '1']).lr, 'SUPPRESS' in x.format_help()",
+        ({"command": "run", "n": 2}, 1.0, False),
+    ),
+    """
     import dataclasses
     @dataclasses.dataclass
     class Base:
