@@ -14,6 +14,7 @@ import re
 import sys
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -516,7 +517,7 @@ def _apply_attribute(module: Any, key: str, value: Any) -> Undo:
     for part in path:
         owner = getattr(owner, part)
     before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else getattr(owner, name)
-    if type(before) is type(value) and type(value) in (list, dict, set):
+    if type(before) is type(value) and isinstance(value, (list, dict, set, deque)):
         copy = before.copy()
         _fill(before, value)
         return partial(_fill, before, copy)
@@ -531,7 +532,7 @@ def _apply_attribute(module: Any, key: str, value: Any) -> Undo:
 def _fill(target: Any, content: Any) -> None:
     content = content.copy()
     target.clear()
-    target.extend(content) if isinstance(target, list) else target.update(content)
+    target.extend(content) if isinstance(target, (list, deque)) else target.update(content)
 
 
 def _none(module: Any) -> Iterator[Setting | Stays]:
