@@ -15,7 +15,7 @@ from typing import Any
 from hydrogen_magic.capture.imports import Imports, module_level, module_name
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.core import syntax
-from hydrogen_magic.node.worker.settings import Stays, is_plain
+from hydrogen_magic.node.worker.settings import Stays, is_plain, is_property
 from hydrogen_magic.serialization.closure import ModuleSource, Setting
 from hydrogen_magic.serialization.pickler import is_main
 
@@ -220,7 +220,7 @@ def _contents(owner: Any) -> Mapping[str, Any]:
 
 
 def _part(owner: Any, name: str) -> Any:
-    is_stored = issubclass(type(owner), (type, types.ModuleType))
+    is_stored = issubclass(type(owner), (type, types.ModuleType)) and not is_property(owner, name)
     return _contents(owner)[name] if is_stored else getattr(owner, name)
 
 
@@ -348,6 +348,7 @@ _NOT_OF_RESULTS = (
     "pandas: styler.",
     "torch: anomaly",
     "torch: number of threads",
+    "torch: print options",
 )
 
 

@@ -186,6 +186,36 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     assert "unused" not in {item.name for item in captured.inventory}
 
 
+def test_properties_of_modules_and_contexts_of_decimal(notebook: Notebook, ranks: Ranks) -> None:
+    try:
+        notebook.cell("""
+            import torch, decimal
+            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.mkldnn.enabled = False
+            torch.set_printoptions(precision=2, sci_mode=True)
+            decimal.getcontext().Emax = 20
+            decimal.getcontext().traps[decimal.Inexact] = True
+        """)
+        captured = notebook.capture("""
+            traps = decimal.getcontext().traps
+            backends = torch.backends.cudnn.allow_tf32, torch.backends.mkldnn.enabled
+            backends, str(torch.tensor(0.5)), decimal.getcontext().Emax, traps[decimal.Inexact]
+        """)
+    finally:
+        torch.backends.cudnn.allow_tf32 = torch.backends.mkldnn.enabled = True
+        torch.set_printoptions(profile="default")
+        decimal.setcontext(decimal.Context())
+    assert not captured.warnings
+    rank = ranks.run(captured)
+    assert rank.warnings == []
+    assert rank.value == ((False, False), "tensor(5.00e-01)", 20, True)
+    before = torch.backends.mkldnn.enabled
+    setting = Setting("attribute", "torch", "backends.mkldnn.enabled", False)
+    with settings.apply([setting], pytest.fail):
+        assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled is before
+
+
 def test_changes_deep_inside_of_containers_travel(
     notebook: Notebook, ranks: Ranks, tmp_path: Path
 ) -> None:
