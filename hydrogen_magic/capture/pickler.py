@@ -14,9 +14,15 @@ from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
-from hydrogen_magic.serialization.identity import Originals, numbered, restore_numbered
+from hydrogen_magic.serialization.identity import Originals, is_array, numbered, restore_numbered
 from hydrogen_magic.serialization.library_objects import (
+    SharedRefs,
+    copies_on_write,
     is_jax_array,
+    reduce_block,
+    reduce_index,
+    reduce_shared_refs,
+    reduce_single_manager,
     reduce_tensor,
     restore_closed_file,
     restore_read_only,
@@ -106,6 +112,8 @@ class CapturePickler(Pickler):
         """Numbers of objects in the current value, if the value is to be brought back."""
         self.restore_original = restore_numbered
         """What makes such an object on a rank."""
+        self._block_depth = 0
+        """How many of pandas' blocks and indices are being written."""
         self.code_on_ranks: frozenset[str] = frozenset()
         """Names of functions and classes that the ranks have already."""
         self._is_local = is_local
@@ -116,6 +124,7 @@ class CapturePickler(Pickler):
         for kind in _FILES:
             self.handlers.setdefault(kind, self._reduce_file)
         self._ranks_have_gpu = ranks_have_gpu
+        self.handlers[SharedRefs] = self._reduce_shared_refs
         for module, name in _SPARK_CLASSES:
             self._handle(module, name, _refuse_spark_object)
         for place in (("torch", "Tensor"), ("torch.nn", "Parameter")):
@@ -130,9 +139,16 @@ class CapturePickler(Pickler):
         return is_notebooks(func, self.needs.namespace)
 
     def reducer_override(self, obj: Any) -> Any:
-        number = None if self.originals is None else self.originals.number(obj)
+        number = self._number(obj)
         reduced = self._reduce(obj)
         return reduced if number is None else numbered(self.restore_original, number, obj, reduced)
+
+    def _number(self, obj: Any) -> int | None:
+        if self.originals is None:
+            return None
+        if self._block_depth and is_array(obj) and copies_on_write():
+            return None  # other frames over this memory must not see what is brought back
+        return self.originals.number(obj)
 
     def _reduce(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
@@ -234,13 +250,26 @@ class CapturePickler(Pickler):
             base = getattr(sys.modules.get(module), name, None)
             if isinstance(base, type) and issubclass(kind, base):
                 return partial(_refuse, why=why, remedy=remedy)
-        return _reduce_jax_array if is_jax_array(kind) else super().handler_of(kind)
+        if is_jax_array(kind):
+            return _reduce_jax_array
+        handler = super().handler_of(kind)
+        if handler is None or handler not in _OVER_BLOCKS:
+            return handler
+        return partial(self._reduce_block, handler)
 
     def _handle(self, module: str, name: str, handler: Callable[[Any], Any]) -> None:
         """Reduce the objects of a class with ``handler`` if its module is imported."""
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type):
             self.handlers[kind] = handler
+
+    def _reduce_block(self, handler: Callable[[Any], Any], obj: Any) -> Any:
+        self._block_depth += 1
+        return handler(obj)
+
+    def _reduce_shared_refs(self, shared: SharedRefs) -> Any:
+        self._block_depth -= 1  # they are written after the memory
+        return reduce_shared_refs(shared)
 
     # ── memory that arrays and tensors share ─────────────────────────────────────────────────────
 
@@ -343,6 +372,9 @@ class CapturePickler(Pickler):
 
 _NOTHING = restore_same, (None,)
 """Stands for arrays in a stream that will be written again."""
+
+_OVER_BLOCKS: tuple[Any, ...] = (reduce_block, reduce_single_manager, reduce_index)
+"""What reduces objects of pandas that end with their :class:`SharedRefs`."""
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import re
 import sys
@@ -14,14 +15,22 @@ from typing import Any
 from hydrogen_magic.capture.imports import Imports, module_level, module_name
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.core import syntax
-from hydrogen_magic.node.worker.settings import Stays, is_plain
+from hydrogen_magic.node.worker.settings import Stays, is_plain, is_property
 from hydrogen_magic.serialization.closure import ModuleSource, Setting
 from hydrogen_magic.serialization.pickler import is_main
 
 _NOT_SENT = {"__main__", "IPython", "hydrogen_magic", "ipykernel", "ipywidgets", "os", "sys"}
 """Packages whose attributes belong to one process."""
+_CONTAINERS = (list, dict, set, collections.deque)
 _MUTATORS = {"add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault"}
-_MUTATORS |= {"update"}
+_MUTATORS |= {"appendleft", "extendleft", "move_to_end", "popitem", "popleft", "reverse", "rotate"}
+_MUTATORS |= {"difference_update", "intersection_update", "symmetric_difference_update"}
+_MUTATORS |= {"sort", "subtract", "update"}
+"""Methods of containers that change them."""
+_OF_PROVIDERS = {"matplotlib"}
+"""Libraries whose own objects are read as settings: rcParams."""
+_UNSENT: Any = object()
+"""Stands for a value that cannot be given to ranks item by item."""
 _SEED_CALL = re.compile(
     r"([\w.]+\.)?(manual_seed|manual_seed_all|seed_everything|set_random_seed|set_seed)|([\w.]+\.)?random\.seed"
 )
@@ -91,6 +100,8 @@ class _Change:
     """Attributes below it; empty if the object of that name is changed itself."""
     is_inside: bool
     """The contents of a list or dict are changed."""
+    is_item: bool = False
+    """An item is set or deleted: it is a change whatever the object is."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -100,27 +111,33 @@ def _changes_in(source: str) -> tuple[_Change, ...]:
 
 
 def _changes_of(node: ast.AST) -> Iterator[_Change]:
-    if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-        is_inside = isinstance(node, ast.Subscript)
-        yield from _change(node.value if is_inside else node, is_inside)
+    is_attribute = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    is_item = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
+    if is_attribute or is_item:
+        yield from _change(node)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr in _MUTATORS:
-            yield from _change(node.func.value, True)
+            yield from _change(node.func.value, is_inside=True)
     elif (
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr"
     ):
         owner, name = (node.args[0], node.args[1]) if len(node.args) == 3 else (node, node)
         if isinstance(name, ast.Constant):
-            yield from _change(ast.Attribute(owner, str(name.value)), False)
+            yield from _change(ast.Attribute(owner, str(name.value)))
 
 
-def _change(node: ast.AST, is_inside: bool) -> Iterator[_Change]:
+def _change(node: ast.AST, is_inside: bool = False) -> Iterator[_Change]:
+    """Yield the change of what ``node`` names; below an item, that of the object which has the item."""
+    is_item = not is_inside
     path: list[str] = []
-    while isinstance(node, ast.Attribute):
-        path.insert(0, node.attr)
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Attribute):
+            path.insert(0, node.attr)
+        else:
+            path, is_inside = [], True
         node = node.value
     if isinstance(node, ast.Name):
-        yield _Change(node.id, tuple(path), is_inside)
+        yield _Change(node.id, tuple(path), is_inside, is_item and is_inside)
 
 
 class ModuleChanges:
@@ -143,7 +160,10 @@ class ModuleChanges:
             root = setting.module.partition(".")[0]
             is_wanted = setting.module in local or is_used(root) or is_plain(setting.value)
             if is_wanted and root not in _NOT_SENT:
-                found.setdefault((setting.module, setting.key), setting)
+                is_sent = setting.value is not _UNSENT
+                found.setdefault(
+                    (setting.module, setting.key), setting if is_sent else Stays(name_of(setting))
+                )
         for home, module in local.items():
             for name, shown in _differing_constants(home, module.source):
                 found.setdefault((home, name), Stays(shown))
@@ -157,7 +177,11 @@ class ModuleChanges:
                     value: Any = functools.reduce(_part, path, sys.modules[home])
                 except Exception:  # deleted since, or never executed; properties may raise anything
                     continue
-                if not change.is_inside or type(value) in (list, dict, set):
+                if type(value).__module__.partition(".")[0] in _OF_PROVIDERS:
+                    continue
+                if change.is_inside and not _is_container(value):
+                    value = _UNSENT
+                if value is not _UNSENT or change.is_item:
                     yield Setting("attribute", home, ".".join(path), value)
 
     def _places(self, change: _Change) -> Iterator[tuple[str, list[str]]]:
@@ -182,6 +206,10 @@ class ModuleChanges:
                     yield statement.module, [statement.attribute, *path]
 
 
+def _is_container(value: Any) -> bool:
+    return issubclass(type(value), _CONTAINERS)
+
+
 def _contents(owner: Any) -> Mapping[str, Any]:
     """Return the attributes of a module or class as they are stored; a lazy module does not load."""
     is_module = issubclass(type(owner), types.ModuleType)
@@ -192,7 +220,7 @@ def _contents(owner: Any) -> Mapping[str, Any]:
 
 
 def _part(owner: Any, name: str) -> Any:
-    is_stored = issubclass(type(owner), (type, types.ModuleType))
+    is_stored = issubclass(type(owner), (type, types.ModuleType)) and not is_property(owner, name)
     return _contents(owner)[name] if is_stored else getattr(owner, name)
 
 
@@ -314,6 +342,7 @@ _NOT_OF_RESULTS = (
     "pandas: styler.",
     "torch: anomaly",
     "torch: number of threads",
+    "torch: print options",
 )
 
 

@@ -79,12 +79,10 @@ class Originals:
 
 def _is_kind(obj: Any) -> bool:
     kinds = (getattr(sys.modules.get(module), name, None) for module, name in _KINDS)
-    return _is_array(obj) or issubclass(
-        type(obj), tuple(kind for kind in kinds if kind is not None)
-    )
+    return is_array(obj) or issubclass(type(obj), tuple(kind for kind in kinds if kind is not None))
 
 
-def _is_array(obj: Any) -> bool:
+def is_array(obj: Any) -> bool:
     """Whether it is a plain array: writing to a memory map would change its file."""
     return type(obj) is getattr(sys.modules.get("numpy"), "ndarray", None)
 
@@ -273,7 +271,7 @@ def _saved_attributes(obj: Any) -> Callable[[], None]:
 
 def _saved_contents(old: Any) -> Callable[[], None]:
     """Return what gives an array or tensor its present contents again."""
-    if _is_array(old):
+    if is_array(old):
         array = old.copy()
         return lambda: _copy_contents(old, array)
     if not _is_tensor(old) or _is_lazy(old):
@@ -292,7 +290,7 @@ def _restore_tensor(tensor: Any, data: Any, contents: Any, grad: Any) -> None:
 
 def _fits(old: Any, new: Any) -> bool:
     """Whether ``old`` can take the contents of ``new``."""
-    if _is_array(old):
+    if is_array(old):
         same = old.shape == new.shape and old.dtype == new.dtype and not old.dtype.hasobject
         return bool(same and old.flags.writeable)
     if not _is_tensor(old) or _is_lazy(old):
@@ -305,7 +303,7 @@ def _is_tensor(obj: Any) -> bool:
 
 
 def _copy_contents(old: Any, new: Any) -> None:
-    if _is_array(old):
+    if is_array(old):
         old[...] = new
     elif _is_tensor(old) and not _is_lazy(old):
         _copy_tensor(old, new)

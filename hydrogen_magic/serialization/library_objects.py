@@ -5,6 +5,8 @@ Streams call the ``restore_*`` functions when they are read; the kernel and the 
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import importlib.util
 import io
 import os
@@ -12,6 +14,7 @@ import pickle
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +24,7 @@ from hydrogen_magic.serialization.instances import (
     restore_attributes,
 )
 from hydrogen_magic.serialization.pickling_errors import RefusedError
-from hydrogen_magic.serialization.reducers import restore_object
+from hydrogen_magic.serialization.reducers import restore_object, restore_same
 
 Handler = Callable[[Any], Any]
 
@@ -37,11 +40,17 @@ def handler_of(kind: type) -> Handler | None:
 
 # ── Python ───────────────────────────────────────────────────────────────────────────────────────
 
-OF_SYS: dict[type, Handler] = {
-    type(getattr(sys, name)): lambda obj, name=name: (getattr, (sys, name))  # type: ignore[misc]  # a default
-    for name in ("version_info", "flags", "float_info", "int_info", "hash_info", "thread_info")
+_CONSTANTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (sys, ("version_info", "flags", "float_info", "int_info", "hash_info", "thread_info")),
+    (dataclasses, ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")),
+)
+OF_CONSTANTS: dict[type, Handler] = {
+    type(getattr(module, name)): lambda obj, module=module, name=name: (getattr, (module, name))  # type: ignore[misc]  # defaults
+    for module, names in _CONSTANTS
+    for name in names
 }
-"""Reduces the records of ``sys``, whose classes have no name to be found by."""
+"""Reduces the only objects of their classes: the classes of ``sys`` have no name to be found by, and the
+constants of ``dataclasses`` are compared by identity."""
 
 
 def reduce_memoryview(view: memoryview) -> Any:
@@ -80,6 +89,33 @@ def restore_exception(kind: type[BaseException], *args: Any) -> BaseException:
     return error
 
 
+class _Suppress:
+    """Stands for ``argparse.SUPPRESS``, a text that parsers compare by identity."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (argparse, "SUPPRESS")
+
+
+def _reduce_of_parser(obj: Any) -> Any:
+    """Reduce a parser of arguments, or one of its actions."""
+    kind = type(obj)
+    if not _is_reduced_as(object, kind):
+        return NotImplemented
+    state = {
+        name: _Suppress() if value is argparse.SUPPRESS else value
+        for name, value in vars(obj).items()
+    }
+    return restore_object, (kind,), state
+
+
+def _is_reduced_as(base: type, kind: type) -> bool:
+    """Whether a subclass of ``base`` does not change what pickle saves."""
+    return all(
+        find_on_type(kind, name) is find_on_type(base, name)
+        for name in ("__getstate__", "__reduce__", "__reduce_ex__")
+    )
+
+
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -106,6 +142,46 @@ def _reduce_loader(loader: Any) -> Any:
         return reduce_instance(loader)
     state: Any = {**loader.__dict__, "_iterator": None}, {}, False
     return restore_object, (type(loader),), state, None, None, restore_attributes
+
+
+_DISTRIBUTING = ("accelerate.", "deepspeed.", "horovod.", "torch.distributed.")
+"""Libraries whose optimizers hold what belongs to the processes of one gang."""
+
+
+def _reduce_optimizer(optimizer: Any) -> Any:
+    """Reduce an optimizer with all its attributes; torch leaves out hooks, and what subclasses set."""
+    kind, base = type(optimizer), sys.modules["torch.optim"].Optimizer
+    if not _is_reduced_as(base, kind) or any(
+        one.__module__.startswith(_DISTRIBUTING) for one in kind.__mro__
+    ):
+        return NotImplemented
+    state = dict(vars(optimizer))
+    if hasattr(state.get("step"), "_wrapped_by_lr_sched"):
+        state["step"] = _WatchedStep(optimizer)
+    return restore_object, (kind,), state
+
+
+class _WatchedStep:
+    """Stands for the method of an optimizer that a scheduler has wrapped, in a closure of its own."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    def __reduce__(self) -> Any:
+        return restore_watched_step, (self._optimizer,)
+
+
+def restore_watched_step(optimizer: Any) -> Any:
+    """Wrap the method as torch's schedulers do, which warn where it is not."""
+    reference = weakref.ref(optimizer)
+
+    def step(*args: Any, **options: Any) -> Any:
+        alive: Any = reference()
+        alive._opt_called = True
+        return type(alive).step(alive, *args, **options)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
 
 
 def _is_parametrized(kind: type) -> bool:
@@ -161,6 +237,75 @@ def restore_script_tensors(module: Any, tensors: dict[str, Any]) -> None:
         for parent in parents:
             owner = getattr(owner, parent)
         setattr(owner, name, tensor)
+
+
+# ── pandas ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class SharedRefs:
+    """Where pandas counts the frames over the memory of a block or index; it is written after that memory.
+
+    Under copy-on-write pandas writes into memory in place if it knows of no other frame over it.
+    """
+
+    def __init__(self, refs: Any) -> None:
+        self.refs = refs if refs is not None and refs.has_reference() else None
+
+
+def reduce_block(block: Any) -> Any:
+    """Reduce a block of a DataFrame."""
+    make, args = block.__reduce__()
+    return make, args, SharedRefs(block.refs), None, None, restore_block_refs
+
+
+def reduce_single_manager(manager: Any) -> Any:
+    """Reduce what holds the block of a Series: pandas reduces it without the block itself."""
+    make, args, state = manager.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[:3]
+    refs = SharedRefs(manager.blocks[0].refs)
+    return make, args, (state, refs), None, None, restore_single_manager
+
+
+def reduce_index(index: Any) -> Any:
+    """Reduce an index, which may be over the memory of a column."""
+    make, args, *_ = index.__reduce__()
+    refs = SharedRefs(vars(index).get("_references"))  # that of a range cannot be set
+    return make, args, refs, None, None, restore_index_refs
+
+
+def reduce_shared_refs(shared: SharedRefs) -> Any:
+    """Reduce to the count itself, one object for all frames that share it; None if there is no other."""
+    return restore_same, (shared.refs,)
+
+
+def _reduce_refs(refs: Any) -> Any:
+    return type(refs), ()
+
+
+def restore_block_refs(block: Any, refs: Any) -> None:
+    """Count a block among those over the same memory."""
+    if refs is not None:
+        block.refs = refs
+        refs.add_reference(block)
+
+
+def restore_single_manager(manager: Any, state: tuple[Any, Any]) -> None:
+    """Give the manager of a Series its state, and count its block."""
+    manager.__setstate__(state[0])
+    restore_block_refs(manager.blocks[0], state[1])
+
+
+def restore_index_refs(index: Any, refs: Any) -> None:
+    """Count an index among the frames over the same memory."""
+    if refs is not None:
+        index._references = refs
+        refs.add_index_reference(index)
+
+
+def copies_on_write() -> bool:
+    """Whether no write into a frame of pandas is seen in another one."""
+    pandas = sys.modules["pandas"]
+    is_optional = int(pandas.__version__.partition(".")[0]) < 3
+    return not is_optional or pandas.options.mode.copy_on_write is True
 
 
 # ── JAX ──────────────────────────────────────────────────────────────────────────────────────────
@@ -222,8 +367,15 @@ def _uses_cpu(platforms: str | None) -> bool:
 
 
 _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
+    ("argparse", "Action", _reduce_of_parser),
+    ("argparse", "_ActionsContainer", _reduce_of_parser),
     ("builtins", "BaseException", _reduce_exception),
     ("jax", "Array", _reduce_jax_array),
+    ("pandas.core.internals.blocks", "Block", reduce_block),
+    ("pandas.core.internals.managers", "SingleBlockManager", reduce_single_manager),
+    ("pandas._libs.internals", "BlockValuesRefs", _reduce_refs),
+    ("pandas", "Index", reduce_index),
+    ("torch.optim", "Optimizer", _reduce_optimizer),
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),
     ("torch.jit", "ScriptFunction", _reduce_script_function),

@@ -15,6 +15,7 @@ Subclasses define how functions and classes of ``__main__`` are pickled. Streams
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
 import pickle
@@ -34,6 +35,9 @@ from hydrogen_magic.serialization.reducers import UNBOUND, Binding
 
 _UNKNOWN: Any = object()
 """Stands for the handler of a class that was not met before."""
+
+_SET_BY_ENUM = {"_name_", "_value_", "_sort_order_", "__objclass__"}
+"""Attributes that ``enum`` itself gives each member."""
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -71,7 +75,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             _CachedFunction: _reduce_cached_function,
             typing.NewType: _reduce_new_type,
             memoryview: library_objects.reduce_memoryview,
-            **library_objects.OF_SYS,
+            library_objects.SharedRefs: library_objects.reduce_shared_refs,
+            **library_objects.OF_CONSTANTS,
         }
         self._add_storage_handlers()
         self._add_numpy_handlers()
@@ -184,11 +189,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         *head, tracker, extra = args
         if len(head) == reducers.SKELETON_CLASS_ARGS:
             head[3].update(_layout_of(cls))
+        elif issubclass(cls, enum.Enum):
+            # cloudpickle makes aliases plain attributes.
+            head[3] = {name: member.value for name, member in cls.__members__.items()}
+            for name in head[3]:
+                state[0].pop(name, None)
         if self.tracks_classes:
             reducers.complete_classes.add(cls)
         tracker = tracker if self.tracks_classes else None
         new_args = (make, (*head, tracker, extra), self.binding(cls))
-        new_state = (set_state, state, self.companions(cls))
+        new_state = (set_state, state, self.companions(cls), _member_attributes(cls))
         return (
             reducers.restore_class,
             new_args,
@@ -313,6 +323,17 @@ def _layout_of(cls: type) -> dict[str, Any]:
         else {"__slots__": [slots] if isinstance(slots, str) else list(slots)}
     )
     return {**found, "__qualname__": cls.__qualname__} if "." in cls.__qualname__ else found
+
+
+def _member_attributes(cls: type) -> dict[str, dict[str, Any]]:
+    """Return what the code of an enum has set on its members, which are made before that code is there."""
+    if not issubclass(cls, enum.Enum):
+        return {}
+    own = {
+        name: {key: value for key, value in vars(member).items() if key not in _SET_BY_ENUM}
+        for name, member in cls.__members__.items()
+    }
+    return {name: attributes for name, attributes in own.items() if attributes}
 
 
 def _reduce_cached_property(obj: Any) -> Any:

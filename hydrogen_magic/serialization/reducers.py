@@ -115,14 +115,18 @@ def _has_notebooks_hook(bases: tuple[Any, ...]) -> bool:
     return False
 
 
-def restore_class_state(cls: type, state: tuple[Callable[..., Any], Any, dict[str, Any]]) -> None:
-    """Set the attributes of a class, unless this process already had it."""
-    set_state, attributes, companions = state
+def restore_class_state(
+    cls: Any, state: tuple[Callable[..., Any], Any, dict[str, Any], dict[str, dict[str, Any]]]
+) -> None:
+    """Set the attributes of a class and of an enum's members, unless this process already had it."""
+    set_state, attributes, companions, members = state
     for name, value in companions.items():
         sys.modules["__main__"].__dict__.setdefault(name, value)
     if cls in complete_classes:
         return
     set_state(cls, attributes)
+    for name, of_member in members.items():
+        vars(cls[name]).update(of_member)
     complete_classes.add(cls)
 
 

@@ -215,6 +215,80 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     assert "unused" not in {item.name for item in captured.inventory}
 
 
+def test_properties_of_modules_and_contexts_of_decimal(notebook: Notebook, ranks: Ranks) -> None:
+    try:
+        notebook.cell("""
+            import torch, decimal
+            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.mkldnn.enabled = False
+            torch.set_printoptions(precision=2, sci_mode=True)
+            decimal.getcontext().Emax = 20
+            decimal.getcontext().traps[decimal.Inexact] = True
+        """)
+        captured = notebook.capture("""
+            traps = decimal.getcontext().traps
+            backends = torch.backends.cudnn.allow_tf32, torch.backends.mkldnn.enabled
+            backends, str(torch.tensor(0.5)), decimal.getcontext().Emax, traps[decimal.Inexact]
+        """)
+    finally:
+        torch.backends.cudnn.allow_tf32 = torch.backends.mkldnn.enabled = True
+        torch.set_printoptions(profile="default")
+        decimal.setcontext(decimal.Context())
+    assert not captured.warnings
+    rank = ranks.run(captured)
+    assert rank.warnings == []
+    assert rank.value == ((False, False), "tensor(5.00e-01)", 20, True)
+    before = torch.backends.mkldnn.enabled
+    setting = Setting("attribute", "torch", "backends.mkldnn.enabled", False)
+    with settings.apply([setting], pytest.fail):
+        assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled is before
+
+
+def test_changes_deep_inside_of_containers_travel(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(
+        tmp_path,
+        {
+            "deep.py": """
+                import collections, array
+                CONFIG = {"optim": {"lr": 0.1}, "steps": [3]}
+                ORDERED, COUNTS = collections.OrderedDict(a=1), collections.defaultdict(int)
+                QUEUE, NAMES, GONE = collections.deque([1]), ["b", "a"], {"x": 1, "y": 2}
+                RATES, KEPT = array.array("d", [1.0]), ["a"]
+            """,
+            "reader.py": "from deep import COUNTS, ORDERED",
+        },
+    )
+    notebook.cell("import deep, reader")
+    notebook.cell("""
+        deep.CONFIG["optim"]["lr"] = 0.5
+        deep.CONFIG["steps"].append(4)
+        deep.ORDERED["a"] = 2; deep.COUNTS["n"] += 1
+        deep.QUEUE.appendleft(0); deep.NAMES.sort()
+        del deep.GONE["x"]
+        deep.RATES[0] = 2.0
+        deep.KEPT.index("a")
+    """)
+    captured = notebook.capture("""
+        same = reader.COUNTS is deep.COUNTS, reader.ORDERED is deep.ORDERED
+        dict(deep.ORDERED), deep.COUNTS["n"] + deep.COUNTS["m"], list(deep.QUEUE), deep.NAMES, deep.GONE, \
+            same, deep.CONFIG
+    """)
+    assert ranks.run(captured).value == (
+        {"a": 2},
+        1,
+        [0, 1],
+        ["a", "b"],
+        {"y": 2},
+        (True, True),
+        {"optim": {"lr": 0.5}, "steps": [3, 4]},
+    )
+    (warning,) = captured.warnings
+    assert "not sent: deep.RATES; set" in warning
+
+
 def test_changes_reach_modules_that_are_imported_late(
     notebook: Notebook, ranks: Ranks, tmp_path: Path
 ) -> None:

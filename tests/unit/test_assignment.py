@@ -218,3 +218,33 @@ def test_tensors_and_arrays_are_updated_in_place(notebook: Notebook) -> None:
     notebook.cell("assert same is array and alias is tensor and array.sum() == alias.sum() == 3")
     run(notebook, "array = np.ones(4); tensor = tensor + 1", "array", "tensor")
     notebook.cell("assert len(array) == 4 and same.sum() == 3 and alias.sum() == 3")
+
+
+def test_an_optimizer_comes_back_with_hooks_and_attributes(notebook: Notebook) -> None:
+    notebook.cell(NET + "calls = []")
+    opt = notebook.names["opt"]
+    cell = (
+        "opt.register_step_post_hook(lambda *args: calls.append(args[0] is opt)); opt.note = 1\n"
+        "import warnings; warnings.simplefilter('error'); step(); sched.step()"
+    )
+    assert run(notebook, cell, "net", "opt", "sched", "calls")[0] == []
+    assert notebook.names["opt"] is opt and opt.note == 1
+    notebook.cell("step(); sched.step(); assert calls == [True, True], calls")
+    notebook.cell(TRAINS)
+
+
+def test_frames_over_the_memory_of_a_result_stay_as_they_are(notebook: Notebook) -> None:
+    notebook.cell("""
+        import pandas as pd
+        raw = pd.DataFrame({"a": [1.0, 2.0], "when": pd.to_datetime(["2024", "2025"])})
+        clean = raw.assign(b=0)
+        raw_column = raw.a
+    """)
+    cell = "clean.loc[0, 'a'] = 9.0\nclean.loc[0, 'when'] = clean.when[1]"
+    assert run(notebook, cell, "clean") == ([], None)
+    names = notebook.names
+    assert names["clean"].a.tolist() == [9, 2] and names["clean"].when.dt.year[0] == 2025
+    assert names["raw"].a.tolist() == [1, 2] and names["raw"].when.dt.year[0] == 2024
+    assert run(notebook, "view = clean.copy(deep=False)", "view", "clean") == ([], None)
+    notebook.cell("view.loc[0, 'a'] = 5.0")
+    assert names["clean"].a.tolist() == [9, 2] and names["raw_column"].tolist() == [1, 2]

@@ -111,6 +111,49 @@ def test_objects_are_inspected_by_their_type(notebook: Notebook, setup: str) -> 
     assert inline(notebook.capture(cell)) == value
 
 
+# ── optimizers ───────────────────────────────────────────────────────────────────────────────────
+
+OPTIMIZERS: dict[str, tuple[str, str, Any]] = {
+    "hooks": (
+        "opt = torch.optim.SGD([w], lr=0.1); calls = []\n"
+        "opt.register_step_pre_hook(lambda *args: calls.append(args[0] is opt))",
+        "w.sum().backward(); opt.step()\ncalls",
+        [True],
+    ),
+    "an optimizer with a closure": (
+        "opt = torch.optim.LBFGS([w])",
+        "def closure():\n    opt.zero_grad(); loss = (w**2).sum(); loss.backward(); return loss\n"
+        "opt.step(closure).item()",
+        2,
+    ),
+    "an optimizer around another": (
+        "class SAM(torch.optim.Optimizer):\n"
+        "    def __init__(self, params):\n"
+        "        super().__init__(params, {})\n"
+        "        self.inner = torch.optim.SGD(self.param_groups, lr=0.1)\n"
+        "        self.param_groups = self.inner.param_groups\n"
+        "    def step(self, closure=None): self.inner.step()\n"
+        "opt = SAM([w])",
+        "w.sum().backward(); opt.step()\n"
+        "opt.param_groups is opt.inner.param_groups, round(w[0].item(), 4)",
+        (True, 0.9),
+    ),
+    "a scheduler": (
+        "opt = torch.optim.SGD([w], lr=0.1); sched = torch.optim.lr_scheduler.StepLR(opt, 1)",
+        "import warnings\nwarnings.simplefilter('error')\n"
+        "opt.step(); sched.step()\nopt.param_groups[0]['lr']",
+        0.1 * 0.1,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_arrive_with_all_they_have(notebook: Notebook, kind: str) -> None:
+    setup, cell, value = OPTIMIZERS[kind]
+    notebook.cell(f"import torch\nw = torch.ones(2, requires_grad=True)\n{setup}")
+    assert inline(notebook.capture(cell)) == value
+
+
 # ── objects that cloudpickle changes ─────────────────────────────────────────────────────────────
 
 CHANGED: dict[str, tuple[str, Any]] = {
@@ -127,6 +170,52 @@ CHANGED: dict[str, tuple[str, Any]] = {
     class Same(Pair): __slots__ = ()
     x = Same()
     """: ("x.a, hasattr(x, '__dict__'), repr(x)", (1, False, "Same(a=1)")),
+    """
+    import enum
+    class Planet(enum.Enum):
+        EARTH = (6, 3)
+        TWIN = (6, 3)
+        MARS = (1, 2)
+        def __init__(self, mass, radius):
+            self.mass, self.radius, self.peers = mass, radius, []
+            if mass == 1: self.peers.append(type(self).EARTH)
+    class Code(enum.IntEnum):
+        def __new__(cls, number, label):
+            self = int.__new__(cls, number)
+            self._value_, self.label = number, label
+            return self
+        OK = (1, "fine")
+    class Perm(enum.Flag): R = 1; W = 2; RW = 3
+    x = {Planet.EARTH: Code.OK}
+    """: (
+        "Planet.TWIN is Planet['TWIN'] is Planet((6, 3)), Perm['RW'].value,"
+        " [(p.mass, p.radius, len(p.peers)) for p in Planet],"
+        " Planet.MARS.peers[0] is Planet.EARTH, x[Planet.EARTH] + 1, Code(1).label",
+        (True, 3, [(6, 3, 0), (1, 2, 1)], True, 2, "fine"),
+    ),
+    """
+    import argparse
+    x = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    x.add_argument("--lr", type=float)
+    x.add_argument("--secret", help=argparse.SUPPRESS)
+    x.add_subparsers(dest="command").add_parser("run").add_argument("--n", default=2)
+    """: (
+        "vars(x.parse_args(['run'])), x.parse_args(['--lr', '1']).lr, 'SUPPRESS' in x.format_help()",
+        ({"command": "run", "n": 2}, 1.0, False),
+    ),
+    """
+    import dataclasses
+    @dataclasses.dataclass
+    class Base:
+        name: str
+        tags: list = dataclasses.field(default_factory=list)
+    x = dataclasses.fields(Base)
+    """: (
+        "@dataclasses.dataclass\nclass More(Base): n: int = 0\n"
+        "More('a').tags, x[0].default is dataclasses.MISSING, __import__('inspect').signature(Base)"
+        ".parameters['tags'].default is dataclasses._HAS_DEFAULT_FACTORY",
+        ([], True, True),
+    ),
     """
     class Base:
         __slots__ = ()
@@ -232,6 +321,38 @@ def test_memory_stays_shared(notebook: Notebook, kind: str) -> None:
     before = {name: repr(notebook.names.get(name)) for name in ("a", "x", "base")}
     assert inline(notebook.capture(cell)) == value
     assert {name: repr(notebook.names.get(name)) for name in before} == before
+
+
+FRAMES: dict[str, tuple[str, str, Any]] = {
+    "frames": (
+        "y = x.assign(r=x.a * 2, when=pd.to_datetime(['2024', '2025']))",
+        "y.loc[0, 'a'] = 9.0\nx.a.tolist(), y.a.tolist()",
+        ([1.0, 2.0], [9.0, 2.0]),
+    ),
+    "columns that are no arrays of NumPy": (
+        "x['when'] = pd.to_datetime(['2024', '2025']); y = x.copy(deep=False)",
+        "y.loc[0, 'when'] = y.when[1]\nx.when.dt.year.tolist(), y.when.dt.year.tolist()",
+        ([2024, 2025], [2025, 2025]),
+    ),
+    "a frame and its column": (
+        "y = x.a",
+        "y.iloc[0] = 9.0\nx.a.tolist(), y.tolist()",
+        ([1.0, 2.0], [9.0, 2.0]),
+    ),
+    "a column and the index over it": (
+        "y = pd.Series([1.0, 2.0]); x.index = pd.Index(y)",
+        "y.iloc[0] = 9.0\nx.index.tolist(), y.tolist()",
+        ([1.0, 2.0], [9.0, 2.0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames_over_the_same_memory_are_copied_on_write(notebook: Notebook, kind: str) -> None:
+    pytest.importorskip("pandas", "3")
+    setup, cell, value = FRAMES[kind]
+    notebook.cell(f"import pandas as pd; x = pd.DataFrame({{'a': [1.0, 2.0]}})\n{setup}")
+    assert inline(notebook.capture(cell)) == value
 
 
 PARTS = {

@@ -14,6 +14,7 @@ import re
 import sys
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any, TypeGuard
 
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.serialization.closure import Setting
+from hydrogen_magic.serialization.instances import find_on_type
 
 
 @dataclass(frozen=True)
@@ -175,17 +177,35 @@ _SYS = {
         lambda sys: sys.getrecursionlimit(), lambda sys, value: sys.setrecursionlimit(value), 1000
     )
 }
+
+
+def _of_context(name: str, default: Any) -> _Value:
+    return _Value(
+        lambda decimal: getattr(decimal.getcontext(), name),
+        lambda decimal, value: setattr(decimal.getcontext(), name, value),
+        default,
+    )
+
+
+def _traps(decimal: Any) -> tuple[str, ...]:
+    traps = decimal.getcontext().traps
+    return tuple(sorted(signal.__name__ for signal, is_trapped in traps.items() if is_trapped))
+
+
+def _set_traps(decimal: Any, names: Sequence[str]) -> None:
+    traps = decimal.getcontext().traps
+    for signal in list(traps):
+        traps[signal] = signal.__name__ in names
+
+
 _DECIMAL = {
-    "precision": _Value(
-        lambda decimal: decimal.getcontext().prec,
-        lambda decimal, value: setattr(decimal.getcontext(), "prec", value),
-        28,
-    ),
-    "rounding": _Value(
-        lambda decimal: decimal.getcontext().rounding,
-        lambda decimal, value: setattr(decimal.getcontext(), "rounding", value),
-        "ROUND_HALF_EVEN",
-    ),
+    "precision": _of_context("prec", 28),
+    "rounding": _of_context("rounding", "ROUND_HALF_EVEN"),
+    "Emin": _of_context("Emin", -999999),
+    "Emax": _of_context("Emax", 999999),
+    "capitals": _of_context("capitals", 1),
+    "clamp": _of_context("clamp", 0),
+    "traps": _Value(_traps, _set_traps, ("DivisionByZero", "InvalidOperation", "Overflow")),
 }
 
 
@@ -269,6 +289,11 @@ _TORCH = {
     "cudnn.deterministic": _flag("deterministic", False),
     "cudnn.benchmark": _flag("benchmark", False),
     "cudnn.enabled": _flag("enabled", True),
+    "print options": _Value(
+        lambda torch: dict(vars(torch._tensor_str.PRINT_OPTS)),
+        lambda torch, value: torch.set_printoptions(**value),
+        {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None},
+    ),
 }
 
 
@@ -555,8 +580,9 @@ def _apply_attribute(module: Any, key: str, value: Any) -> Undo:
     owner = module
     for part in path:
         owner = getattr(owner, part)
-    before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else getattr(owner, name)
-    if type(before) is type(value) and type(value) in (list, dict, set):
+    is_stored = hasattr(owner, "__dict__") and not is_property(owner, name)
+    before = vars(owner).get(name, _MISSING) if is_stored else getattr(owner, name)
+    if type(before) is type(value) and isinstance(value, (list, dict, set, deque)):
         copy = before.copy()
         _fill(before, value)
         return partial(_fill, before, copy)
@@ -568,10 +594,15 @@ def _apply_attribute(module: Any, key: str, value: Any) -> Undo:
     )
 
 
+def is_property(owner: Any, name: str) -> bool:
+    """Whether the class of ``owner`` computes an attribute, as those of modules of ``torch.backends`` do."""
+    return hasattr(type(find_on_type(type(owner), name)), "__set__")
+
+
 def _fill(target: Any, content: Any) -> None:
     content = content.copy()
     target.clear()
-    target.extend(content) if isinstance(target, list) else target.update(content)
+    target.extend(content) if isinstance(target, (list, deque)) else target.update(content)
 
 
 def _none(module: Any) -> Iterator[Setting | Stays]:
