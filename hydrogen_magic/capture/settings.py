@@ -162,7 +162,7 @@ class ModuleChanges:
             if is_wanted and root not in _NOT_SENT:
                 is_sent = setting.value is not _UNSENT
                 found.setdefault(
-                    (setting.module, setting.key), setting if is_sent else Stays(name_of(setting))
+                    (setting.module, setting.key), setting if is_sent else Stays(setting.label)
                 )
         for home, module in local.items():
             for name, shown in _differing_constants(home, module.source):
