@@ -144,21 +144,26 @@ def _reduce_loader(loader: Any) -> Any:
     return restore_object, (type(loader),), state, None, None, restore_attributes
 
 
-_DISTRIBUTING = ("accelerate.", "deepspeed.", "horovod.", "torch.distributed.")
-"""Libraries whose optimizers hold what belongs to the processes of one gang."""
-
-
 def _reduce_optimizer(optimizer: Any) -> Any:
     """Reduce an optimizer with all its attributes; torch leaves out hooks, and what subclasses set."""
     kind, base = type(optimizer), sys.modules["torch.optim"].Optimizer
-    if not _is_reduced_as(base, kind) or any(
-        one.__module__.startswith(_DISTRIBUTING) for one in kind.__mro__
-    ):
+    if not (_is_reduced_as(base, kind) and all(map(_is_of_torch_or_user, kind.__mro__))):
         return NotImplemented
     state = dict(vars(optimizer))
     if hasattr(state.get("step"), "_wrapped_by_lr_sched"):
         state["step"] = _WatchedStep(optimizer)
     return restore_object, (kind,), state
+
+
+def _is_of_torch_or_user(kind: type) -> bool:
+    """Whether a class is torch's own or not of a library.
+
+    Optimizers of libraries for distributed training hold what belongs to the processes of one gang.
+    """
+    name = kind.__module__
+    if name.startswith("torch."):
+        return not name.startswith("torch.distributed.")
+    return "-packages" not in str(getattr(sys.modules.get(name), "__file__", ""))
 
 
 class _WatchedStep:
