@@ -81,14 +81,37 @@ def restore_class(make: Callable[..., type], args: tuple[Any, ...], binding: Bin
 
 
 def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
-    """Make a class; its ``__init_subclass__`` hook does not run again."""
-    if len(args) != SKELETON_CLASS_ARGS + 2 or not _has_notebooks_hook(args[2]):
+    """Make a class; neither its ``__init_subclass__`` hook nor code of its metaclass runs again."""
+    if len(args) != SKELETON_CLASS_ARGS + 2:
         return make(*args)
     kind, name, bases, *rest = args
+    if _has_notebooks_code(kind):
+        kind = functools.partial(_made_by_library, kind)
+    if not _has_notebooks_hook(bases):
+        return make(kind, name, bases, *rest)
     first = types.resolve_bases(bases)[0]
     quiet = _Quiet if first.__dictoffset__ else _QuietWithSlots  # Python compares their layouts
     cls = make(kind, name, (quiet, *bases), *rest)
     cls.__bases__ = types.resolve_bases(bases)
+    return cls
+
+
+def _has_notebooks_code(metaclass: type) -> bool:
+    """Whether the notebook says how classes of ``metaclass`` are made: that needs the body of the class."""
+    own = (vars(base) for base in metaclass.__mro__ if base.__module__ == "__main__")
+    return any(not attributes.keys().isdisjoint(_MAKING) for attributes in own)
+
+
+_MAKING = {"__init__", "__new__", "__prepare__"}
+
+
+def _made_by_library(
+    metaclass: type, name: str, bases: tuple[type, ...], attributes: dict[str, Any]
+) -> Any:
+    """Make a class of ``metaclass`` as the first of its bases does that is not the notebook's."""
+    library: Any = next(base for base in metaclass.__mro__ if base.__module__ != "__main__")
+    cls = library.__new__(metaclass, name, bases, attributes)
+    library.__init__(cls, name, bases, attributes)
     return cls
 
 

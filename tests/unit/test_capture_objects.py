@@ -194,6 +194,33 @@ CHANGED: dict[str, tuple[str, Any]] = {
         (True, 3, [(6, 3, 0), (1, 2, 1)], True, 2, "fine"),
     ),
     """
+    import abc
+    class Meta(abc.ABCMeta):
+        made = {}
+        @classmethod
+        def __prepare__(meta, name, bases, *, key): return {"key": key}
+        def __new__(meta, name, bases, body, *, key):
+            body["table"] = body["fields"]
+            return super().__new__(meta, name, bases, body)
+        def __init__(cls, name, bases, body, *, key):
+            super().__init__(name, bases, body)
+            Meta.made[key] = cls
+    class Base(metaclass=Meta, key="b"):
+        fields = ["a"]
+        def __init_subclass__(cls, **options): Meta.made[cls.key + "!"] = cls
+        @abc.abstractmethod
+        def f(self): ...
+    class Model(Base, key="m"):
+        fields = ["x"]
+        def f(self): return self.table
+    x = Model()
+    """: (
+        "class More(Model, key='n'): fields = ['y']\n"
+        "x.f(), More().f(), sorted(Meta.made), Meta.made['m'] is Model, type(Model) is Meta,"
+        " Base.__abstractmethods__",
+        (["x"], ["y"], ["b", "m", "m!", "n", "n!"], True, True, frozenset({"f"})),
+    ),
+    """
     import argparse
     x = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
     x.add_argument("--lr", type=float)
