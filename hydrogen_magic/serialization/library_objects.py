@@ -144,10 +144,15 @@ def _reduce_loader(loader: Any) -> Any:
     return restore_object, (type(loader),), state, None, None, restore_attributes
 
 
+_DISTRIBUTING = ("accelerate.", "deepspeed.", "torch.distributed.")
+"""Libraries whose optimizers hold what belongs to the processes of one gang."""
+
+
 def _reduce_optimizer(optimizer: Any) -> Any:
     """Reduce an optimizer with all its attributes; torch leaves out hooks, and what subclasses set."""
     kind, base = type(optimizer), sys.modules["torch.optim"].Optimizer
-    if not (_is_reduced_as(base, kind) and all(map(_is_of_torch_or_user, kind.__mro__))):
+    is_distributing = any(one.__module__.startswith(_DISTRIBUTING) for one in kind.__mro__)
+    if is_distributing or _is_made_by_library(kind) or not _is_reduced_as(base, kind):
         return NotImplemented
     state = dict(vars(optimizer))
     if hasattr(state.get("step"), "_wrapped_by_lr_sched"):
@@ -155,15 +160,10 @@ def _reduce_optimizer(optimizer: Any) -> Any:
     return restore_object, (kind,), state
 
 
-def _is_of_torch_or_user(kind: type) -> bool:
-    """Whether a class is torch's own or not of a library.
-
-    Optimizers of libraries for distributed training hold what belongs to the processes of one gang.
-    """
-    name = kind.__module__
-    if name.startswith("torch."):
-        return not name.startswith("torch.distributed.")
-    return "-packages" not in str(getattr(sys.modules.get(name), "__file__", ""))
+def _is_made_by_library(kind: type) -> bool:
+    """Whether a library has made the class at run time, around that of the user's optimizer."""
+    home = kind.__module__
+    return home != "__main__" and getattr(sys.modules.get(home), kind.__name__, None) is not kind
 
 
 class _WatchedStep:

@@ -154,6 +154,20 @@ def test_optimizers_arrive_with_all_they_have(notebook: Notebook, kind: str) -> 
     assert inline(notebook.capture(cell)) == value
 
 
+def test_an_optimizer_that_a_library_has_wrapped_is_sent_as_torch_does(notebook: Notebook) -> None:
+    """What the library adds belongs to one process."""
+    notebook.cell("""
+        import threading, torch
+        kind = type("SGD", (torch.optim.SGD,), {"__module__": "logging"})
+        opt = kind([torch.ones(2, requires_grad=True)], lr=0.1)
+        opt.handles = threading.Lock()
+    """)
+    assert inline(notebook.capture("hasattr(opt, 'handles'), opt.param_groups[0]['lr']")) == (
+        False,
+        0.1,
+    )
+
+
 # ── objects that cloudpickle changes ─────────────────────────────────────────────────────────────
 
 CHANGED: dict[str, tuple[str, Any]] = {
