@@ -40,6 +40,7 @@ from hydrogen_magic.driver.placements import Attempt, Job, local_agents
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.remote import (
     HostTasks,
+    agents,
     attempt,
     host_tasks,
     unassigned,
@@ -308,7 +309,7 @@ def test_an_agent_exits_though_its_rank_removed_its_files(monkeypatch: pytest.Mo
 def test_an_agent_keeps_the_last_closure_alone_of_gangs_that_ended() -> None:
     """Closures and results come and go as memory files; a closure is kept for another attempt."""
     for _ in range(2):
-        agents = ended(launch(plain_ranks.parent, np=2)).results
+        pids = ended(launch(plain_ranks.parent, np=2)).results
 
     def held(pid: int) -> Iterator[str]:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -319,7 +320,7 @@ def test_an_agent_keeps_the_last_closure_alone_of_gangs_that_ended() -> None:
 
     kept = ["/memfd:hydrogen_magic:arriving"]
     # Agents that are idle for a minute end.
-    wait_until(lambda: all([*held(pid)] == kept for pid in agents), PATIENCE_S / 2)
+    wait_until(lambda: all([*held(pid)] == kept for pid in pids), PATIENCE_S / 2)
 
 
 def test_the_next_gang_of_a_host_goes_on_when_the_one_before_is_stopped(tmp_path: Path) -> None:
@@ -572,19 +573,30 @@ def test_a_stop_while_a_dataset_travels(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("no_shared_disk")
-def test_a_stop_while_a_dataset_travels_keeps_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def travel(*args: Any) -> str:
-        travels.set()
-        return await asyncio.Future()
+def test_a_stop_while_a_dataset_travels_keeps_the_session(
+    directories: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has arrived is deleted; the next cell may be in hours."""
+
+    async def read(fd: int, n_bytes: int, offset: int) -> bytes:
+        if offset:
+            travels.set()
+            await asyncio.Future()
+        return os.pread(fd, n_bytes, offset)
+
+    def arriving() -> list[Path]:
+        return [path for host in directories for path in host.glob("hydrogen-*/datasets/.*")]
 
     travels = threading.Event()
     pids = ended(launch(os.getpid, session="kept", np=2)).results
-    with numbers() as rows, monkeypatch.context() as patch:
-        patch.setattr(RemoteAgent, "send_dataset", travel)
+    with numbers(PART_BYTES // 4) as rows, monkeypatch.context() as patch:
+        patch.setattr(agents, "read_disk", read)
         gang = launch(shards.read_here, rows, session="kept")
         assert travels.wait(PATIENCE_S)
+        wait_until(arriving)
         gang.stop()
         assert ended(gang).state == "STOPPED"
+        wait_until(lambda: not arriving())
     assert ended(launch(os.getpid, session="kept")).results == pids
     sessions.sessions()[0].end()
 
@@ -600,16 +612,16 @@ def test_a_host_that_is_lost_while_it_receives_data_is_named(
     travels = threading.Event()
     monkeypatch.setattr(attempt, "_LOST_S", 5.0)
     monkeypatch.setattr(RemoteAgent, "send_dataset", travel)
-    agents = ended(launch(plain_ranks.parent, np=2)).results
+    pids = ended(launch(plain_ranks.parent, np=2)).results
     with numbers() as rows:
         gang = launch(shards.read_here, rows, np=2)
         assert travels.wait(PATIENCE_S)
-        os.kill(agents[1], signal.SIGSTOP)
+        os.kill(pids[1], signal.SIGSTOP)
         assert ended(gang).state == "FAILED"
     found = "has not responded for 5 s, while the data of hm.dataset() was sent to it"
     assert found in gang.snapshot().reason
-    os.kill(agents[1], signal.SIGKILL)
-    wait_until_gone(agents[1:])
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until_gone(pids[1:])
 
 
 def test_only_hosts_that_lack_the_data_receive_it(sent: list[str]) -> None:

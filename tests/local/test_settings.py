@@ -166,7 +166,7 @@ def test_a_session_undoes_what_its_cells_no_longer_bring(
         Setting("attribute", "mylib_of_later", "RATE", 1),
     ]
     before = context.prec, warnings.filters[:]
-    kept = settings.SessionSettings()
+    kept = settings.NotebookSettings()
     with warnings.catch_warnings():
         for _ in range(2):  # the second cell finds the settings of the first
             kept.undo_others([setting.label for setting in sent], refused.append)

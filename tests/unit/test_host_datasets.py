@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -63,11 +63,14 @@ def test_transfers_that_overlap_do_not_mix(datasets: HostDatasets, sent: list[Da
     assert sent == [DatasetKept(1), DatasetKept(2)]
 
 
-def test_what_was_on_its_way_is_deleted(datasets: HostDatasets, sent: list[DatasetKept]) -> None:
+@pytest.mark.parametrize("delete", [HostDatasets.drop_incomplete, lambda each: each.forget([NAME])])
+def test_what_was_on_its_way_is_deleted(
+    delete: Callable[[HostDatasets], None], datasets: HostDatasets, sent: list[DatasetKept]
+) -> None:
     """Also when its last parts arrive after the gang was stopped."""
     first, *others = parts(1, b"A" * 12)
     take(datasets, [first])
-    datasets.drop_incomplete()
+    delete(datasets)
     take(datasets, [*others, *parts(1, b"B" * 4, "b")])
     datasets.keep(KeepDataset(NAME, 1))
     assert list(datasets.folder.iterdir()) == [] and sent == []
@@ -78,7 +81,7 @@ def test_a_full_disk_is_reported_once_and_leaves_nothing(
 ) -> None:
     first, *others = parts(1, b"A" * 12)
     take(datasets, [first])
-    (datasets.folder / ".1" / "a").unlink()  # as if it could not be written
+    (datasets.folder / f".1.{NAME}" / "a").unlink()  # as if it could not be written
     take(datasets, others)
     datasets.keep(KeepDataset(NAME, 1))
     assert sent == [DatasetKept(1, f"No such file or directory ({datasets.folder})")]

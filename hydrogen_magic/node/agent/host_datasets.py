@@ -38,7 +38,7 @@ class HostDatasets:
         try:
             if number > self._newest:
                 self._newest = number
-                self._arriving[number] = self.folder / f".{number}"
+                self._arriving[number] = self.folder / f".{number}.{label.dataset}"
                 self._arriving[number].mkdir(parents=True)
             if number in self._arriving:
                 path = self._arriving[number] / label.file_name
@@ -73,7 +73,10 @@ class HostDatasets:
             shutil.rmtree(self._arriving.popitem()[1], ignore_errors=True)
 
     def forget(self, datasets: Iterable[str]) -> None:
-        """Delete the data of these datasets."""
+        """Delete the data of these datasets, also what is on its way."""
         for name in datasets:
             self._names.discard(name)
             shutil.rmtree(self.folder / name, ignore_errors=True)
+            for number, folder in list(self._arriving.items()):
+                if folder.name == f".{number}.{name}":
+                    shutil.rmtree(self._arriving.pop(number), ignore_errors=True)

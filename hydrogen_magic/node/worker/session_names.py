@@ -12,7 +12,7 @@ from hydrogen_magic.node.worker.held_names import describe, gpu_memory_bytes, is
 from hydrogen_magic.node.worker.module_importer import SessionFinder
 from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
-from hydrogen_magic.node.worker.settings import SessionSettings
+from hydrogen_magic.node.worker.settings import NotebookSettings
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.reducers import take_writers
@@ -25,7 +25,7 @@ class RankNames:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.objects = RankObjects()
         self.finder = SessionFinder()
-        self.settings = SessionSettings()
+        self.settings = NotebookSettings()
         self._shared_code: dict[str, Any] = {}
         """Functions and classes that the notebook also has, by name."""
         self._namespace = namespace

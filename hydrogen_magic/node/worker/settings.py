@@ -77,7 +77,7 @@ def apply(settings: Iterable[Setting], warn: Callable[[str], object]) -> ExitSta
     return undo
 
 
-class SessionSettings:
+class NotebookSettings:
     """The notebook's settings on a rank that runs several cells.
 
     Those that a cell no longer brings are undone: the notebook has them at their defaults again. What the

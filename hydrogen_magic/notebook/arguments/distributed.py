@@ -142,15 +142,18 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
     )
     add_display(parser)
     if not is_cell:
-        rest = argparse.REMAINDER
-        parser.add_argument(
-            "-m", dest="module", nargs=rest, help="module to run, and its arguments"
-        )
-        parser.add_argument("command", nargs=rest, help="script to run, and its arguments")
-        for action in parser._actions:
-            if action.dest in _OF_CELLS:
-                action.help = argparse.SUPPRESS
+        _add_script(parser)
     return parser
+
+
+def _add_script(parser: LineParser) -> None:
+    """Add the script, and hide the options of cells."""
+    rest = argparse.REMAINDER
+    parser.add_argument("-m", dest="module", nargs=rest, help="module to run, and its arguments")
+    parser.add_argument("command", nargs=rest, help="script to run, and its arguments")
+    for action in parser._actions:
+        if action.dest in _OF_CELLS:
+            action.help = argparse.SUPPRESS
 
 
 def _named(spec: JobSpec, found: argparse.Namespace) -> JobSpec:

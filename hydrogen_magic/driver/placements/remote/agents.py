@@ -218,6 +218,9 @@ class RemoteAgent(AgentClient):
             if sending.done():
                 sending.result()
             error: str = await kept
+        except BaseException:  # it is stopped, or cannot be read: a session's agent stays
+            self.send(ForgetDatasets((name,)))
+            raise
         finally:
             sending.cancel()
             del self._kept[number]
