@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +30,7 @@ from hydrogen_magic.capture.settings import (
 )
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, SessionSends, bundle
@@ -149,11 +150,12 @@ class Builder:
         return (*filter(None, noted), *self.local.warnings)
 
     def _hints(self, seed: int | None) -> tuple[str, ...]:
-        if seed is not None:
-            return ()
-        names = self.needs.read | self.cell_attributes | self.stream.pickler.attributes
-        note = seed_note(sources_of(self.needs.namespace, self.needs.imports), names)
-        return (note,) if note else ()
+        needs = self.needs
+        names = needs.read | self.cell_attributes | self.stream.pickler.attributes
+        sources = sources_of(needs.namespace, needs.imports)
+        seeds = seed_note(sources, names) if seed is None else ""
+        graph = _graph_note({name: needs.namespace[name] for name in needs.values}, names)
+        return tuple(filter(None, (seeds, graph)))
 
     def finish(self, header: ClosureManifest, cells: Mapping[str, str]) -> Captured:
         """Return the closure."""
@@ -278,6 +280,27 @@ class Builder:
             for name, module in self.local.sources.items()
         ]
         return tuple(items)
+
+
+def _graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
+    """Return what ``backward()`` on a loss of an earlier cell means; empty if there is none.
+
+    ``names``: those in the code that the ranks run. Only variables are looked at: tensors with a graph
+    inside other objects are often leftovers, as in modules with ``weight_norm``.
+    """
+    if names.isdisjoint(("backward", "grad")):
+        return ""
+    found = [
+        name
+        for name, value in values.items()
+        if is_a(value, "torch", "Tensor") and value.grad_fn is not None
+    ]
+    if not found:
+        return ""
+    return (
+        f"{' and '.join(f'`{name}`' for name in found[:3])} was computed in the notebook and arrives without"
+        " its autograd graph: backward() does not reach the parameters; compute it inside the cell"
+    )
 
 
 def _bound_module(statement: Statement) -> str:
