@@ -89,6 +89,14 @@ class JobSpec:
         """The rank whose value and variables are the results: the first one that runs the cell."""
         return 0 if self.session is None else min(self.on_ranks, default=0)
 
+    @property
+    def displaying(self) -> tuple[int, ...]:
+        """:attr:`display`; the first rank that runs the cell if none of those does. Empty: all."""
+        takes_part = {*self.on_ranks} if self.session is not None else set()
+        if not takes_part or not self.display or takes_part & {*self.display}:
+            return self.display
+        return (self.first_rank,)
+
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for values that no gang can run with."""
         for name, least in (("np", 1), ("retries", 0), ("max_closure_bytes", 1)):

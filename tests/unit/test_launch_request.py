@@ -57,6 +57,21 @@ def test_the_users_variables_win_then_those_of_the_rendezvous() -> None:
     assert (rank.env["MINE"], rank.env["OMP_NUM_THREADS"]) == ("1", "9")
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, (0,)),
+        ({"on_ranks": (1,)}, (1,)),
+        ({"on_ranks": (0, 1), "display": (1,)}, (1,)),
+        ({"on_ranks": (1,), "display": ()}, ()),
+        ({"session": None, "on_ranks": (1,), "pdb": True}, (0,)),
+    ],
+)
+def test_a_rank_that_runs_the_cell_is_displayed(options: Any, shown: tuple[int, ...]) -> None:
+    request = request_for(PLAN.slots[1], JobSpec(np=2, **{"session": "lab", **options}))
+    assert request.displaying == shown
+
+
 def test_recording_is_what_was_said_last() -> None:
     spec = JobSpec(np=2, timeline="")
     said = [request_for(PLAN.slots[0], spec, on).is_recording for on in (None, False, True)]

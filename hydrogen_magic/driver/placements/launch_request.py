@@ -72,7 +72,7 @@ def build(
         observers=job.observers,
         join_advice=JoinAdvice(spec.rendezvous, job.rendezvous.join_advice),
         timeline=job.rendezvous.timeline,
-        displaying=spec.display,
+        displaying=spec.displaying,
         is_debugging=spec.pdb,
         debuggable=spec.on_ranks,
         checkpoint_dir=host.checkpoint_dir,
