@@ -225,6 +225,15 @@ def test_ranks_are_not_one_line_where_one_has_nan() -> None:
     assert all(colours.of_rank(rank) in drawing for rank in range(2))
 
 
+@pytest.mark.parametrize("bad_ranks", [(3,), (3, 5)])
+def test_ranks_without_a_line_of_their_own_may_have_nan(bad_ranks: tuple[int, ...]) -> None:
+    events = trained(20, 50, ("lr",), spans=False)
+    events += [ev.Metrics(3.0, rank, (50,), (3.0,), {"lr": (math.nan,)}) for rank in bad_ranks]
+    legend, chart = checked(drawn(ended(events))).alts()[:2]
+    assert legend == "Legend"
+    assert "lowest" in chart and "not finite at step 50 (rank" in chart
+
+
 def test_long_names_that_end_alike_stay_different() -> None:
     names = [f"{part}/validation/mean_of_the_objective_head" for part in "abcd"]
     parsed = checked(drawn(ended(trained(2, 20, names, spans=False))))

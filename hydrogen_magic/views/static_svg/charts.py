@@ -110,10 +110,12 @@ def _left_out(metrics: Sequence[str]) -> str:
 
 def _drawn(series: Mapping[int, Buckets]) -> dict[int, Buckets]:
     """Return the series with a line: all ranks together (-1), and each rank if they are few."""
-    ranks = {rank: buckets for rank, buckets in series.items() if rank >= 0}
+    # A rank without its own series is listed without points if it has a value that is not finite.
+    filled = {rank: buckets for rank, buckets in series.items() if len(buckets)}
+    ranks = {rank: buckets for rank, buckets in filled.items() if rank != ALL_RANKS}
     if len(ranks) == 1:
-        return dict(ranks)
-    together = {rank: buckets for rank, buckets in series.items() if rank == ALL_RANKS}
+        return ranks
+    together = {rank: buckets for rank, buckets in filled.items() if rank == ALL_RANKS}
     return {**together, **(ranks if len(ranks) <= _MOST_LINES else {})}
 
 
@@ -175,7 +177,7 @@ def _lines(curve: CurveChange, points: int) -> dict[int, _ChartLine]:
     return {
         rank: _ChartLine(buckets, curve.width, points)
         for rank, buckets in sorted(curve.series.items())
-        if len(buckets.keys)
+        if len(buckets)
     }
 
 
