@@ -187,6 +187,18 @@ def test_displays_and_figures_appear_below_the_cell_in_order(kernel: Kernel) -> 
     ]
 
 
+def test_json_with_half_an_emoji_is_displayed(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%distributed --np 1\n"
+        "plot = {'application/vnd.plot+json': {'title': 'cut \\ud83d'}, 'text/plain': ''}\n"
+        "display(plot, metadata={'about': 'cut \\ud83d'}, raw=True)"
+    )
+    assert not cell.error, cell.error
+    shown = [c for kind, c in cell.messages if kind == "display_data"][-1]
+    assert shown["data"]["application/vnd.plot+json"] == {"title": "cut \ufffd"}
+    assert shown["metadata"] == {"about": "cut \ufffd"}
+
+
 def test_a_cell_that_fails_shows_its_figures(kernel: Kernel) -> None:
     cell = kernel.run("%%distributed --np 1\nimport matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0")
     assert "ZeroDivisionError" in cell.error

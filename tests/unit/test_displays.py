@@ -78,6 +78,14 @@ def test_types_over_the_limit_are_named() -> None:
     )
 
 
+def test_half_an_emoji_becomes_a_character_that_messages_can_contain() -> None:
+    halves = {"cut \ud83d": "\udcff", "whole": "\ud83d\ude00"}
+    found = as_text({"text/plain": "cut \ud83d", "application/vnd.plot+json": halves})
+    assert found["text/plain"] == "cut \ufffd"
+    plot = json.loads(found["application/vnd.plot+json"])
+    assert plot == {"cut \ufffd": "\ufffd", "whole": "\N{GRINNING FACE}"}
+
+
 # ── the rank's queue ─────────────────────────────────────────────────────────────────────────────
 
 
@@ -271,6 +279,26 @@ def test_an_update_reaches_all_outputs_of_its_id_on_its_rank() -> None:
     assert cell.carry_out((ev.UPDATE, "new", "x")) == ["new", "b", "new", "rank 1", "other"]
     cell.carry_out((ev.CLEAR, "", ""), rank=1)
     assert cell.carry_out((ev.UPDATE, "gone", "x"), rank=1)[3:] == ["", ""]
+
+
+def test_a_display_that_jupyter_refuses_is_replaced_by_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[str, bool]] = []
+
+    def publish(data: dict[str, str], update: bool, **_: Any) -> None:
+        data["text/plain"].encode()  # as Jupyter's session does
+        sent.append((data["text/plain"], update))
+
+    monkeypatch.setattr("IPython.display.publish_display_data", publish)
+    displays = RankDisplays()
+    texts = {ev.SHOW: "half \ud83d", ev.UPDATE: "whole"}
+    displays.show(
+        [ev.Display(0.0, 0, 1, act, {"text/plain": text}, "", "x") for act, text in texts.items()]
+    )
+    (refused, is_update), updated = sent
+    assert "cannot be shown: UnicodeEncodeError" in refused and not is_update
+    assert updated == ("whole", True)
 
 
 def test_what_a_rank_printed_before_it_asks_is_shown() -> None:

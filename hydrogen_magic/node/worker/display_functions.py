@@ -6,14 +6,13 @@ They take the place of IPython's own functions when a rank imports IPython, see
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.displays import DisplayQueue
-from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of
+from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of, json_text
 
 __all__ = ["DisplayHandle", "clear_output", "display", "publish_display_data", "update_display"]
 
@@ -87,7 +86,7 @@ def publish_display_data(
         if "text/plain" in data:
             print(data["text/plain"])
         return
-    about = json.dumps(metadata, default=str) if metadata else ""
+    about = json_text(metadata) if metadata else ""
     display_id = str((transient or {}).get("display_id", ""))
     if update:
         queue.update(as_text(data), about, display_id)

@@ -134,10 +134,16 @@ def _encoded(kind: str, content: Any) -> str:
     if isinstance(content, (bytes, bytearray, memoryview)):
         return base64.b64encode(content).decode()
     if kind == "application/json" or kind.endswith("+json"):
-        return json.dumps(content, default=str)
-    return _utf8(content if isinstance(content, str) else str(content))
+        return json_text(content)
+    return _encodable(content if isinstance(content, str) else str(content))
 
 
-def _utf8(text: str) -> str:
-    """Return ``text`` without lone surrogates, which no message can contain."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+def json_text(content: Any) -> str:
+    """Return ``content`` as JSON, with the text of objects that JSON does not know."""
+    # Not in ASCII: an escaped lone surrogate would become one again when the JSON is read.
+    return _encodable(json.dumps(content, default=str, ensure_ascii=False))
+
+
+def _encodable(text: str) -> str:
+    """Return ``text`` with U+FFFD in place of lone surrogates, which no message can contain."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -28,7 +28,8 @@ class CellOutput:
     """
 
     def __init__(self, cell: Any = None) -> None:
-        self._id: str | None = None
+        self._id = uuid.uuid4().hex
+        self._is_shown = False
         self._data: Mapping[str, Any] = {}
         self._cell = cell
 
@@ -36,20 +37,20 @@ class CellOutput:
         """Show ``data``, by MIME type, in place of the previous display."""
         self._data = data
         publish = partial(self._publish, data, metadata)
-        if self._id is None and self._cell is not None and not _is_main_thread():
+        if self._is_shown:
+            update(publish)
+        elif self._cell is not None and not _is_main_thread():
             # ipykernel 6 would show it under the cell that runs now.
-            self._id = uuid.uuid4().hex
             self._send_under_cell(metadata)
-        elif self._id is None:
+        else:
             self._cell = self._cell or running_cell()
             publish()
-        else:
-            update(publish)
+        self._is_shown = True  # what cannot be sent is shown nowhere
 
     def show_text(self, text: str, _: str | None = None) -> str:
         """Show plain text; text views send with it."""
         self.show({"text/plain": text})
-        return self._id or ""
+        return self._id
 
     def show_again(self) -> None:
         """Show the same once more as a new output of the cell, in a page that never got the first one."""
@@ -68,13 +69,11 @@ class CellOutput:
     def _publish(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> None:
         from IPython.display import publish_display_data
 
-        is_update = self._id is not None
-        self._id = self._id or uuid.uuid4().hex
         publish_display_data(  # type: ignore[no-untyped-call]
             data=dict(data),
             metadata=dict(metadata or {}),
             transient={"display_id": self._id},
-            update=is_update,
+            update=self._is_shown,
         )
 
 

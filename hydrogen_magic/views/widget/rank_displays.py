@@ -7,7 +7,7 @@ among them. A cleared output stays empty until the rank's next display takes its
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,13 @@ class _PageOutput:
     name: str = ""
     """The rank's own id for updates."""
     is_empty: bool = False
+
+    def show(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
+        try:
+            self.display.show(data, metadata)
+        except Exception as error:  # the gang and its other output matter more
+            text = f"this display cannot be shown: {type(error).__name__}: {error}"
+            self.display.show({"text/plain": text})
 
 
 class _RankPage:
@@ -80,21 +87,21 @@ class RankDisplays:
         output = page.outputs[page.n_used]
         output.name, output.is_empty = name, False
         page.n_used += 1
-        output.display.show(data, metadata)
+        output.show(data, metadata)
 
 
 def _update(page: _RankPage, display: ev.Display) -> None:
     data, metadata = _contents(display)
     for output in page.outputs[: page.n_used]:
         if output.name == display.display_id:
-            output.display.show(data, metadata)
+            output.show(data, metadata)
 
 
 def _empty(outputs: Sequence[_PageOutput]) -> None:
     for output in outputs:
         if not output.is_empty:
             output.is_empty = True
-            output.display.show(_EMPTY)
+            output.show(_EMPTY)
 
 
 def _contents(display: ev.Display) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -108,5 +115,5 @@ def _content(kind: str, text: str) -> Any:
     is_json = kind == "application/json" or kind.endswith("+json")
     try:
         return json.loads(text) if is_json else text
-    except ValueError:  # a masked secret may have left no JSON
+    except (ValueError, RecursionError):  # a masked secret may have left no JSON
         return text
