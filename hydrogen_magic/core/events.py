@@ -156,8 +156,8 @@ class ClosureSent:
 class StopRequested:
     at_s: float
     reason: str
-    """``"user"``, ``"timeout"``, ``"failure"``, ``"session"`` (``%gang end``), ``"owner"`` (SIGTERM) or
-    ``"kernel"`` (it ended)."""
+    """``"user"``, ``"timeout"``, ``"failure"``, ``"session"`` (``%gang end``), ``"owner"`` (SIGTERM),
+    ``"kernel"`` (it ended) or ``"view"`` (it failed)."""
     kill: bool = False
     """True: at once, without SIGINT first."""
 

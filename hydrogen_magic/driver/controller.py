@@ -48,6 +48,7 @@ _STOP_WORDS = {
     "kernel": "stopped: the kernel ended",
     "owner": "stopped: its owner process was terminated (SIGTERM)",
     "session": "stopped by %gang end",
+    "view": "stopped: its view failed",
 }
 
 

@@ -137,7 +137,7 @@ class Sweep:
         if isinstance(run.error, KeyboardInterrupt):  # of a rank inside the kernel
             self.stop()
         if self._is_stopped and run.gang is not None:  # requested while it was started
-            run.gang.stop(self._is_killed)
+            run.gang.stop_for("user", self._is_killed)
 
     @property
     def is_stopping(self) -> bool:
@@ -145,13 +145,17 @@ class Sweep:
 
     def stop(self, kill: bool = False) -> None:
         """Stop the running gangs, with ``kill`` at once, and start no further one. Does not wait."""
+        self.stop_for("user", kill)
+
+    def stop_for(self, reason: str, kill: bool = False) -> None:
+        """Stop it for a reason that :class:`~hydrogen_magic.core.events.StopRequested` names."""
         self._is_stopped, self._is_killed = True, self._is_killed or kill
         while self._queue:
             run, _ = self._queue.popleft()
             run.refuse(GangStoppedError("the sweep was stopped before it started"))
         for run in list(self._running):
             if run.gang is not None:
-                run.gang.stop(kill)
+                run.gang.stop_for(reason, kill)
 
     def finish_tracking(self) -> None:
         """Close its group in the tracker, and give that a moment. All runs have ended."""
@@ -264,6 +268,6 @@ def attend(sweep: Sweep, view: SweepView) -> None:
 def _end(sweep: Sweep) -> None:
     """Leave no gang unattended if the view failed."""
     if sweep.advance():
-        sweep.stop()
+        sweep.stop_for("view")
         while sweep.advance():
             pass

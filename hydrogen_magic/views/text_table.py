@@ -97,6 +97,7 @@ _STOP_REASONS = {
     "kernel": "the kernel ended",
     "owner": "its owner process was terminated",
     "session": "its session was ended",
+    "view": "its view failed",
 }
 
 

@@ -20,6 +20,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import Ping
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import (
     GangStoppedError,
@@ -293,6 +294,22 @@ def test_stop_while_it_starts(delay_s: float) -> None:
     time.sleep(delay_s)  # any moment of the launch
     gang.stop()
     assert ended(gang).state == "STOPPED"
+
+
+def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
+    class Failing:
+        interval_s = 0.1
+
+        def update(self, state: object, fresh: object) -> None:
+            raise OSError("no terminal")
+
+        def close(self, state: object) -> None: ...
+
+    gang = hm.launch(ranks.hang, "sleep", np=1)
+    with pytest.raises(OSError, match="no terminal"):
+        launcher.attend(gang, Failing())
+    with pytest.raises(GangStoppedError, match="stopped: its view failed"):
+        gang.raise_for_state()
 
 
 def test_stop_after_the_end_changes_nothing() -> None:

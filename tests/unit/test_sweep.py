@@ -93,7 +93,7 @@ class Fake:
         if self.error is not None:
             raise self.error
 
-    def stop(self, kill: bool = False) -> None:
+    def stop_for(self, reason: str, kill: bool = False) -> None:
         self.stops.append(kill)
         if not self.over.is_set():
             self.end(GangStoppedError("stopped by you"))
