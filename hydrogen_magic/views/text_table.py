@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,12 @@ def headline(state: GangState, now_s: float) -> str:
 def name_and_size(state: GangState) -> str:
     """Return ``gang 3f2a · 4 ranks``."""
     return f"gang {state.gang} · {len(state.ranks)} rank{'s' if len(state.ranks) != 1 else ''}"
+
+
+def text_while_running(state: GangState) -> str:
+    """Return one line that stays true in a saved notebook, where nothing updates it."""
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(state.wall_time))
+    return f"{name_and_size(state)} · started {started}; was running when this notebook was saved"
 
 
 def status_line(state: GangState, now_s: float) -> str:

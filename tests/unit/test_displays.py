@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -299,6 +300,19 @@ def test_a_display_that_jupyter_refuses_is_replaced_by_the_reason(
     (refused, is_update), updated = sent
     assert "cannot be shown: UnicodeEncodeError" in refused and not is_update
     assert updated == ("whole", True)
+
+
+def test_what_is_shown_stays_in_no_memory_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Figure(str): ...
+
+    def display_one() -> weakref.ref[Figure]:
+        figure = Figure("<svg>")
+        displays.show([ev.Display(0.0, 0, 1, ev.SHOW, {"image/svg+xml": figure})])
+        return weakref.ref(figure)
+
+    monkeypatch.setattr("IPython.display.publish_display_data", lambda **_: None)
+    displays = RankDisplays()  # of a view that is kept after the end
+    assert display_one()() is None
 
 
 def test_what_a_rank_printed_before_it_asks_is_shown() -> None:

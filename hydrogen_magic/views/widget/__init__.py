@@ -37,7 +37,7 @@ from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import without_colour
 from hydrogen_magic.views import DETACHED_S, Actions
 from hydrogen_magic.views.outputs import NotebookOutput
-from hydrogen_magic.views.text_table import gang_lines
+from hydrogen_magic.views.text_table import gang_lines, text_while_running
 from hydrogen_magic.views.widget.display import CellOutput, is_view_needed, is_widget_expected
 from hydrogen_magic.views.widget.flood import FloodWatch, resend_after
 from hydrogen_magic.views.widget.live_feed import LiveFeed
@@ -131,7 +131,6 @@ class WidgetView:
         with self._requests.lock:
             self._commands.release()
             self._live.release()
-            self._display.release()
             page = self._page  # another thread may be in close_widget()
             if page is not None:
                 page.release()
@@ -175,7 +174,7 @@ class WidgetView:
 
             self._page = Page(self._display, self._commands.take)
             self._page.open(state.gang, blocking=self._blocking)
-            self._page.show(_as_text(state))
+            self._page.show(text_while_running(state))
         else:
             self._text.start()
 
@@ -183,7 +182,7 @@ class WidgetView:
         """A page connected late: it has the printed output, and gets later output."""
         self._text.stop()
         if self._page is not None:
-            self._page.show(_as_text(state))
+            self._page.show(text_while_running(state))
 
     def _is_text_due(self) -> bool:
         assert self._opened_at is not None
@@ -221,10 +220,8 @@ class WidgetView:
     def _display_again(self, what: str) -> None:
         """Display again an output that a page lacks: the output itself, or its contents."""
         page = self._page
-        if what == "output":
-            self._display.show_again()
-        elif page is not None:
-            page.show_again(_as_text(self._live.state))
+        if page is not None:
+            page.show_again(as_new_output=what == "output")
 
     def _give_up(self, error: Exception) -> None:
         """Continue with text only: messages to pages can no longer be created."""

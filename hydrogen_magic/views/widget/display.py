@@ -30,18 +30,16 @@ class CellOutput:
     def __init__(self, cell: Any = None) -> None:
         self._id = uuid.uuid4().hex
         self._is_shown = False
-        self._data: Mapping[str, Any] = {}
         self._cell = cell
 
     def show(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
         """Show ``data``, by MIME type, in place of the previous display."""
-        self._data = data
         publish = partial(self._publish, data, metadata)
         if self._is_shown:
             update(publish)
         elif self._cell is not None and not _is_main_thread():
             # ipykernel 6 would show it under the cell that runs now.
-            self._send_under_cell(metadata)
+            self._send_under_cell(data, metadata)
         else:
             self._cell = self._cell or running_cell()
             publish()
@@ -52,18 +50,16 @@ class CellOutput:
         self.show({"text/plain": text})
         return self._id
 
-    def show_again(self) -> None:
-        """Show the same once more as a new output of the cell, in a page that never got the first one."""
+    def show_as_new(self, data: Mapping[str, Any]) -> None:
+        """Show ``data`` as a new output of the cell, in a page that never got the first one."""
         if self._cell is not None:
-            self._send_under_cell()
+            self._send_under_cell(data)
 
-    def release(self) -> None:
-        """Release the data; pages keep their current display."""
-        self._data = {}
-
-    def _send_under_cell(self, metadata: Mapping[str, Any] | None = None) -> None:
+    def _send_under_cell(
+        self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
+    ) -> None:
         transient = {"display_id": self._id}
-        content = {"data": dict(self._data), "metadata": dict(metadata or {})}
+        content = {"data": dict(data), "metadata": dict(metadata or {})}
         send_under(self._cell, "display_data", {**content, "transient": transient})
 
     def _publish(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> None:

@@ -60,8 +60,8 @@ class Page:
         self._is_pumped = False
         self._cell: Any = None
         """Parent message of the cell that shows the widget."""
-        self._final: tuple[str, str] | None = None
-        """The display after the end, as HTML and as text."""
+        self._shown: dict[str, Any] = {}
+        """Contents of the display by MIME type."""
 
     def open(self, gang_id: str, *, blocking: bool) -> None:
         """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
@@ -102,13 +102,13 @@ class Page:
             self._interceptor.pump()
 
     def show(self, text: str) -> None:
-        """Show ``text`` until a page draws the live view; a saved notebook shows only this."""
-        note = f"{text}\nstill running when this was saved"
-        self._put(f"<pre>{escape(note)}</pre>", note, **self._view())
+        """Show ``text`` until a page draws the live view; a notebook saved meanwhile shows only this."""
+        self._put(f"<pre>{escape(text)}</pre>", text, **self._view())
 
     def _put(self, html: str, text: str, **more: Any) -> None:
         html = f'<div class="{self._place}">{html}</div>'
-        self._display.show({**more, "text/html": html, "text/plain": text})
+        self._shown = {**more, "text/html": html, "text/plain": text}
+        self._display.show(self._shown)
 
     def send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
         """Send a message to every page that shows the widget; from any thread."""
@@ -128,19 +128,18 @@ class Page:
         """
         self._context.copy().run(self._set_unblocked)
         self._put(html, text)
-        self._final = html, text
 
-    def show_again(self, text: str) -> None:
-        """Display the same again, in a page that lacks it; ``text`` is for a gang that has not ended."""
-        if self._final is None:
-            self.show(text)
+    def show_again(self, *, as_new_output: bool) -> None:
+        """Display the same again, in a page that lacks the output, or what it should show by now."""
+        if as_new_output:
+            self._display.show_as_new(self._shown)
         else:
-            self.end(*self._final)
+            self._display.show(self._shown)
             self.resend_idle_status()
 
     def release(self) -> None:
-        """Release the final picture; pages keep it."""
-        self._final = None
+        """Release the picture; pages keep it."""
+        self._shown = {}
 
     def resend_idle_status(self) -> None:
         """Report once more that the cell is idle, when it is: pages that missed it show ``[*]`` for ever.

@@ -168,7 +168,7 @@ test("an ended gang without its finished picture has it displayed again", async 
   stage.open(new FakeModel({ ...noTraits(), place: "hm-place-lost" }));
   const place = document.body.appendChild(document.createElement("div"));
   place.className = "hm-place-lost";
-  place.innerHTML = "<pre>still running when this was saved</pre>";
+  place.innerHTML = "<pre>was running when this notebook was saved</pre>";
   const asked = () => stage.commands.filter((what) => what === "show").length;
   stage.model.answer = (command) => stage.model.ack(command);
   stage.say({ full: true, gang: gangWith({ state: "done", ended_s: 2 }) });
