@@ -59,9 +59,7 @@ class Actions(Protocol):
     def log_path(self, rank: int) -> Path: ...
 
 
-def pick_view(
-    *, quiet: bool = False, detached: bool = False, actions: Actions | None = None
-) -> View:
+def pick_view(*, quiet: bool = False, detached: bool = False, actions: Actions) -> View:
     """Return the view for the output of this process.
 
     ``quiet`` shows only output. A ``detached`` view is updated by a thread while the user continues.
@@ -71,7 +69,7 @@ def pick_view(
     from hydrogen_magic.views.text_view import TextView, pick_surface
 
     surface = pick_surface(detached=detached)
-    if quiet or actions is None or not isinstance(surface, NotebookOutput):
+    if quiet or not isinstance(surface, NotebookOutput):
         return TextView(surface, quiet=quiet, interval_s=DETACHED_S if detached else ATTENDED_S)
     from hydrogen_magic.views.widget import WidgetView
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.events import Notice
@@ -17,7 +16,6 @@ from hydrogen_magic.driver.state.output_lines import (
     clean_name,
     without_colour,
 )
-from hydrogen_magic.views.display_updates import update
 from hydrogen_magic.views.text_table import gang_lines, name_and_size, status_line, warnings
 
 if TYPE_CHECKING:
@@ -211,8 +209,8 @@ class NotebookOutput:
     """Output as stream text of the cell; the block as one display that is updated in place.
 
     A saved notebook contains the block once, in its last state, also after ``nbconvert --execute``.
-    ``send`` displays a plain text under an id, initially and for updates; ``displays`` shows displays of
-    ranks; ``clock`` is in seconds.
+    ``send`` displays the block in place of the previous one; a quiet view needs none. ``displays`` shows
+    displays of ranks; ``clock`` is in seconds.
     """
 
     width = 100
@@ -222,14 +220,13 @@ class NotebookOutput:
 
     def __init__(
         self,
-        send: Callable[[str, str | None], str] | None = None,
+        send: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         displays: RankDisplays | None = None,
     ) -> None:
-        self._send = send or _display_text
+        self._send = send
         self._displays = displays
         self._clock = clock
-        self._display_id: str | None = None
         self._shown = ""
         self._shown_at = 0.0
 
@@ -253,7 +250,7 @@ class NotebookOutput:
 
     def show(self, state: GangState, now_s: float) -> None:
         now = self._clock()
-        if self._display_id is None or now - self._shown_at >= self.interval_s:
+        if not self._shown or now - self._shown_at >= self.interval_s:
             self._shown_at = now
             self._put("\n".join(gang_lines(state, now_s, self.width)))
 
@@ -262,20 +259,6 @@ class NotebookOutput:
             self._put("\n".join(gang_lines(state, now_s, self.width)))
 
     def _put(self, text: str) -> None:
-        if text != self._shown:
+        if self._send is not None and text != self._shown:
             self._shown = text
-            send = partial(self._send, text, self._display_id)
-            self._display_id = send() if self._display_id is None else update(send)
-
-
-def _display_text(text: str, display_id: str | None) -> str:
-    """Display ``text`` under a new id, or in place of the display ``display_id``; return the id."""
-    import uuid
-
-    from IPython.display import publish_display_data
-
-    transient = {"display_id": display_id or uuid.uuid4().hex}
-    data: dict[str, Any] = {"text/plain": text}
-    is_update = display_id is not None
-    publish_display_data(data=data, transient=transient, update=is_update)  # type: ignore[no-untyped-call]
-    return transient["display_id"]
+            self._send(text)

@@ -8,12 +8,11 @@ import sys
 import threading
 import uuid
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import Context, copy_context
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-
-from hydrogen_magic.views.display_updates import update
 
 BUNDLE = Path(__file__).parent / "static" / "gang.js"
 """The live view as one module; ``make front`` builds it."""
@@ -36,7 +35,7 @@ class CellOutput:
         """Show ``data``, by MIME type, in place of the previous display."""
         publish = partial(self._publish, data, metadata)
         if self._is_shown:
-            update(publish)
+            _update(publish)
         elif self._cell is not None and not _is_main_thread():
             # ipykernel 6 would show it under the cell that runs now.
             self._send_under_cell(data, metadata)
@@ -45,10 +44,9 @@ class CellOutput:
             publish()
         self._is_shown = True  # what cannot be sent is shown nowhere
 
-    def show_text(self, text: str, _: str | None = None) -> str:
-        """Show plain text; text views send with it."""
+    def show_text(self, text: str) -> None:
+        """Show plain text in place of the previous display."""
         self.show({"text/plain": text})
-        return self._id
 
     def show_as_new(self, data: Mapping[str, Any]) -> None:
         """Show ``data`` as a new output of the cell, in a page that never got the first one."""
@@ -71,6 +69,18 @@ class CellOutput:
             transient={"display_id": self._id},
             update=self._is_shown,
         )
+
+
+def _update(publish: Callable[[], None]) -> None:
+    """Publish an update, from any thread.
+
+    A thread of a detached gang carries the context of its own cell. Some clients ignore messages of a cell
+    after its end; but an update is found by its id under any cell.
+    """
+    try:
+        Context().run(publish)
+    except LookupError:  # ipykernel 7.0 sends no messages outside of a cell
+        copy_context().run(publish)
 
 
 def _is_main_thread() -> bool:
