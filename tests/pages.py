@@ -102,7 +102,7 @@ class Page(Client):
 
     # ── what goes ──
 
-    def order(self, what: str, *, comm_id: str | None = None, **rest: Any) -> str:
+    def order(self, what: str, /, *, comm_id: str | None = None, **rest: Any) -> str:
         """Send an order; return its id."""
         order_id = f"{self.name}.{next(_numbers)}"
         self.send({"do": what, "id": order_id, "client": self.name, **rest}, comm_id)

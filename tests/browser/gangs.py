@@ -14,6 +14,7 @@ from tests.kernels import LOAD
 __all__ = [
     "ALL",
     "ASKING",
+    "CAPTURED",
     "DETACHED",
     "FAILING",
     "FLOOD",
@@ -22,6 +23,7 @@ __all__ = [
     "HOSTILE",
     "LOAD",
     "LOGGING",
+    "IN_OUTPUT",
     "NEXT",
     "PAYLOAD",
     "PREDICT",
@@ -144,6 +146,21 @@ def predict(batch):
 """
 """Takes four minutes; the first rows come back after some seconds."""
 
+IN_OUTPUT = """import time, ipywidgets
+import hydrogen_magic as hm
+def rest():
+    time.sleep(4)
+output = ipywidgets.Output()
+display(output)
+with output:
+    hm.run(rest, np=1)
+"""
+"""Runs for as long as a page takes to find that it lacks an output, and to ask for it twice."""
+
+CAPTURED = """%%capture
+hm.run(rest, np=1)
+"""
+
 ASKING = """%%distributed --np 2
 import os
 if os.environ["RANK"] == "1":
@@ -193,6 +210,8 @@ ALL = (
     SLOW_TO_END,
     FAILING,
     ASKING,
+    IN_OUTPUT,
+    CAPTURED,
     TRAINING,
     FRAME,
     PREDICT,

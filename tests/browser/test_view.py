@@ -12,7 +12,9 @@ from hydrogen_magic.core import events as ev
 from tests.browser.conftest import NewRun
 from tests.browser.gangs import (
     ASKING,
+    CAPTURED,
     FAILING,
+    IN_OUTPUT,
     LOAD,
     LOGGING,
     NEXT,
@@ -98,6 +100,15 @@ def test_a_rank_displays_and_asks_below_its_view(lab: NotebookPage) -> None:
     lab.finish(ASKING)
     expect(lab.cell(ASKING).locator(".of-a-rank")).to_have_text("Ada")
     expect(lab.widget(ASKING)).to_contain_text("printed by rank 1")
+
+
+def test_a_gang_is_shown_once_where_its_output_goes(lab: NotebookPage) -> None:
+    lab.run(IN_OUTPUT)
+    expect(lab.state(IN_OUTPUT)).to_have_attribute("data-state", "done")
+    lab.run(CAPTURED)
+    lab.run(NEXT)
+    expect(lab.widget(IN_OUTPUT)).to_have_count(1)
+    expect(lab.widget(CAPTURED)).to_have_count(0)
 
 
 @pytest.mark.exhaustive  # test_looks plays scenes in both themes

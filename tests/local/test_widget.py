@@ -304,6 +304,20 @@ def test_a_running_gang_gets_a_second_live_view(kernel: Kernel, page: Page) -> N
     page.read_until(lambda: all(map(page.picture, (first, second))))
 
 
+def test_an_output_is_displayed_again_unless_the_cell_captured_it(
+    kernel: Kernel, page: Page
+) -> None:
+    run = "import hydrogen_magic as hm\nhm.run(lambda: 1, np=1)"
+    cell = kernel.run(run)
+    first = page.comm_id
+    assert page.ack(page.order("show", comm_id=first, what="output"))["ok"]
+    kernel.until(cell, lambda: len(bundles(cell)) == 3)
+    captured = kernel.run(f"%%capture\n{run}")
+    second = page.read_until(lambda: next(iter(page.models.keys() - {first}), ""))
+    assert not page.ack(page.order("show", comm_id=second, what="output"))["ok"]
+    assert bundles(captured) == []
+
+
 def test_older_views_let_go_of_their_gang(kernel: Kernel, page: Page) -> None:
     kernel.run("%%distributed --np 1\n1")
     oldest = page.comm_id

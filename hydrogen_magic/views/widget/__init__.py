@@ -217,11 +217,10 @@ class WidgetView:
         page.resend_idle_status()
         return True
 
-    def _display_again(self, what: str) -> None:
+    def _display_again(self, what: str) -> bool:
         """Display again an output that a page lacks: the output itself, or its contents."""
         page = self._page
-        if page is not None:
-            page.show_again(as_new_output=what == "output")
+        return page is not None and page.show_again(as_new_output=what == "output")
 
     def _give_up(self, error: Exception) -> None:
         """Continue with text only: messages to pages can no longer be created."""

@@ -29,6 +29,7 @@ class CellOutput:
     def __init__(self, cell: Any = None) -> None:
         self._id = uuid.uuid4().hex
         self._is_shown = False
+        self._is_captured = False
         self._cell = cell
 
     def show(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
@@ -41,6 +42,7 @@ class CellOutput:
             self._send_under_cell(data, metadata)
         else:
             self._cell = self._cell or running_cell()
+            self._is_captured = _captures()
             publish()
         self._is_shown = True  # what cannot be sent is shown nowhere
 
@@ -48,10 +50,15 @@ class CellOutput:
         """Show plain text in place of the previous display."""
         self.show({"text/plain": text})
 
-    def show_as_new(self, data: Mapping[str, Any]) -> None:
-        """Show ``data`` as a new output of the cell, in a page that never got the first one."""
-        if self._cell is not None:
-            self._send_under_cell(data)
+    def show_as_new(self, data: Mapping[str, Any]) -> bool:
+        """Show ``data`` as a new output of the cell, in a page that never got the first one.
+
+        Return False if the cell has captured the first one, and so keeps it from all pages.
+        """
+        if self._cell is None or self._is_captured:
+            return False
+        self._send_under_cell(data)
+        return True
 
     def _send_under_cell(
         self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
@@ -81,6 +88,14 @@ def _update(publish: Callable[[], None]) -> None:
         Context().run(publish)
     except LookupError:  # ipykernel 7.0 sends no messages outside of a cell
         copy_context().run(publish)
+
+
+def _captures() -> bool:
+    """Return whether the cell captures its outputs, as ``%%capture`` does."""
+    from IPython.core.displaypub import CapturingDisplayPublisher
+    from IPython.core.getipython import get_ipython
+
+    return isinstance(getattr(get_ipython(), "display_pub", None), CapturingDisplayPublisher)
 
 
 def _is_main_thread() -> bool:

@@ -129,13 +129,16 @@ class Page:
         self._context.copy().run(self._set_unblocked)
         self._put(html, text)
 
-    def show_again(self, *, as_new_output: bool) -> None:
-        """Display the same again, in a page that lacks the output, or what it should show by now."""
+    def show_again(self, *, as_new_output: bool) -> bool:
+        """Display the same again, in a page that lacks the output, or what it should show by now.
+
+        Return False if pages are not to have it.
+        """
         if as_new_output:
-            self._display.show_as_new(self._shown)
-        else:
-            self._display.show(self._shown)
-            self.resend_idle_status()
+            return self._display.show_as_new(self._shown)
+        self._display.show(self._shown)
+        self.resend_idle_status()
+        return True
 
     def release(self) -> None:
         """Release the picture; pages keep it."""

@@ -22,7 +22,7 @@ _PARTS_AT_A_TIME = 4
 class PageRequests:
     """The requests that wait, and the files on their way.
 
-    ``display_again`` displays an output that a page lacks.
+    ``display_again`` displays an output that a page lacks, and returns whether it did.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PageRequests:
         live: LiveFeed,
         commands: CommandHandler,
         send: PageSender,
-        display_again: Callable[[str], None],
+        display_again: Callable[[str], bool],
         clock: Callable[[], float],
     ) -> None:
         self.lock = threading.RLock()
@@ -103,8 +103,8 @@ class PageRequests:
             case "detail":
                 self._answer_detail(feed, request)
             case "show":
-                self._display_again(request["what"])
-                self._commands.answer(request, ok=True)
+                is_shown = self._display_again(request["what"])
+                self._commands.answer(request, ok=is_shown)
             case "rows":
                 feed.watch(request["ranks"])
                 self._send_changes_if_closed()

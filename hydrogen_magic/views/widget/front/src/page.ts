@@ -47,11 +47,15 @@ export class Page {
   private readonly files = new Files();
   /** Whether everything has arrived since messages were lost. */
   private isWhole = false;
-  /** Whether the notebook has held the gang's output: a reader may have cleared it since. */
+  /** Whether the page has had the gang's output: a reader may have cleared it since. */
   private wasHeld = false;
+  /** Whether the kernel is asked to display something again, or has refused it. */
   private isShowAsked = false;
   /** Checks to let pass until something is asked for again. */
   private n_toWait = 0;
+  /** Checks to let pass until the output is asked for again, and between the next two requests. */
+  private n_toWaitForOutput = 0;
+  private outputPatience = PATIENCE;
   private readonly timer: ReturnType<typeof setInterval>;
 
   constructor(
@@ -96,6 +100,7 @@ export class Page {
    */
   private check(): void {
     this.n_toWait -= 1;
+    this.n_toWaitForOutput -= 1;
     if (this.refusal !== "" || this.isKernelGone || this.n_toWait > 0) return;
     const { store } = this;
     if (!this.isWhole || (!store.isOver && store.silenceS() > SILENCE_S)) {
@@ -110,11 +115,13 @@ export class Page {
   private missing(): "output" | "content" | null {
     const { model, place } = this;
     const held = heldBy(model.widget_manager, place, model.get("gang_id"));
-    this.wasHeld ||= held !== null && held !== "nothing";
+    // An output may be in another widget, such as ipywidgets' Output, in place of a cell.
+    const isElsewhere = document.getElementsByClassName(place).length > 0;
+    this.wasHeld ||= isElsewhere || (held !== null && held !== "nothing");
     if (held === "nothing") {
       // Only the page that ran the cell gets its outputs.
       const isOurs = !this.wasHeld && isFrom(model.widget_manager, model.get("session"));
-      return isOurs ? "output" : null;
+      return isOurs && this.n_toWaitForOutput <= 0 ? "output" : null;
     }
     const isUnfinished = held === "place" || (held === null && this.isPictureMissing());
     return held === "text" || (this.store.isOver && isUnfinished) ? "content" : null;
@@ -123,9 +130,14 @@ export class Page {
   /** The kernel sends the output before its answer: once that came, so has the output, or it is lost. */
   private async show(what: "output" | "content"): Promise<void> {
     this.isShowAsked = true;
-    await this.channel.ask({ do: "show", what });
-    this.isShowAsked = false;
+    const ack = await this.channel.ask({ do: "show", what });
+    this.isShowAsked = !ack.ok;
     this.n_toWait = PATIENCE;
+    if (what === "output") {
+      // Each one that goes where this page cannot see it stays there: so there are ever fewer.
+      this.n_toWaitForOutput = this.outputPatience;
+      this.outputPatience *= 2;
+    }
   }
 
   /** Class of the element in the cell's output that the live view is put into. */

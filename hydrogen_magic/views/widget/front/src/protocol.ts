@@ -244,7 +244,7 @@ export type Command =
   | { do: "rows"; ranks: number[] }
   /** Send the spans of these ranks too; large gangs start with those of the first 16. */
   | { do: "tracks"; ranks: number[] }
-  /** Display again what was lost: the output itself, or what it should show. */
+  /** Display again what was lost: the output itself, unless it was captured, or what it should show. */
   | { do: "show"; what: "output" | "content" }
   | { do: "csv" }
   | { do: "trace" }

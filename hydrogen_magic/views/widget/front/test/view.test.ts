@@ -214,6 +214,34 @@ describe("a page whose notebook can be read", () => {
     expect(shown()).toHaveLength(n_asked);
   });
 
+  test("asks ever less for an output that it does not see", async () => {
+    stage.model.answer = (command) => stage.model.ack(command);
+    hold([]);
+    stage.say({ full: true, gang: gangWith({ state: "done", ended_s: 2 }) });
+    await stage.pass(60_000);
+    expect(shown().length).toBeLessThan(8);
+  });
+
+  test("does not ask again for what the kernel has refused", async () => {
+    stage.model.answer = (command) => stage.model.ack(command, false);
+    hold([]);
+    stage.say({ full: true, gang: gangWith({ state: "done", ended_s: 2 }) });
+    await stage.pass(20_000);
+    expect(shown()).toEqual(["output"]);
+  });
+
+  test("asks for no output that is in another widget", async () => {
+    const output = document.body.appendChild(document.createElement("div"));
+    output.innerHTML = TEXT;
+    hold([]);
+    stage.say({ full: true, gang: gangWith() });
+    await stage.pass(2000);
+    output.remove(); // scrolled out of sight
+    stage.say({});
+    await stage.pass(2000);
+    expect(shown()).toEqual([]);
+  });
+
   test.each([
     ["ran in another page", () => hold([], "s-2")],
     ["was cleared by the reader", () => hold([TEXT])],
