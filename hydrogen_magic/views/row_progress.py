@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+from hydrogen_magic.views import draws_html
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from hydrogen_magic.views.widget.display import CellOutput
 
 _SHOWN_AFTER_S = 0.5
 """Shorter work shows nothing."""
@@ -39,6 +45,10 @@ class RowProgress:
         self._console = console
         self._due_s = clock() + _SHOWN_AFTER_S
         self._progress: Progress | None = None
+        self._output: CellOutput | None = None
+        """Of the cell in a notebook, where rich would make a widget that is dead in the saved notebook."""
+        self._context = copy_context()
+        """In it, ipykernel knows the cell, also in a thread that writes."""
 
     def add(self, n_rows: int) -> None:
         """Count rows that were written."""
@@ -89,6 +99,9 @@ class RowProgress:
     def _started(self) -> Progress:
         from rich import progress
 
+        in_cell = self._console is None and draws_html()
+        if in_cell:
+            self._console, self._output = _text_console(), _cell_output()
         columns = (
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
@@ -98,7 +111,8 @@ class RowProgress:
         # No thread of its own: each update draws.
         found = progress.Progress(*columns, console=self._console, auto_refresh=False)
         found.add_task(self._title, total=None, text="")
-        found.start()
+        if not in_cell:
+            found.start()
         return found
 
     def _draw(self) -> None:
@@ -106,3 +120,25 @@ class RowProgress:
             done, total = self._tasks or (self._rows, self._n_rows)
             task = self._progress.task_ids[0]
             self._progress.update(task, completed=done, total=total, text=self.text(), refresh=True)
+            if self._output is not None:
+                self._context.copy().run(self._output.show_text, _as_text(self._progress))
+
+
+def _text_console() -> Console:
+    from rich.console import Console
+
+    from hydrogen_magic.views.outputs import NotebookOutput
+
+    return Console(file=io.StringIO(), force_jupyter=False, width=NotebookOutput.width)
+
+
+def _cell_output() -> CellOutput:
+    from hydrogen_magic.views.widget.display import CellOutput
+
+    return CellOutput()
+
+
+def _as_text(progress: Progress) -> str:
+    with progress.console.capture() as captured:
+        progress.console.print(progress.get_renderable())
+    return captured.get().rstrip()

@@ -385,6 +385,23 @@ def test_quiet_shows_output_only(kernel: Kernel) -> None:
     assert cell.stream() == "hello\n" and bundles(cell) == []
 
 
+def test_the_progress_of_a_write_is_one_text_under_its_cell(each_kernel: Kernel) -> None:
+    cell = each_kernel.run(
+        "import threading\nfrom hydrogen_magic.views import row_progress\n"
+        "row_progress._SHOWN_AFTER_S = row_progress._REFRESH_S = 0\n"
+        "with row_progress.RowProgress('Writing', 20) as progress:\n"
+        "    thread = threading.Thread(target=progress.add, args=(10,))\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "    progress.add(10)"
+    )
+    assert not cell.error, cell.error
+    kinds = [kind for kind, _ in cell.messages if kind not in ("status", "execute_input")]
+    assert kinds == ["display_data", *["update_display_data"] * (len(kinds) - 1)]
+    texts = [shown["text/plain"] for shown in bundles(cell)]
+    assert "10 of 20 rows" in texts[0] and "20 of 20 rows" in texts[-1]
+
+
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────
 
 
