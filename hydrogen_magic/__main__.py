@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +12,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
-from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand, parse_gang
+from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand, parse_gang_words
 from hydrogen_magic.views import pick_view
 
 COMMANDS = {
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         print(_usage(setups))
         return 0 if set(arguments) & {"-h", "--help"} else 2
     try:
-        status = _manage(parse_gang(shlex.join(arguments[1:])))
+        status = _manage(parse_gang_words(arguments[1:]))
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the program that reads it has ended, as head does

@@ -5,6 +5,7 @@ from hydrogen_magic.notebook.arguments.gang import (
     GANG_COMMANDS,
     GangCommand,
     parse_gang,
+    parse_gang_words,
 )
 from hydrogen_magic.notebook.arguments.infer import (
     InferArguments,
@@ -22,6 +23,7 @@ __all__ = [
     "infer_usage",
     "parse",
     "parse_gang",
+    "parse_gang_words",
     "parse_infer",
     "usage",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.core.argument_types import (
@@ -64,7 +65,11 @@ class GangCommand:
 
 def parse_gang(line: str) -> GangCommand:
     """Return the parsed line of ``%gang``, or raise :class:`ArgumentsError`."""
-    words = split(line)
+    return parse_gang_words(split(line))
+
+
+def parse_gang_words(words: Sequence[str]) -> GangCommand:
+    """Return the parsed words of a line of ``%gang``, or raise :class:`ArgumentsError`."""
     if not words:
         return GangCommand()
     if words[0] in _HELP:
