@@ -1,6 +1,11 @@
 """Parses the lines of magics into frozen values, independently of IPython and of their use."""
 
-from hydrogen_magic.notebook.arguments.distributed import Arguments, parse, usage
+from hydrogen_magic.notebook.arguments.distributed import (
+    Arguments,
+    around_sweeps,
+    parse,
+    usage,
+)
 from hydrogen_magic.notebook.arguments.gang import (
     GANG_COMMANDS,
     GangCommand,
@@ -20,6 +25,7 @@ __all__ = [
     "ArgumentsError",
     "GangCommand",
     "InferArguments",
+    "around_sweeps",
     "infer_usage",
     "parse",
     "parse_gang",
