@@ -250,14 +250,17 @@ def read(gang_id: str) -> list[ev.Event]:
     """Return the events of a run, which may still be running.
 
     An incomplete last line (its kernel was killed) is left out. Raises HydrogenError if there is no
-    such run, EventError if its record is damaged.
+    such run, or its record is damaged.
     """
     try:
         data = (run_dir(gang_id) / _EVENTS).read_bytes()
     except OSError:
         raise HydrogenError(f"there is no record of a run {gang_id!r}{_where()}") from None
     complete = data[: data.rfind(b"\n") + 1]
-    return [_decode(line, gang_id) for line in complete.splitlines()]
+    try:
+        return [_decode(line, gang_id) for line in complete.splitlines()]
+    except ev.EventError as error:
+        raise HydrogenError(str(error)) from error
 
 
 def _where() -> str:
@@ -271,7 +274,9 @@ def _decode(line: bytes, gang_id: str) -> ev.Event:
     try:
         return ev.decode(json.loads(line))
     except ValueError as error:  # EventError is one
-        raise ev.EventError(f"the record of run {gang_id!r} is damaged: {error}") from error
+        raise ev.EventError(
+            f"the record of run {gang_id!r} is damaged, or of a newer version: {error}"
+        ) from error
 
 
 def recent_ids() -> list[str]:

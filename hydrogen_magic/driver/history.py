@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.errors import HydrogenError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,6 +82,8 @@ def as_of_now(state: GangState) -> GangState:
 
 def _last_state(found: run_log.Summary) -> GangState:
     """Return the state for a list; for a finished run, the first and last event are sufficient."""
+    events: Sequence[Event] = [found.launched, found.last]
     if found.ended is None:
-        return as_of_now(replay(run_log.read(found.gang)))
-    return replay([found.launched, found.last])
+        with suppress(HydrogenError):  # the record is damaged, or another kernel has deleted it
+            events = run_log.read(found.gang)
+    return as_of_now(replay(events))

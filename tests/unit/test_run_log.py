@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,12 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
+from hydrogen_magic.driver import history, launcher
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.notebook import gang_command
+from hydrogen_magic.notebook.arguments import GangCommand
 from tests import seconds
 from tests.records import ENDED, METRICS, launched, write
 
@@ -46,7 +50,7 @@ def test_a_torn_last_line_is_left_out_and_damage_is_told() -> None:
     assert found is not None
     assert (found.last, found.ended) == (METRICS, None)
     file.write_bytes(b"garbage\n" + file.read_bytes())
-    with pytest.raises(ev.EventError, match="g1"):
+    with pytest.raises(HydrogenError, match="run 'g1' is damaged"):
         run_log.read("g1")
     assert (run_log.recent(), run_log.recent_ids()) == ([], ["g1"])
 
@@ -153,6 +157,32 @@ def test_a_record_says_why_the_gang_is_over() -> None:
     assert run_log.unfinished(run_log.is_alive) == ["g2"], "the user has not been informed"
     run_log.end_abandoned("g2")
     assert run_log.unfinished(run_log.is_alive) == []
+
+
+@pytest.fixture
+def no_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide gangs of other tests, which lists have beside the records."""
+    monkeypatch.setattr(launcher, "gangs", dict)
+
+
+@pytest.mark.usefixtures("no_gangs")
+def test_a_record_that_cannot_be_read_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = run_log.owner_of_this_process()
+    for gang, wall_time in (("newer", 1.0), ("deleted", 2.0), ("whole", 3.0)):
+        write(gang, launched(gang, wall_time, mine), ev.AttemptStarted(0.5, 0), METRICS)
+    file = run_log.run_dir("newer") / "events.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([lines[0], b'["EventOfANewerVersion",{"at_s":0.5}]\n', *lines[1:]]))
+    known = run_log.recent()
+    shutil.rmtree(run_log.run_dir("deleted"))
+    monkeypatch.setattr(run_log, "recent", lambda: known)
+    states = history.states()
+    assert [state.gang for state in states] == ["newer", "deleted", "whole"]
+    assert states[0].last_metrics == states[2].last_metrics
+    with pytest.raises(HydrogenError, match=r"damaged, or of a newer version: .*EventOfANewer"):
+        gang_command.manage(GangCommand("show", gang="newer"))
 
 
 def test_runs_that_ended_last_are_kept_and_unseen_ones() -> None:
