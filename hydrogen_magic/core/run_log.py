@@ -393,14 +393,7 @@ def _outlives(first: bytes, gang_id: str) -> bool:
 def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
     unseen = (ev.KERNEL_ENDED, ev.OWNER_ENDED)
     is_seen = found.ended is not None and found.ended.reason not in unseen
-    if is_seen or is_alive(found.launched.owner):
-        return False
-    if _machine_of(found.launched.owner) == _machine():
-        return True
-    # A home directory shared between machines: only the file's age shows whether that kernel is
-    # alive.
-    written = (runs_dir() / found.gang / _EVENTS).stat().st_mtime
-    return time.time() - written > _OTHER_MACHINE_S
+    return not is_seen and is_owner_gone(found.gang, found.launched.owner, is_alive)
 
 
 def is_over(found: Summary) -> bool:
@@ -448,6 +441,21 @@ def is_alive(owner: str) -> bool:
     if machine != _machine() or not process.isdigit():
         return False
     return _start_time(int(process)) == owner.rpartition(":")[2]
+
+
+def is_owner_gone(gang_id: str, owner: str, is_alive: Callable[[str], bool] = is_alive) -> bool:
+    """Return whether ``owner``, of this run, no longer runs, here or on another machine."""
+    if is_alive(owner):
+        return False
+    if _machine_of(owner) == _machine():
+        return True
+    # A home directory shared between machines: only the file's age shows whether that kernel is
+    # alive.
+    try:
+        written = (run_dir(gang_id) / _EVENTS).stat().st_mtime
+    except OSError:  # another kernel has deleted the record
+        return True
+    return time.time() - written > _OTHER_MACHINE_S
 
 
 def is_stopped(owner: str) -> bool:

@@ -76,6 +76,8 @@ def as_of_now(state: GangState) -> GangState:
     """Return a recorded state; a run whose kernel died was stopped by that."""
     if state.is_terminal or run_log.is_alive(state.owner):
         return state
+    if not run_log.is_owner_gone(state.gang, state.owner):
+        return replace(state, reason=f"runs on {state.host}")
     ended = "owner process ended unexpectedly" if state.outlives else "kernel ended"
     return replace(state, state="STOPPED", reason=f"its {ended}")
 

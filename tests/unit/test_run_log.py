@@ -21,6 +21,7 @@ from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments import GangCommand
+from hydrogen_magic.views.text_table import gang_lines
 from tests import seconds
 from tests.records import ENDED, METRICS, launched, write
 
@@ -183,6 +184,18 @@ def test_a_record_that_cannot_be_read_does_not_hide_the_others(
     assert states[0].last_metrics == states[2].last_metrics
     with pytest.raises(HydrogenError, match=r"damaged, or of a newer version: .*EventOfANewer"):
         gang_command.manage(GangCommand("show", gang="newer"))
+
+
+@pytest.mark.usefixtures("no_gangs")
+def test_a_run_on_another_machine_goes_on_until_its_record_is_silent() -> None:
+    other = replace(launched("away", owner="another machine:1:1"), host="login2")
+    file = write("away", other, ev.AttemptStarted(0.5, 0)) / "events.jsonl"
+    (state,) = history.states()
+    assert (state.is_terminal, state.reason) == (False, "runs on login2")
+    assert gang_lines(state, state.now_s, 100)[0].endswith(" · runs on login2")
+    os.utime(file, (0, 0))
+    (state,) = history.states()
+    assert (state.state, state.reason) == ("STOPPED", "its kernel ended")
 
 
 def test_runs_that_ended_last_are_kept_and_unseen_ones() -> None:
