@@ -59,6 +59,12 @@ def test_values_that_are_none(text: str, said: str) -> None:
         combinations([("lr", text)], {})
 
 
+@pytest.mark.parametrize("text", [",", " , ", "*[]"])
+def test_a_name_of_text_needs_a_value(text: str) -> None:
+    with pytest.raises(OptionValueError, match=r"--sweep optimizer=.* has no value"):
+        combinations([("optimizer", text)], {"optimizer": "adam"})
+
+
 def test_secrets_are_in_no_name_and_no_list() -> None:
     values = {"api_token": "correct-horse", "note": "x\ny" * 100}
     assert "correct-horse" not in label_of(values) + str(params_of(values))
