@@ -34,7 +34,12 @@ def main(arguments: Sequence[str]) -> int:
         print(_usage(setups))
         return 0 if set(arguments) & {"-h", "--help"} else 2
     try:
-        status = _manage(parse_gang_words(arguments[1:]))
+        command = _parsed(arguments[1:])
+    except ArgumentsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        status = _manage(command)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the program that reads it has ended, as head does
@@ -51,6 +56,15 @@ def _usage(setups: Iterable[str]) -> str:
     commands = {**COMMANDS, **others}
     lines = (f"  {command:<18}{meaning}" for command, meaning in commands.items())
     return "\n".join(["usage: python -m hydrogen_magic COMMAND", "", *lines])
+
+
+def _parsed(words: Sequence[str]) -> GangCommand:
+    command = parse_gang_words(words)
+    if command.out:
+        raise ArgumentsError(
+            "--out assigns variables of a notebook, and a terminal has none: drop it"
+        )
+    return command
 
 
 def _manage(command: GangCommand) -> int:

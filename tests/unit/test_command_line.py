@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hydrogen_magic.__main__ import main
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.testing.entry_points import declare
 from tests.records import ENDED, launched, write
 
@@ -27,6 +28,27 @@ def test_the_shell_has_split_and_unquoted_the_words(capsys: pytest.CaptureFixtur
     write("g2", launched("g2", wall_time=2e9), ENDED)
     assert main(["gang", "show", "#1 isn't wide"]) == 0
     assert "gang g1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("gang frob", 2, "frob is not a command"),
+        ("gang logs --rank x", 2, "whole number"),
+        ("gang attach g1 --out model", 2, "a terminal has none: drop it"),
+        ("gang logs unknown", 1, "no gang has run yet"),
+    ],
+)
+def test_a_wrong_command_differs_from_one_that_fails(
+    line: str,
+    status: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launcher, "gangs", dict)
+    assert main(line.split()) == status
+    assert said in capsys.readouterr().err
 
 
 def test_a_plug_in_adds_a_command(
