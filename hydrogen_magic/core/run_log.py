@@ -357,7 +357,9 @@ def complete(gang_id: str, events: Sequence[ev.Event]) -> None:
         file.truncate(end)
         file.seek(end)
         recorded = list(filter(is_recorded, events))
-        file.write(b"".join(map(_line, recorded[data.count(b"\n", 0, end) :])))
+        missing = b"".join(map(_line, recorded[data.count(b"\n", 0, end) :]))
+        while missing:  # a disk that gets full takes a part, and refuses the rest
+            missing = missing[file.write(missing) :]
 
 
 def write_end(run_dir: Path, reason: str) -> None:

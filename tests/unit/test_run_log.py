@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -10,6 +11,8 @@ import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,8 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import history, launcher
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.metrics import frame
+from hydrogen_magic.driver.owner import process
+from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments import GangCommand
@@ -137,6 +142,38 @@ def test_a_record_that_a_full_disk_cut_off_is_completed_at_the_end() -> None:
     run_log.complete("g1", [shown, *events[:3], shown, ENDED])
     run_log.complete("g1", [shown, *events[:3], shown, ENDED])
     assert run_log.read("g1") == events
+
+
+def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = write("g1", launched("g1"))
+    file = folder / "events.jsonl"
+    events = [launched("g1"), METRICS, ENDED]
+    gang: Any = SimpleNamespace(id="g1", folder=folder, events=lambda: events)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = [soft, file.stat().st_size + 10, soft]
+
+    def wait(seconds: float = 5.0) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits.pop(0), hard))
+
+    touch = Path.touch
+
+    def touch_if_not_full(path: Path, mode: int = 0o666) -> None:
+        if len(limits) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        touch(path, mode)
+
+    monkeypatch.setattr(Path, "touch", touch_if_not_full)
+    monkeypatch.setattr(stored_results.time, "sleep", wait)
+    try:
+        wait()
+        process._complete_record(gang, is_seen=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert run_log.read("g1") == events and run_log.is_unseen("g1") and not limits
+    shutil.rmtree(folder)
+    process._complete_record(gang, is_seen=False)  # nor does it wait for a deleted folder
 
 
 def test_a_record_says_why_the_gang_is_over() -> None:
