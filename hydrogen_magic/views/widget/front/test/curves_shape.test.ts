@@ -101,6 +101,17 @@ describe("lines of a plot", () => {
     expect(roles(FEW_LINES + 1).slice(-2)).toEqual(["rank", "mean"]);
   });
 
+  it("are those of ranks with a curve, however many have only values that are not finite", () => {
+    const n_ranks = 64;
+    const bad = Array.from({ length: n_ranks }, (_, rank) => [rank, []] as const);
+    const badSteps = Object.fromEntries(bad.map(([rank]) => [rank, 5]));
+    const finite: Record<number, Points> = { 0: [[0, 1]], 60: [[0, 2]], [ALL_RANKS]: [[0, 3]] };
+    const metric = metricOf({ ...Object.fromEntries(bad), ...finite }, 1, badSteps);
+    const lines = shape(metric, PLAIN).lines.filter(({ role }) => role === "rank");
+    expect(lines.map(({ rank }) => rank)).toEqual([0, 60]);
+    expect(firstBad(metric)?.ranks.length).toBe(n_ranks);
+  });
+
   it("are one where all ranks have the same values", () => {
     const same: Points = [
       [0, 0.1],

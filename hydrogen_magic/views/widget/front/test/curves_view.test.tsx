@@ -123,6 +123,14 @@ describe("the section of curves", () => {
     expect(root.querySelector('[title="rank 1"]')?.textContent).toBe("1NaN");
   });
 
+  it("says where values stopped being finite if none ever was", () => {
+    const store = new CurveStore();
+    const { delta, buffers } = packCurve("loss", 1, [{ rank: 0, buckets: [], badStep: 0 }]);
+    store.apply([delta], buffers);
+    const root = shown(store, async () => ack(true));
+    expect(root.textContent).toContain("NaN or infinite from step 0, rank 0");
+  });
+
   it("names the only rank of a large gang that has a line", () => {
     const at = (mean: number) => [{ key: 0, count: 1, mean, min: mean, max: mean }];
     const legend = (...series: Parameters<typeof packCurve>[2]) => {
@@ -143,6 +151,15 @@ describe("the section of curves", () => {
     expect([pressed("mean"), pressed("both")]).toEqual(["false", "true"]);
     act(() => button(root, "mean").click());
     expect([pressed("mean"), pressed("both")]).toEqual(["true", "false"]);
+  });
+
+  it("keeps the lines of ranks when every rank of a large gang has NaN", () => {
+    const ranks = Array.from({ length: 64 }, (_, rank) => ({ rank, buckets: [], badStep: 5 }));
+    const store = storeWith(["loss"]);
+    const { delta, buffers } = packCurve("loss", 1, ranks);
+    store.apply([delta], buffers);
+    const root = shown(store, async () => ack(true));
+    expect(button(root, "both").getAttribute("aria-pressed")).toBe("true");
   });
 
   it("saves what it knows when the kernel refuses the table", async () => {

@@ -11,7 +11,7 @@ import { Chart, type ChartProps } from "./Chart";
 import { grouped, type MetricGroup, nameIn, OTHERS } from "./groups";
 import { picture } from "./picture";
 import type { Plot } from "./plot";
-import { type Options, ranksOf } from "./shape";
+import { type Options, ranksOf, ranksWithCurve } from "./shape";
 import type { Metric } from "./store";
 import { Search, Tools } from "./tools";
 import { csv } from "./values";
@@ -53,7 +53,7 @@ export function Curves(props: CurvesProps) {
   const [pinned, pin] = usePinned();
   const [range, setRange] = useState<Range | null>(null);
   const [changed, setOptions] = useState<Options | null>(null);
-  const isMany = all.some((metric) => ranksOf(metric).length > FEW_RANKS);
+  const isMany = all.some((metric) => ranksWithCurve(metric).length > FEW_RANKS);
   const options = changed ?? (isMany ? MANY_OPTIONS : FEW_OPTIONS);
   const [told, setTold] = useState("");
   const plots = useRef(new Map<string, Plot>());
