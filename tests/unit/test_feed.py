@@ -280,6 +280,7 @@ def test_of_many_ranks_those_that_stand_out_have_rows() -> None:
     rig.feed.watch([60, 60, 999, -1])
     rig.tick()
     assert rig.page.summary["shown"] == [0, 1, 2, 3, 40, 60]
+    assert rig.page.summary["chosen"] == [60], "a page that was reloaded must know it"
     assert set(rig.page.ranks) == {0, 1, 2, 3, 40, 60}
     assert rig.page.summary["counts"] == {"running": 63, "failed": 1}
     phases, percent, marks = rig.page.summary_columns
@@ -306,9 +307,28 @@ def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
         sizes = {r: len(s) for (r, track), s in page.spans.items() if track == "spans"}
         assert sizes == dict.fromkeys((*range(16), 27), 30)
     assert late.summary == rig.page.summary and late.summary_columns == rig.page.summary_columns
-    rig.feed.watch_tracks(range(16, 32))
+    rig.feed.watch_tracks("me", range(16, 32))
     rig.tick()
     assert {r for r, track in rig.page.spans if track == "spans"} == set(range(32))
+
+
+def test_the_timelines_of_several_pages_go_on() -> None:
+    rig = Rig()
+    rig.tick(*begun(96))
+    rig.feed.watch_tracks("one", range(32, 48))
+    rig.feed.watch_tracks("other", range(48, 64))
+    rig.arrive("reloaded")
+    rig.feed.watch_tracks("other", range(64, 80))
+
+    def told() -> set[int]:
+        message = rig.tick(*(spans(r, 1, rig.now_s) for r in range(96)))
+        assert message is not None
+        return {part["rank"] for part in message.content["spans"] if part["track"] == "spans"}
+
+    assert told() == {*range(16), *range(32, 48), *range(64, 80)}
+    for closed in "abcd":
+        rig.feed.watch_tracks(closed, range(80, 96))
+    assert told() == {*range(16), *range(80, 96)}
 
 
 def test_of_many_ranks_that_were_stopped_some_have_rows_that_say_why() -> None:

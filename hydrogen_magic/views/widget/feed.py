@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
 from hydrogen_magic.core import events as ev
@@ -40,6 +41,8 @@ _CATCH_UP = 16
 _MOST_STACKS = 64
 """Ranks whose stacks are sent; those of a thousand ranks are mostly alike."""
 _MOST_WATCHED = 16
+_MOST_TURNED = 4
+"""Pages whose ranks in the timeline are remembered: one that was closed or reloaded does not say so."""
 _MOST_DETAIL_BUCKETS = 8192
 """Buckets of one series: twice the pixels of a wide screen."""
 _LARGEST_STEP = 1e300
@@ -57,8 +60,8 @@ class PageFeed:
     """Follows one gang and creates the messages about changes.
 
     Of more than 16 ranks, curves are sent of all ranks together, rank 0, failed ranks, and those requested
-    by :meth:`watch`; spans are sent of these ranks, and of those requested by :meth:`watch_tracks`, initially
-    the first 16. ``is_raised``: a cell waits for the gang, and its error also shows the failure's
+    by :meth:`watch`; spans are sent of these ranks, the first 16, and those requested by
+    :meth:`watch_tracks`. ``is_raised``: a cell waits for the gang, and its error also shows the failure's
     traceback.
     """
 
@@ -69,7 +72,8 @@ class PageFeed:
         self._lines = LiveLines()
         self._diff = StateDiff()
         self._watched: tuple[int, ...] = ()
-        self._watched_tracks: tuple[int, ...] = tuple(range(MOST_ROWS))
+        self._watched_tracks: dict[str, tuple[int, ...]] = {}
+        """Client -> ranks that its timeline shows; the client that turned last is the last one."""
         self._state = GangState()
         self._now_s = 0.0
         self._seq = 0
@@ -129,13 +133,22 @@ class PageFeed:
         return PageMessage({**head, "from": start, "until": until, **part}, buffers)
 
     def watch(self, ranks: Sequence[int]) -> None:
-        """Also send these ranks, at most 16, in place of those requested before."""
+        """Also send these ranks, at most 16, in place of those requested before.
+
+        All pages show the same rows: the summary tells them which ranks were chosen.
+        """
         self._watched = tuple(dict.fromkeys(rank for rank in ranks if rank >= 0))[:_MOST_WATCHED]
         self._diff.reset_interval()
 
-    def watch_tracks(self, ranks: Sequence[int]) -> None:
-        """Also send the spans of these ranks, at most 16, in place of those requested before."""
-        self._watched_tracks = tuple(ranks[:MOST_ROWS])
+    def watch_tracks(self, client: str, ranks: Sequence[int]) -> None:
+        """Also send the spans of these ranks, at most 16, in place of those ``client`` requested before.
+
+        Those that other pages requested are still sent, and the first 16, which a new page shows.
+        """
+        self._watched_tracks.pop(client, None)
+        self._watched_tracks[client] = tuple(ranks[:MOST_ROWS])
+        if len(self._watched_tracks) > _MOST_TURNED:
+            del self._watched_tracks[next(iter(self._watched_tracks))]
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────
 
@@ -220,8 +233,7 @@ class PageFeed:
         return [curve_part(change, buffers) for change in changes]
 
     def _span_changes(self, buffers: list[bytes]) -> list[dict[str, Any]]:
-        followed = self._ranks()
-        ranks = None if followed is None else {*followed, *self._watched_tracks}
+        ranks = self._ranks_of_tracks()
         waiting = sorted(
             (n - self._spans_sent.get(key, 0), key)
             for key, n in self.tracks.sizes().items()
@@ -236,6 +248,13 @@ class PageFeed:
             left -= taken
             parts.append(self._next_spans(key, taken, buffers))
         return parts
+
+    def _ranks_of_tracks(self) -> set[int] | None:
+        """Return the ranks whose spans are sent; None: those of all ranks."""
+        followed = self._ranks()
+        if followed is None:
+            return None
+        return {*followed, *range(MOST_ROWS), *chain(*self._watched_tracks.values())}
 
     def _next_spans(self, key: tuple[int, str], n: int, buffers: list[bytes]) -> dict[str, Any]:
         start = self._spans_sent.get(key, 0)

@@ -109,7 +109,7 @@ class PageRequests:
                 feed.watch(request["ranks"])
                 self._send_changes_if_closed()
             case "tracks":
-                feed.watch_tracks(request["ranks"])
+                feed.watch_tracks(request["client"], request["ranks"])
                 self._send_changes_if_closed()
             case _:
                 self._maker.make(actions, request)

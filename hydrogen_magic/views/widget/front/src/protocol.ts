@@ -124,6 +124,8 @@ export interface RankSummary {
   phases: string[];
   /** Ranks whose rows are sent: failed ones, stragglers, the slowest, and those the user chose. */
   shown: number[];
+  /** Ranks that the user chose, in this page or in another one. */
+  chosen: number[];
   /** Buffer: phase Uint8[np], progress in percent Uint8[np] (255: unknown), mark Uint8[np]. */
   at: number;
 }
@@ -241,8 +243,9 @@ export type Command =
   | { do: "profile"; steps: number }
   | { do: "record"; on: boolean }
   | { do: "detail"; metric: string; from: number; until: number; buckets: number }
+  /** Show the rows and curves of these ranks in all pages, in place of those chosen before. */
   | { do: "rows"; ranks: number[] }
-  /** Send the spans of these ranks too; large gangs start with those of the first 16. */
+  /** Send the spans of these ranks too; those of the first 16 are always sent. */
   | { do: "tracks"; ranks: number[] }
   /** Display again what was lost: the output itself, or what it should show. */
   | { do: "show"; what: "output" | "content" }

@@ -64,7 +64,7 @@ describe("what is applied", () => {
 
   test("the summary's columns are the three thirds of its buffer", () => {
     const { store } = storeAt();
-    const summary = { counts: {}, phases: ["running"], shown: [1], at: 1 };
+    const summary = { counts: {}, phases: ["running"], shown: [1], chosen: [], at: 1 };
     store.apply(deltaWith(1, { summary }), [bytes(), bytes(0, 0, 50, 255, 1, 3)]);
     const { phase, progress, mark } = store.summary ?? {};
     expect([phase, progress, mark].map((column) => [...(column ?? [])])).toEqual([
@@ -77,14 +77,14 @@ describe("what is applied", () => {
   test("a summary takes away the rows that are no longer sent", () => {
     const { store } = storeAt();
     store.apply(deltaWith(1, { ranks: [rankWith(0), rankWith(1)] }), []);
-    const summary = { counts: {}, phases: ["running"], shown: [1], at: 0 };
+    const summary = { counts: {}, phases: ["running"], shown: [1], chosen: [], at: 0 };
     store.apply(deltaWith(2, { summary }), [bytes(0, 0, 50, 255, 1, 3)]);
     expect([...store.ranks.keys()]).toEqual([1]);
   });
 
   test("a summary without its buffer is an error that names the buffer", () => {
     const { store } = storeAt();
-    const summary = { counts: {}, phases: [], shown: [], at: 2 };
+    const summary = { counts: {}, phases: [], shown: [], chosen: [], at: 2 };
     expect(() => store.apply(deltaWith(1, { summary }), [])).toThrow("no buffer 2");
   });
 

@@ -101,6 +101,8 @@ export class SpanStore {
   completeSinceS = 0;
   /** Incremented by every change. */
   version = 0;
+  /** Number of the page of ranks that is shown; views come and go, and the kernel sends its spans. */
+  page = 0;
   /** The range of the last profile; null if there is none. */
   profiled: Range | null = null;
   private readonly lanesByKey = new Map<string, Lane>();
