@@ -77,7 +77,7 @@ class Mirror:
         self.skipped: dict[tuple[int, str], int] = {}
         self.lines: list[list[Any]] = []
         self.n_lines_before = 0
-        self.stacks: dict[str, str] = {}
+        self.stacks: dict[str, Any] | None = None
         self.report: dict[str, Any] | None = None
 
     def apply(self, message: PageMessage) -> None:

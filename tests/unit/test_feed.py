@@ -372,8 +372,31 @@ def test_stacks_name_the_notebooks_cells() -> None:
     rig.tick(*begun(), ev.RankStacks(1.0, 1, stack))
     rig.tick(ev.RankStacks(1.5, 0, stack))
     for page in (rig.page, rig.arrive("late")):
-        assert page.stacks.keys() == {"0", "1"}
-        assert "Cell In[3], line 3, in go" in page.stacks["1"]
+        assert page.stacks is not None
+        [group] = page.stacks["groups"]
+        assert group["ranks"] == [0, 1] and "Cell In[3], line 3, in go" in group["text"]
+
+
+def test_stacks_of_many_ranks_begin_with_the_rarest() -> None:
+    rig = Rig()
+    places = {rank: "in all_reduce" for rank in range(200)} | {700: "in load_batch"}
+    rig.tick(
+        *begun(800),
+        *(
+            ev.RankStacks(1.0, r, f"Thread 0x7f{r:x} (most recent call first):\n{place}")
+            for r, place in places.items()
+        ),
+    )
+    assert rig.page.stacks == {
+        "groups": [
+            {"ranks": [700], "text": "Thread (most recent call first):\nin load_batch"},
+            {"ranks": [*range(200)], "text": "Thread (most recent call first):\nin all_reduce"},
+        ],
+        "n_left_out": 0,
+    }
+    rig.tick(*(ev.RankStacks(2.0, r, f"in place {r}") for r in range(100)))
+    assert rig.page.stacks is not None and len(rig.page.stacks["groups"]) == 64
+    assert rig.page.stacks["n_left_out"] == 101 - 64 + 100
 
 
 def order(**changed: Any) -> dict[str, Any]:
@@ -456,6 +479,7 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
     )
     rig.end(ev.RankFailed(2.0, 0, error, "running"), ev.GangEnded(3.0, "FAILED", HOSTILE, 0))
     page = rig.arrive("late")
+    assert page.stacks is not None
     texts = [
         page.gang["title"],
         page.gang["reason"],
@@ -468,7 +492,7 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
         *page.names,
         *(track for _, track in page.spans),
         *(line[2] for line in page.lines),
-        page.stacks["0"],
+        page.stacks["groups"][0]["text"],
         page.report["text"],
     ]
     for text in texts:

@@ -39,7 +39,7 @@ _MOST_SPANS_AT_END = 64_000
 _CATCH_UP = 16
 """If more spans wait, this many messages send them: a track never lags far behind."""
 _MOST_STACKS = 64
-"""Ranks whose stacks are sent; those of a thousand ranks are mostly alike."""
+"""Different stacks that are sent; those of a thousand ranks are mostly alike."""
 _MOST_WATCHED = 16
 _MOST_TURNED = 4
 """Pages whose ranks in the timeline are remembered: one that was closed or reloaded does not say so."""
@@ -82,7 +82,7 @@ class PageFeed:
         self._curves_age_s = 0.0
         self._n_names_sent = 0
         self._spans_sent: dict[tuple[int, str], int] = {}
-        self._stacks: dict[str, str] = {}
+        self._stacks: dict[str, Any] | None = None
         self._report: dict[str, Any] | None = None
 
     def update(
@@ -155,7 +155,7 @@ class PageFeed:
     def _is_anew(self, events: Sequence[ev.Event]) -> bool:
         """Return whether curves start again, so that pages must drop theirs."""
         begins = any(isinstance(event, ev.AttemptStarted) for event in events)
-        return begins and bool(self.curves.metrics() or self._stacks)
+        return begins and bool(self.curves.metrics() or self._stacks is not None)
 
     def _take(self, events: Sequence[ev.Event]) -> None:
         self.curves.feed(events)
@@ -165,7 +165,7 @@ class PageFeed:
         if self._state.is_terminal:
             self._lines.flush(self._now_s)
         if any(isinstance(event, ev.AttemptStarted) for event in events):
-            self._stacks = {}
+            self._stacks = None
 
     # ── output ───────────────────────────────────────────────────────────────────────────────────
 
@@ -205,7 +205,7 @@ class PageFeed:
             ],
             **_lines_part(*self._lines.full()),
         }
-        if self._stacks:
+        if self._stacks is not None:
             content["stacks"] = self._stacks
         if self._report is not None:
             content["report"] = self._report
@@ -266,9 +266,21 @@ class PageFeed:
         self._n_names_sent += len(names)
         return names
 
-    def _all_stacks(self) -> dict[str, str]:
-        found = [rank for rank in self._state.ranks if rank.stacks][:_MOST_STACKS]
-        return {str(r.rank): stack_text(r.stacks, self._state.cells) for r in found}
+    def _all_stacks(self) -> dict[str, Any]:
+        """Return the ranks' stacks as ``Stacks``, equal ones once.
+
+        The rarest come first: a rank in a different place is the one that the others wait for.
+        """
+        ranks: dict[str, list[int]] = {}
+        for rank in self._state.ranks:
+            if rank.stacks:
+                ranks.setdefault(stack_text(rank.stacks, self._state.cells), []).append(rank.rank)
+        groups = sorted(ranks.items(), key=lambda group: len(group[1]))
+        shown, others = groups[:_MOST_STACKS], groups[_MOST_STACKS:]
+        return {
+            "groups": [{"ranks": ranks, "text": text} for text, ranks in shown],
+            "n_left_out": sum(len(ranks) for _, ranks in others),
+        }
 
     def _failure(self) -> dict[str, Any]:
         culprit = self._state.culprit

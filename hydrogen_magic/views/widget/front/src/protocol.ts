@@ -169,6 +169,14 @@ export interface SpanDelta {
 /** Rank, stream (0 stdout, 1 stderr, 2 our own note), text with at most SGR colours, time. */
 export type Line = [rank: number, stream: 0 | 1 | 2, text: string, at_s: number];
 
+/** Stacks of all threads of the ranks. */
+export interface Stacks {
+  /** Ranks with equal stacks; the smallest groups first. */
+  groups: { ranks: number[]; text: string }[];
+  /** Number of ranks whose stacks were not sent because there are too many different ones. */
+  n_left_out: number;
+}
+
 /** The failure as shown at the top. */
 export interface Report {
   rank: number | null;
@@ -198,8 +206,7 @@ export interface Delta {
   lines?: Line[];
   /** Lines dropped before these; the ranks' files have them. */
   lines_skipped?: number;
-  /** Rank -> stacks of all its threads. */
-  stacks?: Record<string, string>;
+  stacks?: Stacks;
   report?: Report;
 }
 

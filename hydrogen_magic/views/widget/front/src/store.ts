@@ -1,5 +1,5 @@
 import { CurveStore } from "./curves/store";
-import type { Delta, Detail, Gang, Line, Rank, RankSummary, Report } from "./protocol";
+import type { Delta, Detail, Gang, Line, Rank, RankSummary, Report, Stacks } from "./protocol";
 import { SpanStore } from "./timeline/store";
 
 /** Number of lines kept in the page; the ranks' files have the complete output. */
@@ -41,7 +41,7 @@ export class Store {
   lines: Line[] = [];
   /** Number of lines before `lines[0]`: removed here, or never sent. */
   linesBefore = 0;
-  stacks: Record<string, string> | null = null;
+  stacks: Stacks | null = null;
   report: Report | null = null;
   /** Incremented by every change; components compare it. */
   version = 0;

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { MAX_LINES, Store } from "../src/store";
-import { deltaWith, gangWith, lineOf, packed, rankWith } from "./kernel";
+import { deltaWith, gangWith, lineOf, packed, rankWith, stacksOf } from "./kernel";
 
 function storeAt(clock = { ms: 0 }) {
   const frames: (() => void)[] = [];
@@ -46,7 +46,11 @@ describe("what is applied", () => {
 
   test("a whole one takes the place of everything, and counting goes on from it", () => {
     const { store } = storeAt();
-    const before = { ranks: [rankWith(3)], lines: [lineOf(0, "old")], stacks: { "0": "s" } };
+    const before = {
+      ranks: [rankWith(3)],
+      lines: [lineOf(0, "old")],
+      stacks: stacksOf([[0], "s"]),
+    };
     store.apply(deltaWith(1, before), []);
     const whole = { full: true, to: "me", lines: [lineOf(0, "new")], lines_skipped: 7 };
     expect(store.apply(deltaWith(9, whole), [])).toBe("applied");
