@@ -95,7 +95,8 @@ class PageRequests:
     def _answer(self, request: PageCommand) -> None:
         actions = self._live.actions
         if actions is None:
-            return  # released between the request and here: its page has the final picture
+            self._commands.refuse_released(request)  # between the request and here
+            return
         feed = self._live.start()
         match request["do"]:
             case "hello":

@@ -225,6 +225,8 @@ export interface Ack {
   to: string;
   id: string;
   ok: boolean;
+  /** The kernel works on it, and answers once more at the end. */
+  pending?: true;
   text?: string;
 }
 

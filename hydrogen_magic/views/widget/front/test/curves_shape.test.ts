@@ -251,12 +251,14 @@ describe("what is told beside a plot", () => {
               [0, 1],
               [1, 2],
             ],
+            [ALL_RANKS]: [[0, 4]],
           },
           2,
         ),
       ]),
     ).toBe(
-      "metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max\nloss,0,0,2,0.5,2,1.5,1,2\n",
+      "metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max\n" +
+        "loss,all,0,2,0.5,1,4,4,4\nloss,0,0,2,0.5,2,1.5,1,2\n",
     );
   });
 });

@@ -200,7 +200,9 @@ describe("the section of curves", () => {
     const ask = vi.fn(async () => ack(false, "no disk"));
     const root = shown(storeWith(["loss"]), ask);
     act(() => button(root, "CSV").click());
-    await vi.waitFor(() => expect(root.textContent).toContain("the kernel reported: no disk"));
+    await vi.waitFor(() =>
+      expect(root.textContent).toContain("no table from the kernel (no disk)"),
+    );
     expect(ask).toHaveBeenCalledWith({ do: "csv" });
     expect(await blobs[0]?.text()).toContain("loss,1,0,1,0,1,1,1,1");
   });

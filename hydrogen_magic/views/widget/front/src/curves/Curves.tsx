@@ -23,8 +23,6 @@ const MOST_FOUND = 24;
 const VALUE_PX = 150;
 /** Approximate width of a letter of a chart's name. */
 const LETTER_PX = 7;
-/** How long the kernel may take to start sending a file before this page writes its own data. */
-const KERNEL_PATIENCE_MS = 3000;
 const GAP_PX = 20;
 const NO_PICTURE =
   "no picture was saved: charts are folded, or too many for one picture in this browser";
@@ -204,10 +202,8 @@ const hint = (range: Range | null) =>
 
 /** Requests all points from the kernel; without an answer, saves the buckets of this page. */
 async function csvFrom({ ask, gangId }: CurvesProps, metrics: readonly Metric[]): Promise<string> {
-  const patience = new Promise<null>((gaveUp) => setTimeout(gaveUp, KERNEL_PATIENCE_MS, null));
-  const answer = await Promise.race([ask({ do: "csv" }), patience]);
-  if (answer?.ok) return "";
+  const { ok, text } = await ask({ do: "csv" });
+  if (ok) return "";
   save(new Blob([csv(metrics)], { type: "text/csv" }), `${gangId}_curves.csv`);
-  const why = answer?.text ? `the kernel reported: ${answer.text}` : "the kernel did not respond";
-  return `${why}; saved the averages that this page has`;
+  return `no table from the kernel (${text}); saved the averages that this page has`;
 }
