@@ -1,4 +1,4 @@
-"""Messages about a gang to pages: changes ten times a second, and everything for a new page.
+"""Messages about a gang to pages: changes ten times a second, and what a new page keeps of all before.
 
 Single-threaded: callers hold a lock. ``protocol.ts`` defines the messages. Each message has a budget for
 each kind of data; data over it waits (curves, spans) or is dropped and counted (lines). The first messages
@@ -8,7 +8,7 @@ after the gang's end bring all the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,7 +16,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.failure_report import report
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
-from hydrogen_magic.views.span_tracks import SpanTracks
+from hydrogen_magic.views.span_tracks import Key, SpanTrack, SpanTracks, newest
 from hydrogen_magic.views.text_table import MOST_ROWS
 from hydrogen_magic.views.widget.json_values import curve_part, span_part, stack_text
 from hydrogen_magic.views.widget.output_feed import LiveLines
@@ -34,8 +34,10 @@ _MANY_POINTS_EVERY_S = 0.19
 """With this many points per message, curves are updated in every other one: that takes half the time."""
 _MOST_SPANS = 4000
 """Spans in one message: 60 kB."""
-_MOST_SPANS_AT_END = 64_000
-"""Spans in each of the last messages, which follow each other at once: 1 MB."""
+_MOST_SPANS_AT_ONCE = 64_000
+"""Spans in each of several messages that follow each other at once: 1 MB."""
+_MOST_SPANS_KEPT = 900_000
+"""The newest spans, for a page that comes late: one with a million drops the oldest tenth."""
 _CATCH_UP = 16
 """If more spans wait, this many messages send them: a track never lags far behind."""
 _MOST_STACKS = 64
@@ -81,7 +83,7 @@ class PageFeed:
         self._allowed_buckets = float(_MOST_BUCKETS)
         self._curves_age_s = 0.0
         self._n_names_sent = 0
-        self._spans_sent: dict[tuple[int, str], int] = {}
+        self._spans_sent: dict[Key, int] = {}
         self._stacks: dict[str, Any] | None = None
         self._report: dict[str, Any] | None = None
 
@@ -94,26 +96,44 @@ class PageFeed:
         message a second while the gang runs.
         """
         events = [event for event in fresh if _is_of(state, event)]
-        is_anew = self._is_anew(events)
+        is_restart = self._is_restart(events)
         elapsed_s = max(0.0, now_s - self._now_s)
         self._state, self._now_s = state, now_s
         self._take(events)
         buffers: list[bytes] = []
         content = self._changes(elapsed_s, events, buffers)
-        if is_anew:
-            buffers.clear()
-            content = self._everything(buffers)
+        if is_restart:
+            content["restarted"] = True
         if not content and (state.is_terminal or now_s - self._sent_s < _HEARTBEAT_S):
             return None
         self._seq += 1
         self._sent_s = now_s
         return PageMessage({**self._head(), **content}, buffers)
 
-    def full(self, to: str) -> PageMessage:
-        """Return everything sent so far as a ``Delta`` for the client ``to``."""
-        buffers: list[bytes] = []
-        content = self._everything(buffers)
-        return PageMessage({**self._head(), "to": to, **content}, buffers)
+    def begin(self, state: GangState, events: Sequence[ev.Event], now_s: float) -> None:
+        """Process the events of the time without pages; no message has their lines and spans.
+
+        :meth:`full` has them, as far as a page keeps them.
+        """
+        self._state, self._now_s = state, now_s
+        self._take([event for event in events if _is_of(state, event)])
+        self._lines.skip(now_s)
+        sizes = self.tracks.sizes()
+        self._spans_sent = {key: sizes[key] for key in self._waiting_spans()}
+        if any(rank.stacks for rank in state.ranks):
+            self._stacks = self._all_stacks()
+
+    def full(self, to: str) -> Iterator[PageMessage]:
+        """Yield everything sent so far, as far as a page keeps it, as ``Delta``s for the client ``to``."""
+        tracks = {key: self.tracks.spans(*key).part(0, n) for key, n in self._spans_sent.items()}
+        kept, since_s = newest(tracks, _MOST_SPANS_KEPT)
+        parts = list(_in_parts(kept))
+        for place, part in enumerate(parts):
+            buffers: list[bytes] = []
+            content = {} if place else {**self._everything(buffers), **_since_part(since_s)}
+            content["spans"] = [span_part(*key, spans, buffers) for key, spans in part]
+            content["parts_left"] = len(parts) - place - 1
+            yield PageMessage({**self._head(), "to": to, **content}, buffers)
 
     def detail(self, request: Mapping[str, Any]) -> PageMessage:
         """Return the requested ``Detail``.
@@ -152,8 +172,8 @@ class PageFeed:
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────
 
-    def _is_anew(self, events: Sequence[ev.Event]) -> bool:
-        """Return whether curves start again, so that pages must drop theirs."""
+    def _is_restart(self, events: Sequence[ev.Event]) -> bool:
+        """Return whether curves start again, so that pages must drop theirs, and stacks."""
         begins = any(isinstance(event, ev.AttemptStarted) for event in events)
         return begins and bool(self.curves.metrics() or self._stacks is not None)
 
@@ -178,6 +198,7 @@ class PageFeed:
         content = self._diff.changes(self._state, self._known_watched(), self._now_s, buffers)
         parts = {
             "curves": self._curve_changes(elapsed_s, buffers),
+            "spans_since_s": self._skip_old_spans(),
             "spans": self._span_changes(buffers),
             "names": self._new_names(),
         }
@@ -191,7 +212,7 @@ class PageFeed:
         return content
 
     def _everything(self, buffers: list[bytes]) -> dict[str, Any]:
-        """Return everything sent so far; waiting data is sent to all pages later."""
+        """Return everything sent so far but spans; waiting data is sent to all pages later."""
         ranks = self._ranks()
         curves = [curve_part(change, buffers) for change in self.curves.full(ranks)]
         content: dict[str, Any] = {
@@ -199,10 +220,6 @@ class PageFeed:
             **self._diff.full(buffers),
             "curves": curves,
             "names": self.tracks.names[: self._n_names_sent],
-            "spans": [
-                span_part(*key, self.tracks.spans(*key).part(0, n), buffers)
-                for key, n in self._spans_sent.items()
-            ],
             **_lines_part(*self._lines.full()),
         }
         if self._stacks is not None:
@@ -233,21 +250,42 @@ class PageFeed:
         return [curve_part(change, buffers) for change in changes]
 
     def _span_changes(self, buffers: list[bytes]) -> list[dict[str, Any]]:
-        ranks = self._ranks_of_tracks()
-        waiting = sorted(
-            (n - self._spans_sent.get(key, 0), key)
-            for key, n in self.tracks.sizes().items()
-            if n > self._spans_sent.get(key, 0) and (ranks is None or key[0] in ranks)
-        )
+        waiting = sorted((n, key) for key, n in self._waiting_spans().items())
         n_waiting = sum(n for n, _ in waiting)
         is_end = self._state.is_terminal
-        left = _MOST_SPANS_AT_END if is_end else max(_MOST_SPANS, n_waiting // _CATCH_UP)
+        left = _MOST_SPANS_AT_ONCE if is_end else max(_MOST_SPANS, n_waiting // _CATCH_UP)
         parts = []
         for place, (n, key) in enumerate(waiting):
             taken = min(n, max(1, left // (len(waiting) - place)))
             left -= taken
             parts.append(self._next_spans(key, taken, buffers))
         return parts
+
+    def _waiting_spans(self) -> dict[Key, int]:
+        """Return (rank, track) -> number of spans that pages have not been sent."""
+        ranks = self._ranks_of_tracks()
+        return {
+            key: n - self._spans_sent.get(key, 0)
+            for key, n in self.tracks.sizes().items()
+            if n > self._spans_sent.get(key, 0) and (ranks is None or key[0] in ranks)
+        }
+
+    def _skip_old_spans(self) -> float:
+        """Leave out waiting spans that pages would drop at once; return the time before which, or 0.
+
+        A page that turns to other ranks may ask for the spans of hours.
+        """
+        waiting = self._waiting_spans()
+        if sum(waiting.values()) <= _MOST_SPANS_KEPT:
+            return 0.0
+        sizes = self.tracks.sizes()
+        tracks = {
+            key: self.tracks.spans(*key).part(sizes[key] - n, sizes[key])
+            for key, n in waiting.items()
+        }
+        kept, since_s = newest(tracks, _MOST_SPANS_KEPT)
+        self._spans_sent.update((key, sizes[key] - len(spans)) for key, spans in kept.items())
+        return since_s
 
     def _ranks_of_tracks(self) -> set[int] | None:
         """Return the ranks whose spans are sent; None: those of all ranks."""
@@ -256,7 +294,7 @@ class PageFeed:
             return None
         return {*followed, *range(MOST_ROWS), *chain(*self._watched_tracks.values())}
 
-    def _next_spans(self, key: tuple[int, str], n: int, buffers: list[bytes]) -> dict[str, Any]:
+    def _next_spans(self, key: Key, n: int, buffers: list[bytes]) -> dict[str, Any]:
         start = self._spans_sent.get(key, 0)
         self._spans_sent[key] = start + n
         return span_part(*key, self.tracks.spans(*key).part(start, start + n), buffers)
@@ -293,6 +331,25 @@ def _is_of(state: GangState, event: ev.Event) -> bool:
     """Return whether an event is of the gang itself or of one of its ranks."""
     rank = getattr(event, "rank", None)
     return rank is None or 0 <= rank < len(state.ranks)
+
+
+def _in_parts(tracks: Mapping[Key, SpanTrack]) -> Iterator[list[tuple[Key, SpanTrack]]]:
+    """Yield the spans in parts for one message each, at least one."""
+    part: list[tuple[Key, SpanTrack]] = []
+    n = 0
+    for key, spans in tracks.items():
+        for start in range(0, max(1, len(spans)), _MOST_SPANS_AT_ONCE):
+            piece = spans.part(start, start + _MOST_SPANS_AT_ONCE)
+            if n + len(piece) > _MOST_SPANS_AT_ONCE:
+                yield part
+                part, n = [], 0
+            part.append((key, piece))
+            n += len(piece)
+    yield part
+
+
+def _since_part(since_s: float) -> dict[str, Any]:
+    return {"spans_since_s": since_s} if since_s else {}
 
 
 def _lines_part(lines: list[list[Any]], n_left_out: int) -> dict[str, Any]:

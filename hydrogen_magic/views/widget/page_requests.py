@@ -100,7 +100,8 @@ class PageRequests:
         feed = self._live.start()
         match request["do"]:
             case "hello":
-                self._send(*feed.full(request["client"]))
+                for message in feed.full(request["client"]):
+                    self._send(*message)
             case "detail":
                 self._answer_detail(feed, request)
             case "show":

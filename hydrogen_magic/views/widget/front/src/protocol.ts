@@ -190,8 +190,12 @@ export interface Delta {
   kind: "delta";
   /** Incremented by one; a gap means that messages were lost. */
   seq: number;
-  /** True: everything from the start, replacing existing data. */
+  /** True: everything that a page keeps, replacing existing data. */
   full?: boolean;
+  /** Number of messages that follow at once and complete a full one; these are not full themselves. */
+  parts_left?: number;
+  /** True: the gang has started again, and existing curves and stacks are of an earlier attempt. */
+  restarted?: boolean;
   /** The requesting client; others ignore the message, and its `seq` does not count. */
   to?: string;
   now_s: number;
@@ -203,6 +207,8 @@ export interface Delta {
   /** Appended to the table of span names. */
   names?: string[];
   spans?: SpanDelta[];
+  /** Spans before this time were left out: they are more than a page keeps. */
+  spans_since_s?: number;
   lines?: Line[];
   /** Lines dropped before these; the ranks' files have them. */
   lines_skipped?: number;

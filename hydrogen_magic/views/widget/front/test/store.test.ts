@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { MAX_LINES, Store } from "../src/store";
+import { packCurve } from "./data";
 import { deltaWith, gangWith, lineOf, packed, rankWith, stacksOf } from "./kernel";
 
 function storeAt(clock = { ms: 0 }) {
@@ -35,6 +36,30 @@ describe("what is applied", () => {
     expect(store.apply(deltaWith(3, { lines: [lineOf(0, "after")] }), [])).toBe("gap");
     expect(store.lines.map((line) => line[2])).toEqual(["after"]);
     expect(store.apply(deltaWith(4), [])).toBe("applied");
+  });
+
+  test("a full one in parts is whole when none of them is lost", () => {
+    const part = (parts_left: number, more = {}) => deltaWith(7, { to: "me", parts_left, ...more });
+    const applied = (...parts: ReturnType<typeof part>[]) => {
+      const { store } = storeAt();
+      return parts.map((one) => store.apply(one, [])).at(-1);
+    };
+    const first = part(2, { full: true, spans_since_s: 9 });
+    expect(applied(first, part(1), part(0), deltaWith(8))).toBe("applied");
+    expect(applied(first, part(0))).toBe("gap");
+    expect(applied(first, part(1), deltaWith(8))).toBe("gap");
+    const { store } = storeAt();
+    store.apply(first, []);
+    expect(store.spans.completeSinceS).toBe(9);
+  });
+
+  test("a restart makes it drop curves and stacks, and nothing else", () => {
+    const { store } = storeAt();
+    const { delta, buffers } = packCurve("loss", 1, [{ rank: 0, buckets: [] }]);
+    const before = { curves: [delta], stacks: stacksOf([[0], "s"]), lines: [lineOf(0, "old")] };
+    store.apply(deltaWith(1, before), buffers);
+    store.apply(deltaWith(2, { restarted: true }), []);
+    expect([store.curves.metrics.size, store.stacks, store.lines.length]).toEqual([0, null, 1]);
   });
 
   test("a delta that was applied already does nothing", () => {

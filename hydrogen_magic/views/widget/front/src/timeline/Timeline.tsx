@@ -169,7 +169,7 @@ function noteOf(store: SpanStore, look: Look, isLive: boolean): string {
   if (isLive && look.kind === "live") parts.push(`following the last ${lapse(look.widthS)}`);
   if (store.skipped > 0)
     parts.push(`${count(store.skipped)} spans were dropped because they came too fast`);
-  if (store.dropped > 0)
+  if (store.completeSinceS > 0)
     parts.push(`single spans since ${lapse(store.completeSinceS)}; the trace has all`);
   return parts.join(" · ");
 }
