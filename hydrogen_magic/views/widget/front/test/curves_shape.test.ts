@@ -284,6 +284,15 @@ describe("numbers", () => {
       "30 ns",
       "3 min 20 s",
     ]);
+    const rounded = [59.4, 59.6, 119.6, 179.8, 3599.6, 7530];
+    expect(rounded.map(lapse)).toEqual([
+      "59.4 s",
+      "1 min 0 s",
+      "2 min 0 s",
+      "3 min 0 s",
+      "1 h 0 min",
+      "2 h 5 min",
+    ]);
     expect(moment(9.40616, 1e-5)).toBe("9.40616 s");
     expect([0, 0.004, 0.476, 0.0001].map(percent)).toEqual(["0 %", "0.4 %", "48 %", "<0.1 %"]);
   });
