@@ -3,7 +3,8 @@
 #   make demo      the first example notebook, run headless; prints what came out
 #   make quick     linters, types and the tests that start no process; a minute
 #   make test      the same, and tests of every kind: gangs, Horovod, Spark, a browser, notebooks
-#   make test-all  all tests: also older ipykernels, machines in namespaces, other Pythons, TensorFlow
+#   make test-all  what make test leaves out: older ipykernels, machines in namespaces, other Pythons,
+#                  TensorFlow
 #   make bench     launch, closure, step, Spark and stop benchmarks, beside the peers; ARGS=--save
 #                  saves the tables. Others, such as infer, dataset: python benchmarks/NAME.py --save
 #   make bench-save   save what fits into 20 minutes, and write it into docs/benchmarks.md
@@ -203,8 +204,8 @@ test-tensorflow: $(BUNDLE) $(addprefix $(VENV)/.stamp-,spark horovod libraries d
 	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS)
 
 test-all: checks $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons libraries deepspeed) test-tensorflow
-	@echo '· pytest, all tests, $(WORKERS) workers'
-	@$(PYTEST) -n $(WORKERS) $(ARGS)
+	@echo '· pytest, exhaustive tests, $(WORKERS) workers'
+	@$(PYTEST) -m exhaustive -n $(WORKERS) $(ARGS)
 
 # The tests run every notebook, too.
 test-all: export DOCS_NOTEBOOKS := off

@@ -49,9 +49,9 @@ def with_tables(text: str, results: Path = RESULTS) -> str:
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
-    """Yield each option of a parser as written, its description and its default."""
+    """Yield each option of a parser as written, its description and its default, without hidden ones."""
     for action in parser._actions:
-        if action.option_strings:
+        if action.option_strings and action.help != argparse.SUPPRESS:
             yield _as_written(action), action.help or "", _default(action)
 
 

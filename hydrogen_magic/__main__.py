@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import shlex
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +12,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
-from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand, parse_gang
+from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand, parse_gang_words
 from hydrogen_magic.views import pick_view
 
 COMMANDS = {
@@ -35,7 +34,12 @@ def main(arguments: Sequence[str]) -> int:
         print(_usage(setups))
         return 0 if set(arguments) & {"-h", "--help"} else 2
     try:
-        status = _manage(parse_gang(shlex.join(arguments[1:])))
+        command = _parsed(arguments[1:])
+    except ArgumentsError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        status = _manage(command)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the program that reads it has ended, as head does
@@ -52,6 +56,15 @@ def _usage(setups: Iterable[str]) -> str:
     commands = {**COMMANDS, **others}
     lines = (f"  {command:<18}{meaning}" for command, meaning in commands.items())
     return "\n".join(["usage: python -m hydrogen_magic COMMAND", "", *lines])
+
+
+def _parsed(words: Sequence[str]) -> GangCommand:
+    command = parse_gang_words(words)
+    if command.out:
+        raise ArgumentsError(
+            "--out assigns variables of a notebook, and a terminal has none: drop it"
+        )
+    return command
 
 
 def _manage(command: GangCommand) -> int:

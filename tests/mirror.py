@@ -63,6 +63,7 @@ class Mirror:
     def __init__(self, client: str = "") -> None:
         self.client = client
         self.seq: int | None = None
+        self.parts_left = 0
         self.n_bytes = 0
         self._forget()
 
@@ -74,10 +75,11 @@ class Mirror:
         self.curves: dict[str, MirroredCurve] = {}
         self.names: list[str] = []
         self.spans: dict[tuple[int, str], list[tuple[Any, ...]]] = {}
+        self.spans_since_s = 0.0
         self.skipped: dict[tuple[int, str], int] = {}
         self.lines: list[list[Any]] = []
         self.n_lines_before = 0
-        self.stacks: dict[str, str] = {}
+        self.stacks: dict[str, Any] | None = None
         self.report: dict[str, Any] | None = None
 
     def apply(self, message: PageMessage) -> None:
@@ -88,12 +90,17 @@ class Mirror:
         assert delta["kind"] == "delta"
         if delta.get("to", self.client) != self.client:
             return
-        is_full = delta.get("full", False)
-        if self.seq is not None and not is_full:
-            assert delta["seq"] == self.seq + 1, "a message was lost"
+        is_full, is_part = delta.get("full", False), "parts_left" in delta
+        if is_part and not is_full:
+            assert delta["parts_left"] == self.parts_left - 1, "a part was lost"
+        elif self.seq is not None and not is_full:
+            assert delta["seq"] == self.seq + 1 and not self.parts_left, "a message was lost"
         self.seq = delta["seq"]
+        self.parts_left = delta.get("parts_left", 0)
         if is_full:
             self._forget()
+        if delta.get("restarted"):
+            self.curves, self.stacks = {}, None
         self._take(delta, message.buffers)
 
     def _take(self, delta: dict[str, Any], buffers: list[bytes]) -> None:
@@ -107,6 +114,7 @@ class Mirror:
             curve = self.curves.setdefault(part["metric"], MirroredCurve())
             curve.apply(part, buffers[part["at"]])
         self.names += delta.get("names", [])
+        self.spans_since_s = max(self.spans_since_s, delta.get("spans_since_s", 0.0))
         for part in delta.get("spans", []):
             key = (part["rank"], part["track"])
             found = columns(buffers[part["at"]], part["n"], "dfHB")

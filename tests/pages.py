@@ -88,7 +88,9 @@ class Page(Client):
     def ack(self, order_id: str) -> dict[str, Any]:
         """Wait for the answer to an order."""
         return self.read_until(
-            lambda: next((m for m in self.of_kind("ack") if m["id"] == order_id), None)
+            lambda: next(
+                (m for m in self.of_kind("ack") if m["id"] == order_id and "pending" not in m), None
+            )
         )
 
     def file(self, order_id: str) -> bytes:

@@ -157,7 +157,7 @@ class StopRequested:
     at_s: float
     reason: str
     """``"user"``, ``"timeout"``, ``"failure"``, ``"session"`` (``%gang end``), ``"owner"`` (SIGTERM),
-    ``"kernel"`` (it ended) or ``"view"`` (it failed)."""
+    ``"kernel"`` (it ended) or ``"cell"`` (that waited for it, and failed: by its view, for example)."""
     kill: bool = False
     """True: at once, without SIGINT first."""
 

@@ -933,6 +933,7 @@ class OwnGang(Message):
 
     spec: JobSpec
     title: str
+    source: str = field(repr=False)
     cells: Mapping[str, str]
     params: Mapping[str, bool | int | float | str] = field(repr=False)
     preload: tuple[str, ...]

@@ -250,14 +250,17 @@ def read(gang_id: str) -> list[ev.Event]:
     """Return the events of a run, which may still be running.
 
     An incomplete last line (its kernel was killed) is left out. Raises HydrogenError if there is no
-    such run, EventError if its record is damaged.
+    such run, or its record is damaged.
     """
     try:
         data = (run_dir(gang_id) / _EVENTS).read_bytes()
     except OSError:
         raise HydrogenError(f"there is no record of a run {gang_id!r}{_where()}") from None
     complete = data[: data.rfind(b"\n") + 1]
-    return [_decode(line, gang_id) for line in complete.splitlines()]
+    try:
+        return [_decode(line, gang_id) for line in complete.splitlines()]
+    except ev.EventError as error:
+        raise HydrogenError(str(error)) from error
 
 
 def _where() -> str:
@@ -271,7 +274,9 @@ def _decode(line: bytes, gang_id: str) -> ev.Event:
     try:
         return ev.decode(json.loads(line))
     except ValueError as error:  # EventError is one
-        raise ev.EventError(f"the record of run {gang_id!r} is damaged: {error}") from error
+        raise ev.EventError(
+            f"the record of run {gang_id!r} is damaged, or of a newer version: {error}"
+        ) from error
 
 
 def recent_ids() -> list[str]:
@@ -352,7 +357,9 @@ def complete(gang_id: str, events: Sequence[ev.Event]) -> None:
         file.truncate(end)
         file.seek(end)
         recorded = list(filter(is_recorded, events))
-        file.write(b"".join(map(_line, recorded[data.count(b"\n", 0, end) :])))
+        missing = b"".join(map(_line, recorded[data.count(b"\n", 0, end) :]))
+        while missing:  # a disk that gets full takes a part, and refuses the rest
+            missing = missing[file.write(missing) :]
 
 
 def write_end(run_dir: Path, reason: str) -> None:
@@ -388,14 +395,7 @@ def _outlives(first: bytes, gang_id: str) -> bool:
 def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
     unseen = (ev.KERNEL_ENDED, ev.OWNER_ENDED)
     is_seen = found.ended is not None and found.ended.reason not in unseen
-    if is_seen or is_alive(found.launched.owner):
-        return False
-    if _machine_of(found.launched.owner) == _machine():
-        return True
-    # A home directory shared between machines: only the file's age shows whether that kernel is
-    # alive.
-    written = (runs_dir() / found.gang / _EVENTS).stat().st_mtime
-    return time.time() - written > _OTHER_MACHINE_S
+    return not is_seen and is_owner_gone(found.gang, found.launched.owner, is_alive)
 
 
 def is_over(found: Summary) -> bool:
@@ -443,6 +443,21 @@ def is_alive(owner: str) -> bool:
     if machine != _machine() or not process.isdigit():
         return False
     return _start_time(int(process)) == owner.rpartition(":")[2]
+
+
+def is_owner_gone(gang_id: str, owner: str, is_alive: Callable[[str], bool] = is_alive) -> bool:
+    """Return whether ``owner``, of this run, no longer runs, here or on another machine."""
+    if is_alive(owner):
+        return False
+    if _machine_of(owner) == _machine():
+        return True
+    # A home directory shared between machines: only the file's age shows whether that kernel is
+    # alive.
+    try:
+        written = (run_dir(gang_id) / _EVENTS).stat().st_mtime
+    except OSError:  # another kernel has deleted the record
+        return True
+    return time.time() - written > _OTHER_MACHINE_S
 
 
 def is_stopped(owner: str) -> bool:

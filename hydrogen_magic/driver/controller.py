@@ -48,7 +48,7 @@ _STOP_WORDS = {
     "kernel": "stopped: the kernel ended",
     "owner": "stopped: its owner process was terminated (SIGTERM)",
     "session": "stopped by %gang end",
-    "view": "stopped: its view failed",
+    "cell": "stopped: the cell that waited for it failed",
 }
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.errors import HydrogenError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,12 +76,16 @@ def as_of_now(state: GangState) -> GangState:
     """Return a recorded state; a run whose kernel died was stopped by that."""
     if state.is_terminal or run_log.is_alive(state.owner):
         return state
+    if not run_log.is_owner_gone(state.gang, state.owner):
+        return replace(state, reason=f"runs on {state.host}")
     ended = "owner process ended unexpectedly" if state.outlives else "kernel ended"
     return replace(state, state="STOPPED", reason=f"its {ended}")
 
 
 def _last_state(found: run_log.Summary) -> GangState:
     """Return the state for a list; for a finished run, the first and last event are sufficient."""
+    events: Sequence[Event] = [found.launched, found.last]
     if found.ended is None:
-        return as_of_now(replay(run_log.read(found.gang)))
-    return replay([found.launched, found.last])
+        with suppress(HydrogenError):  # the record is damaged, or another kernel has deleted it
+            events = run_log.read(found.gang)
+    return as_of_now(replay(events))

@@ -450,7 +450,7 @@ def attend(gang: Gang, view: View) -> None:
             show(gang, view, ask=ask)
         finally:
             if not gang.wait(0):  # the view failed, not the gang, which would continue unseen
-                gang.stop_for("view")
+                gang.stop_for("cell")
                 gang.wait()
             view.close(gang.snapshot())
             tracking.finish([gang])

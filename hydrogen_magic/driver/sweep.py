@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,11 @@ class Sweep:
         """The combinations, in their order."""
         return self._runs
 
+    @property
+    def has_more(self) -> bool:
+        """Whether a run is left that :meth:`advance` has not seen end."""
+        return bool(self._running or self._queue)
+
     def advance(self) -> bool:
         """Start runs where others have ended; return whether any is left. Waits for a moment."""
         for run in list(self._running)[:1]:
@@ -129,7 +135,7 @@ class Sweep:
             self._free.append(self._running.pop(run))
         while self._queue and self._free and not self._is_stopped:
             self._start(*self._queue.popleft(), self._free.pop())
-        return bool(self._running or self._queue)
+        return self.has_more
 
     def _start(self, run: SweepRun, launch: Launch, share: Mapping[str, str]) -> None:
         self._running[run] = share
@@ -254,20 +260,18 @@ def last_sweep() -> Sweep | None:
 def attend(sweep: Sweep, view: SweepView) -> None:
     """Run the sweep to its end. The first interrupt stops its gangs and its queue, the second kills."""
     _newest.append(sweep)
-    with launcher.interrupts_held() as interrupts:
+    with launcher.interrupts_held() as interrupts, ExitStack() as endings:
+        endings.callback(sweep.finish_tracking)
+        endings.callback(view.close, sweep)
+        endings.callback(_end, sweep)  # the first of them
         interrupts.take(sweep)
-        try:
-            while sweep.advance():
-                view.update(sweep)
-        finally:
-            _end(sweep)
-            view.close(sweep)
-            sweep.finish_tracking()
+        while sweep.advance():
+            view.update(sweep)
 
 
 def _end(sweep: Sweep) -> None:
-    """Leave no gang unattended if the view failed."""
-    if sweep.advance():
-        sweep.stop_for("view")
-        while sweep.advance():
-            pass
+    """Leave no gang unattended if the view or a launch failed."""
+    if sweep.has_more:
+        sweep.stop_for("cell")
+    while sweep.advance():
+        pass

@@ -32,8 +32,18 @@ def combinations(
 
 
 def _values(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
-    if isinstance(namespace.get(name), str) and text[0] not in "*'\"":
-        return [part.strip() for part in text.split(",") if part.strip()]
+    is_text = isinstance(namespace.get(name), str) and text[0] not in "*'\""
+    values = _texts(text) if is_text else _evaluated(name, text, namespace)
+    if not values:
+        raise OptionValueError(f"--sweep {name}={text} has no value")
+    return values
+
+
+def _texts(text: str) -> list[Any]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _evaluated(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
     try:
         values: list[Any] = eval(f"[{text}]", dict(namespace))
     except Exception as error:  # the expressions are the user's
@@ -41,8 +51,6 @@ def _values(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
             f"--sweep {name}={text}: {type(error).__name__}: {error}. Values are Python expressions; "
             f"text needs two kinds of quotation marks: --sweep \"{name}='a','b'\""
         ) from None
-    if not values:
-        raise OptionValueError(f"--sweep {name}={text} has no value")
     return values
 
 

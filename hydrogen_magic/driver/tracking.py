@@ -29,7 +29,7 @@ _INTERVAL_S = 1.0
 _BATCH = 1000
 _FINISH_S = 10.0
 """How long a cell waits for its tracker: a request to a server takes a second."""
-_LATE_S = 600.0
+LATE_S = 600.0
 """How long after the end of its gang a tracker may take points."""
 _RANKS = 8
 """Ranks whose metrics are sent: the curves of more could not be distinguished."""
@@ -144,7 +144,7 @@ class _Forwarder:
         self._send_source(tracked)
         while not self._run.ended.wait(_INTERVAL_S):
             self._send_points(tracked)
-        self._send_points(tracked, time.monotonic() + _LATE_S)
+        self._send_points(tracked, time.monotonic() + LATE_S)
         log = self._run.rank_logs.path(0)
         if log.exists() and log.stat().st_size <= _MOST_FILE_BYTES:
             tracked.add_file(log)

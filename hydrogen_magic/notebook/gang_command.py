@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,7 +186,7 @@ def _stopped_or_why_not(name: str, command: GangCommand) -> str:
 
 
 def _stopped(name: str | None, command: GangCommand) -> str:
-    gang = reachable(name, take=command.take)
+    gang = reachable(name, take=command.take, to_stop=True)
     state = gang.snapshot()
     if state.is_terminal:
         return f"gang {gang.id} has already ended: {state.state}"
@@ -275,19 +275,20 @@ _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] =
 # ── finding a gang ───────────────────────────────────────────────────────────────────────────────
 
 
-def reachable(name: str | None, *, take: bool = False) -> Gang:
-    """Return a gang of this kernel, or attach to one that outlives its kernel; the newest for None."""
+def reachable(name: str | None, *, take: bool = False, to_stop: bool = False) -> Gang:
+    """Return a gang of this kernel, or attach to one that outlives its kernel.
+
+    None: this kernel's newest, else the newest. ``to_stop``: see :func:`_complete`.
+    """
     live = launcher.gangs()
-    outliving = {
-        found.gang: found.launched.name
-        for found in reversed(run_log.recent())
-        if found.launched.outlives and found.gang not in live
-    }
-    if not live and not outliving:
+    known = _names(live, (found for found in run_log.recent() if found.launched.outlives))
+    if not known:
         raise ArgumentsError("no gang can be reached from here: start one with %%distributed")
-    found = _complete(name, {**outliving, **_named(live)}, "that can be reached from here")
-    known = live.get(found)
-    is_attached = known is None or (take and known.snapshot().outlives)
+    if name is None and live:
+        name = next(reversed(live))
+    found = _complete(name, known, "that can be reached from here", to_stop=to_stop)
+    gang = live.get(found)
+    is_attached = gang is None or (take and gang.snapshot().outlives)
     return attach(found, take=take) if is_attached else live[found]
 
 
@@ -305,39 +306,51 @@ def _find(name: str | None) -> Gang | RecordedGang:
     live = launcher.gangs()
     if name is None and live:
         return live[next(reversed(live))]
-    recorded = {
-        found.gang: found.launched.name
-        for found in reversed(run_log.recent())
-        if found.gang not in live
-    }
-    if not recorded and not live:
+    known = _names(live, run_log.recent())
+    if not known:
         raise ArgumentsError("no gang has run yet: start one with %%distributed")
-    found = _complete(name, {**recorded, **_named(live)}, "")
+    found = _complete(name, known, "")
     return live.get(found) or RecordedGang(found)
 
 
-def _named(gangs: Mapping[str, Gang]) -> dict[str, str]:
-    return {gang_id: gang.snapshot().name for gang_id, gang in gangs.items()}
+def _names(live: Mapping[str, Gang], recorded: Iterable[run_log.Summary]) -> dict[str, str]:
+    """Return the names of runs by their ids, newest last."""
+    found = {one.gang: (one.launched.wall_time, one.launched.name) for one in recorded}
+    for gang_id, gang in live.items():
+        state = gang.snapshot()
+        found[gang_id] = (state.wall_time, state.name)
+    return {
+        gang_id: found[gang_id][1] for gang_id in sorted(found, key=lambda each: found[each][0])
+    }
 
 
-def _complete(name: str | None, known: Mapping[str, str], whose: str) -> str:
-    """Return the id that ``name`` begins, or else that of the newest run of this name.
+def _complete(
+    name: str | None, known: Mapping[str, str], whose: str, *, to_stop: bool = False
+) -> str:
+    """Return the id ``name``, else that of the newest run of this name, else the one that it begins.
 
-    ``known``: names of runs by their ids, newest last.
+    ``known``: names of runs by their ids, newest last. ``to_stop``: refuse a name that begins the id of
+    another run: that one may be meant, and a stop cannot be undone.
     """
     if name is None:
         return list(known)[-1]
     if name in known:
         return name
-    matching = [each for each in known if each.startswith(name)]
+    begun = [each for each in known if each.startswith(name)]
     named = [each for each, of in known.items() if of == name]
-    if named and not matching:
+    others = [each for each in begun if each not in named]
+    if named and others and to_stop:
+        raise ArgumentsError(
+            f"{name!r} is the name of gang {named[-1]}, and the beginning of {', '.join(others[-8:])}: "
+            "give the whole ID"
+        )
+    if named:
         return named[-1]
-    if len(matching) == 1:
-        return matching[0]
-    shown = ", ".join((matching or list(known))[-8:])
-    problem = "several gangs" if matching else f"no gang {whose}".strip()
-    raise ArgumentsError(f"{problem} {'begin' if matching else 'begins'} with {name!r}: {shown}")
+    if len(begun) == 1:
+        return begun[0]
+    shown = ", ".join((begun or list(known))[-8:])
+    problem = "several gangs" if begun else f"no gang {whose}".strip()
+    raise ArgumentsError(f"{problem} {'begin' if begun else 'begins'} with {name!r}: {shown}")
 
 
 def _check_rank(command: GangCommand, there: Mapping[int, str]) -> None:

@@ -44,6 +44,7 @@ from hydrogen_magic.notebook.arguments import (
     ArgumentsError,
     GangCommand,
     InferArguments,
+    around_sweeps,
     infer_usage,
     parse,
     parse_gang,
@@ -57,6 +58,9 @@ from hydrogen_magic.views.tables import inventory_table, plan_table, sweep_table
 
 T = TypeVar("T")
 A = TypeVar("A", Arguments, InferArguments)
+
+_FRAMES_TO_CALLER = 3
+"""From ``_expanded``: the magic, IPython's ``run_cell_magic``, and the code that called that."""
 
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
@@ -121,17 +125,27 @@ class Distributed(Magics):
             self.shell.events.unregister("post_run_cell", self.get_ready)
             local_agents.warm_up(["torch"])
 
+    @no_var_expand
     @line_cell_magic
     def distributed(self, line: str, cell: str | None = None) -> Any:
         """Run this cell, or a script, on every rank of a new gang. ``%distributed --help``."""
-        return self._distributed(line, cell)
+        return self._distributed(self._expanded(line, cell), cell)
 
+    @no_var_expand
     @line_cell_magic
     def gang(self, line: str, cell: str | None = None) -> Any:
         """List, show and stop gangs: ``%gang --help``. On a cell the same as ``%%distributed``."""
+        line = self._expanded(line, cell)
         if cell is not None:
             return self._distributed(line, cell)
         return _checked(lambda: self._manage(parse_gang(line)))
+
+    def _expanded(self, line: str, cell: str | None) -> str:
+        """Expand ``{…}`` and ``$…`` as IPython does, except in values of ``--sweep``: these are Python."""
+        pieces = [line] if cell is None else around_sweeps(line)
+        for place in range(0, len(pieces), 2):  # in this frame: a comprehension may have its own
+            pieces[place] = self._ip.var_expand(pieces[place], _FRAMES_TO_CALLER)
+        return "".join(pieces)
 
     def _manage(self, command: GangCommand) -> Any:
         found = gang_command.manage(command, sys.stdout.write)

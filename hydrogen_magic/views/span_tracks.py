@@ -43,13 +43,38 @@ class SpanTrack:
 
     def part(self, start: int, until: int) -> SpanTrack:
         """Return spans ``start`` to ``until``, exclusive."""
+        return self._those(slice(start, until))
+
+    def since(self, start_s: float) -> SpanTrack:
+        """Return the spans that began at ``start_s`` or later."""
+        return self._those(self.starts_s >= start_s)
+
+    def _those(self, chosen: Any) -> SpanTrack:
         return SpanTrack(
-            self.starts_s[start:until],
-            self.durations_s[start:until],
-            self.names[start:until],
-            self.depths[start:until],
+            self.starts_s[chosen],
+            self.durations_s[chosen],
+            self.names[chosen],
+            self.depths[chosen],
             self.skipped,
         )
+
+
+Key = tuple[int, str]
+"""Rank and track."""
+
+
+def newest(tracks: Mapping[Key, SpanTrack], most: int) -> tuple[Mapping[Key, SpanTrack], float]:
+    """Return about the newest ``most`` spans of all tracks, and the time since which there are all.
+
+    The time is 0 if all spans are returned.
+    """
+    if sum(map(len, tracks.values())) <= most:
+        return tracks, 0.0
+    # A single track may have all of them: of a longer one, the first spans need not be compared.
+    last = {key: spans.part(max(0, len(spans) - most), len(spans)) for key, spans in tracks.items()}
+    starts_s = np.concatenate([spans.starts_s for spans in last.values()])
+    since_s = float(np.partition(starts_s, -most)[-most])
+    return {key: spans.since(since_s) for key, spans in last.items()}, since_s
 
 
 class SpanTracks:

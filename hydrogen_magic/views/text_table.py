@@ -104,7 +104,7 @@ _STOP_REASONS = {
     "kernel": "the kernel ended",
     "owner": "its owner process was terminated",
     "session": "its session was ended",
-    "view": "its view failed",
+    "cell": "the cell that waited for it failed",
 }
 
 
@@ -124,7 +124,8 @@ def _state_text(state: GangState, now_s: float) -> str:
         return f"queued, {have} of {wanted} slots · {duration(now_s)}"
     if state.closure is not None:
         return f"{closure_text(state.closure)} · {duration(now_s)}"
-    return f"{'starting' if state.state == 'PENDING' else 'running'} · {duration(now_s)}"
+    where = f" · {clean_name(state.reason)}" if state.reason else ""  # on another machine
+    return f"{'starting' if state.state == 'PENDING' else 'running'} · {duration(now_s)}{where}"
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────

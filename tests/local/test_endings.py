@@ -308,7 +308,7 @@ def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
     gang = hm.launch(ranks.hang, "sleep", np=1)
     with pytest.raises(OSError, match="no terminal"):
         launcher.attend(gang, Failing())
-    with pytest.raises(GangStoppedError, match="stopped: its view failed"):
+    with pytest.raises(GangStoppedError, match="the cell that waited for it failed"):
         gang.raise_for_state()
 
 

@@ -16,7 +16,7 @@ from tests.gangs import PATIENCE_S, wait_until_gone
 from tests.scripted_kernel import Kernel, agents_of
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_kills_at_random_moments(kills: int) -> None:
     """Two ranks with two DataLoader workers, one stuck, and a helper in its own session each."""
     moments = random.Random(7)

@@ -122,6 +122,55 @@ def test_a_cell_returns_rank_0s_value_and_keeps_braces_of_its_body(
     assert launched.titles == ["%%distributed --np 3"]
 
 
+@pytest.mark.parametrize("magic", ["distributed", "gang"])
+@pytest.mark.parametrize(
+    ("swept", "found"),
+    [
+        ("""--sweep "path=*[f'run{i}' for i in range(2)]" --np {n}""", ["'run0'", "'run1'"]),
+        ("--np {n} --sweep path={1, 2}, {n}", ["{1, 2}", "{3}"]),
+        ("""--sweep 'path="$n","a --np {n}"' --np {n}  # isn't {n}""", ["'$n'", "'a --np {n}'"]),
+        ("--sweep=path={n} --np {n}", ["{3}"]),
+    ],
+)
+def test_values_of_a_sweep_are_evaluated_as_written(
+    shell: InteractiveShell,
+    magic: str,
+    swept: str,
+    found: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell.user_ns.update(path=0, n=3, i=9)
+    prepared: list[Any] = []
+
+    def prepare(captured: Any, spec: JobSpec, *others: Any) -> Any:
+        prepared.append((spec.np, [repr(values["path"]) for values, _ in captured]))
+        raise HydrogenError("enough")
+
+    monkeypatch.setattr(magics.sweep, "prepare", prepare)
+    with pytest.raises(HydrogenError, match="enough"):
+        run(shell, f"%%{magic} --cpu {swept}\nprint(path)")
+    assert prepared == [(3, found)]
+
+
+def test_names_of_the_calling_function_are_expanded(
+    shell: InteractiveShell, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(gang_command, "manage", lambda command, write: asked.append(command.gang))
+    shell.user_ns["who"] = "me"
+    run(
+        shell,
+        """
+def call(n):
+    get_ipython().run_cell_magic("distributed", "--np {n} --name $who", "pass")
+    %gang stop {n}
+call(3)
+""",
+    )
+    assert [(spec.np, spec.name) for spec in launched.specs] == [(3, "me")]
+    assert asked == ["3"]
+
+
 def test_a_trailing_semicolon_silences_the_value(
     shell: InteractiveShell, launched: Launched
 ) -> None:

@@ -19,11 +19,13 @@ from hydrogen_magic.driver import launcher, tracking
 from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
 from hydrogen_magic.testing.entry_points import declare
 from tests.documented import covers
-from tests.gangs import PATIENCE_S, ended, notices_of
+from tests.gangs import PATIENCE_S, ended, notices_of, wait_until_gone
+from tests.outliving import owner_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
 TRACKER = """
+import os
 import threading
 import time
 from hydrogen_magic.plugins import TrackedRun, Tracker
@@ -36,6 +38,9 @@ FAILS_IN = set()
 def called(*call):
     ANSWERS.wait()
     CALLS.append(call)
+    if "CALLS_FILE" in os.environ:
+        with open(os.environ["CALLS_FILE"], "a") as file:
+            print(*call[:1], *call[2:], file=file)
     if call[0] in FAILS_IN:
         raise ConnectionError(f"no server for {call[0]} with correct-horse\\nmore")
 
@@ -52,7 +57,7 @@ class Run(TrackedRun):
         called("file", self.gang, path.name, path.read_text())
 
     def end(self, state):
-        time.sleep(0.1)  # what does not wait for it comes first
+        time.sleep(float(os.environ.get("END_S", 0.1)))  # what does not wait for it comes first
         called("end", self.gang, state)
 
 class Mine(Tracker):
@@ -158,6 +163,23 @@ def test_a_tracker_that_hangs_holds_nothing_up(
     assert gang.wait_for_tracker(PATIENCE_S)
     assert f"gang {gang.id}: tracked by mine: http" in capsys.readouterr().out
     assert calls[0][2].name == "slow" and calls[-1] == ("end", gang.id, "SUCCEEDED")
+
+
+def test_the_owner_of_a_gang_waits_for_its_tracker(
+    notebook_shell: InteractiveShell,
+    calls: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
+    monkeypatch.setenv("END_S", "3")
+    notebook_shell.run_cell("lr, api_token = 0.5, 'x'")
+    gang = run(notebook_shell, f"%%distributed --outlive --np 1 --track mine{LOGS}")
+    wait_until_gone([owner_of(gang.id)])
+    told = (tmp_path / "calls").read_text()
+    assert told.startswith("start ") and told.endswith("\nend SUCCEEDED\n")
+    assert "file cell.py" in told and "hm.log(step, loss" in told and "file rank-0.log" in told
+    assert calls == [], "the kernel sends nothing"
 
 
 def log_and_wait(go: str) -> None:

@@ -85,8 +85,17 @@ def test_pdb_on_is_ignored_where_no_cell_waits_for_its_gang(line: str) -> None:
     assert parse("", defaults=with_pdb_on).spec.pdb
 
 
-def test_a_comment_ends_the_line() -> None:
-    assert parse("--np 3  # one isn't enough").spec.np == 3
+@pytest.mark.parametrize("comment", ["# one isn't enough", "#don't", "#'", "#"])
+def test_a_comment_ends_the_line(comment: str) -> None:
+    assert parse(f"--np 3  {comment}").spec.np == 3
+
+
+def test_a_quoted_word_may_begin_with_a_hash() -> None:
+    line = """--name "#3 wide" train.py --tag '#1' \\#2 --lr 0.5 # --np 4"""
+    arguments = parse(line, is_cell=False)
+    assert arguments.spec.name == "#3 wide"
+    assert arguments.script_args == ("--tag", "#1", "#2", "--lr", "0.5")
+    assert parse_gang("stop '#1'").gang == "#1"
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hydrogen_magic.__main__ import main
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.testing.entry_points import declare
+from tests.records import ENDED, launched, write
 
 
 def test_the_reader_of_its_output_may_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +21,34 @@ def test_the_reader_of_its_output_may_end_first(monkeypatch: pytest.MonkeyPatch)
     with os.fdopen(writing, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
         assert main(["gang", "list"]) == 1
+
+
+def test_the_shell_has_split_and_unquoted_the_words(capsys: pytest.CaptureFixture[str]) -> None:
+    write("g1", replace(launched("g1"), name="#1 isn't wide"), ENDED)
+    write("g2", launched("g2", wall_time=2e9), ENDED)
+    assert main(["gang", "show", "#1 isn't wide"]) == 0
+    assert "gang g1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        ("gang frob", 2, "frob is not a command"),
+        ("gang logs --rank x", 2, "whole number"),
+        ("gang attach g1 --out model", 2, "a terminal has none: drop it"),
+        ("gang logs unknown", 1, "no gang has run yet"),
+    ],
+)
+def test_a_wrong_command_differs_from_one_that_fails(
+    line: str,
+    status: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launcher, "gangs", dict)
+    assert main(line.split()) == status
+    assert said in capsys.readouterr().err
 
 
 def test_a_plug_in_adds_a_command(

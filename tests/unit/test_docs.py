@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
@@ -177,6 +178,7 @@ def test_every_option_is_described(page: str) -> None:
     found = [option for parser in PARSERS[page] for option in generated.options(parser)]
     assert [names for names, text, _ in found if not text] == []
     table = (SITE / "reference" / f"{page}.md").read_text()
+    assert argparse.SUPPRESS not in table
     assert [names for names, *_ in found if names.replace("|", r"\|") not in table] == []
 
 

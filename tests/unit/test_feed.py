@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.state.gang_state import GangState, fold
+from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
+from hydrogen_magic.views.widget import feed
 from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
+from hydrogen_magic.views.widget.live_feed import LiveFeed
 from tests import seconds
+from tests.fake_gang import FakeGang
 from tests.mirror import Mirror, MirroredCurve, columns
 
 HOSTILE = "\x1b[2J\u202egnp.exe\ud800<script>\n\t\x00" + "é" * 10_000
@@ -72,7 +76,8 @@ class Rig:
 
     def arrive(self, name: str) -> Mirror:
         page = Mirror(name)
-        page.apply(self.feed.full(name))
+        for message in self.feed.full(name):
+            page.apply(message)
         self.pages.append(page)
         return page
 
@@ -185,7 +190,7 @@ def test_a_new_attempt_makes_pages_forget_curves_but_not_lines() -> None:
     rig.tick(*begun(), batch(0, range(3000), loss=[1.0] * 3000), out(0, "first\n"))
     rig.tick(after_s=1.0)
     message = rig.tick(ev.AttemptStarted(2.0, 1), batch(0, [5], acc=[1.0]))
-    assert message is not None and message.content["full"]
+    assert message is not None and message.content["restarted"]
     assert rig.page.curves.keys() == {"acc"} and rig.page.gang["attempt"] == 1
     assert [line[2] for line in rig.page.lines] == ["first"]
 
@@ -280,6 +285,7 @@ def test_of_many_ranks_those_that_stand_out_have_rows() -> None:
     rig.feed.watch([60, 60, 999, -1])
     rig.tick()
     assert rig.page.summary["shown"] == [0, 1, 2, 3, 40, 60]
+    assert rig.page.summary["chosen"] == [60], "a page that was reloaded must know it"
     assert set(rig.page.ranks) == {0, 1, 2, 3, 40, 60}
     assert rig.page.summary["counts"] == {"running": 63, "failed": 1}
     phases, percent, marks = rig.page.summary_columns
@@ -306,9 +312,28 @@ def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
         sizes = {r: len(s) for (r, track), s in page.spans.items() if track == "spans"}
         assert sizes == dict.fromkeys((*range(16), 27), 30)
     assert late.summary == rig.page.summary and late.summary_columns == rig.page.summary_columns
-    rig.feed.watch_tracks(range(16, 32))
+    rig.feed.watch_tracks("me", range(16, 32))
     rig.tick()
     assert {r for r, track in rig.page.spans if track == "spans"} == set(range(32))
+
+
+def test_the_timelines_of_several_pages_go_on() -> None:
+    rig = Rig()
+    rig.tick(*begun(96))
+    rig.feed.watch_tracks("one", range(32, 48))
+    rig.feed.watch_tracks("other", range(48, 64))
+    rig.arrive("reloaded")
+    rig.feed.watch_tracks("other", range(64, 80))
+
+    def told() -> set[int]:
+        message = rig.tick(*(spans(r, 1, rig.now_s) for r in range(96)))
+        assert message is not None
+        return {part["rank"] for part in message.content["spans"] if part["track"] == "spans"}
+
+    assert told() == {*range(16), *range(32, 48), *range(64, 80)}
+    for closed in "abcd":
+        rig.feed.watch_tracks(closed, range(80, 96))
+    assert told() == {*range(16), *range(80, 96)}
 
 
 def test_of_many_ranks_that_were_stopped_some_have_rows_that_say_why() -> None:
@@ -352,8 +377,31 @@ def test_stacks_name_the_notebooks_cells() -> None:
     rig.tick(*begun(), ev.RankStacks(1.0, 1, stack))
     rig.tick(ev.RankStacks(1.5, 0, stack))
     for page in (rig.page, rig.arrive("late")):
-        assert page.stacks.keys() == {"0", "1"}
-        assert "Cell In[3], line 3, in go" in page.stacks["1"]
+        assert page.stacks is not None
+        [group] = page.stacks["groups"]
+        assert group["ranks"] == [0, 1] and "Cell In[3], line 3, in go" in group["text"]
+
+
+def test_stacks_of_many_ranks_begin_with_the_rarest() -> None:
+    rig = Rig()
+    places = dict.fromkeys(range(200), "in all_reduce") | {700: "in load_batch"}
+    rig.tick(
+        *begun(800),
+        *(
+            ev.RankStacks(1.0, r, f"Thread 0x7f{r:x} (most recent call first):\n{place}")
+            for r, place in places.items()
+        ),
+    )
+    assert rig.page.stacks == {
+        "groups": [
+            {"ranks": [700], "text": "Thread (most recent call first):\nin load_batch"},
+            {"ranks": [*range(200)], "text": "Thread (most recent call first):\nin all_reduce"},
+        ],
+        "n_left_out": 0,
+    }
+    rig.tick(*(ev.RankStacks(2.0, r, f"in place {r}") for r in range(100)))
+    assert rig.page.stacks is not None and len(rig.page.stacks["groups"]) == 64
+    assert rig.page.stacks["n_left_out"] == 101 - 64 + 100
 
 
 def order(**changed: Any) -> dict[str, Any]:
@@ -436,6 +484,7 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
     )
     rig.end(ev.RankFailed(2.0, 0, error, "running"), ev.GangEnded(3.0, "FAILED", HOSTILE, 0))
     page = rig.arrive("late")
+    assert page.stacks is not None
     texts = [
         page.gang["title"],
         page.gang["reason"],
@@ -448,7 +497,7 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
         *page.names,
         *(track for _, track in page.spans),
         *(line[2] for line in page.lines),
-        page.stacks["0"],
+        page.stacks["groups"][0]["text"],
         page.report["text"],
     ]
     for text in texts:
@@ -461,6 +510,64 @@ def test_events_of_ranks_that_do_not_exist_are_dropped() -> None:
     rig.tick(*begun(), batch(-1, [1], a=[1.0]), batch(2, [1], b=[1.0]), spans(9, 3), out(-1, "x\n"))
     assert rig.page.curves == {} and rig.page.lines == []
     assert all(rank in (0, 1) for rank, _ in rig.page.spans)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_MOST_SPANS_KEPT", 5000)
+    monkeypatch.setattr(feed, "_MOST_SPANS_AT_ONCE", 1000)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_page_that_comes_late_gets_the_newest_spans_in_parts() -> None:
+    rig = Rig()
+    rig.tick(*begun())
+    for start_s in (0.0, 9.0, 18.0):
+        rig.tick(spans(0, 1500, start_s), spans(1, 1500, start_s))
+    rig.tick(), rig.tick()
+    assert (
+        sum(len(found) for (_, track), found in rig.page.spans.items() if track == "spans") == 9000
+    )
+    page, sizes = Mirror("late"), []
+    for message in rig.feed.full("late"):
+        page.apply(message)
+        sizes.append(sum(part["n"] for part in message.content["spans"]))
+    assert max(sizes) <= 1000 and sum(sizes) == 5000 and page.parts_left == 0
+    for rank in (0, 1):
+        told = rig.page.spans[rank, "spans"]
+        assert page.spans[rank, "spans"] == [one for one in told if one[0] >= page.spans_since_s]
+    assert page.spans_since_s > 9
+
+
+@pytest.mark.usefixtures("small")
+def test_of_ranks_that_a_page_turns_to_it_gets_the_newest_spans() -> None:
+    rig = Rig()
+    rig.tick(*begun(32), *(spans(20, 1500, start_s) for start_s in (0.0, 9.0, 18.0, 27.0)))
+    rig.feed.watch_tracks("me", range(16, 32))
+    while rig.tick(after_s=0.01) is not None:
+        pass
+    told = rig.page.spans[20, "spans"]
+    assert 4900 < len(told) <= 5000 and told[-1][0] > 28
+    assert told[0][0] == pytest.approx(rig.page.spans_since_s)
+
+
+@pytest.mark.parametrize("end", [[], [ENDED]], ids=["running", "ended"])
+@pytest.mark.usefixtures("small")
+def test_the_first_page_gets_what_any_page_keeps(end: list[ev.Event], tmp_path: Path) -> None:
+    gang = FakeGang(tmp_path)
+    stacks = ev.RankStacks(1.0, 1, "in go")
+    flood = [spans(0, 1500, start_s) for start_s in (0.0, 9.0, 18.0, 27.0)]
+    lines = [out(0, f"line {n}\n") for n in range(2500)]
+    gang._events = [*begun(), *flood, *lines, stacks, *end]
+    live = LiveFeed(gang, is_raised=False, clock=lambda: 30.0)
+    live.update(replay(gang._events), gang._events)
+    page = Mirror("first")
+    for message in live.start().full("first"):
+        page.apply(message)
+    assert [line[2] for line in page.lines] == [f"line {n}" for n in range(500, 2500)]
+    assert page.n_lines_before == 500
+    assert 4900 < len(page.spans[0, "spans"]) <= 5000 and page.spans_since_s > 0
+    assert page.stacks is not None and page.stacks["groups"][0]["ranks"] == [1]
 
 
 def test_what_is_left_of_a_flood_of_spans_comes_in_several_messages() -> None:

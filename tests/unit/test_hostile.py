@@ -137,7 +137,8 @@ def test_what_passes_the_border_is_shown(said: list[ev.Event], end: str) -> None
             message = feed.update(state, fresh, now_s)
             assert message is not None
             as_sent(message.content)
-            as_sent(feed.full("page").content)
+            for part in feed.full("page"):
+                as_sent(part.content)
             for metric in feed.curves.metrics():
                 order = {"metric": metric, "from": -1e18, "until": 1e18, "buckets": 9}
                 as_sent(feed.detail(order).content)

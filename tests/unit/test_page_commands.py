@@ -141,6 +141,16 @@ def test_a_gang_of_another_kernel_refuses_orders(tmp_path: Path) -> None:
         assert ack["ok"] is False and "in the notebook that started it" in ack["text"]
 
 
+def test_that_a_file_is_being_made_is_said_at_once_and_again(tmp_path: Path) -> None:
+    hearing = Hearing(FakeGang(tmp_path))
+    being_made = {"kind": "ack", "to": "me", "id": "1", "ok": True, "pending": True}
+    assert [hearing.order(do="csv"), hearing.order(do="csv")] == [being_made] * 2
+    [order] = hearing.asked
+    hearing.desk.answer(order, ok=True)
+    made = {"kind": "ack", "to": "me", "id": "1", "ok": True}
+    assert [hearing.sent[-1], hearing.order(do="csv")] == [made] * 2
+
+
 def test_orders_kept_in_mind_are_bounded(tmp_path: Path) -> None:
     hearing = Hearing(FakeGang(tmp_path))
     for number in range(1000):

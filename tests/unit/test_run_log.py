@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import resource
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
+from hydrogen_magic.driver import history, launcher
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.metrics import frame
+from hydrogen_magic.driver.owner import process
+from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.notebook import gang_command
+from hydrogen_magic.notebook.arguments import GangCommand
+from hydrogen_magic.views.text_table import gang_lines
 from tests import seconds
 from tests.records import ENDED, METRICS, launched, write
 
@@ -46,7 +56,7 @@ def test_a_torn_last_line_is_left_out_and_damage_is_told() -> None:
     assert found is not None
     assert (found.last, found.ended) == (METRICS, None)
     file.write_bytes(b"garbage\n" + file.read_bytes())
-    with pytest.raises(ev.EventError, match="g1"):
+    with pytest.raises(HydrogenError, match="run 'g1' is damaged"):
         run_log.read("g1")
     assert (run_log.recent(), run_log.recent_ids()) == ([], ["g1"])
 
@@ -134,6 +144,38 @@ def test_a_record_that_a_full_disk_cut_off_is_completed_at_the_end() -> None:
     assert run_log.read("g1") == events
 
 
+def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = write("g1", launched("g1"))
+    file = folder / "events.jsonl"
+    events = [launched("g1"), METRICS, ENDED]
+    gang: Any = SimpleNamespace(id="g1", folder=folder, events=lambda: events)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = [soft, file.stat().st_size + 10, soft]
+
+    def wait(seconds: float = 5.0) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits.pop(0), hard))
+
+    touch = Path.touch
+
+    def touch_if_not_full(path: Path, mode: int = 0o666) -> None:
+        if len(limits) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        touch(path, mode)
+
+    monkeypatch.setattr(Path, "touch", touch_if_not_full)
+    monkeypatch.setattr(stored_results.time, "sleep", wait)
+    try:
+        wait()
+        process._complete_record(gang, is_seen=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert run_log.read("g1") == events and run_log.is_unseen("g1") and not limits
+    shutil.rmtree(folder)
+    process._complete_record(gang, is_seen=False)  # nor does it wait for a deleted folder
+
+
 def test_a_record_says_why_the_gang_is_over() -> None:
     dead = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
     here = replace(launched("g1", owner=dead), host=os.uname().nodename)
@@ -153,6 +195,44 @@ def test_a_record_says_why_the_gang_is_over() -> None:
     assert run_log.unfinished(run_log.is_alive) == ["g2"], "the user has not been informed"
     run_log.end_abandoned("g2")
     assert run_log.unfinished(run_log.is_alive) == []
+
+
+@pytest.fixture
+def no_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide gangs of other tests, which lists have beside the records."""
+    monkeypatch.setattr(launcher, "gangs", dict)
+
+
+@pytest.mark.usefixtures("no_gangs")
+def test_a_record_that_cannot_be_read_does_not_hide_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = run_log.owner_of_this_process()
+    for gang, wall_time in (("newer", 1.0), ("deleted", 2.0), ("whole", 3.0)):
+        write(gang, launched(gang, wall_time, mine), ev.AttemptStarted(0.5, 0), METRICS)
+    file = run_log.run_dir("newer") / "events.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([lines[0], b'["EventOfANewerVersion",{"at_s":0.5}]\n', *lines[1:]]))
+    known = run_log.recent()
+    shutil.rmtree(run_log.run_dir("deleted"))
+    monkeypatch.setattr(run_log, "recent", lambda: known)
+    states = history.states()
+    assert [state.gang for state in states] == ["newer", "deleted", "whole"]
+    assert states[0].last_metrics == states[2].last_metrics
+    with pytest.raises(HydrogenError, match=r"damaged, or of a newer version: .*EventOfANewer"):
+        gang_command.manage(GangCommand("show", gang="newer"))
+
+
+@pytest.mark.usefixtures("no_gangs")
+def test_a_run_on_another_machine_goes_on_until_its_record_is_silent() -> None:
+    other = replace(launched("away", owner="another machine:1:1"), host="login2")
+    file = write("away", other, ev.AttemptStarted(0.5, 0)) / "events.jsonl"
+    (state,) = history.states()
+    assert (state.is_terminal, state.reason) == (False, "runs on login2")
+    assert gang_lines(state, state.now_s, 100)[0].endswith(" · runs on login2")
+    os.utime(file, (0, 0))
+    (state,) = history.states()
+    assert (state.state, state.reason) == ("STOPPED", "its kernel ended")
 
 
 def test_runs_that_ended_last_are_kept_and_unseen_ones() -> None:

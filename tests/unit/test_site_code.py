@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from hydrogen_magic import __main__ as command_line
 from hydrogen_magic.frameworks.horovod import command as horovod_command
-from hydrogen_magic.notebook.arguments import parse_gang
+from hydrogen_magic.notebook.arguments import parse_gang_words
 from tests.site_code import ROOT, SHELL, Block, Page, blocks
 from tests.site_pages import ELSEWHERE, LOCAL, SPARK
 
@@ -91,7 +91,7 @@ def check_pip(words: Sequence[str]) -> None:
 
 def check_python(words: Sequence[str]) -> None:
     if words[:2] == ["-m", "hydrogen_magic"] and words[2] == "gang":
-        parse_gang(shlex.join(words[3:]))
+        parse_gang_words(words[3:])
     elif words[:2] == ["-m", "hydrogen_magic"]:
         assert command_line.main(words[2:]) == 0
     else:

@@ -16,7 +16,7 @@ from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import devices, local
 from hydrogen_magic.driver.placements.local import LocalPlacement
-from hydrogen_magic.driver.sweep import Sweep
+from hydrogen_magic.driver.sweep import Sweep, attend
 from hydrogen_magic.driver.sweep_run import SweepRun
 from hydrogen_magic.driver.sweep_values import combinations, label_of, params_of
 from hydrogen_magic.errors import (
@@ -57,6 +57,12 @@ def test_scalars_of_numpy_are_listed_as_numbers() -> None:
 def test_values_that_are_none(text: str, said: str) -> None:
     with pytest.raises(OptionValueError, match=f"--sweep lr=.*{said}"):
         combinations([("lr", text)], {})
+
+
+@pytest.mark.parametrize("text", [",", " , ", "*[]"])
+def test_a_name_of_text_needs_a_value(text: str) -> None:
+    with pytest.raises(OptionValueError, match=r"--sweep optimizer=.* has no value"):
+        combinations([("optimizer", text)], {"optimizer": "adam"})
 
 
 def test_secrets_are_in_no_name_and_no_list() -> None:
@@ -205,6 +211,49 @@ def test_a_fault_in_a_launch_is_not_hidden() -> None:
     with pytest.raises(OSError, match="no memory file"):
         sweep.advance()
     assert not sweep.advance(), "it counts as ended"
+
+
+class View:
+    """A view of a sweep that counts its calls."""
+
+    def __init__(self) -> None:
+        self.n_updates = 0
+        self.is_closed = False
+
+    def update(self, sweep: Sweep) -> None:
+        self.n_updates += 1
+        if self.n_updates == 3:
+            raise RuntimeError("the view failed")
+
+    def close(self, sweep: Sweep) -> None:
+        self.is_closed = True
+        raise RuntimeError("nor can it be closed")
+
+
+@pytest.mark.parametrize(("fails_at", "n_launched"), [(2, 1), (None, 2)])
+def test_no_run_goes_on_or_starts_after_a_fault(
+    monkeypatch: pytest.MonkeyPatch, fails_at: int | None, n_launched: int
+) -> None:
+    """Neither of a launch nor of the view, and whatever fails in the endings."""
+    gangs = Gangs(5, n_at_once=2)
+    launch, attempted, finished = gangs._launch, [], []
+
+    def launch_or_fail(run: SweepRun, share: Mapping[str, str]) -> Gang:
+        attempted.append(run.label)
+        if run.values["lr"] == fails_at:
+            raise OSError("no space left")
+        return launch(run, share)
+
+    monkeypatch.setattr(gangs, "_launch", launch_or_fail)
+    monkeypatch.setattr(gangs.sweep, "finish_tracking", lambda: finished.append(True))
+    view = View()
+    with pytest.raises(RuntimeError, match="nor can it be closed") as raised:
+        attend(gangs.sweep, cast(Any, view))
+    cause = OSError if fails_at else RuntimeError
+    assert isinstance(raised.value.__context__, cause)
+    assert attempted == ["lr=1", "lr=2"] and len(gangs.launched) == n_launched
+    assert all(gang.stops == [False] for gang in gangs.launched)
+    assert view.is_closed and finished == [True] and not gangs.sweep.has_more
 
 
 def test_the_best_run_by_a_metric_or_a_key_of_the_result() -> None:

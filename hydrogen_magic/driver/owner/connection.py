@@ -232,7 +232,7 @@ def _unended(gang_id: str) -> run_log.Summary | None:
 
 def _finish(run: GangRun, n_known: int) -> None:
     """End a run with the events that only its record has; ``n_known``: how many of those it has."""
-    with suppress(HydrogenError, ev.EventError):
+    with suppress(HydrogenError):
         for event in run_log.read(run.id)[n_known:]:
             run.log.append(event)
     if not run.state.is_terminal:  # the record is lost, or cannot be written

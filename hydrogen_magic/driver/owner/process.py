@@ -15,11 +15,12 @@ from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import LaunchRefused, OwnGang, decode
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import launcher, tracking
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner import local_socket
 from hydrogen_magic.driver.owner.server import OwnerServer
 from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.state.stored_results import attempts
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport import framing
 
@@ -49,8 +50,9 @@ def main(arguments: Sequence[str]) -> None:
         server.serve(sock, reader)
         _own(gang, server, placement)
         _write_timeline(gang, request.spec.timeline)
-        with suppress(FileNotFoundError):  # the folder was deleted
-            _complete_record(gang, is_seen=server.is_attended)
+        _complete_record(gang, is_seen=server.is_attended)
+        gang.wait_for_tracker(tracking.LATE_S)
+        _leave_nothing(gang.folder)
 
 
 def _in_owner(request: OwnGang) -> AbstractContextManager[None]:
@@ -67,6 +69,7 @@ def _launched(request: OwnGang, closure: int) -> tuple[Gang, socket.socket]:
         required_modules=request.required_modules,
         datasets=request.datasets,
         params=request.params,
+        source=request.source,
     )
     os.close(closure)
     gang = launcher.launch_captured(captured, request.spec, title=request.title)
@@ -116,17 +119,24 @@ def _write_timeline(gang: Gang, path: str | None) -> None:
 
 
 def _complete_record(gang: Gang, *, is_seen: bool) -> None:
-    if not is_seen:
-        (gang.folder / run_log.UNSEEN).touch(mode=0o600)
-    with suppress(OSError):  # the disk is still full
-        run_log.complete(gang.id, gang.events())
-    _leave_nothing(gang.folder)
+    """Record what is missing, the end above all: without it the gang seems to have lost its owner."""
+    for _ in attempts(gang.folder):
+        try:
+            if not is_seen:
+                (gang.folder / run_log.UNSEEN).touch(mode=0o600)
+            run_log.complete(gang.id, gang.events())
+            return
+        except FileNotFoundError:  # the folder was deleted
+            return
+        except OSError:  # the disk is still full
+            continue
 
 
 def _leave_nothing(folder: Path) -> None:
     (folder / run_log.OWNER_SOCKET).unlink(missing_ok=True)
-    if os.path.getsize(folder / _STDERR) == 0:
-        (folder / _STDERR).unlink()
+    with suppress(FileNotFoundError):  # the folder was deleted
+        if os.path.getsize(folder / _STDERR) == 0:
+            (folder / _STDERR).unlink()
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
     request = OwnGang(
         spec=_finite(spec),
         title=title,
+        source=captured.source,
         cells=dict(captured.cells),
         params=dict(captured.params),
         preload=tuple(captured.preload),

@@ -156,6 +156,8 @@ class GangState:
     """Time of the newest event."""
     wall_time: float = 0.0
     owner: str = ""
+    host: str = ""
+    """Of its owner."""
     outlives: bool = False
     """Its owner is not a kernel."""
     cells: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -230,6 +232,7 @@ def _launched(state: GangState, e: ev.GangLaunched) -> GangState:
         session=e.session,
         wall_time=e.wall_time,
         owner=e.owner,
+        host=e.host,
         outlives=e.outlives,
         cells=e.cells,
         ranks=tuple(RankState(rank) for rank in range(e.np)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hydrogen_magic.driver.state.gang_results import (
@@ -17,6 +17,18 @@ from hydrogen_magic.serialization import result_stream
 _AGAIN_S = 5.0
 _PATIENCE_S = 600.0
 """How long a full disk may delay the end of a gang, which would lose its results."""
+
+
+def attempts(folder: Path) -> Iterator[None]:
+    """Yield at once, and again for ten minutes, in which a full disk may get space for ``folder``.
+
+    A folder that was deleted does not come back.
+    """
+    deadline_s = time.monotonic() + _PATIENCE_S
+    yield
+    while folder.is_dir() and time.monotonic() < deadline_s:
+        time.sleep(_AGAIN_S)
+        yield
 
 
 class StoredResults(GangResults):
@@ -34,15 +46,13 @@ class StoredResults(GangResults):
         """Save the results of all ranks; after a failure or a stop those of its first rank."""
         if not has_succeeded:
             return super().save(False, is_complete=is_complete)
-        deadline_s = time.monotonic() + _PATIENCE_S
-        problem = self._try_to_store()
-        if problem and self._folder.is_dir():
-            self.on_problem(f"{problem}; trying again for {_PATIENCE_S / 60:.0f} minutes")
-        # A folder that was deleted does not come back.
-        while problem and self._folder.is_dir() and time.monotonic() < deadline_s:
-            time.sleep(_AGAIN_S)
+        for n_failed, _ in enumerate(attempts(self._folder), 1):
             problem = self._try_to_store()
-        return f"{problem}; they are lost" if problem else ""
+            if not problem:
+                return ""
+            if n_failed == 1 and self._folder.is_dir():
+                self.on_problem(f"{problem}; trying again for {_PATIENCE_S / 60:.0f} minutes")
+        return f"{problem}; they are lost"
 
     def _try_to_store(self) -> str:
         """Return why the results cannot be stored, empty once they are."""

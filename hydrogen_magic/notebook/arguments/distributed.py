@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +53,11 @@ class Arguments:
     """The fields of ``spec`` that the line itself sets."""
 
 
+_SWEPT = re.compile(
+    r"""((?<!\S)--sweep[\s=](?:"(?:\\.|[^"\\])*"|'[^']*'|(?!\s--?[A-Za-z]|\s#)[^"'])*)"""
+)
+"""An option ``--sweep`` with its values: up to the next option or a comment outside of quotation marks."""
+
 _OF_CELLS = {"out", "save", "sweep", "sweep_jobs"}
 """Options that scripts refuse, each with its reason."""
 
@@ -86,6 +92,14 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
         return _with_script(arguments, found)
     _check_sweep(arguments)
     return arguments
+
+
+def around_sweeps(line: str) -> list[str]:
+    """Split the line of a cell before and after each ``--sweep`` with its values.
+
+    The pieces with odd numbers are these options.
+    """
+    return _SWEPT.split(line)
 
 
 def usage(is_cell: bool = True) -> str:

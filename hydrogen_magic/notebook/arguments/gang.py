@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.core.argument_types import (
@@ -46,11 +47,11 @@ class GangCommand:
     verb: str = "list"
     """One of :data:`GANG_COMMANDS`."""
     gang: str | None = None
-    """Id of a gang, or its beginning; None means the newest gang."""
+    """ID of a gang, its name, or the beginning of its ID; None means the newest gang."""
     session: str | None = None
     """Name of the session of ``end``; None: the only one."""
     compared: tuple[str, ...] = ()
-    """Ids of the runs of ``compare``, or their beginnings or names."""
+    """As :attr:`gang`, for each run of ``compare``."""
     all: bool = False
     kill: bool = False
     rank: int | None = None
@@ -64,7 +65,11 @@ class GangCommand:
 
 def parse_gang(line: str) -> GangCommand:
     """Return the parsed line of ``%gang``, or raise :class:`ArgumentsError`."""
-    words = split(line)
+    return parse_gang_words(split(line))
+
+
+def parse_gang_words(words: Sequence[str]) -> GangCommand:
+    """Return the parsed words of a line of ``%gang``, or raise :class:`ArgumentsError`."""
     if not words:
         return GangCommand()
     if words[0] in _HELP:
@@ -117,11 +122,16 @@ def gang_parser(verb: str) -> LineParser:
 def _add_subject(parser: LineParser, verb: str) -> None:
     add = parser.add_argument
     if verb == "compare":
-        add("compared", nargs="*", metavar="ID", help="IDs of runs, their beginnings, or names")
+        add("compared", nargs="*", metavar="ID", help="IDs of runs, names, or beginnings of IDs")
     elif verb == "end":
         add("session", nargs="?", metavar="NAME", help="name of the session")
     elif verb not in ("list", "doctor"):
-        add("gang", nargs="?", metavar="ID", help="ID, its beginning, or a name; default: newest")
+        add(
+            "gang",
+            nargs="?",
+            metavar="ID",
+            help="ID, a name, or the beginning of an ID; default: newest",
+        )
 
 
 def _add_options(parser: LineParser, verb: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shlex
 from dataclasses import fields, replace
@@ -303,16 +304,18 @@ def _without_input_line(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
 
 
 def split(line: str) -> list[str]:
-    """Split like a shell, up to a comment."""
-    lexer = shlex.shlex(line, posix=True)
+    """Split like a shell, up to a comment: a ``#`` that begins a word and is not quoted."""
+    text = io.StringIO(line)
+    lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split = True
     lexer.commenters = ""  # shlex would cut ``COLOR=#fff`` too
     found: list[str] = []
     try:
-        for token in lexer:
-            if token.startswith("#"):
+        while not line[text.tell() :].lstrip(lexer.whitespace).startswith("#"):
+            word = lexer.get_token()
+            if word is None:
                 break
-            found.append(token)
+            found.append(word)
     except ValueError:
         raise ArgumentsError(f"unclosed quotation mark in: {line.strip()}") from None
     return found

@@ -1,4 +1,4 @@
-"""Messages about a gang to pages: changes ten times a second, and everything for a new page.
+"""Messages about a gang to pages: changes ten times a second, and what a new page keeps of all before.
 
 Single-threaded: callers hold a lock. ``protocol.ts`` defines the messages. Each message has a budget for
 each kind of data; data over it waits (curves, spans) or is dropped and counted (lines). The first messages
@@ -8,14 +8,15 @@ after the gang's end bring all the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeGuard
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.failure_report import report
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
-from hydrogen_magic.views.span_tracks import SpanTracks
+from hydrogen_magic.views.span_tracks import Key, SpanTrack, SpanTracks, newest
 from hydrogen_magic.views.text_table import MOST_ROWS
 from hydrogen_magic.views.widget.json_values import curve_part, span_part, stack_text
 from hydrogen_magic.views.widget.output_feed import LiveLines
@@ -33,13 +34,17 @@ _MANY_POINTS_EVERY_S = 0.19
 """With this many points per message, curves are updated in every other one: that takes half the time."""
 _MOST_SPANS = 4000
 """Spans in one message: 60 kB."""
-_MOST_SPANS_AT_END = 64_000
-"""Spans in each of the last messages, which follow each other at once: 1 MB."""
+_MOST_SPANS_AT_ONCE = 64_000
+"""Spans in each of several messages that follow each other at once: 1 MB."""
+_MOST_SPANS_KEPT = 900_000
+"""The newest spans, for a page that comes late: one with a million drops the oldest tenth."""
 _CATCH_UP = 16
 """If more spans wait, this many messages send them: a track never lags far behind."""
 _MOST_STACKS = 64
-"""Ranks whose stacks are sent; those of a thousand ranks are mostly alike."""
+"""Different stacks that are sent; those of a thousand ranks are mostly alike."""
 _MOST_WATCHED = 16
+_MOST_TURNED = 4
+"""Pages whose ranks in the timeline are remembered: one that was closed or reloaded does not say so."""
 _MOST_DETAIL_BUCKETS = 8192
 """Buckets of one series: twice the pixels of a wide screen."""
 _LARGEST_STEP = 1e300
@@ -57,8 +62,8 @@ class PageFeed:
     """Follows one gang and creates the messages about changes.
 
     Of more than 16 ranks, curves are sent of all ranks together, rank 0, failed ranks, and those requested
-    by :meth:`watch`; spans are sent of these ranks, and of those requested by :meth:`watch_tracks`, initially
-    the first 16. ``is_raised``: a cell waits for the gang, and its error also shows the failure's
+    by :meth:`watch`; spans are sent of these ranks, the first 16, and those requested by
+    :meth:`watch_tracks`. ``is_raised``: a cell waits for the gang, and its error also shows the failure's
     traceback.
     """
 
@@ -69,7 +74,8 @@ class PageFeed:
         self._lines = LiveLines()
         self._diff = StateDiff()
         self._watched: tuple[int, ...] = ()
-        self._watched_tracks: tuple[int, ...] = tuple(range(MOST_ROWS))
+        self._watched_tracks: dict[str, tuple[int, ...]] = {}
+        """Client -> ranks that its timeline shows; the client that turned last is the last one."""
         self._state = GangState()
         self._now_s = 0.0
         self._seq = 0
@@ -77,8 +83,8 @@ class PageFeed:
         self._allowed_buckets = float(_MOST_BUCKETS)
         self._curves_age_s = 0.0
         self._n_names_sent = 0
-        self._spans_sent: dict[tuple[int, str], int] = {}
-        self._stacks: dict[str, str] = {}
+        self._spans_sent: dict[Key, int] = {}
+        self._stacks: dict[str, Any] | None = None
         self._report: dict[str, Any] | None = None
 
     def update(
@@ -90,26 +96,44 @@ class PageFeed:
         message a second while the gang runs.
         """
         events = [event for event in fresh if _is_of(state, event)]
-        is_anew = self._is_anew(events)
+        is_restart = self._is_restart(events)
         elapsed_s = max(0.0, now_s - self._now_s)
         self._state, self._now_s = state, now_s
         self._take(events)
         buffers: list[bytes] = []
         content = self._changes(elapsed_s, events, buffers)
-        if is_anew:
-            buffers.clear()
-            content = self._everything(buffers)
+        if is_restart:
+            content["restarted"] = True
         if not content and (state.is_terminal or now_s - self._sent_s < _HEARTBEAT_S):
             return None
         self._seq += 1
         self._sent_s = now_s
         return PageMessage({**self._head(), **content}, buffers)
 
-    def full(self, to: str) -> PageMessage:
-        """Return everything sent so far as a ``Delta`` for the client ``to``."""
-        buffers: list[bytes] = []
-        content = self._everything(buffers)
-        return PageMessage({**self._head(), "to": to, **content}, buffers)
+    def begin(self, state: GangState, events: Sequence[ev.Event], now_s: float) -> None:
+        """Process the events of the time without pages; no message has their lines and spans.
+
+        :meth:`full` has them, as far as a page keeps them.
+        """
+        self._state, self._now_s = state, now_s
+        self._take([event for event in events if _is_of(state, event)])
+        self._lines.skip(now_s)
+        sizes = self.tracks.sizes()
+        self._spans_sent = {key: sizes[key] for key in self._waiting_spans()}
+        if any(rank.stacks for rank in state.ranks):
+            self._stacks = self._all_stacks()
+
+    def full(self, to: str) -> Iterator[PageMessage]:
+        """Yield everything sent so far, as far as a page keeps it, as ``Delta``s for the client ``to``."""
+        tracks = {key: self.tracks.spans(*key).part(0, n) for key, n in self._spans_sent.items()}
+        kept, since_s = newest(tracks, _MOST_SPANS_KEPT)
+        parts = list(_in_parts(kept))
+        for place, part in enumerate(parts):
+            buffers: list[bytes] = []
+            content = {} if place else {**self._everything(buffers), **_since_part(since_s)}
+            content["spans"] = [span_part(*key, spans, buffers) for key, spans in part]
+            content["parts_left"] = len(parts) - place - 1
+            yield PageMessage({**self._head(), "to": to, **content}, buffers)
 
     def detail(self, request: Mapping[str, Any]) -> PageMessage:
         """Return the requested ``Detail``.
@@ -129,20 +153,29 @@ class PageFeed:
         return PageMessage({**head, "from": start, "until": until, **part}, buffers)
 
     def watch(self, ranks: Sequence[int]) -> None:
-        """Also send these ranks, at most 16, in place of those requested before."""
+        """Also send these ranks, at most 16, in place of those requested before.
+
+        All pages show the same rows: the summary tells them which ranks were chosen.
+        """
         self._watched = tuple(dict.fromkeys(rank for rank in ranks if rank >= 0))[:_MOST_WATCHED]
         self._diff.reset_interval()
 
-    def watch_tracks(self, ranks: Sequence[int]) -> None:
-        """Also send the spans of these ranks, at most 16, in place of those requested before."""
-        self._watched_tracks = tuple(ranks[:MOST_ROWS])
+    def watch_tracks(self, client: str, ranks: Sequence[int]) -> None:
+        """Also send the spans of these ranks, at most 16, in place of those ``client`` requested before.
+
+        Those that other pages requested are still sent, and the first 16, which a new page shows.
+        """
+        self._watched_tracks.pop(client, None)
+        self._watched_tracks[client] = tuple(ranks[:MOST_ROWS])
+        if len(self._watched_tracks) > _MOST_TURNED:
+            del self._watched_tracks[next(iter(self._watched_tracks))]
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────
 
-    def _is_anew(self, events: Sequence[ev.Event]) -> bool:
-        """Return whether curves start again, so that pages must drop theirs."""
+    def _is_restart(self, events: Sequence[ev.Event]) -> bool:
+        """Return whether curves start again, so that pages must drop theirs, and stacks."""
         begins = any(isinstance(event, ev.AttemptStarted) for event in events)
-        return begins and bool(self.curves.metrics() or self._stacks)
+        return begins and bool(self.curves.metrics() or self._stacks is not None)
 
     def _take(self, events: Sequence[ev.Event]) -> None:
         self.curves.feed(events)
@@ -152,7 +185,7 @@ class PageFeed:
         if self._state.is_terminal:
             self._lines.flush(self._now_s)
         if any(isinstance(event, ev.AttemptStarted) for event in events):
-            self._stacks = {}
+            self._stacks = None
 
     # ── output ───────────────────────────────────────────────────────────────────────────────────
 
@@ -165,6 +198,7 @@ class PageFeed:
         content = self._diff.changes(self._state, self._known_watched(), self._now_s, buffers)
         parts = {
             "curves": self._curve_changes(elapsed_s, buffers),
+            "spans_since_s": self._skip_old_spans(),
             "spans": self._span_changes(buffers),
             "names": self._new_names(),
         }
@@ -178,7 +212,7 @@ class PageFeed:
         return content
 
     def _everything(self, buffers: list[bytes]) -> dict[str, Any]:
-        """Return everything sent so far; waiting data is sent to all pages later."""
+        """Return everything sent so far but spans; waiting data is sent to all pages later."""
         ranks = self._ranks()
         curves = [curve_part(change, buffers) for change in self.curves.full(ranks)]
         content: dict[str, Any] = {
@@ -186,13 +220,9 @@ class PageFeed:
             **self._diff.full(buffers),
             "curves": curves,
             "names": self.tracks.names[: self._n_names_sent],
-            "spans": [
-                span_part(*key, self.tracks.spans(*key).part(0, n), buffers)
-                for key, n in self._spans_sent.items()
-            ],
             **_lines_part(*self._lines.full()),
         }
-        if self._stacks:
+        if self._stacks is not None:
             content["stacks"] = self._stacks
         if self._report is not None:
             content["report"] = self._report
@@ -220,16 +250,10 @@ class PageFeed:
         return [curve_part(change, buffers) for change in changes]
 
     def _span_changes(self, buffers: list[bytes]) -> list[dict[str, Any]]:
-        followed = self._ranks()
-        ranks = None if followed is None else {*followed, *self._watched_tracks}
-        waiting = sorted(
-            (n - self._spans_sent.get(key, 0), key)
-            for key, n in self.tracks.sizes().items()
-            if n > self._spans_sent.get(key, 0) and (ranks is None or key[0] in ranks)
-        )
+        waiting = sorted((n, key) for key, n in self._waiting_spans().items())
         n_waiting = sum(n for n, _ in waiting)
         is_end = self._state.is_terminal
-        left = _MOST_SPANS_AT_END if is_end else max(_MOST_SPANS, n_waiting // _CATCH_UP)
+        left = _MOST_SPANS_AT_ONCE if is_end else max(_MOST_SPANS, n_waiting // _CATCH_UP)
         parts = []
         for place, (n, key) in enumerate(waiting):
             taken = min(n, max(1, left // (len(waiting) - place)))
@@ -237,7 +261,40 @@ class PageFeed:
             parts.append(self._next_spans(key, taken, buffers))
         return parts
 
-    def _next_spans(self, key: tuple[int, str], n: int, buffers: list[bytes]) -> dict[str, Any]:
+    def _waiting_spans(self) -> dict[Key, int]:
+        """Return (rank, track) -> number of spans that pages have not been sent."""
+        ranks = self._ranks_of_tracks()
+        return {
+            key: n - self._spans_sent.get(key, 0)
+            for key, n in self.tracks.sizes().items()
+            if n > self._spans_sent.get(key, 0) and (ranks is None or key[0] in ranks)
+        }
+
+    def _skip_old_spans(self) -> float:
+        """Leave out waiting spans that pages would drop at once; return the time before which, or 0.
+
+        A page that turns to other ranks may ask for the spans of hours.
+        """
+        waiting = self._waiting_spans()
+        if sum(waiting.values()) <= _MOST_SPANS_KEPT:
+            return 0.0
+        sizes = self.tracks.sizes()
+        tracks = {
+            key: self.tracks.spans(*key).part(sizes[key] - n, sizes[key])
+            for key, n in waiting.items()
+        }
+        kept, since_s = newest(tracks, _MOST_SPANS_KEPT)
+        self._spans_sent.update((key, sizes[key] - len(spans)) for key, spans in kept.items())
+        return since_s
+
+    def _ranks_of_tracks(self) -> set[int] | None:
+        """Return the ranks whose spans are sent; None: those of all ranks."""
+        followed = self._ranks()
+        if followed is None:
+            return None
+        return {*followed, *range(MOST_ROWS), *chain(*self._watched_tracks.values())}
+
+    def _next_spans(self, key: Key, n: int, buffers: list[bytes]) -> dict[str, Any]:
         start = self._spans_sent.get(key, 0)
         self._spans_sent[key] = start + n
         return span_part(*key, self.tracks.spans(*key).part(start, start + n), buffers)
@@ -247,9 +304,21 @@ class PageFeed:
         self._n_names_sent += len(names)
         return names
 
-    def _all_stacks(self) -> dict[str, str]:
-        found = [rank for rank in self._state.ranks if rank.stacks][:_MOST_STACKS]
-        return {str(r.rank): stack_text(r.stacks, self._state.cells) for r in found}
+    def _all_stacks(self) -> dict[str, Any]:
+        """Return the ranks' stacks as ``Stacks``, equal ones once.
+
+        The rarest come first: a rank in a different place is the one that the others wait for.
+        """
+        ranks: dict[str, list[int]] = {}
+        for rank in self._state.ranks:
+            if rank.stacks:
+                ranks.setdefault(stack_text(rank.stacks, self._state.cells), []).append(rank.rank)
+        groups = sorted(ranks.items(), key=lambda group: len(group[1]))
+        shown, others = groups[:_MOST_STACKS], groups[_MOST_STACKS:]
+        return {
+            "groups": [{"ranks": ranks, "text": text} for text, ranks in shown],
+            "n_left_out": sum(len(ranks) for _, ranks in others),
+        }
 
     def _failure(self) -> dict[str, Any]:
         culprit = self._state.culprit
@@ -262,6 +331,25 @@ def _is_of(state: GangState, event: ev.Event) -> bool:
     """Return whether an event is of the gang itself or of one of its ranks."""
     rank = getattr(event, "rank", None)
     return rank is None or 0 <= rank < len(state.ranks)
+
+
+def _in_parts(tracks: Mapping[Key, SpanTrack]) -> Iterator[list[tuple[Key, SpanTrack]]]:
+    """Yield the spans in parts for one message each, at least one."""
+    part: list[tuple[Key, SpanTrack]] = []
+    n = 0
+    for key, spans in tracks.items():
+        for start in range(0, max(1, len(spans)), _MOST_SPANS_AT_ONCE):
+            piece = spans.part(start, start + _MOST_SPANS_AT_ONCE)
+            if n + len(piece) > _MOST_SPANS_AT_ONCE:
+                yield part
+                part, n = [], 0
+            part.append((key, piece))
+            n += len(piece)
+    yield part
+
+
+def _since_part(since_s: float) -> dict[str, Any]:
+    return {"spans_since_s": since_s} if since_s else {}
 
 
 def _lines_part(lines: list[list[Any]], n_left_out: int) -> dict[str, Any]:

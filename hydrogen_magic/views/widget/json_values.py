@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from hydrogen_magic.views.span_tracks import SpanTrack
 
 _LONGEST_STACKS = 64_000
 """Characters of the stacks of one rank."""
+_THREAD_ADDRESS = re.compile(r"^((?:Current t|T)hread) 0x[0-9a-f]+")
 
 
 def plain(text: str, longest: int) -> str:
@@ -43,9 +45,12 @@ def rounded(value: float) -> float:
 
 
 def stack_text(stacks: str, cells: Mapping[str, str]) -> str:
-    """Return stacks of threads, with the notebook's labels for its cells."""
+    """Return stacks of threads, with the notebook's labels for its cells, without the threads' addresses.
+
+    Ranks on different hosts have different addresses, which would keep equal stacks apart.
+    """
     lines = stack_lines(stacks[:_LONGEST_STACKS], cells)
-    return "\n".join(lines)
+    return "\n".join(_THREAD_ADDRESS.sub(r"\1", line) for line in lines)
 
 
 def curve_part(change: CurveChange, buffers: list[bytes]) -> dict[str, Any]:

@@ -45,9 +45,11 @@ class LiveFeed:
         """Return the page feed; a new one has processed all events."""
         if self.page_feed is None:
             feed = PageFeed(is_raised=self._is_raised)
-            state, fresh = self.state, self.events()
-            while feed.update(state, fresh, self._clock.now_s(state)) and state.is_terminal:
-                fresh = []
+            state = self.state
+            feed.begin(state, self.events(), self._clock.now_s(state))
+            # The rest is sent to nobody yet: at the gang's end, it takes several messages.
+            while feed.update(state, (), self._clock.now_s(state)) and state.is_terminal:
+                pass
             self.page_feed = feed
         return self.page_feed
 

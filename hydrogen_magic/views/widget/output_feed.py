@@ -59,14 +59,26 @@ class LiveLines:
         self._taken_s = now_s
         grown = self._allowed_bytes + elapsed_s * _BYTES_PER_S
         self._allowed_bytes = min(_MOST_AT_ONCE_BYTES, grown)
-        taken, spent = _newest(self._waiting, MOST_LINES, self._allowed_bytes)
+        taken, n_left_out, spent = self._take_newest(MOST_LINES, self._allowed_bytes)
         self._allowed_bytes -= spent
+        return [_json(*line) for line in taken], n_left_out
+
+    def skip(self, now_s: float) -> None:
+        """Keep new lines for :meth:`full` without a limit for messages: no page gets them by one."""
+        self._taken_s = now_s
+        self._take_newest(MOST_KEPT, _KEPT_BYTES)
+
+    def _take_newest(
+        self, most: int, most_bytes: float
+    ) -> tuple[list[tuple[OutputLine, float]], int, int]:
+        """Keep the newest of the new lines; return these, the number of others, and their size."""
+        taken, spent = _newest(self._waiting, most, most_bytes)
         # A note counts as one of the lines it replaces.
         n_noted = sum(max(0, line.n_left_out - 1) for line, _ in self._waiting)
         n_left_out = len(self._waiting) - len(taken) + n_noted
         self._waiting = []
         self._keep(taken, n_left_out)
-        return [_json(*line) for line in taken], n_left_out
+        return taken, n_left_out, spent
 
     def full(self) -> tuple[list[_JsonLine], int]:
         """Return the last lines, and how many there were before them."""

@@ -36,7 +36,8 @@ class CommandHandler:
     """Handles commands of pages, in any thread, and returns at once.
 
     What acts on the gang is done here and now. What asks for data is checked and handed to ``later``,
-    in the same form; files and outputs are acknowledged when they are made (:meth:`answer`).
+    in the same form; that files and outputs are being made is said at once, and that they are, by
+    :meth:`answer`.
     """
 
     def __init__(
@@ -69,12 +70,17 @@ class CommandHandler:
 
     def answer(self, command: PageCommand, *, ok: bool, text: str = "") -> None:
         """Acknowledge a command."""
-        ack = {"kind": "ack", "to": command["client"], "id": command["id"], "ok": ok}
-        if text:
-            ack["text"] = text
+        self._acknowledge(command, ok=ok, **({"text": text} if text else {}))
+
+    def _acknowledge(self, command: PageCommand, **content: Any) -> None:
+        ack = {"kind": "ack", "to": command["client"], "id": command["id"], **content}
         with self._lock:
             self._answers[command["id"]] = ack
         self._send(ack)
+
+    def refuse_released(self, command: PageCommand) -> None:
+        """Answer a command that came too late: :meth:`release` was called."""
+        self.answer(command, ok=False, text=_released_text(self._gang))
 
     def release(self) -> None:
         """Release the gang; from now on its commands are refused."""
@@ -95,7 +101,7 @@ class CommandHandler:
         what = command["do"]
         actions = self._actions
         if actions is None:
-            self.answer(command, ok=False, text=_released_text(self._gang))
+            self.refuse_released(command)
         elif what in _ACTIONS:
             state = actions.snapshot()
             if state.is_terminal:
@@ -108,8 +114,9 @@ class CommandHandler:
             self._forward(_REQUESTS[what](command))
 
     def _forward(self, command: PageCommand) -> None:
-        if command["do"] not in _ANSWERED_LATER:
-            self.answer(command, ok=True)
+        # Without an answer, a page assumes after a while that the kernel is busy with other things.
+        pending = {"pending": True} if command["do"] in _ANSWERED_LATER else {}
+        self._acknowledge(command, ok=True, **pending)
         self._later(command)
 
 

@@ -95,11 +95,13 @@ class PageRequests:
     def _answer(self, request: PageCommand) -> None:
         actions = self._live.actions
         if actions is None:
-            return  # released between the request and here: its page has the final picture
+            self._commands.refuse_released(request)  # between the request and here
+            return
         feed = self._live.start()
         match request["do"]:
             case "hello":
-                self._send(*feed.full(request["client"]))
+                for message in feed.full(request["client"]):
+                    self._send(*message)
             case "detail":
                 self._answer_detail(feed, request)
             case "show":
@@ -109,7 +111,7 @@ class PageRequests:
                 feed.watch(request["ranks"])
                 self._send_changes_if_closed()
             case "tracks":
-                feed.watch_tracks(request["ranks"])
+                feed.watch_tracks(request["client"], request["ranks"])
                 self._send_changes_if_closed()
             case _:
                 self._maker.make(actions, request)

@@ -171,14 +171,15 @@ def _failed_ranks(state: GangState) -> list[int]:
 
 
 def summary_columns(
-    state: GangState, found_marks: Sequence[str], shown: Iterable[int]
+    state: GangState, found_marks: Sequence[str], shown: Iterable[int], chosen: Iterable[int]
 ) -> tuple[dict[str, Any], bytes]:
     """Return all ranks as a ``RankSummary`` without its index, and its buffer."""
     words = list(map(_phase, state.ranks, found_marks))
     phases = [_PHASES.index(word) if word in _PHASES else 0 for word in words]
     columns = (phases, map(_percent, state.ranks), map(MARKS.index, found_marks))
     counts = Counter(plain(word, 20) for word in words)
-    head = {"counts": dict(counts), "phases": list(_PHASES), "shown": list(shown)}
+    rows = {"shown": list(shown), "chosen": list(chosen)}
+    head = {"counts": dict(counts), "phases": list(_PHASES), **rows}
     return head, b"".join(np.fromiter(column, np.uint8).tobytes() for column in columns)
 
 

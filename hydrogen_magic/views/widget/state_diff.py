@@ -59,7 +59,7 @@ class StateDiff:
         if changed:
             content["ranks"] = changed
         if len(state.ranks) > MOST_ROWS:
-            summary = summary_columns(state, found_marks, shown)
+            summary = summary_columns(state, found_marks, shown, watched)
             if summary != self._summary:
                 self._summary = summary
                 content["summary"] = _placed(summary, buffers)

@@ -12,11 +12,19 @@ const SLOWER = 1.5;
 const MAX_REPEAT_MS = 1500;
 /** About two minutes; a page without a kernel must not go on for ever. */
 const N_TRIES = 80;
+/** About three seconds: the page saves values of its own instead. */
+const N_TRIES_OF_CSV = 7;
 
 interface Waiting {
   sent: Sent;
   timer: ReturnType<typeof setTimeout>;
   settle: (ack: Ack) => void;
+}
+
+interface Repeat {
+  n_tries: number;
+  n_most: number;
+  waitMs: number;
 }
 
 /** Ids that are unique among pages; `randomUUID` is missing on pages over plain http. */
@@ -25,7 +33,10 @@ export function randomId(): string {
   return btoa(String.fromCharCode(...bytes)).replace(/[+/]/g, "-");
 }
 
-/** Commands to the kernel, each with an id, repeated until the kernel acknowledges it. */
+/**
+ * Commands to the kernel, each with an id, repeated until the kernel acknowledges it. While the
+ * kernel works on one, it is repeated at the lowest rate: its last answer may be lost.
+ */
 export class Channel {
   private readonly waiting = new Map<string, Waiting>();
   private n_asked = 0;
@@ -40,7 +51,10 @@ export class Channel {
     this.n_asked += 1;
     const id = `${this.client}.${this.n_asked}`;
     const sent: Sent = { ...command, id, client: this.client };
-    return new Promise((settle) => this.deliver(sent, 1, REPEAT_MS, settle));
+    const n_most = command.do === "csv" ? N_TRIES_OF_CSV : N_TRIES;
+    return new Promise((settle) =>
+      this.deliver(sent, { n_tries: 1, n_most, waitMs: REPEAT_MS }, settle),
+    );
   }
 
   /** Requests everything; null if that has already been requested. */
@@ -62,6 +76,11 @@ export class Channel {
     const pending = this.waiting.get(ack.id);
     if (pending === undefined) return;
     clearTimeout(pending.timer);
+    if (ack.pending) {
+      const repeat = { n_tries: N_QUICK, n_most: N_TRIES, waitMs: MAX_REPEAT_MS };
+      this.wait(pending.sent, repeat, pending.settle);
+      return;
+    }
     this.waiting.delete(ack.id);
     pending.settle(ack);
   }
@@ -71,14 +90,20 @@ export class Channel {
     this.waiting.clear();
   }
 
-  private deliver(sent: Sent, n_tries: number, waitMs: number, settle: (ack: Ack) => void): void {
+  private deliver(sent: Sent, repeat: Repeat, settle: (ack: Ack) => void): void {
+    this.wait(sent, repeat, settle);
+    this.send(sent);
+  }
+
+  /** Waits for the answer, and delivers the command again if there is none. */
+  private wait(sent: Sent, { n_tries, n_most, waitMs }: Repeat, settle: (ack: Ack) => void): void {
     const again = () => {
-      if (n_tries >= N_TRIES) return this.acked(unanswered(sent));
+      if (n_tries >= n_most) return this.acked(unanswered(sent));
       const slower = n_tries < N_QUICK ? 1 : SLOWER;
-      this.deliver(sent, n_tries + 1, Math.min(waitMs * slower, MAX_REPEAT_MS), settle);
+      const next = Math.min(waitMs * slower, MAX_REPEAT_MS);
+      this.deliver(sent, { n_tries: n_tries + 1, n_most, waitMs: next }, settle);
     };
     this.waiting.set(sent.id, { sent, settle, timer: setTimeout(again, waitMs) });
-    this.send(sent);
   }
 }
 

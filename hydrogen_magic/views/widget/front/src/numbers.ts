@@ -41,9 +41,14 @@ const UNITS: readonly [number, string][] = [
   [1e-9, "ns"],
 ];
 
-/** A duration, with the resolution of a profiler: `1.25 s`, `11.3 ms`, `840 µs`, `3 min 20 s`. */
+/**
+ * A duration, with the resolution of a profiler: `1.25 s`, `11.3 ms`, `840 µs`, `3 min 20 s`,
+ * `2 h 5 min`.
+ */
 export function lapse(s: number): string {
-  if (s >= 60) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
+  const whole = Math.round(s);
+  if (whole >= 3600) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  if (whole >= 60) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   const [size, unit] = UNITS.find(([size]) => s >= size) ?? ([1e-9, "ns"] as const);
   return `${Number((s / size).toPrecision(3))} ${unit}`;
 }

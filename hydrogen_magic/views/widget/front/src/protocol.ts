@@ -124,6 +124,8 @@ export interface RankSummary {
   phases: string[];
   /** Ranks whose rows are sent: failed ones, stragglers, the slowest, and those the user chose. */
   shown: number[];
+  /** Ranks that the user chose, in this page or in another one. */
+  chosen: number[];
   /** Buffer: phase Uint8[np], progress in percent Uint8[np] (255: unknown), mark Uint8[np]. */
   at: number;
 }
@@ -167,6 +169,14 @@ export interface SpanDelta {
 /** Rank, stream (0 stdout, 1 stderr, 2 our own note), text with at most SGR colours, time. */
 export type Line = [rank: number, stream: 0 | 1 | 2, text: string, at_s: number];
 
+/** Stacks of all threads of the ranks. */
+export interface Stacks {
+  /** Ranks with equal stacks; the smallest groups first. */
+  groups: { ranks: number[]; text: string }[];
+  /** Number of ranks whose stacks were not sent because there are too many different ones. */
+  n_left_out: number;
+}
+
 /** The failure as shown at the top. */
 export interface Report {
   rank: number | null;
@@ -180,8 +190,12 @@ export interface Delta {
   kind: "delta";
   /** Incremented by one; a gap means that messages were lost. */
   seq: number;
-  /** True: everything from the start, replacing existing data. */
+  /** True: everything that a page keeps, replacing existing data. */
   full?: boolean;
+  /** Number of messages that follow at once and complete a full one; these are not full themselves. */
+  parts_left?: number;
+  /** True: the gang has started again, and existing curves and stacks are of an earlier attempt. */
+  restarted?: boolean;
   /** The requesting client; others ignore the message, and its `seq` does not count. */
   to?: string;
   now_s: number;
@@ -193,11 +207,12 @@ export interface Delta {
   /** Appended to the table of span names. */
   names?: string[];
   spans?: SpanDelta[];
+  /** Spans before this time were left out: they are more than a page keeps. */
+  spans_since_s?: number;
   lines?: Line[];
   /** Lines dropped before these; the ranks' files have them. */
   lines_skipped?: number;
-  /** Rank -> stacks of all its threads. */
-  stacks?: Record<string, string>;
+  stacks?: Stacks;
   report?: Report;
 }
 
@@ -216,6 +231,8 @@ export interface Ack {
   to: string;
   id: string;
   ok: boolean;
+  /** The kernel works on it, and answers once more at the end. */
+  pending?: true;
   text?: string;
 }
 
@@ -241,8 +258,9 @@ export type Command =
   | { do: "profile"; steps: number }
   | { do: "record"; on: boolean }
   | { do: "detail"; metric: string; from: number; until: number; buckets: number }
+  /** Show the rows and curves of these ranks in all pages, in place of those chosen before. */
   | { do: "rows"; ranks: number[] }
-  /** Send the spans of these ranks too; large gangs start with those of the first 16. */
+  /** Send the spans of these ranks too; those of the first 16 are always sent. */
   | { do: "tracks"; ranks: number[] }
   /** Display again what was lost: the output itself, unless it was captured, or what it should show. */
   | { do: "show"; what: "output" | "content" }

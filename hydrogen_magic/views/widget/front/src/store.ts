@@ -1,5 +1,5 @@
 import { CurveStore } from "./curves/store";
-import type { Delta, Detail, Gang, Line, Rank, RankSummary, Report } from "./protocol";
+import type { Delta, Detail, Gang, Line, Rank, RankSummary, Report, Stacks } from "./protocol";
 import { SpanStore } from "./timeline/store";
 
 /** Number of lines kept in the page; the ranks' files have the complete output. */
@@ -41,7 +41,7 @@ export class Store {
   lines: Line[] = [];
   /** Number of lines before `lines[0]`: removed here, or never sent. */
   linesBefore = 0;
-  stacks: Record<string, string> | null = null;
+  stacks: Stacks | null = null;
   report: Report | null = null;
   /** Incremented by every change; components compare it. */
   version = 0;
@@ -51,6 +51,8 @@ export class Store {
   heardAtMs = 0;
   private nowAtMessageS = 0;
   private seq: number | null = null;
+  /** Number of messages that the last full one still lacks. */
+  private partsLeft = 0;
   private readonly listeners = new Set<() => void>();
   private isFrameAsked = false;
 
@@ -91,10 +93,15 @@ export class Store {
   apply(delta: Delta, buffers: Buffers): Applied {
     this.heardAtMs = this.clockMs();
     if (delta.to !== undefined && delta.to !== this.client) return "ignored";
-    if (!delta.full && this.seq !== null && delta.seq <= this.seq) return "ignored";
-    const isGap = !delta.full && this.seq !== null && delta.seq !== this.seq + 1;
+    const isPart = !delta.full && delta.parts_left !== undefined;
+    if (!delta.full && !isPart && this.seq !== null && delta.seq <= this.seq) return "ignored";
+    const isNext = isPart
+      ? delta.parts_left === this.partsLeft - 1
+      : this.partsLeft === 0 && (this.seq === null || delta.seq === this.seq + 1);
+    const isGap = !delta.full && !isNext;
     if (delta.full) this.clear();
     this.seq = delta.seq;
+    this.partsLeft = delta.parts_left ?? 0;
     this.take(delta, buffers);
     this.changed();
     return isGap ? "gap" : "applied";
@@ -129,6 +136,10 @@ export class Store {
   private take(delta: Delta, buffers: Buffers): void {
     this.hasData = true;
     this.nowAtMessageS = delta.now_s;
+    if (delta.restarted) {
+      this.curves.clear();
+      this.stacks = null;
+    }
     if (delta.gang) this.takeGang(delta.gang);
     for (const rank of delta.ranks ?? []) this.ranks.set(rank.rank, rank);
     if (delta.summary) this.takeSummary(readSummary(delta.summary, buffers));
@@ -136,6 +147,7 @@ export class Store {
     if (delta.names || delta.spans) {
       this.spans.apply(delta.names ?? [], delta.spans ?? [], buffers);
     }
+    this.spans.lacksBefore(delta.spans_since_s ?? 0);
     this.takeLines(delta);
     if (delta.stacks) this.stacks = delta.stacks;
     if (delta.report) this.report = delta.report;

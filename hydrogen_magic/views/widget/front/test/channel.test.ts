@@ -53,6 +53,30 @@ describe("a command", () => {
     expect(sent).toHaveLength(n_sent);
   });
 
+  test("that the kernel works on is not given up, and its last answer is asked for", async () => {
+    const answer = channel.ask({ do: "trace" });
+    const settled = vi.fn();
+    void answer.then(settled);
+    for (let n_acked = 0; n_acked < 200; n_acked++) {
+      channel.acked({ ...ackOf(sent[0]), pending: true });
+      await vi.advanceTimersByTimeAsync(1500);
+    }
+    expect(settled).not.toHaveBeenCalled();
+    expect(sent.length).toBeGreaterThan(100);
+    channel.acked(ackOf(sent[0]));
+    expect((await answer).ok).toBe(true);
+  });
+
+  test("for a table is given up soon, unless the kernel works on it", async () => {
+    const texts: (string | undefined)[] = [];
+    for (const pending of [false, true]) {
+      void channel.ask({ do: "csv" }).then(({ text }) => texts.push(text));
+      if (pending) channel.acked({ ...ackOf(sent.at(-1)), pending: true });
+      await vi.advanceTimersByTimeAsync(20_000);
+    }
+    expect(texts).toEqual([expect.stringContaining("did not respond")]);
+  });
+
   test("has an id and the client's name, and another one each time", () => {
     void channel.ask({ do: "stop" });
     void channel.ask({ do: "stop" });

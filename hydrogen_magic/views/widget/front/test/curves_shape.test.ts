@@ -101,6 +101,17 @@ describe("lines of a plot", () => {
     expect(roles(FEW_LINES + 1).slice(-2)).toEqual(["rank", "mean"]);
   });
 
+  it("are those of ranks with a curve, however many have only values that are not finite", () => {
+    const n_ranks = 64;
+    const bad = Array.from({ length: n_ranks }, (_, rank) => [rank, []] as const);
+    const badSteps = Object.fromEntries(bad.map(([rank]) => [rank, 5]));
+    const finite: Record<number, Points> = { 0: [[0, 1]], 60: [[0, 2]], [ALL_RANKS]: [[0, 3]] };
+    const metric = metricOf({ ...Object.fromEntries(bad), ...finite }, 1, badSteps);
+    const lines = shape(metric, PLAIN).lines.filter(({ role }) => role === "rank");
+    expect(lines.map(({ rank }) => rank)).toEqual([0, 60]);
+    expect(firstBad(metric)?.ranks.length).toBe(n_ranks);
+  });
+
   it("are one where all ranks have the same values", () => {
     const same: Points = [
       [0, 0.1],
@@ -240,12 +251,14 @@ describe("what is told beside a plot", () => {
               [0, 1],
               [1, 2],
             ],
+            [ALL_RANKS]: [[0, 4]],
           },
           2,
         ),
       ]),
     ).toBe(
-      "metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max\nloss,0,0,2,0.5,2,1.5,1,2\n",
+      "metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max\n" +
+        "loss,all,0,2,0.5,1,4,4,4\nloss,0,0,2,0.5,2,1.5,1,2\n",
     );
   });
 });
@@ -270,6 +283,15 @@ describe("numbers", () => {
       "840 µs",
       "30 ns",
       "3 min 20 s",
+    ]);
+    const rounded = [59.4, 59.6, 119.6, 179.8, 3599.6, 7530];
+    expect(rounded.map(lapse)).toEqual([
+      "59.4 s",
+      "1 min 0 s",
+      "2 min 0 s",
+      "3 min 0 s",
+      "1 h 0 min",
+      "2 h 5 min",
     ]);
     expect(moment(9.40616, 1e-5)).toBe("9.40616 s");
     expect([0, 0.004, 0.476, 0.0001].map(percent)).toEqual(["0 %", "0.4 %", "48 %", "<0.1 %"]);

@@ -85,7 +85,10 @@ describe("the store of curves", () => {
     const { delta, buffers } = packCurve("loss", 1, [{ rank: 1, buckets: [], badStep: 120 }]);
     store.apply([delta], buffers);
     expect(store.metrics.get("loss")?.series.get(1)?.badStep).toBe(120);
-    expect(store.metrics.get("loss")?.extent()).toBeNull();
+    expect(store.metrics.get("loss")?.extent()).toEqual([120, 120]);
+    const finite = packCurve("loss", 1, [{ rank: 1, buckets: bucketsOf([[100, 1]], 1) }]);
+    store.apply([finite.delta], finite.buffers);
+    expect(store.metrics.get("loss")?.extent()).toEqual([100, 120]);
   });
 
   it("has a detail only for the steps it holds, and only while it is finer", () => {

@@ -2,6 +2,7 @@ import { render } from "preact";
 import { act } from "preact/test-utils";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { Curves } from "../src/curves";
+import type { PlotInput } from "../src/curves/plot";
 import { CurveStore } from "../src/curves/store";
 import { type Ack, ALL_RANKS, type Rank } from "../src/protocol";
 import { packCurve } from "./data";
@@ -11,7 +12,10 @@ import { THEME } from "./scenes";
 /** happy-dom has no canvas to draw on. */
 vi.mock("../src/curves/plot", () => ({
   Plot: class {
-    paint() {}
+    canvas = document.createElement("canvas");
+    paint({ shape }: PlotInput) {
+      this.canvas.title = `${shape.steps.length} steps`;
+    }
     end() {}
   },
 }));
@@ -123,6 +127,14 @@ describe("the section of curves", () => {
     expect(root.querySelector('[title="rank 1"]')?.textContent).toBe("1NaN");
   });
 
+  it("says where values stopped being finite if none ever was", () => {
+    const store = new CurveStore();
+    const { delta, buffers } = packCurve("loss", 1, [{ rank: 0, buckets: [], badStep: 0 }]);
+    store.apply([delta], buffers);
+    const root = shown(store, async () => ack(true));
+    expect(root.textContent).toContain("NaN or infinite from step 0, rank 0");
+  });
+
   it("names the only rank of a large gang that has a line", () => {
     const at = (mean: number) => [{ key: 0, count: 1, mean, min: mean, max: mean }];
     const legend = (...series: Parameters<typeof packCurve>[2]) => {
@@ -145,6 +157,40 @@ describe("the section of curves", () => {
     expect([pressed("mean"), pressed("both")]).toEqual(["true", "false"]);
   });
 
+  it("keeps the lines of ranks when every rank of a large gang has NaN", () => {
+    const ranks = Array.from({ length: 64 }, (_, rank) => ({ rank, buckets: [], badStep: 5 }));
+    const store = storeWith(["loss"]);
+    const { delta, buffers } = packCurve("loss", 1, ranks);
+    store.apply([delta], buffers);
+    const root = shown(store, async () => ack(true));
+    expect(button(root, "both").getAttribute("aria-pressed")).toBe("true");
+  });
+
+  it("has charts in its picture as they are now, and says so when there is no picture", async () => {
+    const drawn: string[] = [];
+    const drawing = {
+      drawImage: (canvas: HTMLCanvasElement) => void drawn.push(canvas.title),
+      measureText: () => ({ width: 10 }),
+    };
+    const ctx = new Proxy(drawing, {
+      get: (known, name) => Reflect.get(known, name) ?? (() => {}),
+    });
+    vi.spyOn(HTMLCanvasElement.prototype, "getContext").mockReturnValue(ctx as never);
+    const made: (Blob | null)[] = [new Blob(["png"]), null];
+    vi.spyOn(HTMLCanvasElement.prototype, "toBlob").mockImplementation((done) =>
+      done(made.shift() ?? null),
+    );
+    const saved = vi.spyOn(URL, "createObjectURL").mockReturnValue("blob:made");
+    const store = storeWith(["loss", "acc"]);
+    const root = shown(store, async () => ack(true)); // no frame has painted a chart
+    act(() => button(root, "PNG").click());
+    expect(drawn).toEqual(["1 steps", "1 steps"]);
+    await vi.waitFor(() => expect(saved).toHaveBeenCalledTimes(1));
+    act(() => button(root, "PNG").click());
+    await vi.waitFor(() => expect(root.textContent).toContain("no picture was saved"));
+    expect(saved).toHaveBeenCalledTimes(1);
+  });
+
   it("saves what it knows when the kernel refuses the table", async () => {
     const blobs: Blob[] = [];
     vi.spyOn(URL, "createObjectURL").mockImplementation((blob) => {
@@ -154,7 +200,9 @@ describe("the section of curves", () => {
     const ask = vi.fn(async () => ack(false, "no disk"));
     const root = shown(storeWith(["loss"]), ask);
     act(() => button(root, "CSV").click());
-    await vi.waitFor(() => expect(root.textContent).toContain("the kernel reported: no disk"));
+    await vi.waitFor(() =>
+      expect(root.textContent).toContain("no table from the kernel (no disk)"),
+    );
     expect(ask).toHaveBeenCalledWith({ do: "csv" });
     expect(await blobs[0]?.text()).toContain("loss,1,0,1,0,1,1,1,1");
   });

@@ -1,5 +1,15 @@
 import type { Manager } from "../src/notebook";
-import type { Ack, Delta, FromKernel, Gang, Line, Rank, Sent, Traits } from "../src/protocol";
+import type {
+  Ack,
+  Delta,
+  FromKernel,
+  Gang,
+  Line,
+  Rank,
+  Sent,
+  Stacks,
+  Traits,
+} from "../src/protocol";
 
 type Callback = (...args: never[]) => void;
 
@@ -113,6 +123,11 @@ export const lineOf = (rank: number, text: string, stream: Line[1] = 0): Line =>
   text,
   1,
 ];
+
+export const stacksOf = (...groups: readonly [ranks: number[], text: string][]): Stacks => ({
+  groups: groups.map(([ranks, text]) => ({ ranks, text })),
+  n_left_out: 0,
+});
 
 /** A widget manager of JupyterLab's whose notebook has these outputs. */
 export function managerOf(clientId: string, outputs: readonly string[]): Manager {

@@ -29,7 +29,13 @@ describe("ranks", () => {
   );
 
   test("past sixteen are a grid, in which keys move and Enter asks for a row", async () => {
-    const summary = { counts: { running: 20 }, phases: ["running"], shown: [4], at: 0 };
+    const summary = {
+      counts: { running: 20 },
+      phases: ["running"],
+      shown: [4],
+      chosen: [4],
+      at: 0,
+    };
     const columns = packed(new Uint8Array(20), new Uint8Array(20).fill(50), new Uint8Array(20));
     stage.say({ gang: gangWith({ np: 20 }), summary, ranks: [rankWith(4), rankWith(5)] }, [
       columns,
@@ -41,7 +47,14 @@ describe("ranks", () => {
     expect(stage.find(".hm-rank-grid-told").textContent).toBe("rank 1 · running · 50 %");
     stage.press(canvas, "Enter");
     await stage.pass(20);
-    expect(stage.model.sent.find((command) => command.do === "rows")).toMatchObject({ ranks: [1] });
+    stage.press(canvas, "ArrowRight");
+    stage.press(canvas, "Enter");
+    await stage.pass(20);
+    const rows = stage.model.sent.filter((command) => command.do === "rows");
+    expect(rows.map(({ ranks }) => ranks)).toEqual([
+      [4, 1],
+      [4, 1, 2],
+    ]);
   });
 });
 

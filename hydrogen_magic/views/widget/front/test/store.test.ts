@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { MAX_LINES, Store } from "../src/store";
-import { deltaWith, gangWith, lineOf, packed, rankWith } from "./kernel";
+import { packCurve } from "./data";
+import { deltaWith, gangWith, lineOf, packed, rankWith, stacksOf } from "./kernel";
 
 function storeAt(clock = { ms: 0 }) {
   const frames: (() => void)[] = [];
@@ -37,6 +38,30 @@ describe("what is applied", () => {
     expect(store.apply(deltaWith(4), [])).toBe("applied");
   });
 
+  test("a full one in parts is whole when none of them is lost", () => {
+    const part = (parts_left: number, more = {}) => deltaWith(7, { to: "me", parts_left, ...more });
+    const applied = (...parts: ReturnType<typeof part>[]) => {
+      const { store } = storeAt();
+      return parts.map((one) => store.apply(one, [])).at(-1);
+    };
+    const first = part(2, { full: true, spans_since_s: 9 });
+    expect(applied(first, part(1), part(0), deltaWith(8))).toBe("applied");
+    expect(applied(first, part(0))).toBe("gap");
+    expect(applied(first, part(1), deltaWith(8))).toBe("gap");
+    const { store } = storeAt();
+    store.apply(first, []);
+    expect(store.spans.completeSinceS).toBe(9);
+  });
+
+  test("a restart makes it drop curves and stacks, and nothing else", () => {
+    const { store } = storeAt();
+    const { delta, buffers } = packCurve("loss", 1, [{ rank: 0, buckets: [] }]);
+    const before = { curves: [delta], stacks: stacksOf([[0], "s"]), lines: [lineOf(0, "old")] };
+    store.apply(deltaWith(1, before), buffers);
+    store.apply(deltaWith(2, { restarted: true }), []);
+    expect([store.curves.metrics.size, store.stacks, store.lines.length]).toEqual([0, null, 1]);
+  });
+
   test("a delta that was applied already does nothing", () => {
     const { store } = storeAt();
     store.apply(deltaWith(5, { lines: [lineOf(0, "once")] }), []);
@@ -46,7 +71,11 @@ describe("what is applied", () => {
 
   test("a whole one takes the place of everything, and counting goes on from it", () => {
     const { store } = storeAt();
-    const before = { ranks: [rankWith(3)], lines: [lineOf(0, "old")], stacks: { "0": "s" } };
+    const before = {
+      ranks: [rankWith(3)],
+      lines: [lineOf(0, "old")],
+      stacks: stacksOf([[0], "s"]),
+    };
     store.apply(deltaWith(1, before), []);
     const whole = { full: true, to: "me", lines: [lineOf(0, "new")], lines_skipped: 7 };
     expect(store.apply(deltaWith(9, whole), [])).toBe("applied");
@@ -64,7 +93,7 @@ describe("what is applied", () => {
 
   test("the summary's columns are the three thirds of its buffer", () => {
     const { store } = storeAt();
-    const summary = { counts: {}, phases: ["running"], shown: [1], at: 1 };
+    const summary = { counts: {}, phases: ["running"], shown: [1], chosen: [], at: 1 };
     store.apply(deltaWith(1, { summary }), [bytes(), bytes(0, 0, 50, 255, 1, 3)]);
     const { phase, progress, mark } = store.summary ?? {};
     expect([phase, progress, mark].map((column) => [...(column ?? [])])).toEqual([
@@ -77,14 +106,14 @@ describe("what is applied", () => {
   test("a summary takes away the rows that are no longer sent", () => {
     const { store } = storeAt();
     store.apply(deltaWith(1, { ranks: [rankWith(0), rankWith(1)] }), []);
-    const summary = { counts: {}, phases: ["running"], shown: [1], at: 0 };
+    const summary = { counts: {}, phases: ["running"], shown: [1], chosen: [], at: 0 };
     store.apply(deltaWith(2, { summary }), [bytes(0, 0, 50, 255, 1, 3)]);
     expect([...store.ranks.keys()]).toEqual([1]);
   });
 
   test("a summary without its buffer is an error that names the buffer", () => {
     const { store } = storeAt();
-    const summary = { counts: {}, phases: [], shown: [], at: 2 };
+    const summary = { counts: {}, phases: [], shown: [], chosen: [], at: 2 };
     expect(() => store.apply(deltaWith(1, { summary }), [])).toThrow("no buffer 2");
   });
 

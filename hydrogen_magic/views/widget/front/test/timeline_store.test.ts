@@ -66,7 +66,6 @@ describe("the store of spans", () => {
     const store = storeOf(nested(500, 1), 30, 1, 600);
     expect(store.n).toBeLessThanOrEqual(600);
     expect(store.n).toBeGreaterThan(450);
-    expect(store.dropped + store.n).toBe(1500);
     for (const row of lane(store).rows) {
       expect(row.startS).toBeGreaterThanOrEqual(store.completeSinceS);
       expect(row.n).toBeGreaterThan(100);

@@ -114,6 +114,14 @@ describe("the timeline", () => {
     expect(button(root, "ranks after").disabled).toBe(true);
   });
 
+  it("shows the same ranks when it is created again", () => {
+    const store = storeWith(20);
+    const { root } = shown(store);
+    act(() => button(root, "ranks after").click());
+    render(null, root);
+    expect(shown(store).root.textContent).toContain("ranks 16–19 of 20");
+  });
+
   it("says why there is no trace", async () => {
     const { root, ask } = shown(storeWith(1));
     act(() => button(root, "Trace").click());

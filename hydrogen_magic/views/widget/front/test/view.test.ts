@@ -1,5 +1,14 @@
 import { describe, expect, test, vi } from "vitest";
-import { deltaWith, FakeModel, gangWith, lineOf, managerOf, noTraits, rankWith } from "./kernel";
+import {
+  deltaWith,
+  FakeModel,
+  gangWith,
+  lineOf,
+  managerOf,
+  noTraits,
+  rankWith,
+  stacksOf,
+} from "./kernel";
 import { setStage } from "./stage";
 
 const stage = setStage();
@@ -24,7 +33,7 @@ test("hostile text is text wherever it is shown", () => {
   });
   const lines = [lineOf(0, evil), lineOf(0, `\x1b[31m${evil}`, 1)];
   const report = { rank: 0, text: `${evil}\n${evil}`, is_raised: false };
-  stage.say({ gang, ranks: [row], lines, report, stacks: { "0": evil } });
+  stage.say({ gang, ranks: [row], lines, report, stacks: stacksOf([[0], evil]) });
   expect(stage.el.querySelectorAll("img, script, [onerror], [onload]")).toHaveLength(0);
   expect(stage.words.split("onerror=alert(1)").length).toBeGreaterThan(10);
 });
@@ -42,9 +51,13 @@ test("the failure comes first, with its lines and the line that raised", () => {
   expect(stage.find<HTMLDetailsElement>(".hm-failure details").open).toBe(false);
 });
 
-test("stacks that read alike are one, and the odd one comes first", () => {
-  stage.say({ gang: gangWith(), stacks: { "0": "wait", "1": "wait", "2": "read", "3": "wait" } });
+test("stacks name their ranks, and how many ranks have none here", () => {
+  const stacks = stacksOf([[2], "read"], [[0, 1, 3], "wait"]);
+  stage.say({ gang: gangWith(), stacks });
   expect(stage.all("summary")).toEqual(["rank 2", "ranks 0, 1, 3"]);
+  expect(stage.words).not.toContain("other ranks");
+  stage.say({ stacks: { ...stacks, n_left_out: 700 } });
+  expect(stage.words).toContain("700 other ranks have yet other stacks");
 });
 
 test("a section that was folded stays so in the next view", () => {

@@ -15,6 +15,9 @@ const PAINT_INTERVAL_MS = 100;
 /** Minimum width of a range, in steps. */
 const LEAST_STEPS = 4;
 
+/** Paints a chart as it is now, which those out of sight are not, and returns its canvas. */
+export type Drawn = () => HTMLCanvasElement | null;
+
 export interface ChartProps {
   store: CurveStore;
   metric: Metric;
@@ -34,8 +37,8 @@ export interface ChartProps {
   title: string;
   isPinned: boolean;
   pin: () => void;
-  /** Notifies the section of a plot that was added or removed, for its picture. */
-  known: (name: string, plot: Plot | null) => void;
+  /** Notifies the section of a chart that was added or removed, for its picture. */
+  known: (name: string, drawn: Drawn | null) => void;
 }
 
 /**
@@ -148,7 +151,10 @@ function usePlot(
     made.watch(element);
     made.ask();
     painter.current = made;
-    latest.current.known(name, plot);
+    latest.current.known(name, () => {
+      paint(plot, latest.current);
+      return plot.canvas;
+    });
     return () => {
       latest.current.known(name, null);
       made.end();

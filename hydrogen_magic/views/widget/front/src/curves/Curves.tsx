@@ -7,11 +7,10 @@ import { Button } from "../view/Button";
 import type { CurvesProps } from "../view/props";
 import { FoldButton, Section, useFolded } from "../view/Section";
 import { useWidth } from "../view/useWidth";
-import { Chart, type ChartProps } from "./Chart";
+import { Chart, type ChartProps, type Drawn } from "./Chart";
 import { grouped, type MetricGroup, nameIn, OTHERS } from "./groups";
 import { picture } from "./picture";
-import type { Plot } from "./plot";
-import { type Options, ranksOf } from "./shape";
+import { type Options, ranksOf, ranksWithCurve } from "./shape";
 import type { Metric } from "./store";
 import { Search, Tools } from "./tools";
 import { csv } from "./values";
@@ -24,9 +23,9 @@ const MOST_FOUND = 24;
 const VALUE_PX = 150;
 /** Approximate width of a letter of a chart's name. */
 const LETTER_PX = 7;
-/** How long the kernel may take to start sending a file before this page writes its own data. */
-const KERNEL_PATIENCE_MS = 3000;
 const GAP_PX = 20;
+const NO_PICTURE =
+  "no picture was saved: charts are folded, or too many for one picture in this browser";
 /** Lines of single ranks are useful if they are few. */
 const FEW_RANKS = 16;
 const FEW_OPTIONS: Options = { mode: "both", smoothing: 0, isLog: false };
@@ -53,20 +52,20 @@ export function Curves(props: CurvesProps) {
   const [pinned, pin] = usePinned();
   const [range, setRange] = useState<Range | null>(null);
   const [changed, setOptions] = useState<Options | null>(null);
-  const isMany = all.some((metric) => ranksOf(metric).length > FEW_RANKS);
+  const isMany = all.some((metric) => ranksWithCurve(metric).length > FEW_RANKS);
   const options = changed ?? (isMany ? MANY_OPTIONS : FEW_OPTIONS);
   const [told, setTold] = useState("");
-  const plots = useRef(new Map<string, Plot>());
+  const charts = useRef(new Map<string, Drawn>());
   const syncKey = useId();
   const [widthPx, body] = useWidth();
   if (all.length === 0) return null;
   const groups = grouped([...store.metrics.keys()], pinned, wanted, FIRST_SHOWN);
-  const savePng = () => {
-    const shown = all.filter((metric) => plots.current.has(metric.name));
+  const savePng = async () => {
+    const shown = all.filter((metric) => charts.current.has(metric.name));
     const n_columns = columnsFor(widthPx, shown.length);
-    picture(shown, props, plots.current, n_columns, theme, (blob) =>
-      save(blob, `${props.gangId}_curves.png`),
-    );
+    const blob = await picture(shown, props, charts.current, n_columns, theme);
+    if (blob) save(blob, `${props.gangId}_curves.png`);
+    setTold(blob ? "" : NO_PICTURE);
   };
   const saveCsv = async () => setTold(await csvFrom(props, all));
   return (
@@ -97,7 +96,7 @@ export function Curves(props: CurvesProps) {
             {...{ store, theme, ask, options, range, group, pinned, pin, widthPx, syncKey }}
             look={setRange}
             rows={props}
-            plots={plots.current}
+            charts={charts.current}
             isAlone={groups.length === 1 && group.title === OTHERS}
             isSearched={wanted !== ""}
           />
@@ -124,8 +123,8 @@ interface ChartsProps
   group: MetricGroup;
   pinned: ReadonlySet<string>;
   pin: (name: string) => void;
-  /** Where the section finds the plots for its picture. */
-  plots: Map<string, Plot>;
+  /** Where the section finds the charts for its picture. */
+  charts: Map<string, Drawn>;
   /** Without a caption: there is no other group. */
   isAlone: boolean;
   isSearched: boolean;
@@ -172,15 +171,15 @@ interface ShownProps extends Omit<ChartsProps, "group" | "isAlone" | "isSearched
   n_columns: number;
 }
 
-function Shown({ title, names, n_columns, plots, pinned, pin, ...common }: ShownProps) {
+function Shown({ title, names, n_columns, charts, pinned, pin, ...common }: ShownProps) {
   const all = [...common.store.metrics.values()];
   const whole = wholeOf(all);
   const widthPx = Math.floor((common.widthPx - GAP_PX * (n_columns - 1)) / n_columns);
   const own = names.map((name) => nameIn(title, name));
   const short = shortNames(own, Math.max(10, Math.floor((widthPx - VALUE_PX) / LETTER_PX)));
-  const known = (name: string, plot: Plot | null) => {
-    if (plot === null) plots.delete(name);
-    else plots.set(name, plot);
+  const known = (name: string, drawn: Drawn | null) => {
+    if (drawn === null) charts.delete(name);
+    else charts.set(name, drawn);
   };
   return names.map((name, k) => {
     const metric = common.store.metrics.get(name);
@@ -203,10 +202,8 @@ const hint = (range: Range | null) =>
 
 /** Requests all points from the kernel; without an answer, saves the buckets of this page. */
 async function csvFrom({ ask, gangId }: CurvesProps, metrics: readonly Metric[]): Promise<string> {
-  const patience = new Promise<null>((gaveUp) => setTimeout(gaveUp, KERNEL_PATIENCE_MS, null));
-  const answer = await Promise.race([ask({ do: "csv" }), patience]);
-  if (answer?.ok) return "";
+  const { ok, text } = await ask({ do: "csv" });
+  if (ok) return "";
   save(new Blob([csv(metrics)], { type: "text/csv" }), `${gangId}_curves.csv`);
-  const why = answer?.text ? `the kernel reported: ${answer.text}` : "the kernel did not respond";
-  return `${why}; saved the averages that this page has`;
+  return `no table from the kernel (${text}); saved the averages that this page has`;
 }

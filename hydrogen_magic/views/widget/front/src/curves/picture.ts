@@ -1,6 +1,6 @@
 import { figure } from "../numbers";
 import { colorOf, dashOf, type Theme } from "../theme";
-import type { Plot } from "./plot";
+import type { Drawn } from "./Chart";
 import type { Metric } from "./store";
 import { type RankValue, type Rows, readLast } from "./values";
 
@@ -8,21 +8,23 @@ const CAPTION_PX = 22;
 const LEGEND_PX = 20;
 const GAP_PX = 16;
 
-/** All charts on one canvas as displayed, with captions and last values. */
+/**
+ * All charts on one canvas as displayed, with captions and last values; null if it is larger than
+ * the browser's canvases.
+ */
 export function picture(
   metrics: readonly Metric[],
   rows: Rows,
-  plots: ReadonlyMap<string, Plot>,
+  charts: ReadonlyMap<string, Drawn>,
   n_columns: number,
   theme: Theme,
-  done: (blob: Blob) => void,
-): void {
+): Promise<Blob | null> {
   const cells = metrics.flatMap((metric) => {
-    const canvas = plots.get(metric.name)?.canvas;
+    const canvas = charts.get(metric.name)?.();
     return canvas ? [{ metric, canvas }] : [];
   });
   const [first] = cells;
-  if (first === undefined) return;
+  if (first === undefined) return Promise.resolve(null);
   const ratio = devicePixelRatio;
   const cell = {
     width: first.canvas.width / ratio + GAP_PX,
@@ -42,7 +44,7 @@ export function picture(
     drawCell(ctx, metric, rows, canvas, theme);
     ctx.restore();
   });
-  sheet.toBlob((blob) => blob && done(blob), "image/png");
+  return new Promise((done) => sheet.toBlob(done, "image/png"));
 }
 
 function drawCell(

@@ -125,7 +125,9 @@ export class Plot {
       this.chart.setData(data, false);
       this.chart.setSize({ width: input.widthPx, height: PLOT_HEIGHT_PX });
     } else this.chart.setData(data, false);
-    this.chart.setScale("x", { min: input.range[0], max: input.range[1] });
+    const { chart } = this;
+    // without a batch it draws later, and a picture of it would be that of before
+    chart.batch(() => chart.setScale("x", { min: input.range[0], max: input.range[1] }));
   }
 
   end(): void {

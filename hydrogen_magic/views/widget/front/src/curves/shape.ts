@@ -51,10 +51,14 @@ export function smooth(values: Values, weight: number): Values {
   });
 }
 
-/** Ranks with their own curve, in order. */
+/** Ranks with values of their own, in order; those of some are only not finite. */
 export function ranksOf(metric: Metric): number[] {
   return [...metric.series.keys()].filter((rank) => rank !== ALL_RANKS).sort((a, b) => a - b);
 }
+
+/** Ranks with their own curve, in order. Of a large gang, these are few. */
+export const ranksWithCurve = (metric: Metric): number[] =>
+  ranksOf(metric).filter((rank) => (metric.series.get(rank)?.n ?? 0) > 0);
 
 /** The step at which a bucket is drawn: the middle of its steps. */
 export const stepOf = (key: number, width: number): number => key * width + (width - 1) / 2;
@@ -134,7 +138,8 @@ function chosen(metric: Metric, mode: Mode): Chosen[] {
     found.push({ role: "high", rank: ALL_RANKS, buckets: summary });
     found.push({ role: "low", rank: ALL_RANKS, buckets: summary });
   }
-  const drawn = mode === "mean" || (summary && areAlike(metric)) ? [] : ranks;
+  const isMeanAlone = mode === "mean" || (summary && areAlike(metric));
+  const drawn = isMeanAlone ? [] : ranksWithCurve(metric);
   const lines = drawn.slice(0, MAX_RANK_LINES).map((rank): Chosen => {
     return { role: "rank", rank, buckets: metric.series.get(rank) as Buckets };
   });

@@ -102,13 +102,19 @@ export class Metric {
     this.version += 1;
   }
 
-  /** The first and the last step of any rank; null without data. */
+  /**
+   * The first and the last step of any rank, including the first one with a non-finite value; null
+   * without data.
+   */
   extent(): [number, number] | null {
     let [first, last] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
-    for (const { keys, n } of this.series.values()) {
-      if (n === 0) continue;
-      first = Math.min(first, num(keys, 0) * this.width);
-      last = Math.max(last, (num(keys, n - 1) + 1) * this.width - 1);
+    const include = (from: number, until: number) => {
+      first = Math.min(first, from);
+      last = Math.max(last, until);
+    };
+    for (const { keys, n, badStep } of this.series.values()) {
+      if (n > 0) include(num(keys, 0) * this.width, (num(keys, n - 1) + 1) * this.width - 1);
+      if (badStep !== null) include(badStep, badStep);
     }
     return first > last ? null : [first, last];
   }

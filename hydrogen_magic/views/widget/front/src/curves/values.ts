@@ -87,13 +87,12 @@ export function csv(metrics: Iterable<Metric>): string {
   const rows = ["metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max"];
   for (const metric of metrics) {
     const name = quoted(metric.name);
-    for (const rank of ranksOf(metric)) {
-      const b = metric.series.get(rank) as Buckets;
+    for (const [rank, b] of [...metric.series].sort(([a], [b]) => a - b)) {
       for (let i = 0; i < b.n; i++) {
         const key = num(b.keys, i);
         const place = [key * metric.width, metric.width, stepOf(key, metric.width)];
         const values = [b.counts, b.means, b.mins, b.maxs].map((column) => num(column, i));
-        rows.push([name, rank, ...place, ...values].join());
+        rows.push([name, rank === ALL_RANKS ? "all" : rank, ...place, ...values].join());
       }
     }
   }

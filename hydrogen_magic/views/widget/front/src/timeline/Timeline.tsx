@@ -37,7 +37,8 @@ const toggled = <T,>(set: ReadonlySet<T>, item: T): ReadonlySet<T> => {
 function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
   const { store, theme, all, isLive } = props;
   const [look, setLook] = useState<Look>({ kind: "whole" });
-  const [page, setPage] = useState(0);
+  const { page } = store;
+  const [, setTurned] = useState(page);
   const [folded, setFolded] = useState<ReadonlySet<number>>(new Set());
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
   const marked = useMarked();
@@ -46,7 +47,8 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
   const colors = useMemo(() => new NameColors(), [store]);
   const ranks = props.isPaged ? range(props.np) : [...new Set(all.map((lane) => lane.rank))];
   const turnTo = (page: number) => {
-    setPage(page);
+    store.page = page;
+    setTurned(page);
     const asked = ranks.slice(page * RANKS_PER_PAGE, (page + 1) * RANKS_PER_PAGE);
     if (props.isPaged) void props.ask({ do: "tracks", ranks: asked });
   };
@@ -167,7 +169,7 @@ function noteOf(store: SpanStore, look: Look, isLive: boolean): string {
   if (isLive && look.kind === "live") parts.push(`following the last ${lapse(look.widthS)}`);
   if (store.skipped > 0)
     parts.push(`${count(store.skipped)} spans were dropped because they came too fast`);
-  if (store.dropped > 0)
+  if (store.completeSinceS > 0)
     parts.push(`single spans since ${lapse(store.completeSinceS)}; the trace has all`);
   return parts.join(" · ");
 }

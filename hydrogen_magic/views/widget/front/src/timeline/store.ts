@@ -95,12 +95,12 @@ function picksByDepth(starts: Float64Array, depths: Uint8Array): Map<number, num
 /** Every span of a gang as sent by the kernel, up to a million of them. */
 export class SpanStore {
   names: string[] = [];
-  /** Number of spans that were dropped here because there were too many. */
-  dropped = 0;
-  /** All spans since this time are present; 0 while nothing was dropped. */
+  /** All spans since this time are present; 0 while none was dropped or left out. */
   completeSinceS = 0;
   /** Incremented by every change. */
   version = 0;
+  /** Number of the page of ranks that is shown; views come and go, and the kernel sends its spans. */
+  page = 0;
   /** The range of the last profile; null if there is none. */
   profiled: Range | null = null;
   private readonly lanesByKey = new Map<string, Lane>();
@@ -130,7 +130,7 @@ export class SpanStore {
 
   clear(): void {
     this.names = [];
-    this.dropped = this.completeSinceS = 0;
+    this.completeSinceS = 0;
     this.profiled = null;
     this.lanesByKey.clear();
     this.slots = [];
@@ -153,6 +153,11 @@ export class SpanStore {
     }
     this.dropOldest();
     this.version += 1;
+  }
+
+  /** The kernel has left out spans before a time. */
+  lacksBefore(timeS: number): void {
+    this.completeSinceS = Math.max(this.completeSinceS, timeS);
   }
 
   /** Resets the range of the last profile: another one begins. */
@@ -211,11 +216,9 @@ export class SpanStore {
     const rows = [...this.lanesByKey.values()].flatMap((lane) => lane.rows);
     const cutS = cutFor(rows, n_over, this.endS);
     for (const row of rows) {
-      const n_old = row.countBefore(cutS);
-      row.dropFirst(n_old);
-      this.dropped += n_old;
+      row.dropFirst(row.countBefore(cutS));
     }
-    this.completeSinceS = cutS;
+    this.lacksBefore(cutS);
   }
 }
 

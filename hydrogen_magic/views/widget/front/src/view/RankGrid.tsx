@@ -19,11 +19,11 @@ interface Props {
 export function RankGrid({ summary, rows, theme, ask, version }: Props) {
   const [widthPx, measured] = useWidth();
   const [cursor, setCursor] = useState<number | null>(null);
-  const [chosen, setChosen] = useState<readonly number[]>([]);
   const choose = (rank: number) => {
-    const next = chosen.includes(rank) ? chosen.filter((r) => r !== rank) : [...chosen, rank];
-    setChosen(next);
-    void ask({ do: "rows", ranks: next });
+    const { chosen } = summary;
+    // the next click must know of it before the kernel's next summary has arrived
+    summary.chosen = chosen.includes(rank) ? chosen.filter((r) => r !== rank) : [...chosen, rank];
+    void ask({ do: "rows", ranks: summary.chosen });
   };
   const grid = gridFor(summary.phase.length, widthPx);
   return (

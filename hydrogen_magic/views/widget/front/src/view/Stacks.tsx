@@ -1,26 +1,10 @@
 import { useEffect, useRef } from "preact/hooks";
 import { parseAnsi } from "../ansi";
+import { count } from "../format";
+import type { Stacks as RankStacks } from "../protocol";
 import { CopyButton } from "./Failure";
 import { Section } from "./Section";
 import { Text } from "./Text";
-
-/** Ranks with identical stacks, grouped. */
-export interface Group {
-  ranks: number[];
-  text: string;
-}
-
-/** The smallest group first: a rank in a different place is the one that the others wait for. */
-export function grouped(stacks: Record<string, string>): Group[] {
-  const groups = new Map<string, number[]>();
-  for (const [rank, text] of Object.entries(stacks)) {
-    groups.set(text, [...(groups.get(text) ?? []), Number(rank)]);
-  }
-  const list = [...groups].map(([text, ranks]) => ({ text, ranks: ranks.sort((a, b) => a - b) }));
-  return list.sort((a, b) => a.ranks.length - b.ranks.length || first(a) - first(b));
-}
-
-const first = (group: Group) => group.ranks[0] ?? 0;
 
 /** `rank 3`, `ranks 0, 2`, `ranks 4–127`. */
 export function ranksText(ranks: readonly number[]): string {
@@ -35,10 +19,10 @@ export function ranksText(ranks: readonly number[]): string {
 }
 
 /** The stacks of all threads at the time of the request. */
-export function Stacks({ stacks }: { stacks: Record<string, string> }) {
+export function Stacks({ stacks }: { stacks: RankStacks }) {
+  const { groups, n_left_out } = stacks;
   const end = useRef<HTMLDivElement>(null);
   useEffect(() => end.current?.scrollIntoView({ block: "nearest" }), [stacks]);
-  const groups = grouped(stacks);
   return (
     <Section name="stacks" title="Stacks" tools={<CopyButton text={allText(groups)} />}>
       {groups.map((group) => (
@@ -49,10 +33,13 @@ export function Stacks({ stacks }: { stacks: Record<string, string> }) {
           </pre>
         </details>
       ))}
+      {n_left_out > 0 && (
+        <p class="hm-note">{`${count(n_left_out)} other ranks have yet other stacks`}</p>
+      )}
       <div ref={end} />
     </Section>
   );
 }
 
-const allText = (groups: readonly Group[]) =>
+const allText = (groups: RankStacks["groups"]) =>
   groups.map(({ ranks, text }) => `${ranksText(ranks)}\n${text}`).join("\n\n");

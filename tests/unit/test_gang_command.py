@@ -1,0 +1,71 @@
+"""The gang that a word after ``%gang`` means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.notebook import gang_command
+from hydrogen_magic.notebook.arguments import ArgumentsError
+from tests.records import ENDED, launched, write
+
+KNOWN = {"a1b2": "wide", "a9ff": "1", "b303": "1", "1c00": "a", "c0de": "c0"}
+"""Names of runs by their ids, newest last."""
+
+
+def complete(name: str | None, **options: Any) -> str:
+    return gang_command._complete(name, KNOWN, "", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "gang"),
+    [
+        (None, "c0de"),
+        ("a1b2", "a1b2"),
+        ("wide", "a1b2"),
+        ("1", "b303"),
+        ("a", "1c00"),
+        ("a9", "a9ff"),
+        ("c0", "c0de"),
+    ],
+)
+def test_an_id_then_a_name_then_the_beginning_of_an_id(name: str | None, gang: str) -> None:
+    assert complete(name) == gang
+
+
+def test_only_the_gang_that_is_meant_is_stopped() -> None:
+    assert [complete(name, to_stop=True) for name in ("wide", "c0", "a9")] == [
+        "a1b2",
+        "c0de",
+        "a9ff",
+    ]
+    for name, meant in (("1", "b303, and the beginning of 1c00"), ("a", "1c00.* a1b2, a9ff")):
+        with pytest.raises(ArgumentsError, match=f"'{name}' is the name of gang {meant}"):
+            complete(name, to_stop=True)
+
+
+def test_an_unknown_or_ambiguous_beginning_is_refused() -> None:
+    with pytest.raises(ArgumentsError, match="no gang begins with 'x': a1b2"):
+        complete("x")
+    with pytest.raises(ArgumentsError, match="several gangs begin with '': "):
+        complete("")
+
+
+def test_of_one_name_the_newest_run_is_found_whichever_kernel_ran_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = SimpleNamespace(wall_time=2.0, name="wide", outlives=False)
+    mine: Any = SimpleNamespace(id="mine", snapshot=lambda: state)
+    monkeypatch.setattr(launcher, "gangs", lambda: {"mine": mine})
+    for gang, wall_time in (("older", 1.0), ("newer", 3.0)):
+        outliving = replace(launched(gang, wall_time=wall_time), name="wide", outlives=True)
+        write(gang, outliving, ENDED)
+    assert gang_command._find("wide").id == "newer"
+    assert gang_command._find(None) is mine
+    assert gang_command.reachable(None) is mine
+    monkeypatch.setattr(gang_command, "attach", lambda gang, take: f"attached to {gang}")
+    assert gang_command.reachable("wide") == "attached to newer"
