@@ -29,7 +29,7 @@ class Automatic(int):
 
 def attach(module: ModuleType, hooks: type[KerasHooks] | None = None) -> None:
     """Make every ``CallbackList`` call our callback too; ``module`` is ``keras.callbacks``."""
-    observer = type("HydrogenCallback", (hooks or KerasHooks, module.Callback), {})
+    observer = metrics.callback_class(hooks or KerasHooks, module.Callback)
     original = module.CallbackList.__init__
 
     @functools.wraps(original)
