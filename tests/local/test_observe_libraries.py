@@ -319,8 +319,17 @@ def test_transformers_logs_once(reported: Mapping[str, Reported]) -> None:
 # ── Keras ────────────────────────────────────────────────────────────────────────────────────────
 
 KERAS = """
+import pickle
 import numpy as np
 import keras
+
+without_model = keras.callbacks.CallbackList()  # for a loop of the user
+without_model.on_train_begin()
+without_model.on_epoch_begin(0)
+without_model.on_train_batch_end(0)
+without_model.on_epoch_end(0)
+without_model.on_train_end()
+assert len(pickle.loads(pickle.dumps(without_model)).callbacks) == 1
 
 x = np.ones((32, 4), "float32")
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
