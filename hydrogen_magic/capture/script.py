@@ -39,31 +39,43 @@ def write(
 
     ``launcher``: command that starts it on two ranks, named in its first line; may be empty.
 
-    Raises CaptureError if an object has no source, if a line of the cell is IPython's, or if ``path``
-    exists and is not a script of ours.
+    Raises CaptureError if an object has no source, if a line of the cell is IPython's, or if one of the two
+    files exists and is not ours.
     """
     target = Path(path)
-    _check_target(target)
+    replaced = _replaced(target)
     body = _body(cell)
     parts = _ScriptParts(needs, target)
     run = f": {launcher} {target.name}" if launcher else ""
     text = _MARKER + f'"""{cell.label} as a script{run}"""\n\n'
     text += parts.text(body) + f"\n# ── {cell.label} ──\n\n" + body
+    has_data_of_ours = parts.data_line in replaced
     if parts.data:
+        if parts.data_path.exists() and not has_data_of_ours:
+            raise _not_ours(target, parts.data_path)
         _write(parts.data_path, parts.data)
     _write(target, text.encode())
+    if has_data_of_ours and not parts.data:
+        parts.data_path.unlink(missing_ok=True)
 
 
-def _check_target(target: Path) -> None:
+def _replaced(target: Path) -> str:
+    """Return the script of ours that will be replaced, or an empty text."""
     if not target.parent.is_dir():
         raise CaptureError(f"--save {target}: there is no directory {target.parent}")
-    if target.exists():
-        with open(target, encoding="utf-8", errors="replace") as file:
-            if file.readline() != _MARKER:
-                raise CaptureError(
-                    f"--save {target}: this file exists and was not written by --save; choose another"
-                    " name, or delete it first"
-                )
+    if not target.exists():
+        return ""
+    text = target.read_text(encoding="utf-8", errors="replace")
+    if not text.startswith(_MARKER):
+        raise _not_ours(target, target)
+    return text
+
+
+def _not_ours(target: Path, path: Path) -> CaptureError:
+    return CaptureError(
+        f"--save {target}: {path} exists and was not written by --save; choose another name, or delete it "
+        "first"
+    )
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -94,6 +106,7 @@ class _ScriptParts:
     def __init__(self, needs: RequiredNames, target: Path) -> None:
         self.needs = needs
         self.data_path = target.with_name(target.stem + ".data.pkl")
+        self.data_line = f"_data = pathlib.Path(__file__).with_name({self.data_path.name!r})\n"
         self.target = target
         self.data = b""
         self.values: dict[str, Any] = {}
@@ -223,7 +236,7 @@ class _ScriptParts:
         return [
             "",
             f"# {names}: values from the notebook",
-            f"_data = pathlib.Path(__file__).with_name({self.data_path.name!r})",
+            self.data_line.rstrip(),
             "globals().update(pickle.loads(_data.read_bytes()))",
             "",
         ]

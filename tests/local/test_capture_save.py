@@ -96,3 +96,22 @@ def test_what_cannot_stand_in_a_script(notebook: Notebook, tmp_path: Path) -> No
         save(notebook, "x = 1", "mine.py")
     assert (tmp_path / "mine.py").read_text() == "precious"
     assert not (tmp_path / "s.py").exists()
+
+
+def test_a_data_file_is_replaced_with_its_own_script_only(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook.cell("import fractions; third = fractions.Fraction(1, 3)")
+    data = tmp_path / "s.data.pkl"
+    data.write_text("precious")
+    for _ in range(2):
+        with pytest.raises(
+            CaptureError, match=r"s\.data\.pkl exists and was not written by --save"
+        ):
+            save(notebook, "third", "s.py")
+        save(notebook, "x = 1", "s.py")  # needs none
+        assert data.read_text() == "precious"
+    data.unlink()
+    for text in ("third", "third", "x = 1", "third"):
+        save(notebook, text, "s.py")
+        assert data.exists() == (text == "third")
