@@ -9,7 +9,9 @@ import os
 import pickle
 import textwrap
 import types
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,15 @@ from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import imported_names
 from hydrogen_magic.serialization.pickler import is_main
-from hydrogen_magic.serialization.pickling_errors import explain, path_to
+from hydrogen_magic.serialization.pickling_errors import explain, walk
 
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
 )
 _LONGEST_LITERAL = 2000
 """Characters; longer values are easier to read in a separate file."""
+_CONTAINERS = (tuple, list, dict, set)
+"""Types of literals that have others in them."""
 
 
 def write(
@@ -138,21 +142,26 @@ class _ScriptParts:
         self._add_all()
         if self.pickled:
             self._pickle()
-        for name in list(self.literals):  # shared objects must stay shared
-            value = self.values[name]
-            if isinstance(value, (list, dict, set)) and self._is_pickled(value):
+        while shared := self._shared_literals():
+            for name in shared:
                 del self.literals[name]
-                self.pickled[name] = value
-                self._pickle()
+                self.pickled[name] = self.values[name]
+            self._pickle()
+
+    def _shared_literals(self) -> list[str]:
+        """Return the literals with an object that is also elsewhere, of which literals would make copies."""
+        parts = {name: [id(part) for part in _mutable(self.values[name])] for name in self.literals}
+        n_places = Counter(part for each in parts.values() for part in each)
+        n_places.update(
+            {id(obj) for name in self.pickled for _, obj in walk(name, self.pickled[name])}
+        )
+        return [name for name, each in parts.items() if any(n_places[part] > 1 for part in each)]
 
     def _add_all(self) -> None:
         """Add the requested names, and those that their sources need in turn."""
         while rest := [name for name in self.needs.values if name not in self.values]:
             for name in rest:
                 self._add(name, self.needs.namespace[name])
-
-    def _is_pickled(self, value: Any) -> bool:
-        return any(path_to(name, other, value) for name, other in self.pickled.items())
 
     def _add(self, name: str, value: Any) -> None:
         self.values[name] = value
@@ -260,25 +269,35 @@ def _source(value: Any) -> str | None:
 
 
 def _is_literal(value: Any) -> bool:
-    if type(value) not in (
-        int,
-        float,
-        complex,
-        bool,
-        str,
-        bytes,
-        tuple,
-        list,
-        dict,
-        set,
-        type(None),
-    ):
-        return False
-    text = repr(value)
     try:
+        if not _is_plain(value):
+            return False
+        text = repr(value)
         return len(text) <= _LONGEST_LITERAL and bool(ast.literal_eval(text) == value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether ``value`` and all in it have exactly such types, and are not longer than a literal."""
+    if type(value) in (int, float, complex, bool, type(None)):
+        return True
+    if type(value) not in (str, bytes, *_CONTAINERS) or len(value) > _LONGEST_LITERAL:
+        return False
+    return type(value) in (str, bytes) or all(map(_is_plain, _items(value)))
+
+
+def _items(container: Any) -> Iterable[Any]:
+    return chain(*container.items()) if isinstance(container, dict) else container
+
+
+def _mutable(value: Any) -> Iterator[Any]:
+    """Yield the mutable objects in a literal, one more than once if several refer to it."""
+    if type(value) in _CONTAINERS:
+        if type(value) is not tuple:
+            yield value
+        for item in _items(value):
+            yield from _mutable(item)
 
 
 class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -115,3 +115,31 @@ def test_a_data_file_is_replaced_with_its_own_script_only(
     for text in ("third", "third", "x = 1", "third"):
         save(notebook, text, "s.py")
         assert data.exists() == (text == "third")
+
+
+def test_a_script_computes_what_the_cell_does(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.cell("""
+        first = [1]
+        second = first
+        layers = [2]
+        config = {"sizes": (layers,)}
+        rows = [[0]] * 2
+        default = [3]
+        def append(item, to=default): to.append(item)
+        class Text(str): pass
+        texts = [Text("a")]
+        alone = {"names": ["b", None], "at": (1.5, {2})}
+    """)
+    save(
+        notebook,
+        "second.append(4); layers.append(4); rows[0].append(4); append(4)\n"
+        "print(first, config, rows, default, type(texts[0]).__name__, alone)",
+        "s.py",
+    )
+    done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
+    assert done.stdout == (
+        "[1, 4] {'sizes': ([2, 4],)} [[0, 4], [0, 4]] [3, 4] Text"
+        " {'names': ['b', None], 'at': (1.5, {2})}\n"
+    ), done.stderr
+    text = (tmp_path / "s.py").read_text()
+    assert "alone = {'names'" in text and "default = [3]" in text  # what is not shared is a literal
