@@ -156,6 +156,7 @@ def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:
     again.load_state_dict(state)
     again.set_epoch(3)  # as the loop does that continues
     assert again.state_dict() == state
+    assert again.to_torch().state_dict() == pickle.loads(pickle.dumps(again)).state_dict() == state
     assert sorted(first + rows_of(again)) == list(range(23))
     again.load_state_dict(state)
     again.set_epoch(4)

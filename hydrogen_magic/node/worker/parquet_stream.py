@@ -205,6 +205,7 @@ class ParquetStream:
 def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int, int]) -> ParquetStream:
     found = stream(dataset, options)
     found._epoch, found.n_skipped, found._n_state_workers = state
+    found._n_done = found.n_skipped
     return found
 
 
