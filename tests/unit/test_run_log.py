@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -243,6 +244,8 @@ def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
     ]
     path = write_chrome_trace(events, tmp_path / "trace.json")
     entries = json.loads(path.read_text())["traceEvents"]
+    packed = write_chrome_trace(events, tmp_path / "trace.json.gz")
+    assert json.loads(gzip.decompress(packed.read_bytes()))["traceEvents"] == entries
     slices = [e for e in entries if e["ph"] == "X"]
     assert {(e["name"], e["ts"], e["dur"]) for e in slices} == {
         ("forward", 1e6, 0.2e6),
