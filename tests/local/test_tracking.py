@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver import launcher, tracking
+from hydrogen_magic.driver.trackers import Tracker
+from hydrogen_magic.driver.trackers.mlflow import MlflowTracker
+from hydrogen_magic.driver.trackers.wandb import WandbTracker
 from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
 from hydrogen_magic.testing.entry_points import declare
 from tests.documented import covers
@@ -243,6 +247,16 @@ def test_what_cannot_track_is_refused_before_anything_starts(
         if importlib.util.find_spec(name) is None:
             with pytest.raises(ValueError, match=f"{name} is not installed: pip install {pip}"):
                 launcher.launch(int, track=name)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mlflow", MlflowTracker), ("wandb", WandbTracker)])
+def test_a_folder_named_like_a_library_is_no_library(
+    name: str, kind: type[Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert f"{name} is not installed" in str(kind().fault())
 
 
 # ── the trackers themselves ──────────────────────────────────────────────────────────────────────

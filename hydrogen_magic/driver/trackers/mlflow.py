@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import getpass
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core.library_types import is_installed
 from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
 
 _STATES = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "STOPPED": "KILLED"}
@@ -23,7 +23,7 @@ class MlflowTracker(Tracker):
     """Runs of the current experiment, at the current tracking URI."""
 
     def fault(self) -> str | None:
-        if importlib.util.find_spec("mlflow") is None:
+        if not is_installed("mlflow"):
             return "mlflow is not installed: pip install mlflow-skinny"
         return None
 
