@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from IPython.core.error import UsageError
@@ -17,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver import launcher, tracking
-from hydrogen_magic.driver.trackers import Tracker
+from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, Tracker
 from hydrogen_magic.driver.trackers.mlflow import MlflowTracker
 from hydrogen_magic.driver.trackers.wandb import WandbTracker
 from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
@@ -290,6 +291,23 @@ def test_mlflow_has_the_runs_of_a_sweep(
     assert "val_loss" in one.data.metrics
     files = {each.path for each in client.list_artifacts(one.info.run_id)}
     assert files == {"cell.py", "rank-0.log"}
+
+
+def test_mlflow_takes_every_name_of_a_metric_and_a_user_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr("getpass.getuser", Mock(side_effect=KeyError("uid not found: 54321")))
+    mlflow.set_tracking_uri(tmp_path.as_uri())
+    experiment = mlflow.set_experiment("names")
+    names = ["val/loss", "/a", "b/", "../c", "d//e", ".", "..f", "", "g@1", "long" * 100]
+    tracked = MlflowTracker().start(RunInfo("ab12", "names", {}, {}))
+    tracked.log([MetricPoint(0, 1.0, {name: 1.0}) for name in names])
+    tracked.end("SUCCEEDED")
+    [found] = mlflow.MlflowClient().search_runs([experiment.experiment_id])
+    assert len(found.data.metrics) == len(names) - 1, "the names of `.` and nothing are the same"
+    assert {"val/loss", "_a", "b_", "___c", "d__e", "_", "__f", "g_1"} <= set(found.data.metrics)
 
 
 @pytest.fixture
