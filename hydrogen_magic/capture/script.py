@@ -9,7 +9,9 @@ import os
 import pickle
 import textwrap
 import types
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,15 @@ from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import imported_names
 from hydrogen_magic.serialization.pickler import is_main
-from hydrogen_magic.serialization.pickling_errors import explain, path_to
+from hydrogen_magic.serialization.pickling_errors import explain, walk
 
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
 )
 _LONGEST_LITERAL = 2000
 """Characters; longer values are easier to read in a separate file."""
+_CONTAINERS = (tuple, list, dict, set)
+"""Types of literals that have others in them."""
 
 
 def write(
@@ -39,31 +43,43 @@ def write(
 
     ``launcher``: command that starts it on two ranks, named in its first line; may be empty.
 
-    Raises CaptureError if an object has no source, if a line of the cell is IPython's, or if ``path``
-    exists and is not a script of ours.
+    Raises CaptureError if an object has no source, if a line of the cell is IPython's, or if one of the two
+    files exists and is not ours.
     """
     target = Path(path)
-    _check_target(target)
+    replaced = _replaced(target)
     body = _body(cell)
     parts = _ScriptParts(needs, target)
     run = f": {launcher} {target.name}" if launcher else ""
     text = _MARKER + f'"""{cell.label} as a script{run}"""\n\n'
     text += parts.text(body) + f"\n# ── {cell.label} ──\n\n" + body
+    has_data_of_ours = parts.data_line in replaced
     if parts.data:
+        if parts.data_path.exists() and not has_data_of_ours:
+            raise _not_ours(target, parts.data_path)
         _write(parts.data_path, parts.data)
     _write(target, text.encode())
+    if has_data_of_ours and not parts.data:
+        parts.data_path.unlink(missing_ok=True)
 
 
-def _check_target(target: Path) -> None:
+def _replaced(target: Path) -> str:
+    """Return the script of ours that will be replaced, or an empty text."""
     if not target.parent.is_dir():
         raise CaptureError(f"--save {target}: there is no directory {target.parent}")
-    if target.exists():
-        with open(target, encoding="utf-8", errors="replace") as file:
-            if file.readline() != _MARKER:
-                raise CaptureError(
-                    f"--save {target}: this file exists and was not written by --save; choose another"
-                    " name, or delete it first"
-                )
+    if not target.exists():
+        return ""
+    text = target.read_text(encoding="utf-8", errors="replace")
+    if not text.startswith(_MARKER):
+        raise _not_ours(target, target)
+    return text
+
+
+def _not_ours(target: Path, path: Path) -> CaptureError:
+    return CaptureError(
+        f"--save {target}: {path} exists and was not written by --save; choose another name, or delete it "
+        "first"
+    )
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -94,6 +110,7 @@ class _ScriptParts:
     def __init__(self, needs: RequiredNames, target: Path) -> None:
         self.needs = needs
         self.data_path = target.with_name(target.stem + ".data.pkl")
+        self.data_line = f"_data = pathlib.Path(__file__).with_name({self.data_path.name!r})\n"
         self.target = target
         self.data = b""
         self.values: dict[str, Any] = {}
@@ -125,21 +142,26 @@ class _ScriptParts:
         self._add_all()
         if self.pickled:
             self._pickle()
-        for name in list(self.literals):  # shared objects must stay shared
-            value = self.values[name]
-            if isinstance(value, (list, dict, set)) and self._is_pickled(value):
+        while shared := self._shared_literals():
+            for name in shared:
                 del self.literals[name]
-                self.pickled[name] = value
-                self._pickle()
+                self.pickled[name] = self.values[name]
+            self._pickle()
+
+    def _shared_literals(self) -> list[str]:
+        """Return the literals with an object that is also elsewhere, of which literals would make copies."""
+        parts = {name: [id(part) for part in _mutable(self.values[name])] for name in self.literals}
+        n_places = Counter(part for each in parts.values() for part in each)
+        n_places.update(
+            {id(obj) for name in self.pickled for _, obj in walk(name, self.pickled[name])}
+        )
+        return [name for name, each in parts.items() if any(n_places[part] > 1 for part in each)]
 
     def _add_all(self) -> None:
         """Add the requested names, and those that their sources need in turn."""
         while rest := [name for name in self.needs.values if name not in self.values]:
             for name in rest:
                 self._add(name, self.needs.namespace[name])
-
-    def _is_pickled(self, value: Any) -> bool:
-        return any(path_to(name, other, value) for name, other in self.pickled.items())
 
     def _add(self, name: str, value: Any) -> None:
         self.values[name] = value
@@ -223,7 +245,7 @@ class _ScriptParts:
         return [
             "",
             f"# {names}: values from the notebook",
-            f"_data = pathlib.Path(__file__).with_name({self.data_path.name!r})",
+            self.data_line.rstrip(),
             "globals().update(pickle.loads(_data.read_bytes()))",
             "",
         ]
@@ -247,25 +269,35 @@ def _source(value: Any) -> str | None:
 
 
 def _is_literal(value: Any) -> bool:
-    if type(value) not in (
-        int,
-        float,
-        complex,
-        bool,
-        str,
-        bytes,
-        tuple,
-        list,
-        dict,
-        set,
-        type(None),
-    ):
-        return False
-    text = repr(value)
     try:
+        if not _is_plain(value):
+            return False
+        text = repr(value)
         return len(text) <= _LONGEST_LITERAL and bool(ast.literal_eval(text) == value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether ``value`` and all in it have exactly such types, and are not longer than a literal."""
+    if type(value) in (int, float, complex, bool, type(None)):
+        return True
+    if type(value) not in (str, bytes, *_CONTAINERS) or len(value) > _LONGEST_LITERAL:
+        return False
+    return type(value) in (str, bytes) or all(map(_is_plain, _items(value)))
+
+
+def _items(container: Any) -> Iterable[Any]:
+    return chain(*container.items()) if isinstance(container, dict) else container
+
+
+def _mutable(value: Any) -> Iterator[Any]:
+    """Yield the mutable objects in a literal, one more than once if several refer to it."""
+    if type(value) in _CONTAINERS:
+        if type(value) is not tuple:
+            yield value
+        for item in _items(value):
+            yield from _mutable(item)
 
 
 class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -6,6 +6,7 @@ are threads; metrics are counters.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -25,6 +26,8 @@ _LANES = 1000
 def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str]) -> Path:
     """Write ``events`` as Chrome trace JSON to ``path``, replacing an existing file; return the path.
 
+    A file whose name ends in ``.gz`` is compressed.
+
     Raises OSError when the file cannot be written.
     """
     events = list(events)
@@ -36,7 +39,8 @@ def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str])
     names += [metadata("thread_name", pid, tid, name=_thread(tid, tracks)) for pid, tid in threads]
     names += [metadata("process_sort_index", pid, sort_index=pid) for pid in pids]
     trace = {"traceEvents": [*names, *entries], "displayTimeUnit": "ms"}
-    with open(path, "w", encoding="utf-8") as file:
+    compressed = os.fspath(path).endswith(".gz")
+    with (gzip.open if compressed else open)(path, "wt", encoding="utf-8") as file:
         json.dump(trace, file, separators=(",", ":"), allow_nan=False)
     return Path(path)
 

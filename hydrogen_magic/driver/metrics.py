@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from hydrogen_magic.core import events as ev
@@ -20,19 +21,26 @@ def frame(events: Iterable[ev.Event]) -> pd.DataFrame:
     Columns: ``attempt``, ``rank``, ``step``, ``time_s`` (seconds since the launch, of the step's last
     call), then the metrics in the order of their first appearance; NaN for steps without a value. If a step
     logged a metric twice, the later value is kept. A metric named like one of the four gets the suffix
-    ``_``.
+    ``_``, more than once if there is such a metric.
     """
     import numpy as np
     import pandas as pd
 
-    table: pd.DataFrame = pd.DataFrame(
-        {
-            name: np.array(column, dtype=_FIXED.get(name, "float64"))
-            for name, column in _columns(events).items()
-        }
-    )
+    columns = _columns(events)
+    arrays = {
+        name: np.array(column, dtype=_FIXED.get(name, "float64"))
+        for name, column in columns.items()
+    }
+    table: pd.DataFrame = pd.DataFrame(arrays)
     if table.duplicated(_KEYS).any():
-        table = table.groupby(_KEYS, sort=True).last().reset_index()
+        rows = table.groupby(_KEYS).ngroup().to_numpy()
+        for name, column in columns.items():  # not by last(), which skips a value that is NaN
+            has_value = [value is not None for value in column]
+            empty = 0 if name in _FIXED else math.nan
+            merged = np.full(rows.max() + 1, empty, arrays[name].dtype)
+            merged[rows[has_value]] = arrays[name][has_value]
+            arrays[name] = merged
+        table = pd.DataFrame(arrays)
     ordered: pd.DataFrame = table.sort_values(_KEYS, kind="stable", ignore_index=True)
     return ordered
 
@@ -54,10 +62,17 @@ def _columns(events: Iterable[ev.Event]) -> dict[str, list[float | None]]:
             fixed["step"] += event.steps
             fixed["time_s"] += event.times_s
             for name, values in event.values.items():
-                column = metrics.setdefault(f"{name}_" if name in _FIXED else name, [])
+                column = metrics.setdefault(name, [])
                 column += [None] * (before - len(column))
                 column += values
     n_points = len(fixed["step"])
     for column in metrics.values():
         column += [None] * (n_points - len(column))
-    return {**fixed, **metrics}
+    return {**fixed, **{_column_of(name, metrics): column for name, column in metrics.items()}}
+
+
+def _column_of(metric: str, metrics: Collection[str]) -> str:
+    name = metric
+    while name in _FIXED or (name != metric and name in metrics):
+        name += "_"
+    return name

@@ -120,7 +120,7 @@ def write(payload: Payload, fd: int, on_write: Callable[[int], None] = lambda nb
     sizes = [part.nbytes for part in parts]
     offsets, total = _layout(sizes)
     os.ftruncate(fd, total)
-    _write(fd, 0, memoryview(_header(sizes)))
+    write_at(fd, 0, memoryview(_header(sizes)))
     _write_all(fd, list(zip(offsets, parts, strict=True)), on_write)
 
 
@@ -159,6 +159,7 @@ def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 def memory_file(name: str) -> int:
+    """Return a new descriptor (close-on-exec) of an empty file in memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(f"hydrogen_magic:{name}", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:  # unlinked: deleted with its last descriptor
@@ -171,11 +172,11 @@ def _write_all(
     chunks = list(_chunks(parts))
     if len(chunks) - len(parts) < 2:
         for offset, part in parts:
-            _write(fd, offset, part)
+            write_at(fd, offset, part)
             on_write(part.nbytes)
         return
     with ThreadPoolExecutor(_COPY_THREADS, "payload") as pool:
-        done = pool.map(lambda chunk: _write(fd, *chunk), chunks)
+        done = pool.map(lambda chunk: write_at(fd, *chunk), chunks)
         for (_, part), _ in zip(chunks, done, strict=True):
             on_write(part.nbytes)
 
@@ -186,10 +187,11 @@ def _chunks(parts: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memo
             yield offset + start, part[start : start + _CHUNK]
 
 
-def _write(fd: int, offset: int, part: memoryview) -> None:
-    while part.nbytes:
-        written = os.pwrite(fd, part, offset)
-        part, offset = part[written:], offset + written
+def write_at(fd: int, offset: int, data: memoryview) -> None:
+    """Write all of ``data``, of which one call of the system may write a part only."""
+    while data.nbytes:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
 
 
 def copied(payload: Payload) -> Payload:

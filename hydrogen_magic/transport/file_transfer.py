@@ -23,7 +23,7 @@ from hydrogen_magic.core.messages import (
     RankFile,
     TimelinePart,
 )
-from hydrogen_magic.serialization.payload import memory_file
+from hydrogen_magic.serialization.payload import memory_file, write_at
 
 PART_BYTES = 4 << 20
 _ON_THE_WAY = 8
@@ -129,7 +129,7 @@ class ArrivingFile:
         if part.offset != self.arrived:
             return
         self.size = part.size
-        _write(self.fd, data, part.offset)
+        write_at(self.fd, part.offset, data)
         self.arrived += data.nbytes
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -155,7 +155,7 @@ class Incoming:
                 return None  # remaining parts of a file that was dropped
             self._files[number] = memory_file("parts")
         fd = self._files[number]
-        _write(fd, data, offset)
+        write_at(fd, offset, data)
         if offset + data.nbytes < size:
             return None
         return self._files.pop(number)
@@ -164,12 +164,6 @@ class Incoming:
         """Drop an incomplete file, and its remaining parts."""
         while self._files:
             os.close(self._files.popitem()[1])
-
-
-def _write(fd: int, data: memoryview, offset: int) -> None:
-    while data.nbytes:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
 
 
 def keep(fd: int, path: Path) -> None:

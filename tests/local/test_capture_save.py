@@ -96,3 +96,50 @@ def test_what_cannot_stand_in_a_script(notebook: Notebook, tmp_path: Path) -> No
         save(notebook, "x = 1", "mine.py")
     assert (tmp_path / "mine.py").read_text() == "precious"
     assert not (tmp_path / "s.py").exists()
+
+
+def test_a_data_file_is_replaced_with_its_own_script_only(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook.cell("import fractions; third = fractions.Fraction(1, 3)")
+    data = tmp_path / "s.data.pkl"
+    data.write_text("precious")
+    for _ in range(2):
+        with pytest.raises(
+            CaptureError, match=r"s\.data\.pkl exists and was not written by --save"
+        ):
+            save(notebook, "third", "s.py")
+        save(notebook, "x = 1", "s.py")  # needs none
+        assert data.read_text() == "precious"
+    data.unlink()
+    for text in ("third", "third", "x = 1", "third"):
+        save(notebook, text, "s.py")
+        assert data.exists() == (text == "third")
+
+
+def test_a_script_computes_what_the_cell_does(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.cell("""
+        first = [1]
+        second = first
+        layers = [2]
+        config = {"sizes": (layers,)}
+        rows = [[0]] * 2
+        default = [3]
+        def append(item, to=default): to.append(item)
+        class Text(str): pass
+        texts = [Text("a")]
+        alone = {"names": ["b", None], "at": (1.5, {2})}
+    """)
+    save(
+        notebook,
+        "second.append(4); layers.append(4); rows[0].append(4); append(4)\n"
+        "print(first, config, rows, default, type(texts[0]).__name__, alone)",
+        "s.py",
+    )
+    done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
+    assert done.stdout == (
+        "[1, 4] {'sizes': ([2, 4],)} [[0, 4], [0, 4]] [3, 4] Text"
+        " {'names': ['b', None], 'at': (1.5, {2})}\n"
+    ), done.stderr
+    text = (tmp_path / "s.py").read_text()
+    assert "alone = {'names'" in text and "default = [3]" in text  # what is not shared is a literal

@@ -243,6 +243,17 @@ def test_ranks_outside_of_a_gang_are_asked_for_a_folder(
     assert hm.checkpoint.load() == 1
 
 
+def test_the_folder_of_the_environment_may_be_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HYDROGEN_MAGIC_CHECKPOINTS", "~/runs")
+    hm.checkpoint.save(1)
+    assert hm.checkpoint.load(tmp_path / "runs") == hm.checkpoint.load() == 1
+    named = {"HYDROGEN_MAGIC_CHECKPOINTS": "runs"}  # read by the agent, which is elsewhere
+    assert checkpoint.folder_of(named, "/work") == Path("/work/runs")
+
+
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a rank tells its agent."""

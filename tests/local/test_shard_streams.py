@@ -156,6 +156,7 @@ def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:
     again.load_state_dict(state)
     again.set_epoch(3)  # as the loop does that continues
     assert again.state_dict() == state
+    assert again.to_torch().state_dict() == pickle.loads(pickle.dumps(again)).state_dict() == state
     assert sorted(first + rows_of(again)) == list(range(23))
     again.load_state_dict(state)
     again.set_epoch(4)
@@ -338,7 +339,7 @@ def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     ("values", "said"),
     [
         (pa.array([1, None]), "'x' is int64 and has nulls"),
-        (pa.array([[1], [1, 2]]), "'x' is list<.*lists of different lengths"),
+        (pa.array([[1], [1, 2]]), "'x' has lists of different lengths"),
     ],
     ids=["nulls", "ragged"],
 )
@@ -348,6 +349,20 @@ def test_columns_that_form_no_tensor(tmp_path: Path, values: Any, said: str) -> 
     assert next(iter(part)).num_rows == 2
     with pytest.raises(ValueError, match=said):
         list(part.to_torch())
+
+
+@pytest.mark.parametrize("batch_size", [4, 3], ids=["of one row group", "of two"])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.usefixtures("small_pools")
+def test_row_groups_with_lists_of_other_lengths(
+    tmp_path: Path, batch_size: int, shuffle: bool
+) -> None:
+    lists = [[1, 2]] * 8 + [[1, 2, 3]] * 8  # two pools of two row groups
+    pq.write_table(pa.table({"x": lists}), tmp_path / "rows.parquet", row_group_size=4)
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=batch_size, shuffle=shuffle)
+    assert len(list(part)) == len(part)
+    with pytest.raises(ValueError, match="'x' has lists of different lengths"):
+        list(part.to_numpy())
 
 
 # ── places ───────────────────────────────────────────────────────────────────────────────────────

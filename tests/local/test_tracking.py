@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from IPython.core.error import UsageError
@@ -16,6 +18,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver import launcher, tracking
+from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, Tracker
+from hydrogen_magic.driver.trackers.mlflow import MlflowTracker
+from hydrogen_magic.driver.trackers.wandb import WandbTracker
 from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
 from hydrogen_magic.testing.entry_points import declare
 from tests.documented import covers
@@ -267,6 +272,16 @@ def test_what_cannot_track_is_refused_before_anything_starts(
                 launcher.launch(int, track=name)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("mlflow", MlflowTracker), ("wandb", WandbTracker)])
+def test_a_folder_named_like_a_library_is_no_library(
+    name: str, kind: type[Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert f"{name} is not installed" in str(kind().fault())
+
+
 # ── the trackers themselves ──────────────────────────────────────────────────────────────────────
 
 
@@ -298,6 +313,23 @@ def test_mlflow_has_the_runs_of_a_sweep(
     assert "val_loss" in one.data.metrics
     files = {each.path for each in client.list_artifacts(one.info.run_id)}
     assert files == {"cell.py", "rank-0.log"}
+
+
+def test_mlflow_takes_every_name_of_a_metric_and_a_user_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr("getpass.getuser", Mock(side_effect=KeyError("uid not found: 54321")))
+    mlflow.set_tracking_uri(tmp_path.as_uri())
+    experiment = mlflow.set_experiment("names")
+    names = ["val/loss", "/a", "b/", "../c", "d//e", ".", "..f", "", "g@1", "long" * 100]
+    tracked = MlflowTracker().start(RunInfo("ab12", "names", {}, {}))
+    tracked.log([MetricPoint(0, 1.0, {name: 1.0}) for name in names])
+    tracked.end("SUCCEEDED")
+    [found] = mlflow.MlflowClient().search_runs([experiment.experiment_id])
+    assert len(found.data.metrics) == len(names) - 1, "the names of `.` and nothing are the same"
+    assert {"val/loss", "_a", "b_", "___c", "d__e", "_", "__f", "g_1"} <= set(found.data.metrics)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import io
 import sys
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,16 @@ def test_two_distributions_with_one_name_are_both_named(
         plugins.rendezvous("mpi")
     assert "first-plug-in 1.0" in str(caught.value)
     assert "second-plug-in 1.0" in str(caught.value)
+
+
+def test_a_distribution_may_declare_points_of_several_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group in ("hydrogen_magic.rendezvous", "hydrogen_magic.commands"):
+        declare(tmp_path, group, {"mpi": "mpi:Mpi"})
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [point.group for point in metadata.entry_points(value="mpi:Mpi")]
+    assert sorted(found) == ["hydrogen_magic.commands", "hydrogen_magic.rendezvous"]
 
 
 def test_old_metadata_of_this_package_is_explained(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import math
 import os
@@ -289,6 +290,16 @@ def test_calls_of_one_step_are_one_row_and_later_values_win() -> None:
     assert [str(kind) for kind in table.dtypes] == ["int64"] * 3 + ["float64"] * 4
 
 
+def test_a_later_value_may_be_nan_and_a_metric_may_have_the_name_of_a_column() -> None:
+    events = [
+        ev.Metrics(1.0, 0, (0, 0), (0.1, 0.2), {"loss": (3.0, math.nan), "rank": (1.0, None)}),
+        ev.Metrics(1.0, 0, (0,), (0.3,), {"rank_": (2.0,)}),
+    ]
+    [row] = frame(events).to_dict("records")
+    assert math.isnan(row.pop("loss"))
+    assert row == {"attempt": 0, "rank": 0, "step": 0, "time_s": 0.3, "rank__": 1.0, "rank_": 2.0}
+
+
 def test_no_points_make_an_empty_table_with_its_columns() -> None:
     table = frame([launched("g1"), ENDED])
     assert table.empty
@@ -323,6 +334,8 @@ def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
     ]
     path = write_chrome_trace(events, tmp_path / "trace.json")
     entries = json.loads(path.read_text())["traceEvents"]
+    packed = write_chrome_trace(events, tmp_path / "trace.json.gz")
+    assert json.loads(gzip.decompress(packed.read_bytes()))["traceEvents"] == entries
     slices = [e for e in entries if e["ph"] == "X"]
     assert {(e["name"], e["ts"], e["dur"]) for e in slices} == {
         ("forward", 1e6, 0.2e6),

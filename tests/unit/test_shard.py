@@ -61,6 +61,13 @@ def test_a_shuffle_depends_on_its_seed_alone() -> None:
     first, again, other = (hm.shard(range(50), shuffle=True, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     assert sorted(first) == sorted(other) == list(range(50))
+    assert hm.shard(range(50), shuffle=True, seed=np.int64(1)) == first
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "a"])
+def test_a_seed_is_an_int(seed: Any) -> None:
+    with pytest.raises(TypeError, match=rf"got seed={seed!r}: pass an int"):
+        hm.shard(range(50), shuffle=True, seed=seed)
 
 
 @given(world_size=RANKS, n_items=st.integers(0, 60), drop_last=st.booleans(), sized=st.booleans())

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
-import importlib.util
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core.library_types import is_installed
 from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
 
 _STATES = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "STOPPED": "KILLED"}
 _NOT_IN_NAMES = re.compile(r"[^\w.\- :/]")
 """Of metrics and parameters, by MLflow's rules."""
+_LONGEST_NAME = 250
 _BATCH = 1000
 """Metrics in one request, by MLflow's limits."""
 _PARAMS_BATCH = 100
@@ -23,7 +26,7 @@ class MlflowTracker(Tracker):
     """Runs of the current experiment, at the current tracking URI."""
 
     def fault(self) -> str | None:
-        if importlib.util.find_spec("mlflow") is None:
+        if not is_installed("mlflow"):
             return "mlflow is not installed: pip install mlflow-skinny"
         return None
 
@@ -54,7 +57,10 @@ def _created(name: str, tags: Mapping[str, str]) -> Any:
     # Private; the public functions that know the current experiment start a run, which belongs to a thread.
     from mlflow.tracking.fluent import _get_experiment_id
 
-    described = {"mlflow.user": getpass.getuser(), "mlflow.source.type": "NOTEBOOK", **tags}
+    described = {"mlflow.source.type": "NOTEBOOK", **tags}
+    # In a container, a user may have no name.
+    with contextlib.suppress(KeyError, OSError, ImportError):
+        described["mlflow.user"] = getpass.getuser()
     return _client().create_run(_get_experiment_id(), tags=described, run_name=name)
 
 
@@ -93,4 +99,10 @@ class _MlflowRun(TrackedRun):
 
 
 def _name(text: str) -> str:
-    return _NOT_IN_NAMES.sub("_", text)
+    """Return a name that MLflow takes: one that it refused would end the tracking.
+
+    Its stores use names as paths, which must be relative, without ``..`` and in their shortest form.
+    """
+    name = _NOT_IN_NAMES.sub("_", text)[:_LONGEST_NAME] or "_"
+    is_path = posixpath.normpath(name) == name and name != "." and not name.startswith(("..", "/"))
+    return name if is_path else re.sub("[./]", "_", name)

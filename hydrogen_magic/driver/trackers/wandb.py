@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from hydrogen_magic.core.library_types import is_installed
 from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
 
 _WITHOUT_SERVER = {"offline", "disabled", "dryrun"}
@@ -21,7 +21,7 @@ class WandbTracker(Tracker):
     """Runs in the project, entity and mode of the user's configuration."""
 
     def fault(self) -> str | None:
-        if importlib.util.find_spec("wandb") is None:
+        if not is_installed("wandb"):
             return "wandb is not installed: pip install wandb"
         found = version("wandb")
         if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < _OLDEST:

@@ -6,7 +6,6 @@ A process of its own compiles (:mod:`.operators`), by the call that ranks make w
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydrogen_magic.core.library_types import is_installed
 from hydrogen_magic.frameworks import subprocess_log
 from hydrogen_magic.frameworks.deepspeed import operators
 
@@ -24,7 +24,7 @@ _COMMUNICATION = "deepspeed_shm_comm"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command and return the exit code: 0 success, 1 failure, 3 DeepSpeed is not installed."""
     given = parser().parse_args(arguments)
-    if importlib.util.find_spec("deepspeed") is None:
+    if not is_installed("deepspeed"):
         print(
             "DeepSpeed is not installed here: run `pip install deepspeed ninja`.", file=sys.stderr
         )

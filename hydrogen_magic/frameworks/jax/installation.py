@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
+
+from hydrogen_magic.core.library_types import is_installed
 
 _INSTALL = "pip install jax"
 
@@ -12,6 +13,6 @@ def fault() -> str | None:
     """Return the problem of JAX here and a remedy, or None if both of its packages are installed."""
     importlib.invalidate_caches()  # it may have been installed while this kernel runs
     for package in ("jax", "jaxlib"):
-        if importlib.util.find_spec(package) is None:
+        if not is_installed(package):
             return f"{package} is not installed here: run `{_INSTALL}`"
     return None

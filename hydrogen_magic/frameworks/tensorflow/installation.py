@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
+
+from hydrogen_magic.core.library_types import is_installed
 
 _INSTALL = "pip install tensorflow"
 
@@ -11,6 +12,6 @@ _INSTALL = "pip install tensorflow"
 def fault() -> str | None:
     """Return the problem of TensorFlow here and a remedy, or None if it is installed."""
     importlib.invalidate_caches()  # it may have been installed while this kernel runs
-    if importlib.util.find_spec("tensorflow") is None:
+    if not is_installed("tensorflow"):
         return f"tensorflow is not installed here: run `{_INSTALL}`"
     return None

@@ -11,9 +11,9 @@ import asyncio
 import os
 import socket
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
@@ -34,16 +34,20 @@ _KERNELS_END_S = 1.0
 """A kernel that exits closes its sockets some moments before its process ends."""
 
 
-class KernelLink(Protocol):
-    """The agent's interface to its kernel, on this or another machine."""
+class KernelLink(ABC):
+    """The agent's interface to its kernel, on this or another machine.
+
+    Methods with a body here do what suffices if the link has nothing to do with the call.
+    """
 
     bind: str
     """Address on which the rendezvous is served."""
-    ports: PortRange | None
+    ports: PortRange | None = None
     """Its possible ports; None: any."""
-    interface: str
+    interface = ""
     """The network interface that faces the other hosts; empty on the kernel's machine."""
 
+    @abstractmethod
     def begin(
         self, link: AgentLink, over: Callable[[], None], expect_ranks: Callable[[], None]
     ) -> None:
@@ -51,48 +55,45 @@ class KernelLink(Protocol):
 
         ``expect_ranks`` is called before a gang starts that has ranks on other hosts.
         """
-        ...
 
     def take(self, command: AgentCommand, data: memoryview | None) -> bool:
         """Take a command of the kernel with its bytes; False when it is not for the link."""
-        ...
+        return False
 
     def localized(self, request: LaunchRequest) -> LaunchRequest:
         """Return a ``request`` with this machine's paths, environment and clock."""
-        ...
+        return request
 
+    @abstractmethod
     async def launch_files(self, group: RankGroup) -> list[int]:
         """Return descriptors, owned by the caller: of the closure of ``group``, then of its ranks'
         channels.
 
         There is one channel for each rank if the ranks receive data while they run.
         """
-        ...
 
+    @abstractmethod
     def send_file(self, file: RankFile, fd: int) -> None:
         """Pass a rank's file on to the kernel; ``fd`` stays the caller's."""
-        ...
 
     async def finish(self, group: RankGroup) -> None:
         """Return when all files have arrived, and the processes that served only this gang have exited."""
-        ...
+        return
 
     def released(self, gang: str, attempt: int) -> None:
         """The kernel has learned that nothing of the attempt is left."""
-        ...
+        return
 
     def kernel_ended(self, group: RankGroup) -> None:
         """The gang ends because the kernel has exited."""
-        ...
+        return
 
+    @abstractmethod
     def close(self) -> None: ...
 
 
-class LocalLink:
-    """See :class:`KernelLink`."""
-
-    interface = ""
-    ports: PortRange | None = None
+class LocalLink(KernelLink):
+    """See :class:`KernelLink`. A file has arrived with the call that sends its descriptor."""
 
     def __init__(self, config: LocalAgentConfig, handover: socket.socket) -> None:
         self.bind = config.bind
@@ -124,12 +125,6 @@ class LocalLink:
         print("hydrogen_magic agent: lost the connection to the kernel", file=sys.stderr)
         over()
 
-    def take(self, command: AgentCommand, data: memoryview | None) -> bool:
-        return False
-
-    def localized(self, request: LaunchRequest) -> LaunchRequest:
-        return request
-
     async def launch_files(self, group: RankGroup) -> list[int]:
         """Receive the descriptors that the kernel sent just before its ``launch`` message."""
         while (received := framing.receive(self._frames)) is not None:
@@ -142,12 +137,6 @@ class LocalLink:
 
     def send_file(self, file: RankFile, fd: int) -> None:
         framing.send(self._handover, file, [fd])
-
-    async def finish(self, group: RankGroup) -> None:
-        """The descriptor has arrived with the call."""
-
-    def released(self, gang: str, attempt: int) -> None:
-        """A local kernel does not need this."""
 
     def kernel_ended(self, group: RankGroup) -> None:
         """Finish the run's record on behalf of the kernel, which has exited."""

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hydrogen_magic.serialization.payload import memory_file
+
 
 @dataclass
 class PooledWorker:
@@ -30,7 +32,7 @@ class PooledWorker:
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         ack_read, ack_write = os.pipe()
-        stacks = _memory_file()
+        stacks = memory_file("stacks")
         for fd in (out_read, err_read, ack_read):
             os.set_blocking(fd, False)
         worker = cls(ours, out_read, err_read, ack_read, stacks)
@@ -46,12 +48,3 @@ class PooledWorker:
 def close_all(workers: Iterable[PooledWorker]) -> None:
     for worker in workers:
         worker.close()
-
-
-def _memory_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("hydrogen-stacks")
-    import tempfile
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from hydrogen_magic.core import address_space, processes
 from hydrogen_magic.core import events as ev
@@ -64,7 +65,7 @@ class RankProcess:
         self._finish = FinishWatch(worker.pid)
         self._is_stop_requested = False
         self._frames = framing.FrameReader(worker.control)
-        self._checkpoints = ""
+        self._checkpoints = Path()
         self._cpu: tuple[float, int] | None = None
         self._oom_kills = processes.oom_kills()
         loop = asyncio.get_running_loop()
@@ -73,7 +74,8 @@ class RankProcess:
 
     def launch(self, start: RankStart, fds: Sequence[int], device: str) -> None:
         """Start the rank in the waiting worker."""
-        self._checkpoints = start.env.get(checkpoint.FOLDER, "")
+        if checkpoint.FOLDER in start.env:
+            self._checkpoints = checkpoint.folder_of(start.env, start.cwd)
         self.worker.control.setblocking(True)
         try:
             framing.send(self.worker.control, start, fds)
@@ -153,7 +155,7 @@ class RankProcess:
 
     def _send_checkpoint(self, name: str) -> None:
         try:
-            fd = os.open(os.path.join(self._checkpoints, name), os.O_RDONLY)
+            fd = os.open(self._checkpoints / name, os.O_RDONLY)
         except FileNotFoundError:
             return  # a newer one has replaced it already, and comes next
         self._reporter.send_file(self.rank, SavedCheckpoint(name), fd)

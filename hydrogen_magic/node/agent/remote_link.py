@@ -63,6 +63,7 @@ from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node import dataset_handle
 from hydrogen_magic.node.agent.host_closure import HostClosure
 from hydrogen_magic.node.agent.host_datasets import HostDatasets
+from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.node.worker import checkpoint
@@ -100,8 +101,11 @@ class _Task:
         return False
 
 
-class RemoteLink:
-    """See :class:`hydrogen_magic.node.agent.kernel_link.KernelLink`."""
+class RemoteLink(KernelLink):
+    """See :class:`~hydrogen_magic.node.agent.kernel_link.KernelLink`.
+
+    When the kernel has ended, nothing is left to do here: the gang's record is on its machine.
+    """
 
     def __init__(self, config: RemoteAgentConfig, listening: socket.socket) -> None:
         self.bind = config.bind
@@ -199,9 +203,6 @@ class RemoteLink:
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
-
-    def kernel_ended(self, group: RankGroup) -> None:
-        """The record is not on this machine."""
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()

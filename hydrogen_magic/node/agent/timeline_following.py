@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
@@ -25,39 +24,24 @@ class ShippedFile:
     """Bytes of it that will not change any more; the bracket that closes a JSON array is not one."""
 
 
-class TimelineFollower(Protocol):
+class TimelineFollower:
     """What an agent calls about the timelines of one attempt, one file after the other.
 
-    Made with the gang's time 0 as ``time.monotonic()``, with what takes events, and with the mask of secrets.
+    This one follows none. A library's is made with the gang's time 0 as ``time.monotonic()``, with what
+    takes events, and with the mask of secrets.
     """
 
-    kept: Sequence[ShippedFile]
+    kept: Sequence[ShippedFile] = ()
     """Those that belong to the gang's record."""
 
     def turn_to(self, rank: int, timeline: TimelineFile) -> None:
         """Follow the file that ``rank`` names from now on, and none where its path is empty."""
-        ...
 
     def poll(self) -> None:
         """Send new data. Called twenty times a second, and must take only milliseconds."""
-        ...
 
     def finish(self) -> None:
         """Read the rest of a file that is not written any more, and leave it as valid JSON."""
-        ...
-
-
-class _NoTimeline:
-    kept: Sequence[ShippedFile] = ()
-
-    def turn_to(self, rank: int, timeline: TimelineFile) -> None:
-        pass
-
-    def poll(self) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
 
 
 def follower_of(
@@ -68,12 +52,12 @@ def follower_of(
 ) -> TimelineFollower:
     """Return the follower that a rendezvous names, or one that does nothing."""
     if timeline is None:
-        return _NoTimeline()
+        return TimelineFollower()
     module, _, name = timeline.follower.partition(":")
     try:
         made: TimelineFollower = getattr(importlib.import_module(module), name)(zero_s, emit, mask)
     except Exception as error:  # an error of a plug-in: the gang continues without its timeline
         text = f"the timeline of {timeline.name} is not shown: {type(error).__name__}: {error}"
         emit(ev.Notice(0.0, "warning", text))
-        return _NoTimeline()
+        return TimelineFollower()
     return made

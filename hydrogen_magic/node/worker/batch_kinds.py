@@ -54,6 +54,14 @@ def joined(first: Any, second: Any) -> Any:
     return pa.concat_tables([first, second])
 
 
+def check_shapes(block: Any, known: dict[str, Any]) -> None:
+    """Raise ValueError if lists of a column differ in length from those in ``known``, of earlier blocks."""
+    if isinstance(block, dict):
+        for name, array in block.items():
+            if known.setdefault(name, array.shape[1:]) != array.shape[1:]:
+                raise _ragged(name)
+
+
 def _arrays(rows: Any) -> dict[str, Any]:
     columns = enumerate(rows.column_names)
     return {name: _array(_whole(rows.column(place)), name) for place, name in columns}
@@ -123,11 +131,15 @@ def _array(column: Any, name: str) -> Any:
         )
     array = array_of(column, name)
     if array.dtype == object and is_list_of_numbers(kind):
-        raise ValueError(
-            f"hm.shard(): column {name!r} is {kind} with lists of different lengths, which form no "
-            "tensor: pad them before hm.dataset(), or use to_arrow()"
-        )
+        raise _ragged(name)
     return array
+
+
+def _ragged(name: str) -> ValueError:
+    return ValueError(
+        f"hm.shard(): column {name!r} has lists of different lengths, which form no tensor: pad them before "
+        "hm.dataset(), or use to_arrow()"
+    )
 
 
 def _converted(array: Any, convert: Callable[[Any], Any] = _same) -> Any:

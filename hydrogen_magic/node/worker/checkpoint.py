@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,11 @@ def environment(folder: Path, *, is_shared: bool) -> dict[str, str]:
     return {FOLDER: str(folder), IS_SHARED: str(int(is_shared))}
 
 
+def folder_of(environment: Mapping[str, str], cwd: str = "") -> Path:
+    """Return the folder that a rank's environment names; a user may have written it, as of ``cwd``."""
+    return Path(cwd, Path(environment[FOLDER]).expanduser()).absolute()
+
+
 # ── folders ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -194,7 +199,7 @@ def _place(folder: str | os.PathLike[str] | None) -> _Folder | None:
     if folder is not None:
         return _Folder(Path(folder).expanduser().absolute(), is_carried=False)
     if FOLDER in os.environ:
-        return _Folder(Path(os.environ[FOLDER]).absolute(), os.environ.get(IS_SHARED) != "1")
+        return _Folder(folder_of(os.environ), os.environ.get(IS_SHARED) != "1")
     if api.world_size() > 1:
         raise RuntimeError(
             f"hm.checkpoint needs a folder outside of a gang with {api.world_size()} ranks: call "

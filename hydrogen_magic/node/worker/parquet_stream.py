@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from hydrogen_magic.node.worker import batch_kinds
-from hydrogen_magic.node.worker.batch_kinds import BatchKind, cut, joined, picked
+from hydrogen_magic.node.worker.batch_kinds import BatchKind, check_shapes, cut, joined, picked
 from hydrogen_magic.node.worker.index_share import IndexShare
 from hydrogen_magic.node.worker.parquet_shard import RowGroups, in_file_order, mixed, pools
 
@@ -205,6 +205,7 @@ class ParquetStream:
 def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int, int]) -> ParquetStream:
     found = stream(dataset, options)
     found._epoch, found.n_skipped, found._n_state_workers = state
+    found._n_done = found.n_skipped
     return found
 
 
@@ -251,7 +252,9 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
 def _in_batches(blocks: Iterator[tuple[int, Any]], size: int) -> Iterator[Any]:
     """Yield parts of blocks; a batch with rows of several is a copy."""
     n_rest, rest = 0, None
+    shapes: dict[str, Any] = {}
     for n_rows, block in blocks:
+        check_shapes(block, shapes)
         first = 0
         if n_rest:
             first = min(size - n_rest, n_rows)

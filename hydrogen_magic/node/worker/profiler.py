@@ -16,6 +16,7 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.reporter import Reporter
+from hydrogen_magic.serialization.payload import memory_file, write_at
 
 _MARKS = 3
 """The first one includes one-time work of the profiler; readers use the best one."""
@@ -181,6 +182,6 @@ def _started(reporter: Reporter) -> Any:
 
 
 def _file(content: Any) -> int:
-    fd = os.memfd_create("hydrogen_magic:profile", os.MFD_CLOEXEC)
-    os.write(fd, json.dumps(content).encode())
+    fd = memory_file("profile")
+    write_at(fd, 0, memoryview(json.dumps(content).encode()))
     return fd

@@ -7,6 +7,7 @@ The kind of data determines how items are taken. No library is imported for data
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import socket
@@ -82,7 +83,7 @@ def shard(
         shuffle: Distribute the items in random order, the same on all ranks; for data that is sorted
             by its labels. This copies, and takes half a second per million items. Of Parquet data, row
             groups are distributed in random order, and the rows of a share mixed.
-        seed: The seed of the random order.
+        seed: The seed of the random order, an int.
         batch_size: For Parquet data and handles. Return a stream of batches of this many rows, the last one
             with the rest, in place of one table; 1,024 by default for a handle. Every rank gets the same
             number of batches. Of a path they are tables of PyArrow. A thread reads ahead, a few
@@ -94,7 +95,7 @@ def shard(
             of the first epoch.
 
     Raises:
-        TypeError: Such data cannot be divided, or it cannot be streamed in batches.
+        TypeError: Such data cannot be divided, or it cannot be streamed in batches; the seed is no int.
         ValueError: There are fewer items than ranks, or a dict's values differ in length.
         FileNotFoundError: There is nothing at the path; names the nearest existing folder. The data of
             a handle is not on this host.
@@ -105,7 +106,7 @@ def shard(
         loader = DataLoader(hm.shard(dataset), batch_size=32, shuffle=True)
     """
     share = IndexShare(api.rank(), api.world_size(), drop_last)
-    order = seed if shuffle else None
+    order = _whole_number(seed) if shuffle else None
     if isinstance(data, DatasetHandle):
         kind = "torch" if find_spec("torch") else "numpy"
         size = _BATCH_SIZE if batch_size is None else batch_size
@@ -131,6 +132,16 @@ def shard(
         return _shard_mapping(data, share, order)
     kind_of_data = _kind_of(data)
     return _part(data, kind_of_data, kind_of_data.count(data), share, order)
+
+
+def _whole_number(seed: object) -> int:
+    try:
+        return operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"hm.shard(shuffle=True) got seed={seed!r}: pass an int, the same one on all ranks, which "
+            "must agree on the order"
+        ) from None
 
 
 # ── Parquet data ─────────────────────────────────────────────────────────────────────────────────

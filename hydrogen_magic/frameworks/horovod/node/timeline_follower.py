@@ -23,7 +23,7 @@ from hydrogen_magic.frameworks.horovod.node.timeline_file import (
     named_tensors,
 )
 from hydrogen_magic.frameworks.horovod.node.timeline_spans import SpanBuilder
-from hydrogen_magic.node.agent.timeline_following import ShippedFile
+from hydrogen_magic.node.agent.timeline_following import ShippedFile, TimelineFollower
 
 _NAME = "horovod-timeline-"
 _LOOK_S = 0.25
@@ -44,7 +44,7 @@ _LONGEST_S = 1e8
 _UNSAFE = bytes.maketrans(b'"\\', b"'/")
 
 
-class Timelines:
+class Timelines(TimelineFollower):
     """The timelines of rank 0's Horovod in one attempt: one file after the other."""
 
     def __init__(

@@ -29,7 +29,7 @@ class Automatic(int):
 
 def attach(module: ModuleType, hooks: type[KerasHooks] | None = None) -> None:
     """Make every ``CallbackList`` call our callback too; ``module`` is ``keras.callbacks``."""
-    observer = type("HydrogenCallback", (hooks or KerasHooks, module.Callback), {})
+    observer = metrics.callback_class(hooks or KerasHooks, module.Callback)
     original = module.CallbackList.__init__
 
     @functools.wraps(original)
@@ -70,11 +70,12 @@ def is_seen(model: object) -> bool:
 def _join(callbacks: Any, observer: type[Any]) -> None:
     # Not through the arguments: a callback of the user for batches ends Keras's background calls.
     ours = observer()
-    ours.set_model(callbacks.model)
-    ours.set_params(callbacks.params)
+    ours.set_params(getattr(callbacks, "params", {}))
     callbacks.callbacks.append(ours)
     ours.joined(callbacks)
-    _seen.add(callbacks.model)
+    model = getattr(callbacks, "model", None)  # may be set later, which reaches ours, or never
+    if model is not None:
+        ours.set_model(model)
 
 
 def _shares_arrays() -> bool:
@@ -95,6 +96,7 @@ class KerasHooks:
 
     def __init__(self) -> None:
         super().__init__()
+        self.params = {}
         self._lock = threading.Lock()
         self._bar = metrics.LibraryBar()
         self._inner = metrics.LibraryBar()
@@ -109,6 +111,15 @@ class KerasHooks:
         """Have its hooks called; ``callbacks`` is the ``CallbackList`` that it was appended to."""
         if _shares_arrays():
             callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
+
+    def set_model(self, model: Any) -> None:
+        """Note the model as recorded here."""
+        super().set_model(model)  # type: ignore[misc]  # of the library's class
+        self._note_model()
+
+    @metrics.safely
+    def _note_model(self) -> None:
+        _seen.add(self.model)
 
     def means(self, logs: Any) -> Mapping[str, Any]:
         """Return the metrics of a batch as means over the replicas."""
@@ -128,7 +139,8 @@ class KerasHooks:
 
     @metrics.safely
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._title = f"Epoch {epoch + 1}/{self.params['epochs']}"
+        of = f"/{self.params['epochs']}" if "epochs" in self.params else ""
+        self._title = f"Epoch {epoch + 1}{of}"
         self._n_batches = 0
         self._show()
 

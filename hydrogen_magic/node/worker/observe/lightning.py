@@ -40,23 +40,12 @@ def attach(module: ModuleType) -> None:
 @metrics.safely
 def _join(trainer: Any, package: str) -> None:
     if not trainer.barebones:
-        trainer.callbacks.append(_observer(package))
-
-
-def _observer(package: str) -> Any:
-    return _observer_class(package)()
-
-
-@functools.cache
-def _observer_class(package: str) -> type[Any]:
-    callback = importlib.import_module(f"{package}.callbacks").Callback
-    return type("HydrogenCallback", (_LightningHooks, callback), {"_package": package})
+        base = importlib.import_module(f"{package}.callbacks").Callback
+        trainer.callbacks.append(metrics.new_callback(_LightningHooks, base))
 
 
 class _LightningHooks:
     """The hooks of our callback; the Trainer is only read, except for a rich bar."""
-
-    _package = ""
 
     def __init__(self) -> None:
         self._step = 0
@@ -65,10 +54,6 @@ class _LightningHooks:
         self._n_batches: float = math.inf
         self._training = metrics.LibraryBar()
         self._evaluating = metrics.LibraryBar()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Trainers are pickled for strategies that spawn, and our class cannot be found by name.
-        return _observer, (self._package,)
 
     @metrics.safely
     def setup(self, trainer: Any, module: Any, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""Helpers of the observers: points of logged values, bars, and a guard."""
+"""Helpers of the observers: points of logged values, bars, callbacks, and a guard."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from hydrogen_magic.node.worker import reporter as _reporter
 
 _unnumbered: Counter[str] = Counter()
 """Calls without a step, by the first name each of them logs."""
+_callbacks: dict[tuple[type[Any], type[Any]], type[Any]] = {}
+"""Classes of our callbacks, by what they are made of."""
 
 
 class _Claims(threading.local):
@@ -148,6 +150,27 @@ def is_own_stream(file: Any) -> bool:
         return file.fileno() in (1, 2)
     except (AttributeError, OSError, TypeError, ValueError):
         return False
+
+
+# ── callbacks ────────────────────────────────────────────────────────────────────────────────────
+
+
+def callback_class(hooks: type[Any], base: type[Any]) -> type[Any]:
+    """Return the class of callbacks with our ``hooks``; ``base`` is the library's own class."""
+
+    # Users pickle and copy what holds a callback, such as a Trainer. Our class has no name by which pickle
+    # could find it, but its parts have.
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return new_callback, (hooks, base)
+
+    if (hooks, base) not in _callbacks:
+        _callbacks[hooks, base] = type("HydrogenCallback", (hooks, base), {"__reduce__": reduce})
+    return _callbacks[hooks, base]
+
+
+def new_callback(hooks: type[Any], base: type[Any]) -> Any:
+    """Return a callback with our ``hooks``; in a process that is no rank it records nothing."""
+    return callback_class(hooks, base)()
 
 
 # ── the guard ────────────────────────────────────────────────────────────────────────────────────

@@ -36,8 +36,10 @@ class _Keras2Hooks(keras.KerasHooks):
 
     def means(self, logs: Any) -> Mapping[str, Any]:
         """Keras sums them over the replicas, except for those of the end of an epoch."""
-        n = self.model.distribute_strategy.num_replicas_in_sync
         found: Mapping[str, Any] = logs or {}
+        if self.model is None:
+            return found
+        n = self.model.distribute_strategy.num_replicas_in_sync
         if n == 1 or self.model.distribute_reduction_method != "auto":
             return found
         summed = set(self.model.metrics_names)

@@ -19,8 +19,9 @@ _SUMMARY = "train_runtime"
 
 def attach(module: ModuleType) -> None:
     """Add our callback to the default callbacks; ``module`` is ``transformers.trainer``."""
-    observer = type("HydrogenCallback", (_TransformersHooks, module.TrainerCallback), {})
-    module.DEFAULT_CALLBACKS.append(observer)
+    module.DEFAULT_CALLBACKS.append(
+        metrics.callback_class(_TransformersHooks, module.TrainerCallback)
+    )
 
 
 def attach_to_integrations(module: ModuleType) -> None:
