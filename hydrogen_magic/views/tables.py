@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
-from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.job import Plan, Slot
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
+
+if TYPE_CHECKING:
+    from hydrogen_magic.capture import CapturedItem
+    from hydrogen_magic.driver.session import RankSession
 
 _MOST_CHARS = 300
 """Of a cell in HTML."""
@@ -44,19 +48,6 @@ class Table:
         return f'<table class="tex2jax_ignore mathjax_ignore">{rows}</table>'
 
 
-class CapturedRow(Protocol):
-    """One captured object: an ``Item`` of the capture."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def why(self) -> str: ...
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return aligned lines, two spaces between the columns."""
     lines = [list(header), *([clean_name(text) for text in row] for row in rows)]
@@ -65,7 +56,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["  ".join(cells).rstrip() for cells in padded]
 
 
-def inventory_table(items: Sequence[CapturedRow], total_bytes: int) -> list[str]:
+def inventory_table(items: Sequence[CapturedItem], total_bytes: int) -> list[str]:
     """Return the objects that a cell captures, the largest first, and the total."""
     biggest_first = sorted(items, key=lambda item: -item.nbytes)
     rows = [(i.name, i.kind, size_text(i.nbytes), i.why) for i in biggest_first]
@@ -84,36 +75,13 @@ def plan_table(plan: Plan) -> list[str]:
     return [*table(("rank", "host", "local_rank", "device"), rows), *notes, *more]
 
 
-class SessionRow(Protocol):
-    """A live session."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def spec(self) -> JobSpec: ...
-    @property
-    def place(self) -> str: ...
-    @property
-    def since(self) -> float: ...
-    @property
-    def is_running(self) -> bool: ...
-    @property
-    def idle_since_s(self) -> float: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def gpu_memory_bytes(self) -> int: ...
-    @property
-    def shown_names(self) -> str: ...
-
-
-def sessions_table(sessions: Iterable[SessionRow]) -> Table:
+def sessions_table(sessions: Iterable[RankSession]) -> Table:
     """Return the live sessions, and what their ranks hold."""
     header = ("session", "ranks", "on", "started", "idle for", "memory", "names")
     return Table(header, [*map(_session_row, sessions)])
 
 
-def _session_row(one: SessionRow) -> tuple[str, ...]:
+def _session_row(one: RankSession) -> tuple[str, ...]:
     idle = "running" if one.is_running else duration(time.monotonic() - one.idle_since_s)
     started = time.strftime("%H:%M:%S", time.localtime(one.since))
     ranks, memory = str(one.spec.np), size_text(one.memory_bytes)
