@@ -550,6 +550,16 @@ WIDER = [
     (np.ones((3, 2)), np.ones((3, 4)), pa.list_(pa.float64())),
     (pa.array(list("abc")).dictionary_encode(), ["d"] * 3, pa.string()),
     (decimal.Decimal("1.5"), 1.5, pa.float64()),
+    *(
+        (*(pa.array(values, kind(zone)) for zone in ("Asia/Tokyo", "+02:00")), kind("UTC"))
+        for values, kind in (
+            ([0, 1, 2], lambda zone: pa.timestamp("us", zone)),
+            (
+                [[{"at": n}] for n in range(3)],
+                lambda zone: pa.list_(pa.struct({"at": pa.timestamp("us", zone)})),
+            ),
+        )
+    ),
 ]
 
 

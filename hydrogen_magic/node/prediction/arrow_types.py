@@ -65,11 +65,25 @@ def without_nulls(schema: pa.Schema) -> pa.Schema:
 def _without_null(kind: pa.DataType) -> pa.DataType:
     if not has_null_type(kind):
         return kind
+    return _with_parts(kind, _without_null) or pa.string()
+
+
+def in_utc(kind: pa.DataType) -> pa.DataType:
+    """Return a type for the same times in UTC, at any depth."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    return _with_parts(kind, in_utc) or kind
+
+
+def _with_parts(
+    kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]
+) -> pa.DataType | None:
+    """Return a nested type with ``changed`` parts, None for others."""
     of_family = family(kind)
     if of_family == "list":
-        return pa.list_(_without_null(kind.value_type))
+        return pa.list_(changed(kind.value_type))
     if of_family == "map":
-        return pa.map_(_without_null(kind.key_type), _without_null(kind.item_type))
+        return pa.map_(changed(kind.key_type), changed(kind.item_type))
     if of_family == "struct":
-        return pa.struct([(part.name, _without_null(part.type)) for part in kind])
-    return pa.string()
+        return pa.struct([(part.name, changed(part.type)) for part in kind])
+    return None

@@ -1,9 +1,9 @@
 """One schema for all outputs: it becomes wide enough for each of them, in whatever order they come.
 
-Numbers become wider: int64 and float64 are float64. A column of nulls has the type ``null`` until a batch
-shows another one, also inside lists and structs. Other types that differ are refused; if errors are
-collected, the column becomes text instead. With ``--schema`` the types are fixed: numbers are converted if
-they are in range, and rounded for ``float``.
+Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. A column of
+nulls has the type ``null`` until a batch shows another one, also inside lists and structs. Other types that
+differ are refused; if errors are collected, the column becomes text instead. With ``--schema`` the types are
+fixed: numbers are converted if they are in range, and rounded for ``float``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import family
+from hydrogen_magic.node.prediction.arrow_types import family, in_utc
 from hydrogen_magic.node.prediction.column_names import listed
 
 _NUMBERS = ("boolean", "integer", "float", "decimal")
@@ -72,7 +72,10 @@ def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
         schemas = [pa.schema({"": kind}) for kind in (known, found)]
         kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except pa.ArrowException:
-        return None
+        known_in_utc, found_in_utc = in_utc(known), in_utc(found)
+        if (known_in_utc, found_in_utc) == (known, found):
+            return None
+        return _joined_type(known_in_utc, found_in_utc)
     if pa.types.is_decimal256(kind) and not any(map(pa.types.is_decimal256, (known, found))):
         # Few systems have more digits; the cast checks that the values need no more.
         return pa.decimal128(_DECIMAL_DIGITS, min(kind.scale, _DECIMAL_DIGITS))
