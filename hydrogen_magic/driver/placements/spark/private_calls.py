@@ -282,17 +282,29 @@ def _made_by_server(session: AnySession, requests: dict[str, Any]) -> Any:
 def cores_of_workers(session: AnySession, master: str) -> int:
     """Return the cores of a standalone cluster's living workers, as its master reports them to the driver.
 
-    Uses Spark's own messages. The master does not report usage by other applications.
+    Uses Spark's own messages. The master does not report usage by other applications. Of several masters
+    only the active one knows the workers. ``master``: ``spark://one:7077,other:7077``.
     """
+    problem: Exception = ValueError(f"no master of {master} is active")
+    for place in master.removeprefix("spark://").split(","):
+        try:
+            state = _master_state(session, place)
+        except Exception as error:  # this one has crashed
+            problem = error
+            continue
+        if state.status().toString() == "ALIVE":
+            return sum(int(w.cores()) for w in state.workers() if w.state().toString() == "ALIVE")
+    raise problem
+
+
+def _master_state(session: AnySession, place: str) -> Any:
     jvm = session.spark.sparkContext._jvm
     java = jvm.java.lang.Class.forName
-    first = urlsplit(master.partition(",")[0])
-    address = jvm.org.apache.spark.rpc.RpcAddress(first.hostname, first.port)
+    parts = urlsplit(f"//{place}")
+    address = jvm.org.apache.spark.rpc.RpcAddress(parts.hostname, parts.port)
     question = java(f"{_MASTER}$RequestMasterState$").getField("MODULE$").get(None)
     answer = jvm.scala.reflect.ClassTag.apply(java(f"{_MASTER}$MasterStateResponse"))
-    reference = _rpc(session, jvm).setupEndpointRef(address, "Master")
-    workers = reference.askSync(question, answer).workers()
-    return sum(int(w.cores()) for w in workers if w.state().toString() == "ALIVE")
+    return _rpc(session, jvm).setupEndpointRef(address, "Master").askSync(question, answer)
 
 
 def _rpc(session: AnySession, jvm: Any) -> Any:
