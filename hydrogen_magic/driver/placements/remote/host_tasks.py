@@ -54,7 +54,10 @@ class HostTasks:
         return f"{source}\nmain(json.loads({boot!r}), {code!r})\n"
 
     def instructions(self, endpoints: Sequence[str], host: str = "") -> dict[str, Any]:
-        """Return the argument of ``host_task.hold``, for a task that is not a program of its own."""
+        """Return the argument of ``host_task.hold``, for a task that is not a program of its own.
+
+        Tasks with another ``host`` do not use its agents.
+        """
         attempt, job = self.attempt, self.attempt.job
         ports = job.spec.ports
         needs = {"zmq", *(name.partition(".")[0] for name in job.needs)}

@@ -124,7 +124,10 @@ class SparkHosts(HostProvider):
         session = attempt.job.spec.session
         what = f"gang {attempt.gang}" if session is None else f"session {session}"
         description = f"hydrogen_magic {what}, {ranks}"
-        instructions = tasks.instructions(endpoints(self._session, attempt.job.spec.ports))
+        # Spark deletes an agent's code at the end of the application. In local mode the agent itself stays.
+        instructions = tasks.instructions(
+            endpoints(self._session, attempt.job.spec.ports), self._session.application
+        )
         hosts = await self._preferred_hosts(attempt, sink)
         profile = self._capacity.profile
         ended = submit(self._session, self._tag, description, instructions, np, profile, hosts)
