@@ -21,7 +21,8 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.errors import GangStoppedError, InferError
+from hydrogen_magic.errors import GangStoppedError, InferError, OptionTypeError
+from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.inference.spark import cached_runs
 from hydrogen_magic.inference.spark import gang as spark_gang
@@ -527,6 +528,35 @@ def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
         spark.udf.register("named", shell.user_ns["named"])
         by_place = spark.sql("SELECT named(id, `a.b`) AS p FROM rows_of_udf")
         assert [row.p for row in by_place.collect()] == expected
+
+
+OF_ONE_SESSION = """
+import hydrogen_magic as hm
+same = hm.udf(lambda batch: batch["id"], "same bigint")
+half = hm.udf(lambda batch: batch["id"] / 2, "half bigint")
+"""
+
+
+@pytest.mark.parametrize("spark", [CONNECT], indirect=True)
+def test_a_function_is_for_one_session(spark: Any) -> None:
+    """A classic one is refused in test_after_a_restart_of_spark."""
+    with shells.loaded_shell() as shell:
+        shell.push({"spark": spark})
+        shell.run_cell(OF_ONE_SESSION).raise_error()
+        same, half = shell.user_ns["same"], shell.user_ns["half"]
+    other = type(spark).builder.remote(sessions.of(spark.range(1)).where).create()
+    try:
+        with pytest.raises(
+            Exception, match=r"belongs to another Spark session: call hm\.udf again"
+        ):
+            other.range(3).select(same("id")).collect()
+    finally:
+        other.stop()
+    assert len(spark.range(3).select(same("id")).collect()) == 3
+    with pytest.raises(Exception, match=r"but schema declares int64.*, or correct schema"):
+        spark.range(3).select(half("id")).collect()
+    with pytest.raises(OptionTypeError, match=r"one or more columns, as in score\("):
+        same()
 
 
 # ── GPUs, and runs of our own ────────────────────────────────────────────────────────────────────

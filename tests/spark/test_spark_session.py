@@ -248,6 +248,58 @@ print(json.dumps({"kind": kinds[0], "values": len(values)}))
 """
 
 
+def test_after_a_restart_of_spark() -> None:
+    """In a process of its own, with ``local[2]``: agents are children of its JVM, which stays."""
+    out = subprocess.run(
+        [sys.executable, "-c", _RESTARTED], capture_output=True, text=True, timeout=240,
+        env={**_environment(), "PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    gangs, function, column, values = json.loads(out.stdout.splitlines()[-1])
+    assert gangs == [[0, 1], [0, 1]]
+    assert "PlacementError: the Spark session of this function was stopped" in function
+    assert "belongs to another Spark session: call hm.udf again" in column
+    assert values == [0.0, 100.0]
+
+
+_RESTARTED = """
+import json, os
+from pyspark.sql import SparkSession
+import hydrogen_magic as hm
+
+def session():
+    made = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    return made, made.range(2).selectExpr("cast(id as double) x")
+
+def rank():
+    import os
+    return int(os.environ["RANK"])
+
+def said_of(column):
+    try:
+        return str(frame.select(column()).collect())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+gangs = []
+spark, frame = session()
+same = hm.udf(lambda batch: batch.x, "y double")
+column = same("x")
+frame.select(column).collect()
+gangs.append(hm.launch(rank, np=2, on="spark").results)
+spark.stop()
+spark, frame = session()
+gangs.append(hm.launch(rank, np=2, on="spark").results)
+spark.stop()
+spark, frame = session()
+hundredfold = hm.udf(lambda batch: 100 * batch.x, "y double")  # with the same numbers of broadcasts
+said = said_of(lambda: same("x")), said_of(lambda: column)
+values = [row[0] for row in frame.select(hundredfold("x")).collect()]
+print(json.dumps([gangs, *said, values]))
+spark.stop()
+"""
+
+
 # ── finding the session ──────────────────────────────────────────────────────────────────────────
 
 

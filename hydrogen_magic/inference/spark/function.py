@@ -150,6 +150,14 @@ def _with_names(function: Any, session: Session) -> Any:
     struct = session.sql_module("functions").struct
 
     def score(*columns: Any) -> Any:
+        if session.is_stopped():
+            raise PlacementError(
+                "the Spark session of this function was stopped: call hm.udf again in the new one"
+            )
+        if not columns:
+            raise OptionTypeError(
+                'a function of hm.udf expects one or more columns, as in score("a", "b"), got none'
+            )
         with session.python_workers(memory_settings.ENVIRONMENT):
             return function(struct(*columns))
 

@@ -1,7 +1,7 @@
 """Sends the package and the cell with its model to every executor once.
 
-Classic sessions broadcast them: Spark copies a broadcast from executor to executor, and deletes it by
-itself. Spark Connect has no broadcast, so they are files of the session.
+Classic sessions broadcast them, with their digests: Spark copies a broadcast from executor to executor, and
+deletes it by itself. Spark Connect has no broadcast, so they are files of the session.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _forget_old(cells: dict[str, _KeptCell]) -> None:
 
 def _send_package(session: Session, code: bytes, digest: str) -> Any:
     if not session.is_connect:
-        return session.spark.sparkContext.broadcast(code)
+        return session.spark.sparkContext.broadcast((digest, code))
     with tempfile.TemporaryDirectory(prefix="hydrogen-") as folder:
         path = Path(folder) / f"hydrogen_magic-{digest[:16]}.zip"
         path.write_bytes(code)
@@ -89,7 +89,7 @@ def _send_package(session: Session, code: bytes, digest: str) -> Any:
 def _send_closure(session: Session, closure: Payload, digest: str) -> Any:
     if not session.is_connect:
         own = payload.copied(closure)
-        return session.spark.sparkContext.broadcast((own.pickled, own.buffers))
+        return session.spark.sparkContext.broadcast((digest, (own.pickled, own.buffers)))
     fd = payload.to_memfd(closure)
     with tempfile.TemporaryDirectory(prefix="hydrogen-") as folder, os.fdopen(fd, "rb") as memory:
         path = Path(folder) / f"hydrogen_magic-{digest[:16]}.parcel"

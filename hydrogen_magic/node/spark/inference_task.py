@@ -28,6 +28,7 @@ END = "─" * 60
 """Last line of our own text in the message of the exception that ends the job."""
 NOT_SHARED = "the executors and this notebook share no disk"
 CHANGED = "have changed since they were predicted"
+FOREIGN = "this function belongs to another Spark session: call hm.udf again in this one"
 _KEPT = "_hydrogen_magic_infer"
 _MOST_GUESTS = 2
 """Cells whose models one worker keeps: a frame may depend on two of them, in turn."""
@@ -266,29 +267,31 @@ class _CellGuest:
 
     def read(self, path: str, config: dict[str, Any], package: Any) -> Iterator[Any]:
         """Yield the rows of the file of a finished partition."""
-        self._load(package)
+        self._load(package, config["package"])
         from hydrogen_magic.node.prediction import partition_files
 
         yield from partition_files.read(path, config)
 
-    def _load(self, package: Any) -> None:
+    def _load(self, package: Any, digest: str) -> None:
         if not any(isinstance(each, _Zip) for each in self._finders):
-            self._finders = [_Zip(_content(package))]
+            self._finders = [_Zip(_content(package, digest))]
             sys.meta_path[:0] = self._finders
 
     def serve(
         self, batches: Any, config: dict[str, Any], package: Any, closure: Any
     ) -> Iterator[Any]:
-        self._load(package)
+        self._load(package, config["package"])
         from hydrogen_magic.node.worker import spark_inference
 
         with spark_inference.task_of(config) as task:
             try:
                 if self._worker is None:
-                    self._worker = spark_inference.CellWorker(self, config, closure)
+                    content = _content(closure, config["closure"])
+                    self._worker = spark_inference.CellWorker(self, config, content)
+                    del content
                 task.enter("running")
                 yield from self._worker.serve(batches, config, task)
-            except GeneratorExit:  # Spark needs no more of this partition
+            except (InferError, GeneratorExit):  # for the second, Spark needs no more of the rows
                 raise
             except BaseException as error:
                 raise InferError(spark_inference.message_of(error, config)) from error
@@ -346,23 +349,37 @@ def _change_environment(changes: dict[str, str | None]) -> None:
         time.tzset()
 
 
-# ── the package ──────────────────────────────────────────────────────────────────────────────────
+# ── what Spark has sent ──────────────────────────────────────────────────────────────────────────
 
 
-def _content(package: Any) -> bytes:
-    if hasattr(package, "value"):
-        return bytes(package.value)
+def _content(sent: Any, digest: str) -> Any:
+    """Return the content of a broadcast variable, or the path of a file.
+
+    A function can outlive its session. Spark finds a broadcast variable by its number, which the next
+    application assigns again; so it names its content. Files belong to one session of Spark Connect.
+    """
+    if hasattr(sent, "value"):
+        value = sent.value
+        vars(sent).pop("_value", None)  # Spark would keep it until this process ends
+        match value:
+            case (str(found), content) if found == digest:
+                return content
+        raise InferError(FOREIGN)
     from pyspark import SparkFiles
 
-    with open(SparkFiles.get(package), "rb") as file:
-        return file.read()
+    path = SparkFiles.get(sent)
+    if not os.path.exists(path):
+        raise InferError(FOREIGN)
+    return path
 
 
 class _Zip(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Imports from a zip in memory: nothing is written to the executor's disk."""
 
-    def __init__(self, content: bytes) -> None:
-        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+    def __init__(self, content: bytes | str) -> None:
+        """``content``: the zip itself, or its path."""
+        file = io.BytesIO(content) if isinstance(content, bytes) else content
+        with zipfile.ZipFile(file) as packed:
             self._sources = {name: packed.read(name) for name in packed.namelist()}
 
     def find_spec(

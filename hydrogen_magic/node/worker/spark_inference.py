@@ -102,15 +102,12 @@ def _print_warning(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)  # the log of the executor
 
 
-def _received(closure: Any) -> Payload:
-    """Return the closure from a broadcast variable or a file."""
-    if hasattr(closure, "value"):
-        pickled, buffers = closure.value
-        vars(closure).pop("_value", None)  # Spark would keep it until this process ends
+def _received(content: Any) -> Payload:
+    """Return the closure from the content of a broadcast variable, or from the path of a file."""
+    if not isinstance(content, str):
+        pickled, buffers = content
         return Payload(pickled, tuple(buffers))
-    from pyspark import SparkFiles
-
-    fd = os.open(SparkFiles.get(closure), os.O_RDONLY)
+    fd = os.open(content, os.O_RDONLY)
     try:
         return payload.from_memfd(fd)  # all workers of a host read the same pages
     finally:
@@ -315,6 +312,8 @@ def message_of(error: BaseException, config: Mapping[str, Any]) -> str:
     else:
         report = main_thread.report_exception(error)
         cause, text = error, f"the cell failed: {report.type}: {report.message}"
+    if config.get("of_structs"):  # hm.udf has an argument of this name
+        text = text.replace("--schema", "schema")
     return "\n".join([f"{where}{text}", *(_frames(cause, config["cells"]) if cause else ())])
 
 

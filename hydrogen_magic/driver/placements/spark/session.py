@@ -88,7 +88,7 @@ class Session:
         Blocks until the job has ended; raises :class:`SparkJobError`. ``tag`` is the argument of
         :meth:`cancel`, without commas; ``description`` is shown in Spark's UI, except on Connect.
         """
-        if _is_stopped(self.spark):
+        if self.is_stopped():
             raise SparkJobError("stopped", STOPPED)
         ended = _running.setdefault((self.application, tag), threading.Event())
         try:
@@ -108,9 +108,7 @@ class Session:
         """Return the error. A job that ends because its session does may raise anything."""
         found = explained(error)
         try:
-            is_ending = _is_stopped(self.spark) or (
-                not self.is_connect and private_calls.is_ending(self)
-            )
+            is_ending = self.is_stopped() or (not self.is_connect and private_calls.is_ending(self))
         except Exception:  # the server no longer answers
             is_ending = False
         return SparkJobError("stopped", STOPPED, found.details) if is_ending else found
@@ -146,6 +144,10 @@ class Session:
         import pyspark
 
         return min(_numbers(_version(self)), _numbers(pyspark.__version__)) >= version
+
+    def is_stopped(self) -> bool:
+        """Return whether this process has stopped the session."""
+        return _is_stopped(self.spark)
 
     def sql_module(self, name: str) -> Any:
         """Return ``pyspark.sql.NAME`` for this kind of session.
@@ -237,7 +239,7 @@ class Session:
         try:
             yield
         finally:
-            if not _is_stopped(self.spark):  # meanwhile
+            if not self.is_stopped():  # meanwhile
                 context.removeJobTag(tag)
                 context.setJobDescription(before)
 
