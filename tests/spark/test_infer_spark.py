@@ -815,6 +815,25 @@ def test_stop_returns_finished_partitions_and_resume_predicts_the_others(
     assert [tuple(row) for row in part.collect()] == [(n, 2 * n) for n in range(500)]
 
 
+@on_classic
+def test_resume_is_refused_in_another_time_zone(spark: Any) -> None:
+    """``predict`` gets times in the zone of the session."""
+    frame = spark.sql("select named_struct('at', timestamp'2024-07-01 22:30:00Z') as s")
+    options, zone = InferOptions(schema="hour int"), "spark.sql.session.timeZone"
+    zones = ["UTC", "UTC", "Asia/Tokyo"]
+    before = spark.conf.get(zone)
+    try:
+        prints = []
+        for name in zones:
+            spark.conf.set(zone, name)
+            prints.append(cached_runs.fingerprint(frame, captured(TWICE), NO_GPU, options))
+    finally:
+        spark.conf.set(zone, before)
+    assert prints[0] == prints[1] != prints[2]
+    with pytest.raises(InferError, match=r"but spark\.sql\.session\.timeZone changed since"):
+        fingerprints.matching(prints[2], [("g1", None, prints[0])])
+
+
 IN_ANOTHER_KERNEL = """
 import sys
 from pathlib import Path

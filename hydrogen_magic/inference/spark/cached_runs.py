@@ -8,7 +8,8 @@ session, when its kernel ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from hydrogen_magic.node.prediction.options import InferOptions
 
 PLAN = "the DataFrame's plan"
 """Entry of a fingerprint that only holds for one Spark application."""
+_ZONE = "spark.sql.session.timeZone"
+"""In which ``predict`` gets the times of a frame."""
+_WITH_ZONE = re.compile("timestamp(?!_ntz)")
 _MAX_RUNS = 4
 """They use the memory and the disks of executors."""
 
@@ -48,9 +52,17 @@ def fingerprint(
         **fingerprints.of_cell(captured),
         **fingerprints.of_options(options, spec.env),
         **fingerprints.of_columns(columns),
+        **_time_zone(frame, columns),
         PLAN: str(frame.semanticHash()),
         "--columns": ",".join(options.kept(frame.columns)),
     }
+
+
+def _time_zone(frame: Any, columns: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the zone in which ``predict`` gets times, if the frame has any."""
+    if not any(_WITH_ZONE.search(kind) for _, kind in columns):
+        return {}
+    return {_ZONE: str(frame.sparkSession.conf.get(_ZONE))}
 
 
 def find(prints: Mapping[str, str], application: str) -> CachedRun | None:
