@@ -136,7 +136,8 @@ def test_only_the_selected_columns(spark: Any) -> None:
 
 EVERY_TYPE = (
     "select id, timestamp'2020-01-01 00:00:00' as moment, parse_json('{}') as free, map('k', 1) as m,"
-    " cast(null as string) as nothing, interval '3' day as wait, cast(1.5 as decimal(38, 9)) as d"
+    " cast(null as string) as nothing, interval '3' day as wait, cast(1.5 as decimal(38, 9)) as d,"
+    " time'12:34:56' as clock"
     " from range(2)"
 )
 
@@ -913,6 +914,25 @@ def test_the_result_of_a_run_has_the_frames_columns_as_they_are(spark: Any) -> N
     assert run.result.dtypes == changed.dtypes
     assert sorted(map(str, run.result.collect())) == sorted(map(str, changed.collect()))
     run.result.unpersist()
+
+
+@on_classic
+def test_a_stop_while_the_result_is_read_releases_it(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_files = SparkRun._from_files
+
+    def stopped(run: SparkRun, kept: KeptPartitions) -> Any:
+        run.stop()
+        return from_files(run, kept)
+
+    monkeypatch.setattr(SparkRun, "_from_files", stopped)
+    n_cached = spark.sparkContext._jsc.getPersistentRDDs().size()
+    run = launched(spark, TWICE, 1000)
+    assert run.gang.wait(PATIENCE_S)
+    with pytest.raises(GangStoppedError):
+        run.result  # noqa: B018
+    assert spark.sparkContext._jsc.getPersistentRDDs().size() == n_cached
 
 
 # ── other endings ────────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -70,7 +71,7 @@ class SparkRun:
 
     def _by_files(self, kept: KeptPartitions, report_to: Mapping[str, Any] | None) -> Any:
         """Return the result, None if executors do not find the folder."""
-        _, first_tag, read_tag = self._tags
+        first_tag = self._tags[1]
         self._added = kept.predicted(self._prepared.kept)
         if self._added is None:
             self._added = self._prepared.added(first_tag, report_to)
@@ -87,11 +88,23 @@ class SparkRun:
         kept.use(name for (name,) in names)
         self._raise_if_stopped()
         self._stages.complete()
-        result = self._from_files(kept).persist()
-        n_rows = self._session.run(result.count, read_tag, "hydrogen_magic %%infer: the result")
-        self._raise_if_stopped()
-        self.n_rows = int(n_rows)
+        result = self._from_files(kept)
+        self.n_rows = self._cached(result)
         return result
+
+    def _cached(self, result: Any) -> int:
+        """Let Spark cache the frame; return the number of its rows."""
+        result.persist()
+        try:
+            n_rows = self._session.run(
+                lambda: _count(result), self._tags[2], "hydrogen_magic %%infer: the result"
+            )
+            self._raise_if_stopped()
+        except BaseException:
+            with suppress(Exception):  # the session has ended
+                result.unpersist()
+            raise
+        return n_rows
 
     def _from_files(self, kept: KeptPartitions) -> Any:
         """Return a lazy DataFrame of the partitions that are finished, in types for all of them."""
@@ -122,9 +135,9 @@ class SparkRun:
         return self._counted(self.unfinished)
 
     def _counted(self, cached: Any) -> Any:
-        n_rows = self._session.run(cached.count, self._tag, "hydrogen_magic %%infer")
+        n_rows = self._session.run(lambda: _count(cached), self._tag, "hydrogen_magic %%infer")
         self._raise_if_stopped()
-        self.n_rows = int(n_rows)
+        self.n_rows = n_rows
         self._stages.complete()
         return cached
 
@@ -143,3 +156,8 @@ class SparkRun:
     def stages(self) -> dict[int, TaskCount]:
         """Return the tasks of every stage that has begun, by its number."""
         return self._stages.counts()
+
+
+def _count(frame: Any) -> int:
+    """Return the number of rows. Spark refuses ``count()`` of a frame with a TIME column."""
+    return int(frame.selectExpr("1").count())
