@@ -370,6 +370,21 @@ SAID = [
          "executors cannot run /opt/py/python (No such file or directory): create a new session "
          "with PYSPARK_PYTHON set to a Python that exists there"
      )),
+    *(
+        (f"An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+         f'  File "<ipython-input-1>", line 4, in lookup\n{said}',
+         "other", f"a task failed: {said}")
+        for said in (
+            "ConnectionRefusedError: [Errno 111] Connection refused",
+            "AttributeError: 'NoneType' object has no attribute 'score'",
+            "ValueError: Worker 3 is lost",
+            "RuntimeError: Job 7 cancelled",
+        )
+    ),
+    ("java.net.ConnectException: Call From a/10.0.0.1 to b:9000 failed: Connection refused",
+     "other", (
+         "RuntimeError: java.net.ConnectException: Call From a/10.0.0.1 to b:9000 failed: Connection refused"
+     )),
 ]  # fmt: skip
 """Texts of Spark 4.3, classic and Connect, as they came."""
 

@@ -55,7 +55,7 @@ _SENTENCES: tuple[tuple[str, str, str], ...] = (
         "stopped",
         "SparkContext was shut ?down|stopped SparkContext|SparkContext has been shutdown|"
         "SESSION_CLOSED|SESSION_NOT_FOUND|SESSION_CHANGED|NO_ACTIVE_SESSION|"
-        "Answer from Java side is empty|Error while sending or receiving|Connection refused|"
+        r"Answer from Java side is empty|Error while sending or receiving|\AConnectionRefusedError|"
         r"error while trying to connect to the Java server|StatusCode\.UNAVAILABLE|"
         "failed to connect to all addresses|'NoneType' object has no attribute '_?(?:jsc|sc|jvm)|"
         "Cannot invoke RPC on closed channel",
@@ -107,6 +107,8 @@ _SENTENCES: tuple[tuple[str, str, str], ...] = (
 )
 """Kind, pattern and message, into which the pattern's groups are inserted. The first match wins: a stopped
 context also cancels jobs, a lost executor also fails a stage."""
+_OF_TASK = re.compile("PythonException|PYTHON_EXCEPTION|thrown from the Python worker")
+"""Before the exception of a task, in the words of the user's code: only ``python`` is looked for there."""
 _PYTHON = re.compile(r"^(?!org\.|java)(\w[\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
 _FRAME = re.compile(r"^\s+at [\w.$]+|^JVM stacktrace|^\s*\(|^Traceback")
 _LONGEST = 300
@@ -116,8 +118,9 @@ _LONGEST = 300
 def explained(error: BaseException) -> SparkJobError:
     """Return the error for ``error``, raised by ``collect()``; never raises."""
     text = _text(error)
+    of_spark = _OF_TASK.split(text, maxsplit=1)[0]
     for kind, pattern, message in _SENTENCES:
-        found = re.search(pattern, text, re.DOTALL)
+        found = re.search(pattern, text if kind == "python" else of_spark, re.DOTALL)
         if found is not None:
             parts = (_short(part.strip().rstrip(".")) for part in found.groups())
             return SparkJobError(kind, message.format(*parts), text)
@@ -136,7 +139,8 @@ def _first_line(text: str) -> str:
     """Return the Python exception of a task if there is one, otherwise the first line outside of a
     stack.
     """
-    raised = _PYTHON.findall(text.partition("PYTHON_EXCEPTION")[2])
+    of_task = _OF_TASK.search(text)
+    raised = _PYTHON.findall(text, of_task.end()) if of_task else []
     if raised:
         return _short(f"a task failed: {raised[-1]}")
     lines = (line.strip(" :") for line in text.splitlines() if not _FRAME.search(line))
