@@ -15,7 +15,7 @@ from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError, explained
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
-from tests import spark_rig
+from tests import shells, spark_rig
 from tests.gangs import PATIENCE_S
 
 pytestmark = [
@@ -177,6 +177,26 @@ def test_a_closed_connect_session_is_reported(
     monkeypatch.setattr(sessions, "_active", lambda: None)
     with pytest.raises(PlacementError, match=r"`spark` was stopped.*SparkSession\.builder"):
         sessions.find()
+
+
+def test_a_connect_session_that_the_server_has_closed_is_reported(connect: Any) -> None:
+    """As it does with an idle one: the client does not know."""
+    from pyspark.sql.connect.session import SparkSession
+
+    spark = SparkSession.builder.remote(sessions._session(connect).where).create()
+    try:
+        frame = spark.range(3)
+        spark.client.release_session()
+        assert not spark.is_stopped
+        with shells.loaded_shell() as shell:
+            shell.push({"df": frame, "spark": spark})
+            for magic, line in (
+                ("distributed", "--np 1 --on spark"), ("infer", "df"), ("infer", "df --out lazy")
+            ):  # fmt: skip
+                with pytest.raises(PlacementError, match=r"session was stopped.*: create a new"):
+                    shell.run_cell_magic(magic, line, "predict = len")
+    finally:
+        spark.stop()
 
 
 def test_addresses_begin_with_the_one_that_executors_use(session: Session) -> None:

@@ -61,8 +61,8 @@ def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOpt
 
 def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> PreparedRun:
     """Check the arguments and send the cell. Runs no job; raises as :func:`infer_spark` does."""
-    kept = _checked(frame, options)
     session = sessions.of(frame)
+    kept = _checked(frame, options)
     frame = with_arrays(frame, session)
     share = task_resources(session, spec)
     if options.schema is not None:

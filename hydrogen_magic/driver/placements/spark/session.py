@@ -313,10 +313,14 @@ def of(frame: Any) -> Session:
 
 
 def _session(spark: Any) -> Session:
+    """Raises PlacementError if the session has ended or its version is too old."""
     is_connect = _is_connect(spark)
-    where = f"sc://{_endpoint(spark)}" if is_connect else str(spark.sparkContext.master)
-    found = Session(spark, is_connect, str(spark.conf.get("spark.app.id")), where)
-    version = _version(found)
+    try:
+        where = f"sc://{_endpoint(spark)}" if is_connect else str(spark.sparkContext.master)
+        found = Session(spark, is_connect, str(spark.conf.get("spark.app.id")), where)
+        version = _version(found)
+    except Exception as error:  # the server closes an idle session; the client does not know
+        raise PlacementError(str(explained(error))) from error
     if _numbers(version) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise PlacementError(f"this session has Spark {version}; Spark {oldest} or newer is needed")
