@@ -466,6 +466,7 @@ def test_a_late_value_that_does_not_fit_is_named(spark: Any) -> None:
         ("select id, 1 as twice from range(1)", {}, r"'twice'.*--replace twice"),
         ("select id, 1 as TWICE from range(1)", {}, r"'TWICE'"),
         ("select id from range(1)", {"columns": ("no",)}, r"no column 'no'"),
+        ("select id.* from (select struct() as id)", {}, "the frame has no columns"),
         ("select id from range(1)", {"schema": "twice money"}, r"money"),
     ],
 )  # fmt: skip

@@ -3,8 +3,8 @@
 The columns are expressions, so Spark's optimizer works as for any others: it drops predictions that are not
 used (``count()``, ``select("id")``), and filters and limits the frame's own rows first. ``mapInArrow`` hides
 all of this. It remains for the first batch, which would be a single row below a limit; for a resource
-profile (GPUs of tasks), which a column cannot have; for frames without columns; and for Spark before 4.2,
-which has no Arrow UDFs (4.0), or calls one again for a filter of its values (4.1).
+profile (GPUs of tasks), which a column cannot have; and for Spark before 4.2, which has no Arrow UDFs (4.0),
+or calls one again for a filter of its values (4.1).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CellTask:
         task = self.with_config(of_spark=predicted.serialize().to_pybytes())
         added = from_arrow_schema(predicted)
         stays_single = self.session.is_at_least(_COLUMNS_SINCE)
-        if frame.columns and self.profile is None and stays_single:
+        if self.profile is None and stays_single:
             return task._with_columns(frame, kept, added)
         schema = StructType([*(frame.schema[name] for name in kept), *added.fields])
         return task.with_config(kept=kept).mapped(frame, schema)

@@ -81,7 +81,7 @@ def infer_on_spark(
     application = prepared.session.application
     prints = cached_runs.fingerprint(frame, captured, spec, options)
     kept = begun = None
-    if application not in _without_shared_disk and frame.columns:
+    if application not in _without_shared_disk:
         of_files = {name: text for name, text in prints.items() if name != cached_runs.PLAN}
         kept = KeptPartitions(of_files, resume=resume)
     elif resume:

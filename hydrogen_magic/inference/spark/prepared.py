@@ -197,6 +197,8 @@ def _checked(frame: Any, options: InferOptions) -> list[str]:
     """Return the frame's columns that come back."""
     if getattr(frame, "isStreaming", False):
         raise InferError("%%infer does not support a streaming DataFrame")
+    if not frame.columns:
+        raise InferError("the frame has no columns: select at least one")
     _refuse_same_names(frame, frame.columns, "the frame")
     refuse_unsupported(frame.schema)
     return list(options.kept(frame.columns))
