@@ -12,6 +12,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.compat import HorovodRunner
+from hydrogen_magic.compat.keras.callbacks import LearningRateScheduleCallback
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
 from tests.gangs import PATIENCE_S, ended
@@ -76,6 +77,12 @@ def test_gradients_are_averaged_by_torch() -> None:
     np.testing.assert_allclose(rates, WARMING[N_STEPS - 1 :: N_STEPS], rtol=1e-6)
     notices = [event.text for event in gang.events() if isinstance(event, ev.Notice)]
     assert notices == [], "such as that every rank trains a model of its own"
+
+
+def test_a_number_decays_the_rate_from_start_epoch_on() -> None:
+    """As in Horovod."""
+    schedule = LearningRateScheduleCallback(0.1, 0.5, start_epoch=3)
+    assert [schedule.multiplier(epoch) for epoch in (3, 4, 5)] == [1.0, 0.5, 0.25]
 
 
 @pytest.mark.exhaustive

@@ -70,7 +70,8 @@ class LearningRateScheduleCallback(KerasCallback):
 
         Args:
             initial_lr: what is multiplied.
-            multiplier: a function of the epoch, which counts from 0; a number m means ``m ** epoch``.
+            multiplier: a function of the epoch, which counts from 0; a number m means
+                ``m ** (epoch - start_epoch)``.
             start_epoch: the first epoch in which the rate is set.
             end_epoch: the first one in which it is not set any more; None: it always is.
             staircase: True: set it once an epoch. False: before each batch, and the epoch is a fraction.
@@ -84,7 +85,9 @@ class LearningRateScheduleCallback(KerasCallback):
         self.staircase = staircase
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.multiplier = multiplier if callable(multiplier) else _exponential(multiplier)
+        self.multiplier = (
+            multiplier if callable(multiplier) else _exponential(multiplier, start_epoch)
+        )
         self._epoch = 0
         self._momentum: float | None = None
         """To be restored after the batch."""
@@ -173,5 +176,5 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
-def _exponential(base: float) -> Callable[[float], float]:
-    return lambda epoch: base**epoch
+def _exponential(base: float, start_epoch: int) -> Callable[[float], float]:
+    return lambda epoch: base ** (epoch - start_epoch)
