@@ -45,12 +45,18 @@ class MetricAverageCallback(KerasCallback):
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Replace the values in ``logs``."""
+        """Replace the values in ``logs``: numbers, and arrays such as those of ``F1Score``."""
         if not logs:
             return
+        import keras
+        import numpy as np
+
         names = sorted(logs)
-        means = collectives.exchange().average([float(logs[name]) for name in names])
-        logs.update(zip(names, means, strict=True))
+        values = [np.asarray(keras.ops.convert_to_numpy(logs[name]), float) for name in names]
+        means = collectives.exchange().average(np.concatenate(values, axis=None).tolist())
+        starts = np.cumsum([value.size for value in values])[:-1]
+        for name, value, mean in zip(names, values, np.split(means, starts), strict=True):
+            logs[name] = mean.reshape(value.shape) if value.ndim else float(mean[0])
 
 
 class LearningRateScheduleCallback(KerasCallback):
