@@ -91,8 +91,31 @@ def test_a_pipeline_learns_and_is_saved(spark: Any, tmp_path: Path, hydrogen_hom
     assert again.stages[1].history.equals(model.history)
 
 
+def save_in_several_writes(
+    spark: Any, fitted: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Save a model twice as one that is too large for a task of Spark."""
+    from hydrogen_magic.spark import persistence
+
+    sizes, create = [], type(spark).createDataFrame
+
+    def created(session: Any, rows: Any, *args: Any) -> Any:
+        sizes.append(sum(len(row[-1]) for row in rows if isinstance(row[-1], bytearray)))
+        return create(session, rows, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(persistence, "_PART_BYTES", 256)
+        patch.setattr(persistence, "_WRITE_BYTES", 512)
+        patch.setattr(type(spark), "createDataFrame", created)
+        for _ in range(2):
+            fitted.write().overwrite().save(str(path))
+    assert sum(sizes) > 2 * max(sizes) and max(sizes) <= 512
+
+
 @on_classic
-def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_home: Path) -> None:
+def test_columns_by_name_and_another_model(
+    spark: Any, tmp_path: Path, hydrogen_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With predictions by name, a saved model, and the columns that are refused."""
     from hydrogen_magic.spark import TorchModel
 
@@ -104,8 +127,7 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
     fitted = estimator(**given, featuresCols=names, predict=estimator_ranks.both).fit(frame)
     title = list(launcher.gangs().values())[-1].snapshot().title
     assert title == "TorchEstimator.fit(replace)"
-    for _ in range(2):
-        fitted.write().overwrite().save(str(tmp_path / "fitted"))
+    save_in_several_writes(spark, fitted, tmp_path / "fitted", monkeypatch)
     scored = TorchModel.load(str(tmp_path / "fitted")).transform(frame)
     assert scored.dtypes[len(frame.columns) :] == [
         ("sum", "float"),
