@@ -315,8 +315,23 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     # ── saving ──
 
     def write(self) -> Writer:
-        """Return a writer of Spark ML: ``estimator.write().overwrite().save(path)``."""
-        return Writer(self, {"declared": self._declared()})
+        """Return a writer of Spark ML: ``estimator.write().overwrite().save(path)``.
+
+        ``options["env"]``, which may hold secrets, is not written.
+        """
+        return Writer(self._without_environment(), {"declared": self._declared()})
+
+    def explainParam(self, param: str | Param[Any]) -> str:
+        """Return the documentation and the value of a Param, without ``options["env"]``."""
+        explained: str = super(TorchEstimator, self._without_environment()).explainParam(param)
+        return explained
+
+    def _without_environment(self) -> TorchEstimator:
+        if not self.isSet("options"):
+            return self
+        options = {k: v for k, v in self.getOrDefault("options").items() if k != "env"}
+        public: TorchEstimator = self.copy({self.options: options})
+        return public
 
     @classmethod
     def read(cls) -> Reader:

@@ -47,6 +47,15 @@ def test_parameters_of_train_are_params() -> None:
     assert arguments(ten) == {} and arguments(ten.setParams(epochs=2)) == {"epochs": 2}
 
 
+def test_environment_variables_are_neither_explained_nor_saved() -> None:
+    options = {"env": {"HF_TOKEN": "hf_secret"}, "retries": 1}
+    estimator = TorchEstimator(train=train, options=options)
+    assert "current: {'retries': 1}" in estimator.explainParams()
+    saved = estimator.write()._instance
+    assert saved.uid == estimator.uid and saved.getOrDefault("options") == {"retries": 1}
+    assert estimator.getOrDefault("options") == options
+
+
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "rank count": ({"np": 0}, r"np should be 1 or more ranks, got 0$"),
     "fraction": ({"validation": 1.5}, r"validation should be a fraction between 0 and 1, or the"),
