@@ -347,20 +347,22 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
 
 
 def _parameters_of(train: Callable[..., Any]) -> dict[str, bool]:
-    """Return the parameters of ``train`` after the first two, and whether each needs a value."""
-    _, _, *others = _signature(train)
+    """Return the parameters of ``train`` after the model and data, and whether each needs a value."""
+    signature = _signature(train)
+    taken = signature.bind_partial(None, None).arguments
     return {
         each.name: each.default is each.empty
-        for each in others
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for each in signature.parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name not in taken
     }
 
 
 def _takes_any(train: Callable[..., Any]) -> bool:
-    return any(each.kind is each.VAR_KEYWORD for each in _signature(train))
+    parameters = _signature(train).parameters.values()
+    return any(each.kind is each.VAR_KEYWORD for each in parameters)
 
 
-def _signature(train: Callable[..., Any]) -> list[inspect.Parameter]:
+def _signature(train: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(train)
     try:
         signature.bind_partial(None, None)
@@ -368,7 +370,7 @@ def _signature(train: Callable[..., Any]) -> list[inspect.Parameter]:
         raise OptionTypeError(
             f"train{signature} cannot be called with a model and data: write def train(model, data, …)"
         ) from None
-    return list(signature.parameters.values())
+    return signature
 
 
 def _types_of(serialized: bytes) -> dict[str, str]:

@@ -47,6 +47,19 @@ def test_parameters_of_train_are_params() -> None:
     assert arguments(ten) == {} and arguments(ten.setParams(epochs=2)) == {"epochs": 2}
 
 
+def test_train_may_take_the_model_and_data_among_others() -> None:
+    """As the function of a decorator does."""
+
+    def decorated(*args: Any, lr: float = 0.1) -> None: ...
+
+    def partly(model: Any, *args: Any, lr: float = 0.1, **options: Any) -> None: ...
+
+    for each in (decorated, partly):
+        assert arguments(TorchEstimator(train=each)) == {}
+        assert arguments(TorchEstimator(train=each, lr=0.2)) == {"lr": 0.2}
+    assert arguments(TorchEstimator(train=lambda *args: None)) == {}
+
+
 def test_environment_variables_are_neither_explained_nor_saved() -> None:
     options = {"env": {"HF_TOKEN": "hf_secret"}, "retries": 1}
     estimator = TorchEstimator(train=train, options=options)
