@@ -195,10 +195,10 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         }
         missing = [name for name, is_needed in declared.items() if is_needed and name not in found]
         if missing:
-            raise OptionValueError(
-                f"train has a parameter {missing[0]!r} without a value: set "
-                f"TorchEstimator({missing[0]}=…)"
-            )
+            (name, *_) = missing
+            # One of a grid's functions may have parameters that are no Params.
+            remedy = f"set TorchEstimator({name}=…)" if self.hasParam(name) else "give it a default"
+            raise OptionValueError(f"train has a parameter {name!r} without a value: {remedy}")
         if self.isSet("epochs") and "epochs" not in declared:
             raise OptionValueError(
                 f"epochs={self.getOrDefault('epochs')} has no effect, since train has no parameter "
@@ -225,10 +225,11 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         After a failure, or an interrupt of the cell, the remaining ones are not trained.
         """
         estimators = [self.copy(each) for each in paramMaps]
+        arguments = [each._checked_arguments() for each in estimators]  # before the first training
         rows = SharedRows(dataset, [each._rows() for each in estimators])
 
         def fit(number: int, launched: Callable[[Gang], None]) -> Any:
-            return estimators[number]._fit_on(rows, launched)
+            return estimators[number]._fit_on(rows, arguments[number], launched)
 
         return Trainings(fit, len(estimators))
 
@@ -242,13 +243,17 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             self.getOrDefault("dataPath"),
         )
 
-    def _fit_on(self, rows: SharedRows, launched: Callable[[Gang], None]) -> TorchModel:
+    def _checked_arguments(self) -> dict[str, Any]:
         for name in ("model", "train"):
             if not self.isSet(name):
                 raise OptionValueError(
                     f"TorchEstimator has no {name}: set TorchEstimator({name}=…)"
                 )
-        arguments = self._arguments(self.getOrDefault("train"))
+        return self._arguments(self.getOrDefault("train"))
+
+    def _fit_on(
+        self, rows: SharedRows, arguments: dict[str, Any], launched: Callable[[Gang], None]
+    ) -> TorchModel:
         launcher.plan(self._spec())  # before the rows are written
         with rows.of(self._rows()) as written:
             self._check_size(written)

@@ -94,7 +94,6 @@ def test_refused_values_are_named(case: str) -> None:
 
 
 def test_what_train_needs_is_checked_before_rows_are_written() -> None:
-    no_rows: Any = None
     for given, message in (
         ({"train": train}, "TorchEstimator has no model: set TorchEstimator(model=…)"),
         ({"model": MODEL, "train": train}, "train has a parameter 'lr' without a value"),
@@ -104,7 +103,11 @@ def test_what_train_needs_is_checked_before_rows_are_written() -> None:
         ),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
-            TorchEstimator(**given)._fit_on(no_rows, lambda gang: None)
+            TorchEstimator(**given)._fit(None)
+    estimator = TorchEstimator(model=MODEL, train=train_with_any)
+    grid = [{}, {estimator.train: lambda model, data, depth: None}]
+    with pytest.raises(ValueError, match="parameter 'depth' without a value: give it a default"):
+        estimator.fitMultiple(None, grid)
 
 
 # ── trainings ────────────────────────────────────────────────────────────────────────────────────
