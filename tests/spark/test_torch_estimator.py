@@ -157,6 +157,17 @@ def test_columns_by_name_and_another_model(
     assert datasets(hydrogen_home) == []
 
 
+@on_classic
+def test_null_vectors_are_null_arrays(spark: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    from hydrogen_magic.spark import rows
+
+    frame = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (None,)], ["v"])
+    arrays = frame.select(*rows.columns(frame, ["v"], "featuresCols")).collect()
+    assert [row.v for row in arrays] == [[1.0, 2.0], None]
+
+
 @pytest.mark.exhaustive
 @on_classic
 def test_failures_are_those_of_a_gang(spark: Any, hydrogen_home: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from IPython.core.events import EventManager, available_events
 
-from hydrogen_magic.errors import GangStoppedError
+from hydrogen_magic.errors import GangStoppedError, InferError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.spark import TorchEstimator, rows
@@ -193,6 +193,18 @@ def test_features_are_what_forward_takes() -> None:
         assert list(features) == ["a", "v"] and columns.call(model, features).tolist() == [8, 13]
     with pytest.raises(Exception, match=r"a \(\), image \(4, 4\) cannot be put side by side"):
         FeatureColumns(MODEL, ["a", "image"]).of(batch())
+
+
+@pytest.mark.parametrize("model", [MODEL, WithDict()])
+def test_columns_that_are_no_tensor_are_named(model: torch.nn.Module) -> None:
+    ragged = {**batch(), "v": [torch.ones(1), torch.ones(2)]}
+    with pytest.raises(InferError, match="arrays of column 'v' differ in length"):
+        FeatureColumns(model, ["a", "v"]).of(ragged)
+    empty = {**batch(), "v": torch.zeros(2, 0)}
+    with pytest.raises(InferError, match="column 'v' has no number in a batch"):
+        FeatureColumns(model, ["a", "v"]).of(empty)
+    without_rows = {"a": torch.zeros(0), "v": torch.zeros(0, 2)}
+    FeatureColumns(model, ["a", "v"]).of(without_rows)
 
 
 def test_a_model_predicts_in_eval_mode() -> None:

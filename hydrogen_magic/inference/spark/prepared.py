@@ -214,7 +214,8 @@ def as_array(vectors: Any, session: Session) -> Any:
     """Return a column of arrays for one of Spark ML's vectors."""
     # Spark's own choice between them is for the process, which may have sessions of both kinds.
     functions = "pyspark.ml.connect.functions" if session.is_connect else "pyspark.ml.functions"
-    return importlib.import_module(functions).vector_to_array(vectors)
+    arrays = importlib.import_module(functions).vector_to_array(vectors)
+    return session.sql_module("functions").when(vectors.isNotNull(), arrays)  # it fails for null
 
 
 def _refuse_same_names(frame: Any, names: list[str], owner: str) -> None:
