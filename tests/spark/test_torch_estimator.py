@@ -136,8 +136,9 @@ def test_columns_by_name_and_another_model(
     assert [(row["sum"], row["numbers_too"]) for row in scored.collect()] == [
         (5.0, [n, 0.5]) for n in range(5)
     ]
-    with pytest.raises(ValueError, match="already has a column 'sum': drop it"):
-        fitted.transform(scored)
+    for name in ("sum", "Sum"):  # the same to Spark
+        with pytest.raises(ValueError, match=f"already has a column '{name}': drop it"):
+            fitted.transform(frame.withColumn(name, frame.label))
     for params, message in (
         (
             {"featuresCols": ["age"]},
