@@ -213,6 +213,7 @@ def test_a_model_predicts_in_eval_mode() -> None:
     assert found["p"].tolist() == [1, 2] and not model.training
     both = ModelPredict(model, ["a"], "p", lambda model, features: {"x": features, "y": 1})(batch())
     assert list(both) == ["x", "y"]
+    assert ModelPredict(model, ["a"], "p", lambda model, features: None)(batch()) is None
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────

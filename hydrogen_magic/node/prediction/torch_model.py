@@ -121,7 +121,8 @@ class ModelPredict:
         with torch.no_grad():  # inference_mode would mark caches of a model that is trained next
             call = self._predict or columns.call
             output = call(self._model, columns.of(batch))
-        return output if isinstance(output, Mapping) else {self._column: output}
+        is_named = output is None or isinstance(output, Mapping)
+        return output if is_named else {self._column: output}
 
     def _ready(self) -> FeatureColumns:
         if self._columns is None:
