@@ -123,7 +123,12 @@ def test_columns_by_name_and_another_model(
     types = "id bigint, category int, numbers array<double>, label double, name string"
     frame = spark.createDataFrame(rows, types).coalesce(1)
     names = ["category", "numbers"]
-    given = {"model": estimator_ranks.Two(), "train": estimator_ranks.replace, "np": 1}
+    given = {
+        "model": estimator_ranks.Two(),
+        "train": estimator_ranks.replace,
+        "np": 1,
+        "seed": 2**63 - 1,
+    }
     fitted = estimator(**given, featuresCols=names, predict=estimator_ranks.both).fit(frame)
     title = list(launcher.gangs().values())[-1].snapshot().title
     assert title == "TorchEstimator.fit(replace)"
@@ -155,6 +160,10 @@ def test_columns_by_name_and_another_model(
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             estimator(**{**given, "featuresCols": names, **params}).fit(frame)
+    frame.write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
+    with pytest.raises(TypeError, match=r"fit\(\) does not support a streaming"):
+        estimator(**given, featuresCols=names, validation=0.5).fit(stream)
     assert datasets(hydrogen_home) == []
 
 
