@@ -7,6 +7,7 @@ without side effects. A :class:`Slot` is the place of one rank in a plan.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hydrogen_magic.core.network import PortRange
@@ -115,6 +116,15 @@ class JobSpec:
             if not isinstance(value, str):
                 kind = type(value).__name__
                 raise OptionTypeError(f"env[{name!r}] should be a str, got {value!r}, a {kind}")
+
+
+def variables(env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Return the names and values of ``JobSpec.env``. Raises TypeError if ``env`` is no dict."""
+    if env is not None and not isinstance(env, Mapping):
+        raise OptionTypeError(
+            f"env should be a dict like {{'NAME': 'value'}}, got a {type(env).__name__}"
+        )
+    return tuple((env or {}).items())
 
 
 def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> None:

@@ -37,7 +37,7 @@ from weakref import WeakValueDictionary
 from hydrogen_magic import capture, plugins
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit, processes, run_log
-from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
+from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan, variables
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import session as sessions
@@ -676,7 +676,7 @@ def launch(
     given = {name: value for name, value in given.items() if value is not None}
     spec = JobSpec(
         **given,
-        env=tuple((env or {}).items()),
+        env=variables(env),
         timeout_s=timeout,
         wait_s=wait,
         start_timeout_s=start_timeout,

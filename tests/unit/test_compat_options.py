@@ -62,6 +62,7 @@ def test_options_win_over_the_notebooks_defaults(
         ({"retries": -1}, "retries should be at least 0"),
         ({"timeout": "5"}, "timeout should be int or float, got '5'"),
         ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
+        ({"env": ["A=1"]}, r"env should be a dict like \{'NAME': 'value'\}, got a list"),
     ],
 )
 def test_impossible_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:

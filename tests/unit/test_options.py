@@ -22,6 +22,7 @@ from tests import ranks
         ({"retries": -1}, "retries should be at least 0"),
         ({"timeout": "5"}, "timeout should be int or float, got '5'"),
         ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
+        ({"env": ["A=1"]}, r"env should be a dict like \{'NAME': 'value'\}, got a list"),
         ({"env": {"RANK": "7"}}, "tells a rank its place"),
         ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank its place"),
     ],
