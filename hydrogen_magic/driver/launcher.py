@@ -31,6 +31,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from numbers import Integral
 from typing import Any, Protocol, TypeGuard
 from weakref import WeakValueDictionary
 
@@ -659,13 +660,13 @@ def launch(
         PlacementError: the ranks cannot run as requested.
         TypeError, ValueError: an option is invalid.
     """
-    if isinstance(np, int) and np < 0 and on not in (None, "local"):
+    if isinstance(np, Integral) and np < 0 and on not in (None, "local"):
         raise OptionValueError(
             f"np={np} means {-np} ranks on this machine, which contradicts on={on!r}: pass np={-np}, or "
             "drop on"
         )
     given: dict[str, Any] = {
-        "np": -np if isinstance(np, int) and np < 0 else np,
+        "np": -np if isinstance(np, Integral) and np < 0 else np,
         "placement": on,
         "rendezvous": rendezvous,
         "gpu": gpu,

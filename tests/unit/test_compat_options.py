@@ -6,6 +6,7 @@ import sys
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, gangs
@@ -37,7 +38,7 @@ def test_options_win_over_the_notebooks_defaults(
     monkeypatch.setattr(ipython_cells, "shell_here", lambda: shell)
     HorovodRunner(2).run(print)
     options: dict[str, Any] = {
-        "env": {"A": "1"}, "retries": 0, "timeout": 5, "start_timeout": 6, "pack": False,
+        "env": {"A": "1"}, "retries": np.int64(0), "timeout": 5, "start_timeout": 6, "pack": False,
     }  # fmt: skip
     HorovodRunner(np=-3, **options).run(print)
     TorchDistributor(4, use_gpu=False, **options).run(print)
