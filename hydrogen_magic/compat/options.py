@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.job import JobSpec, variables
 from hydrogen_magic.errors import HydrogenError, RankFailedError
 
 __all__ = ["GangOptions", "Words", "launch_words", "positive", "reworded"]
@@ -48,7 +48,7 @@ class GangOptions:
 
     def _chosen(self) -> dict[str, Any]:
         given = {
-            "env": None if self.env is None else tuple(self.env.items()),
+            "env": None if self.env is None else variables(self.env),
             "retries": self.retries,
             "timeout_s": self.timeout,
             "start_timeout_s": self.start_timeout,

@@ -7,7 +7,10 @@ without side effects. A :class:`Slot` is the place of one rank in a plan.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
@@ -100,6 +103,7 @@ class JobSpec:
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for values that no gang can run with."""
         for name, least in (("np", 1), ("retries", 0), ("max_closure_bytes", 1)):
+            object.__setattr__(self, name, _as_int(getattr(self, name)))
             _check(name, getattr(self, name), (int,), least)
         for name in ("start_timeout_s", "grace_s", "idle_s"):
             _check(name, getattr(self, name), (int, float), 0)
@@ -115,6 +119,21 @@ class JobSpec:
             if not isinstance(value, str):
                 kind = type(value).__name__
                 raise OptionTypeError(f"env[{name!r}] should be a str, got {value!r}, a {kind}")
+
+
+def variables(env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Return the names and values of ``JobSpec.env``. Raises TypeError if ``env`` is no dict."""
+    if env is not None and not isinstance(env, Mapping):
+        raise OptionTypeError(
+            f"env should be a dict like {{'NAME': 'value'}}, got a {type(env).__name__}"
+        )
+    return tuple((env or {}).items())
+
+
+def _as_int(value: Any) -> Any:
+    """Return an integer of any type, such as NumPy's, as an int; another value unchanged."""
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if is_integer else value
 
 
 def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> None:

@@ -31,13 +31,14 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from numbers import Integral
 from typing import Any, Protocol, TypeGuard
 from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit, processes, run_log
-from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
+from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan, variables
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import session as sessions
@@ -659,13 +660,13 @@ def launch(
         PlacementError: the ranks cannot run as requested.
         TypeError, ValueError: an option is invalid.
     """
-    if isinstance(np, int) and np < 0 and on not in (None, "local"):
+    if isinstance(np, Integral) and np < 0 and on not in (None, "local"):
         raise OptionValueError(
             f"np={np} means {-np} ranks on this machine, which contradicts on={on!r}: pass np={-np}, or "
             "drop on"
         )
     given: dict[str, Any] = {
-        "np": -np if isinstance(np, int) and np < 0 else np,
+        "np": -np if isinstance(np, Integral) and np < 0 else np,
         "placement": on,
         "rendezvous": rendezvous,
         "gpu": gpu,
@@ -676,7 +677,7 @@ def launch(
     given = {name: value for name, value in given.items() if value is not None}
     spec = JobSpec(
         **given,
-        env=tuple((env or {}).items()),
+        env=variables(env),
         timeout_s=timeout,
         wait_s=wait,
         start_timeout_s=start_timeout,

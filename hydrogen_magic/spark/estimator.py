@@ -195,10 +195,10 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         }
         missing = [name for name, is_needed in declared.items() if is_needed and name not in found]
         if missing:
-            raise OptionValueError(
-                f"train has a parameter {missing[0]!r} without a value: set "
-                f"TorchEstimator({missing[0]}=…)"
-            )
+            (name, *_) = missing
+            # One of a grid's functions may have parameters that are no Params.
+            remedy = f"set TorchEstimator({name}=…)" if self.hasParam(name) else "give it a default"
+            raise OptionValueError(f"train has a parameter {name!r} without a value: {remedy}")
         if self.isSet("epochs") and "epochs" not in declared:
             raise OptionValueError(
                 f"epochs={self.getOrDefault('epochs')} has no effect, since train has no parameter "
@@ -225,10 +225,11 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         After a failure, or an interrupt of the cell, the remaining ones are not trained.
         """
         estimators = [self.copy(each) for each in paramMaps]
+        arguments = [each._checked_arguments() for each in estimators]  # before the first training
         rows = SharedRows(dataset, [each._rows() for each in estimators])
 
         def fit(number: int, launched: Callable[[Gang], None]) -> Any:
-            return estimators[number]._fit_on(rows, launched)
+            return estimators[number]._fit_on(rows, arguments[number], launched)
 
         return Trainings(fit, len(estimators))
 
@@ -242,13 +243,17 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             self.getOrDefault("dataPath"),
         )
 
-    def _fit_on(self, rows: SharedRows, launched: Callable[[Gang], None]) -> TorchModel:
+    def _checked_arguments(self) -> dict[str, Any]:
         for name in ("model", "train"):
             if not self.isSet(name):
                 raise OptionValueError(
                     f"TorchEstimator has no {name}: set TorchEstimator({name}=…)"
                 )
-        arguments = self._arguments(self.getOrDefault("train"))
+        return self._arguments(self.getOrDefault("train"))
+
+    def _fit_on(
+        self, rows: SharedRows, arguments: dict[str, Any], launched: Callable[[Gang], None]
+    ) -> TorchModel:
         launcher.plan(self._spec())  # before the rows are written
         with rows.of(self._rows()) as written:
             self._check_size(written)
@@ -315,8 +320,23 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     # ── saving ──
 
     def write(self) -> Writer:
-        """Return a writer of Spark ML: ``estimator.write().overwrite().save(path)``."""
-        return Writer(self, {"declared": self._declared()})
+        """Return a writer of Spark ML: ``estimator.write().overwrite().save(path)``.
+
+        ``options["env"]``, which may hold secrets, is not written.
+        """
+        return Writer(self._without_environment(), {"declared": self._declared()})
+
+    def explainParam(self, param: str | Param[Any]) -> str:
+        """Return the documentation and the value of a Param, without ``options["env"]``."""
+        explained: str = super(TorchEstimator, self._without_environment()).explainParam(param)
+        return explained
+
+    def _without_environment(self) -> TorchEstimator:
+        if not self.isSet("options"):
+            return self
+        options = {k: v for k, v in self.getOrDefault("options").items() if k != "env"}
+        public: TorchEstimator = self.copy({self.options: options})
+        return public
 
     @classmethod
     def read(cls) -> Reader:
@@ -332,20 +352,22 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
 
 
 def _parameters_of(train: Callable[..., Any]) -> dict[str, bool]:
-    """Return the parameters of ``train`` after the first two, and whether each needs a value."""
-    _, _, *others = _signature(train)
+    """Return the parameters of ``train`` after the model and data, and whether each needs a value."""
+    signature = _signature(train)
+    taken = signature.bind_partial(None, None).arguments
     return {
         each.name: each.default is each.empty
-        for each in others
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for each in signature.parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.name not in taken
     }
 
 
 def _takes_any(train: Callable[..., Any]) -> bool:
-    return any(each.kind is each.VAR_KEYWORD for each in _signature(train))
+    parameters = _signature(train).parameters.values()
+    return any(each.kind is each.VAR_KEYWORD for each in parameters)
 
 
-def _signature(train: Callable[..., Any]) -> list[inspect.Parameter]:
+def _signature(train: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(train)
     try:
         signature.bind_partial(None, None)
@@ -353,7 +375,7 @@ def _signature(train: Callable[..., Any]) -> list[inspect.Parameter]:
         raise OptionTypeError(
             f"train{signature} cannot be called with a model and data: write def train(model, data, …)"
         ) from None
-    return list(signature.parameters.values())
+    return signature
 
 
 def _types_of(serialized: bytes) -> dict[str, str]:

@@ -12,6 +12,7 @@ from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import OptionValueError
 from hydrogen_magic.inference.spark.cell_task import called_once, quoted
 from hydrogen_magic.inference.spark.function import check_version, function_of
+from hydrogen_magic.inference.spark.prepared import column_keys
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.torch_model import ModelPredict
 from hydrogen_magic.spark import rows
@@ -83,7 +84,8 @@ class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: igno
 
 
 def _refuse_existing(dataset: Any, names: list[str]) -> None:
-    existing = [name for name in names if name in dataset.columns]
+    keys, added = column_keys(dataset, dataset.columns), column_keys(dataset, names)
+    existing = [name for name, key in zip(dataset.columns, keys, strict=True) if key in added]
     if existing:
         raise OptionValueError(
             f"the DataFrame already has a column {existing[0]!r}: drop it, or choose another name with "

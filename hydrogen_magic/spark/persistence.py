@@ -12,6 +12,7 @@ import io
 import json
 import os
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
@@ -19,6 +20,8 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 from hydrogen_magic.serialization.pickler import Pickler
 
 _PART_BYTES = 8 << 20
+_WRITE_BYTES = 64 << 20
+"""Size of the objects of one write: Spark sends them as part of a task, whose size it limits."""
 
 
 class Writer(MLWriter):  # type: ignore[misc]  # pyspark's classes are Any here
@@ -36,14 +39,17 @@ class Writer(MLWriter):  # type: ignore[misc]  # pyspark's classes are Any here
         others = {name: value for name, value in values.items() if name not in plain}
         spark = self.sparkSession
         metadata = DefaultParamsWriter._get_metadata_to_save(self._instance, spark, None, plain)
+        folder, mode = os.path.join(path, "objects"), self._mode()
+        for parts in _writes({"params": others, "attributes": self._attributes}, spark):
+            objects = spark.createDataFrame(parts, "start long, data binary")
+            objects.write.mode(mode).parquet(folder)
+            mode = "append"
+        # Last: what could not be written completely is not loaded.
         rows = spark.createDataFrame([(metadata,)], "value string").coalesce(1)
-        self._mode(rows).text(os.path.join(path, "metadata"))
-        parts = _parts({"params": others, "attributes": self._attributes})
-        objects = spark.createDataFrame(parts, "start long, data binary")
-        self._mode(objects).parquet(os.path.join(path, "objects"))
+        rows.write.mode(self._mode()).text(os.path.join(path, "metadata"))
 
-    def _mode(self, rows: Any) -> Any:
-        return rows.write.mode("overwrite" if self.shouldOverwrite else "error")
+    def _mode(self) -> str:
+        return "overwrite" if self.shouldOverwrite else "error"
 
 
 class Reader(MLReader):  # type: ignore[misc]
@@ -72,12 +78,17 @@ def _is_json(value: Any) -> bool:
         return False
 
 
-def _parts(value: Any) -> list[tuple[int, bytearray]]:
+def _writes(value: Any, spark: Any) -> Iterator[list[tuple[int, bytearray]]]:
+    """Yield the parts of one write after the other."""
     file = io.BytesIO()
     Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     data = file.getbuffer()
+    task_bytes = int(spark.conf.get("spark.rpc.message.maxSize", "128")) << 20
+    n_parts = max(1, min(_WRITE_BYTES, task_bytes // 2) // _PART_BYTES)
     starts = range(0, len(data), _PART_BYTES)
-    return [(start, bytearray(data[start : start + _PART_BYTES])) for start in starts]
+    for first in range(0, len(starts), n_parts):
+        chosen = starts[first : first + n_parts]
+        yield [(start, bytearray(data[start : start + _PART_BYTES])) for start in chosen]
 
 
 def _loaded(parts: Any) -> Any:

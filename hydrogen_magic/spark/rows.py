@@ -121,6 +121,8 @@ def _is_numeric(kind: Any) -> bool:
 
 
 def _write(frame: Any, spec: RowSpec) -> TrainingRows:
+    if frame.isStreaming:
+        raise OptionTypeError("TorchEstimator.fit() does not support a streaming DataFrame")
     chosen = columns(frame, spec.features, "featuresCols")
     if spec.label not in spec.features:
         chosen += columns(frame, [spec.label], "labelCol")
@@ -171,5 +173,5 @@ def _named(spec: RowSpec, use: str) -> Iterator[None]:
 def _training(rows: Any, spec: RowSpec) -> DatasetHandle:
     """Write the rows to train with, mixed: ranks get consecutive ones, which may be sorted by the label."""
     if spec.shuffle:
-        rows = rows.repartition(sessions.of(rows).sql_module("functions").rand(spec.seed + 1))
+        rows = rows.repartition(sessions.of(rows).sql_module("functions").rand(~spec.seed))
     return dataset(rows, spec.path, reuse=False)

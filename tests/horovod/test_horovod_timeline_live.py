@@ -39,9 +39,9 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         request.getfixturevalue("spark")
     started: list[Gang] = []
 
-    def launched(**options: Any) -> Gang:
+    def launched(env: dict[str, str] | None = None, **options: Any) -> Gang:
         function = partial(horovod_training.train, str(tmp_path / "over"), **options)
-        gang = hm.launch(function, np=2, on=request.param, rendezvous="horovod")
+        gang = hm.launch(function, np=2, on=request.param, rendezvous="horovod", env=env)
         started.append(gang)
         until(gang, lambda: gang.ranks and all(rank.steps > 2 for rank in gang.ranks))
         return gang
@@ -146,6 +146,16 @@ def test_the_slowest_rank_is_named(launch: Callable[..., Gang], tmp_path: Path) 
     (tmp_path / "over").touch()
     assert gang.wait(PATIENCE_S) and gang.state == "SUCCEEDED"
     assert sentence in notices_of(gang), "it is shown afterwards too"
+
+
+@mostly_local
+def test_an_empty_variable_names_no_timeline(launch: Callable[..., Gang], tmp_path: Path) -> None:
+    gang = launch(env={"HOROVOD_TIMELINE": ""})
+    gang.record(True)
+    until_shown(gang)
+    (tmp_path / "over").touch()
+    assert gang.wait(PATIENCE_S) and gang.state == "SUCCEEDED"
+    assert len(kept(gang)) == 1 and "timeline" not in notices_of(gang)
 
 
 @mostly_local

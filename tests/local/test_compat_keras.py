@@ -12,6 +12,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.compat import HorovodRunner
+from hydrogen_magic.compat.keras.callbacks import LearningRateScheduleCallback
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
 from tests.gangs import PATIENCE_S, ended
@@ -76,6 +77,35 @@ def test_gradients_are_averaged_by_torch() -> None:
     np.testing.assert_allclose(rates, WARMING[N_STEPS - 1 :: N_STEPS], rtol=1e-6)
     notices = [event.text for event in gang.events() if isinstance(event, ev.Notice)]
     assert notices == [], "such as that every rank trains a model of its own"
+
+
+def test_a_number_decays_the_rate_from_start_epoch_on() -> None:
+    """As in Horovod."""
+    schedule = LearningRateScheduleCallback(0.1, 0.5, start_epoch=3)
+    assert [schedule.multiplier(epoch) for epoch in (3, 4, 5)] == [1.0, 0.5, 0.25]
+
+
+def averaged() -> dict[str, Any]:
+    import keras
+    import torch
+
+    from hydrogen_magic.compat import keras as hvd
+
+    hvd.init()
+    of_classes = torch.tensor([[1.0, 2.0]]) * hvd.rank()
+    logs = {"loss": 3.0 + hvd.rank(), "f1_score": of_classes, "accuracy": keras.ops.ones(())}
+    hvd.callbacks.MetricAverageCallback().on_epoch_end(0, logs)
+    return logs
+
+
+def test_metrics_of_many_values_are_averaged() -> None:
+    """Such as those of ``keras.metrics.F1Score``, one for each class."""
+    environment = {"KERAS_BACKEND": "torch"}
+    gang = ended(hm.launch(averaged, np=N_RANKS, env=environment), IMPORTING_S)
+    gang.raise_for_state()
+    for logs in gang.results:
+        assert logs.pop("f1_score").tolist() == [[0.5, 1.0]]
+        assert logs == {"loss": 3.5, "accuracy": 1.0}
 
 
 @pytest.mark.exhaustive

@@ -332,7 +332,25 @@ def test_a_cache_that_cannot_be_is_told(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
     assert main(["horovod", "build", "--no-install"]) == 1
-    assert capsys.readouterr().err.startswith("Horovod cannot be built here: ")
+    told = capsys.readouterr().err
+    assert told.startswith("Horovod cannot be built here: ")
+    assert "set XDG_CACHE_HOME to a folder that can be written" in told
+
+
+def test_a_wheel_of_a_read_only_cache_is_used(
+    known: toolchain.Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directories stand for files that cannot be written, which root always can."""
+    _release(monkeypatch, tmp_path, fails=False)
+    wheel = _make_wheel([]).wheel
+    for suffix in ("lock", "log"):
+        file = wheel_cache.directory() / f"{plan(known, {}).key}.{suffix}"
+        file.unlink()
+        file.mkdir()
+    assert _make_wheel([]).wheel == wheel
+    wheel.unlink()
+    with pytest.raises(BuildError, match="set XDG_CACHE_HOME to a folder that can be written"):
+        _make_wheel([])
 
 
 def test_a_build_that_fails_shows_its_errors_and_keeps_nothing(

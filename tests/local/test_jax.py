@@ -21,7 +21,7 @@ import pytest
 from hydrogen_magic import plugins
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
-from hydrogen_magic.frameworks.jax.node import coordinator
+from hydrogen_magic.frameworks.jax.node import coordinator, observe
 from hydrogen_magic.node.rendezvous import connection_guard
 from tests.gangs import PATIENCE_S, wait_until
 
@@ -162,6 +162,27 @@ def test_a_directory_of_a_rank_that_was_killed_is_removed_by_the_next_gang() -> 
         for path, sock in zip(paths, sockets, strict=True):
             sock.close()
             shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def test_arguments_of_initialize_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gang's socket is served for the gang's address alone, which scripts often pass."""
+    socket_folder = tmp_path / "private"
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:4567")
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", f"unix:{socket_folder}/coordinator")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    calls = []
+
+    def initialize(*args: Any, **kwargs: Any) -> None:
+        bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+        calls.append((args, kwargs, bind_address is not None, socket_folder.exists()))
+
+    joining = observe.with_place(initialize)
+    for args in (), ("127.0.0.1:4567", 2, 0), ("127.0.0.1:4568", 2, 0):
+        joining(*args)
+    joins = (None, 2, 0), {"initialization_timeout": observe._JOIN_S}, True, True
+    assert calls == [joins, joins, (("127.0.0.1:4568", 2, 0), {}, False, False)]
+    assert "JAX_COORDINATOR_BIND_ADDRESS" in os.environ
 
 
 def test_each_rank_uses_its_own_gpu_and_the_network_of_its_hosts() -> None:

@@ -91,8 +91,31 @@ def test_a_pipeline_learns_and_is_saved(spark: Any, tmp_path: Path, hydrogen_hom
     assert again.stages[1].history.equals(model.history)
 
 
+def save_in_several_writes(
+    spark: Any, fitted: Any, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Save a model twice as one that is too large for a task of Spark."""
+    from hydrogen_magic.spark import persistence
+
+    sizes, create = [], type(spark).createDataFrame
+
+    def created(session: Any, rows: Any, *args: Any) -> Any:
+        sizes.append(sum(len(row[-1]) for row in rows if isinstance(row[-1], bytearray)))
+        return create(session, rows, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(persistence, "_PART_BYTES", 256)
+        patch.setattr(persistence, "_WRITE_BYTES", 512)
+        patch.setattr(type(spark), "createDataFrame", created)
+        for _ in range(2):
+            fitted.write().overwrite().save(str(path))
+    assert sum(sizes) > 2 * max(sizes) and max(sizes) <= 512
+
+
 @on_classic
-def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_home: Path) -> None:
+def test_columns_by_name_and_another_model(
+    spark: Any, tmp_path: Path, hydrogen_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With predictions by name, a saved model, and the columns that are refused."""
     from hydrogen_magic.spark import TorchModel
 
@@ -100,12 +123,16 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
     types = "id bigint, category int, numbers array<double>, label double, name string"
     frame = spark.createDataFrame(rows, types).coalesce(1)
     names = ["category", "numbers"]
-    given = {"model": estimator_ranks.Two(), "train": estimator_ranks.replace, "np": 1}
+    given = {
+        "model": estimator_ranks.Two(),
+        "train": estimator_ranks.replace,
+        "np": 1,
+        "seed": 2**63 - 1,
+    }
     fitted = estimator(**given, featuresCols=names, predict=estimator_ranks.both).fit(frame)
     title = list(launcher.gangs().values())[-1].snapshot().title
     assert title == "TorchEstimator.fit(replace)"
-    for _ in range(2):
-        fitted.write().overwrite().save(str(tmp_path / "fitted"))
+    save_in_several_writes(spark, fitted, tmp_path / "fitted", monkeypatch)
     scored = TorchModel.load(str(tmp_path / "fitted")).transform(frame)
     assert scored.dtypes[len(frame.columns) :] == [
         ("sum", "float"),
@@ -114,8 +141,9 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
     assert [(row["sum"], row["numbers_too"]) for row in scored.collect()] == [
         (5.0, [n, 0.5]) for n in range(5)
     ]
-    with pytest.raises(ValueError, match="already has a column 'sum': drop it"):
-        fitted.transform(scored)
+    for name in ("sum", "Sum"):  # the same to Spark
+        with pytest.raises(ValueError, match=f"already has a column '{name}': drop it"):
+            fitted.transform(frame.withColumn(name, frame.label))
     for params, message in (
         (
             {"featuresCols": ["age"]},
@@ -132,7 +160,22 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             estimator(**{**given, "featuresCols": names, **params}).fit(frame)
+    frame.write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
+    with pytest.raises(TypeError, match=r"fit\(\) does not support a streaming"):
+        estimator(**given, featuresCols=names, validation=0.5).fit(stream)
     assert datasets(hydrogen_home) == []
+
+
+@on_classic
+def test_null_vectors_are_null_arrays(spark: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    from hydrogen_magic.spark import rows
+
+    frame = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (None,)], ["v"])
+    arrays = frame.select(*rows.columns(frame, ["v"], "featuresCols")).collect()
+    assert [row.v for row in arrays] == [[1.0, 2.0], None]
 
 
 @pytest.mark.exhaustive

@@ -6,6 +6,7 @@ import sys
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, gangs
@@ -37,7 +38,7 @@ def test_options_win_over_the_notebooks_defaults(
     monkeypatch.setattr(ipython_cells, "shell_here", lambda: shell)
     HorovodRunner(2).run(print)
     options: dict[str, Any] = {
-        "env": {"A": "1"}, "retries": 0, "timeout": 5, "start_timeout": 6, "pack": False,
+        "env": {"A": "1"}, "retries": np.int64(0), "timeout": 5, "start_timeout": 6, "pack": False,
     }  # fmt: skip
     HorovodRunner(np=-3, **options).run(print)
     TorchDistributor(4, use_gpu=False, **options).run(print)
@@ -62,6 +63,7 @@ def test_options_win_over_the_notebooks_defaults(
         ({"retries": -1}, "retries should be at least 0"),
         ({"timeout": "5"}, "timeout should be int or float, got '5'"),
         ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
+        ({"env": ["A=1"]}, r"env should be a dict like \{'NAME': 'value'\}, got a list"),
     ],
 )
 def test_impossible_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:

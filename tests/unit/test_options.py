@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hydrogen_magic as hm
@@ -19,9 +20,12 @@ from tests import ranks
         ({"np": 0}, "np should be at least 1, got 0"),
         ({"np": "2"}, "np should be int, got '2'"),
         ({"np": -2, "on": "spark"}, "2 ranks on this machine, which contradicts on='spark'"),
+        ({"np": np.int64(-2), "on": "spark"}, "np=-2 means 2 ranks on this machine"),
         ({"retries": -1}, "retries should be at least 0"),
         ({"timeout": "5"}, "timeout should be int or float, got '5'"),
         ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
+        ({"env": ["A=1"]}, r"env should be a dict like \{'NAME': 'value'\}, got a list"),
+        ({"retries": True}, "retries should be int, got True, a bool"),
         ({"env": {"RANK": "7"}}, "tells a rank its place"),
         ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank its place"),
     ],

@@ -502,7 +502,7 @@ def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
         (lambda b: b["x"].iloc[1:], r"2 rows in column 'x' \(pandas.*Series\) for the 3 rows"),
         (lambda b: b.iloc[1:], r"2 rows \(pandas.*DataFrame\) for the 3 rows"),
         (lambda b: 0.5, "single value, for the 3 rows"),
-        (lambda b: {"a": 0.5}, "single value, for the 3 rows"),
+        (lambda b: {"a": 0.5}, "returned a float, a single value, for the 3 rows"),
         (lambda b: {}, "no columns: return at least one"),
         (lambda b: (b["x"].to_numpy(), b["n"].to_numpy()), "a tuple of 2 arrays"),
         (lambda b: {1, 2, 3}, "a set, which has no order"),

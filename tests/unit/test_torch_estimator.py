@@ -12,7 +12,7 @@ import pytest
 import torch
 from IPython.core.events import EventManager, available_events
 
-from hydrogen_magic.errors import GangStoppedError
+from hydrogen_magic.errors import GangStoppedError, InferError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.spark import TorchEstimator, rows
@@ -47,6 +47,28 @@ def test_parameters_of_train_are_params() -> None:
     assert arguments(ten) == {} and arguments(ten.setParams(epochs=2)) == {"epochs": 2}
 
 
+def test_train_may_take_the_model_and_data_among_others() -> None:
+    """As the function of a decorator does."""
+
+    def decorated(*args: Any, lr: float = 0.1) -> None: ...
+
+    def partly(model: Any, *args: Any, lr: float = 0.1, **options: Any) -> None: ...
+
+    for each in (decorated, partly):
+        assert arguments(TorchEstimator(train=each)) == {}
+        assert arguments(TorchEstimator(train=each, lr=0.2)) == {"lr": 0.2}
+    assert arguments(TorchEstimator(train=lambda *args: None)) == {}
+
+
+def test_environment_variables_are_neither_explained_nor_saved() -> None:
+    options = {"env": {"HF_TOKEN": "hf_secret"}, "retries": 1}
+    estimator = TorchEstimator(train=train, options=options)
+    assert "current: {'retries': 1}" in estimator.explainParams()
+    saved = estimator.write()._instance
+    assert saved.uid == estimator.uid and saved.getOrDefault("options") == {"retries": 1}
+    assert estimator.getOrDefault("options") == options
+
+
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "rank count": ({"np": 0}, r"np should be 1 or more ranks, got 0$"),
     "fraction": ({"validation": 1.5}, r"validation should be a fraction between 0 and 1, or the"),
@@ -72,7 +94,6 @@ def test_refused_values_are_named(case: str) -> None:
 
 
 def test_what_train_needs_is_checked_before_rows_are_written() -> None:
-    no_rows: Any = None
     for given, message in (
         ({"train": train}, "TorchEstimator has no model: set TorchEstimator(model=…)"),
         ({"model": MODEL, "train": train}, "train has a parameter 'lr' without a value"),
@@ -82,7 +103,11 @@ def test_what_train_needs_is_checked_before_rows_are_written() -> None:
         ),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
-            TorchEstimator(**given)._fit_on(no_rows, lambda gang: None)
+            TorchEstimator(**given)._fit(None)
+    estimator = TorchEstimator(model=MODEL, train=train_with_any)
+    grid = [{}, {estimator.train: lambda model, data, depth: None}]
+    with pytest.raises(ValueError, match="parameter 'depth' without a value: give it a default"):
+        estimator.fitMultiple(None, grid)
 
 
 # ── trainings ────────────────────────────────────────────────────────────────────────────────────
@@ -170,12 +195,25 @@ def test_features_are_what_forward_takes() -> None:
         FeatureColumns(MODEL, ["a", "image"]).of(batch())
 
 
+@pytest.mark.parametrize("model", [MODEL, WithDict()])
+def test_columns_that_are_no_tensor_are_named(model: torch.nn.Module) -> None:
+    ragged = {**batch(), "v": [torch.ones(1), torch.ones(2)]}
+    with pytest.raises(InferError, match="arrays of column 'v' differ in length"):
+        FeatureColumns(model, ["a", "v"]).of(ragged)
+    empty = {**batch(), "v": torch.zeros(2, 0)}
+    with pytest.raises(InferError, match="column 'v' has no number in a batch"):
+        FeatureColumns(model, ["a", "v"]).of(empty)
+    without_rows = {"a": torch.zeros(0), "v": torch.zeros(0, 2)}
+    FeatureColumns(model, ["a", "v"]).of(without_rows)
+
+
 def test_a_model_predicts_in_eval_mode() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(1.0), torch.nn.Flatten(0))
     found = ModelPredict(model, ["a"], "p", None)(batch())
     assert found["p"].tolist() == [1, 2] and not model.training
     both = ModelPredict(model, ["a"], "p", lambda model, features: {"x": features, "y": 1})(batch())
     assert list(both) == ["x", "y"]
+    assert ModelPredict(model, ["a"], "p", lambda model, features: None)(batch()) is None
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────

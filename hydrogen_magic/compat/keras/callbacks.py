@@ -45,12 +45,18 @@ class MetricAverageCallback(KerasCallback):
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Replace the values in ``logs``."""
+        """Replace the values in ``logs``: numbers, and arrays such as those of ``F1Score``."""
         if not logs:
             return
+        import keras
+        import numpy as np
+
         names = sorted(logs)
-        means = collectives.exchange().average([float(logs[name]) for name in names])
-        logs.update(zip(names, means, strict=True))
+        values = [np.asarray(keras.ops.convert_to_numpy(logs[name]), float) for name in names]
+        means = collectives.exchange().average(np.concatenate(values, axis=None).tolist())
+        starts = np.cumsum([value.size for value in values])[:-1]
+        for name, value, mean in zip(names, values, np.split(means, starts), strict=True):
+            logs[name] = mean.reshape(value.shape) if value.ndim else float(mean[0])
 
 
 class LearningRateScheduleCallback(KerasCallback):
@@ -70,7 +76,8 @@ class LearningRateScheduleCallback(KerasCallback):
 
         Args:
             initial_lr: what is multiplied.
-            multiplier: a function of the epoch, which counts from 0; a number m means ``m ** epoch``.
+            multiplier: a function of the epoch, which counts from 0; a number m means
+                ``m ** (epoch - start_epoch)``.
             start_epoch: the first epoch in which the rate is set.
             end_epoch: the first one in which it is not set any more; None: it always is.
             staircase: True: set it once an epoch. False: before each batch, and the epoch is a fraction.
@@ -84,7 +91,9 @@ class LearningRateScheduleCallback(KerasCallback):
         self.staircase = staircase
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
-        self.multiplier = multiplier if callable(multiplier) else _exponential(multiplier)
+        self.multiplier = (
+            multiplier if callable(multiplier) else _exponential(multiplier, start_epoch)
+        )
         self._epoch = 0
         self._momentum: float | None = None
         """To be restored after the batch."""
@@ -173,5 +182,5 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
-def _exponential(base: float) -> Callable[[float], float]:
-    return lambda epoch: base**epoch
+def _exponential(base: float, start_epoch: int) -> Callable[[float], float]:
+    return lambda epoch: base ** (epoch - start_epoch)

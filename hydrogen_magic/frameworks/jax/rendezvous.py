@@ -26,6 +26,7 @@ from hydrogen_magic.driver.rendezvous import (
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.frameworks.jax.node import (
+    ADDRESS,
     BIND_ADDRESS,
     INITIALIZE,
     INTERFACE,
@@ -45,7 +46,7 @@ class JaxRendezvous(Rendezvous):
     """``jax.distributed``, on CPUs by Gloo and on GPUs by NCCL."""
 
     library = "hydrogen_magic.frameworks.jax.installation"
-    variables = RANK_VARIABLES | {"JAX_COORDINATOR_ADDRESS", BIND_ADDRESS}
+    variables = RANK_VARIABLES | {ADDRESS, BIND_ADDRESS}
     forwarded = ("GLOO_", "JAX_", "NCCL_", "XLA_")
     # JAX reads variables when it is imported, of which each rank has its own.
     not_preloaded = (
@@ -90,7 +91,7 @@ class JaxRendezvous(Rendezvous):
                 "started in it; use `--on local`, or leave out `--with jax`"
             )
         shared = {
-            "JAX_COORDINATOR_ADDRESS": f"{address}:{port}",
+            ADDRESS: f"{address}:{port}",
             BIND_ADDRESS: f"unix:{socket_path(_token(), port)}",
         }
         environments = tuple(

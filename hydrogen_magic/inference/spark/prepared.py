@@ -14,7 +14,7 @@ import importlib
 import re
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from typing import Any
@@ -216,19 +216,28 @@ def as_array(vectors: Any, session: Session) -> Any:
     """Return a column of arrays for one of Spark ML's vectors."""
     # Spark's own choice between them is for the process, which may have sessions of both kinds.
     functions = "pyspark.ml.connect.functions" if session.is_connect else "pyspark.ml.functions"
-    return importlib.import_module(functions).vector_to_array(vectors)
+    arrays = importlib.import_module(functions).vector_to_array(vectors)
+    return session.sql_module("functions").when(vectors.isNotNull(), arrays)  # it fails for null
 
 
 def _refuse_same_names(frame: Any, names: list[str], owner: str) -> None:
-    """Raise InferError if Spark cannot tell two columns apart, by default also if only case differs."""
-    is_case_sensitive = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
-    keys = names if is_case_sensitive else [name.lower() for name in names]
+    """Raise InferError if Spark cannot tell two columns apart."""
+    keys = column_keys(frame, names)
     counts = Counter(keys)
     same = [name for name, key in zip(names, keys, strict=True) if counts[key] > 1]
     if same:
         raise InferError(
             f"{owner} has more than one column {same[0]!r} ({', '.join(same)}): rename one"
         )
+
+
+def column_keys(frame: Any, names: Iterable[str]) -> list[str]:
+    """Return values that are equal for names that Spark cannot tell apart.
+
+    By default these are names that differ in case alone.
+    """
+    is_case_sensitive = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    return list(names) if is_case_sensitive else [name.lower() for name in names]
 
 
 def refuse_unsupported(schema: Any) -> None:

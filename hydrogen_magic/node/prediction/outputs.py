@@ -60,8 +60,9 @@ def columns_of(
     _check_names([name for name, _ in named])
     singles = {name for name, part in named if is_single(part)}
     if n_rows > 1 and len(singles) == len(named):
+        found = named[0][1] if len(named) == 1 else value
         raise MisfitError(
-            f"predict returned a {describe(value)}, a single value, for the {n_rows:,} rows of the"
+            f"predict returned a {describe(found)}, a single value, for the {n_rows:,} rows of the"
             " batch: return one value per row"
         )
     fields = {} if known is None else {field.name: field for field in known}

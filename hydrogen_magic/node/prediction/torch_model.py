@@ -33,8 +33,10 @@ class FeatureColumns:
         self._input = ModuleInput(model)
 
     def of(self, batch: Mapping[str, Any]) -> Any:
-        """Return a tensor, or a dict of tensors by column."""
+        """Return a tensor, or a dict of tensors by column. Raises InferError if one has no tensor."""
         columns = {name: batch[name] for name in self._names}
+        for name, column in columns.items():
+            _check(name, column)
         return self.on_device(_side_by_side(columns) if self._is_one_tensor else columns)
 
     def on_device(self, value: Any) -> Any:
@@ -57,6 +59,20 @@ def takes_arguments(model: Any) -> bool:
 
 def _kind_of_input(model: Any) -> str:
     return batch_type_of(model.forward, default=TENSOR).kind
+
+
+def _check(name: str, column: Any) -> None:
+    import torch
+
+    if not isinstance(column, torch.Tensor):
+        raise InferError(
+            f"the arrays of column {name!r} differ in length, so they form no tensor: pad them"
+        )
+    if len(column) and not column.numel():
+        raise InferError(
+            f"column {name!r} has no number in a batch, whose arrays are all null or empty: fill them, or "
+            "drop these rows"
+        )
 
 
 def _side_by_side(columns: Mapping[str, Any]) -> Any:
@@ -105,7 +121,8 @@ class ModelPredict:
         with torch.no_grad():  # inference_mode would mark caches of a model that is trained next
             call = self._predict or columns.call
             output = call(self._model, columns.of(batch))
-        return output if isinstance(output, Mapping) else {self._column: output}
+        is_named = output is None or isinstance(output, Mapping)
+        return output if is_named else {self._column: output}
 
     def _ready(self) -> FeatureColumns:
         if self._columns is None:

@@ -74,7 +74,8 @@ def build(*, is_forced: bool, is_installed: bool, say: Say) -> BuildOutcome:
 def _compile(wanted: BuildPlan, say: Say) -> Path:
     toolchain.check_compiler(wanted.machine)
     log = wheel_cache.directory() / f"{wanted.key}.log"
-    log.write_text(f"{wanted}\n\n")
+    with wheel_cache.written():
+        log.write_text(f"{wanted}\n\n")
     n_jobs = toolchain.jobs()
     say(
         f"· building Horovod {source_patches.VERSION} for torch {wanted.machine.torch.version} "

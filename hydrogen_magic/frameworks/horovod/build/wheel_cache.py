@@ -11,16 +11,31 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
+
+from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 
 def directory() -> Path:
     """Return the directory, created if needed: below ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     found = base.expanduser().absolute() / "hydrogen_magic" / "horovod"
-    found.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with written():
+        found.mkdir(mode=0o700, parents=True, exist_ok=True)
     return found
+
+
+@contextmanager
+def written() -> Iterator[None]:
+    """Let an error name the setting of the directory, which may be read-only."""
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"Horovod cannot be built here: {error}; set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
 
 
 def find(key: str) -> Path | None:
@@ -61,14 +76,25 @@ def put(file: Path, target: Path) -> Path:
 
 @contextmanager
 def alone(key: str, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Let one process at a time build a key; the system releases the lock if its holder dies."""
-    with (directory() / f"{key}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+    """Let one process at a time build a key; the system releases the lock if its holder dies.
+
+    Without effect if the directory is read-only: its wheels can be used, but nothing is built.
+    """
+    with ExitStack() as opened:
+        file = None
+        with suppress(OSError):
+            file = opened.enter_context((directory() / f"{key}.lock").open("a"))
+        if file is not None:
+            _lock(file, on_wait)
         yield
+
+
+def _lock(file: IO[str], on_wait: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_wait()
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 @contextmanager

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.frameworks.jax.node import (
+    ADDRESS,
     BIND_ADDRESS,
     INITIALIZE,
     INTERFACE,
@@ -68,8 +70,12 @@ def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        if coordinator_address is not None or "JAX_COORDINATOR_ADDRESS" not in os.environ:
-            initialize(coordinator_address, num_processes, process_id, *args, **kwargs)
+        if coordinator_address not in (None, os.environ.get(ADDRESS)):
+            with _without_bind_address():
+                initialize(coordinator_address, num_processes, process_id, *args, **kwargs)
+            return
+        if ADDRESS not in os.environ:
+            initialize(None, num_processes, process_id, *args, **kwargs)
             return
         num_processes = int(os.environ["WORLD_SIZE"]) if num_processes is None else num_processes
         process_id = int(os.environ["RANK"]) if process_id is None else process_id
@@ -80,3 +86,14 @@ def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
             initialize(None, num_processes, process_id, *args, **kwargs)
 
     return call
+
+
+@contextmanager
+def _without_bind_address() -> Iterator[None]:
+    """Hide the gang's socket, which JAX would serve instead of another address that the user has passed."""
+    hidden = os.environ.pop(BIND_ADDRESS, None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            os.environ[BIND_ADDRESS] = hidden

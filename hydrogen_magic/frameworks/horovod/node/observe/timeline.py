@@ -81,7 +81,7 @@ class _ObservedCalls:
         timeline = _process.timeline
         if timeline is None:
             return original(*args, **kwargs)
-        os.environ.setdefault(TIMELINE, DYNAMIC)
+        os.environ[TIMELINE] = _variable()
         result = original(*args, **kwargs)
         if self._module.rank() == 0:
             timeline.begin(self._module.is_initialized, self._start, self._stop)
@@ -104,6 +104,10 @@ class _ObservedCalls:
 
     def stop_timeline(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return _as_user("", lambda: original(*args, **kwargs))
+
+
+def _variable() -> str:
+    return os.environ.get(TIMELINE) or DYNAMIC
 
 
 def _as_user(path: str, call: Callable[[], Any]) -> Any:
@@ -145,7 +149,7 @@ class _Timeline:
         self._wall_ahead_s = time.time() - time.monotonic()
         self._start, self._stop = start, stop
         self._path, self._is_refused = "", False
-        own = os.environ.get(TIMELINE, DYNAMIC)
+        own = _variable()
         self._is_theirs = own != DYNAMIC
         if self._is_theirs:
             self._report(os.path.abspath(own), is_kept=own.startswith(self._prefix))
