@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrogen_magic import capture
 from hydrogen_magic.core import memory_settings
-from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.job import JobSpec, variables
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import InferError, OptionTypeError, OptionValueError, PlacementError
@@ -83,7 +83,7 @@ def function_of(
     """Return the UDF of :func:`udf` for one session, with checked arguments; ``options`` has a schema."""
     # A captured call returns predict: this one is (predict,)[0].
     captured = capture.capture_call(operator.itemgetter(0), ((predict,),), {})
-    spec = JobSpec(np=1, env=tuple((env or {}).items()))
+    spec = JobSpec(np=1, env=variables(env))
     resources = task_resources(session, spec)
     has_gpu = resources.for_ranks and resources.profile is None  # a column cannot have a profile
     sent = shipping.send(session, captured.payload)
