@@ -153,6 +153,25 @@ def test_a_cell_that_exits_names_its_line() -> None:
     assert "sys.exit(int(how[5:-1]))" in error.report
 
 
+def test_a_stream_of_the_users_need_not_flush() -> None:
+    def tee(flush: object) -> int:
+        class Tee:
+            def write(self, text: str) -> None:
+                sys.__stdout__.write(text)
+
+        class Failing(Tee):
+            def flush(self) -> None:
+                raise RuntimeError("the other file is closed")
+
+        sys.stdout = Failing() if flush else Tee()  # type: ignore[assignment]
+        print("hello")
+        return 4
+
+    for flush in (False, True):
+        gang = ended(hm.launch(tee, flush, np=1))
+        assert gang.result == 4 and gang.logs[0].startswith("hello\n")
+
+
 def test_a_child_of_the_cell_may_exit() -> None:
     """It is a copy of the rank, with the rank's connection to its agent."""
 

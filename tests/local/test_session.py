@@ -124,6 +124,12 @@ loader = torch.utils.data.DataLoader(Pids(), num_workers=2, persistent_workers=T
     assert cells.on_ranks(pids) == first
 
 
+def test_a_stream_without_flush_costs_nothing(cells: Cells) -> None:
+    tee = "class Tee:\n    def write(self, text): sys.__stdout__.write(text)\nsys.stdout = Tee()\n"
+    cells.on_ranks(tee + "kept = 1\n!true\ndisplay(kept)", "--np 2")
+    assert cells.on_ranks("kept") == 1
+
+
 def test_a_child_that_a_cell_forks_is_no_rank(cells: Cells) -> None:
     fork = "pid = os.fork()\nif pid == 0:\n    raise ValueError('of a child')\n"
     assert cells.on_ranks(fork + "os.waitpid(pid, 0)[1]", "--np 2") == 1 << 8

@@ -9,7 +9,6 @@ falling behind.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from dataclasses import replace
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.display_marks import mark
 from hydrogen_magic.core.units import size_text
+from hydrogen_magic.node.worker import standard_streams
 
 MOST_BYTES = 2_000_000
 """Of one display: Jupyter's server drops larger messages, at its default limits."""
@@ -71,7 +71,7 @@ class DisplayQueue:
 
     def show(self, data: Mapping[str, str], metadata: str = "", display_id: str = "") -> None:
         """Add an output to the page, after what the rank has printed."""
-        sys.stdout.flush()
+        standard_streams.flush()
         with self._lock:
             if not self._mark:  # those of an earlier attempt
                 self.clear(wait=True)

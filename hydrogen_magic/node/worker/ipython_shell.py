@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.node.worker import standard_streams
 from hydrogen_magic.node.worker.display_functions import display
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
@@ -30,8 +31,7 @@ class RankShell:
 
     def system(self, command: str) -> None:
         """Run ``!command``; its output goes to the rank's own streams."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        standard_streams.flush()
         done = subprocess.run(self.var_expand(command), shell=True, executable=_shell())
         self.user_ns["_exit_code"] = done.returncode
 

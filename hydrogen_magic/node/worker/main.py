@@ -38,7 +38,7 @@ from hydrogen_magic.core.messages import (
     WorkerStart,
     decode,
 )
-from hydrogen_magic.node.worker import process_setup
+from hydrogen_magic.node.worker import process_setup, standard_streams
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def run_worker(
     except BaseException as error:  # the outermost frame: no caller could print it
         _print_exception(error)
     finally:
-        process_setup.flush()
+        standard_streams.flush()
         os._exit(code)
 
 
@@ -303,7 +303,7 @@ class _Rank:
             self.names.report(now_s, self.rank, self.groups, n_collectives, self._warn)
         )
         self.reporter.close()
-        process_setup.flush()
+        standard_streams.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}
         with self.lock:
             framing.send(self.control, WorkerRetained(files, code))
@@ -334,7 +334,7 @@ class _Rank:
             value = _run_script(loaded) if loaded.is_script else loaded.run()
         self._show_displays()
         if os.getpid() != self.pid:  # the cell forked, and its child has no results to send
-            process_setup.flush()
+            standard_streams.flush()
             os._exit(0)
         self.profiler.finish()
         self._enter("finishing")

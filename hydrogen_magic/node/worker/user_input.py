@@ -19,7 +19,13 @@ from typing import Any
 from hydrogen_magic.core.events import DebuggerRequested, Event, InputRequested, RecordAwaited
 from hydrogen_magic.core.messages import END_OF_INPUT, InputLine
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.node.worker import main_thread, post_mortem, process_setup, reporter
+from hydrogen_magic.node.worker import (
+    main_thread,
+    post_mortem,
+    process_setup,
+    reporter,
+    standard_streams,
+)
 from hydrogen_magic.node.worker.import_hooks import hooks
 
 _ASKS = re.compile(r"(?<!\.)\binput\s*\(|\b(breakpoint|getpass|post_mortem|set_trace)\s*\(")
@@ -101,8 +107,7 @@ class UserInput:
 
     def _asked(self, request: Callable[[float, int], Event]) -> str:
         """Return the answer to a request, which is made of the time and its number."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        standard_streams.flush()
         if reporter.current() is not self._reporter:
             raise EOFError("a process that a rank has started has no input")
         if process_setup.asked_to_stop.is_set():
