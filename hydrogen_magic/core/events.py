@@ -476,6 +476,14 @@ class RankFailed:
 
 
 @dataclass(frozen=True)
+class ExceptionHandled:
+    """The rank goes on: a :class:`RankFailed` with ``in_flight`` is withdrawn."""
+
+    at_s: float
+    rank: int
+
+
+@dataclass(frozen=True)
 class RankStacks:
     """The stack of every thread of the rank, as printed by ``faulthandler``."""
 
@@ -579,6 +587,7 @@ Event = (
     | CollectiveWait
     | RankHealth
     | RankFailed
+    | ExceptionHandled
     | RankStacks
     | NamesChanged
     | RankResult

@@ -30,7 +30,7 @@ from hydrogen_magic.driver.state.formatting import late_text, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.errors import HydrogenError
 
-_FAILURE_EVENTS = (ev.RankFailed, ev.RankExited)
+_FAILURE_EVENTS = (ev.RankFailed, ev.ExceptionHandled, ev.RankExited)
 _CHECK_START_S = 0.5
 _ASK_AGAIN_S = 0.25
 """How often it is decided whether a rank may be debugged that only its peers may have made fail."""

@@ -380,6 +380,8 @@ def test_only_what_goes_on_unwinding_is_reported() -> None:
             raise
     except OSError:
         assert isinstance(failed, ev.RankFailed)
+    assert _looks(watch) == [ev.ExceptionHandled(1.0, 0)]
+    assert _looks(watch) == []
     try:
         with _looking(watch) as seen:
             raise KeyboardInterrupt

@@ -241,6 +241,18 @@ def test_an_exception_that_is_handled_is_no_failure() -> None:
     assert found is not None and found.culprit == 1, "rank 0 handles its exception and goes on"
 
 
+@pytest.mark.parametrize(
+    "goes_on", [ev.ExceptionHandled(2.0, 0), ev.RankPhase(2.0, 0, "finishing")]
+)
+def test_an_exception_that_was_handled_explains_no_connection_error(goes_on: ev.Event) -> None:
+    flying = ev.RankFailed(1.0, 0, USERS_OWN, "running", in_flight=True)
+    closed = ev.RankFailed(60.0, 1, ev.ErrorReport("ConnectionResetError", "closed"), "running")
+    found = verdict(replay([*running(2), flying, goes_on, closed]), 62.0)
+    assert found is not None and found.culprit == 1
+    state = replay([*running(2), closed, ev.ExceptionHandled(61.0, 1)])
+    assert state.ranks[1].failure == closed, "its end was reported meanwhile"
+
+
 def test_errors_raised_from_a_victims_error_are_victims() -> None:
     wrapped = ev.ErrorReport("TrainingError", "step failed", cause=GLOO_CLOSED)
     assert is_victim_error(wrapped) and is_victim_error(GLOO_OF_JAX)

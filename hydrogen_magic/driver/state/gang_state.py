@@ -332,6 +332,8 @@ def _started(rank: RankState, e: ev.RankStarted) -> RankState:
 def _phase(rank: RankState, e: ev.RankPhase) -> RankState:
     if rank.is_over:  # its results are still on their way
         return replaced(rank, detail=e.detail)
+    if e.phase == "finishing":  # the cell is over, and so is what it handled
+        rank = _without_exception_in_flight(rank)
     since = rank.phase_since_s if rank.phase == e.phase else e.at_s
     return replaced(rank, phase=e.phase, detail=e.detail, phase_since_s=since, active_s=e.at_s)
 
@@ -415,7 +417,7 @@ def _health(rank: RankState, e: ev.RankHealth) -> RankState:
 
 
 def _failed(rank: RankState, e: ev.RankFailed) -> RankState:
-    # An exception that is unwinding is kept only until the rank reports its end.
+    # An exception that is unwinding is kept only until the rank handles it or reports its end.
     before = rank.failure
     if before is not None and not before.in_flight:
         return rank
@@ -425,6 +427,16 @@ def _failed(rank: RankState, e: ev.RankFailed) -> RankState:
     )
     began_s = before.at_s if before is not None and same else e.at_s
     return replaced(rank, failure=replaced(e, at_s=began_s), active_s=e.at_s)
+
+
+def _handled(rank: RankState, e: ev.ExceptionHandled) -> RankState:
+    return replaced(_without_exception_in_flight(rank), active_s=e.at_s)
+
+
+def _without_exception_in_flight(rank: RankState) -> RankState:
+    if rank.failure is None or not rank.failure.in_flight:
+        return rank
+    return replaced(rank, failure=None)
 
 
 def _stacks(rank: RankState, e: ev.RankStacks) -> RankState:
@@ -487,6 +499,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.CollectivesEntered: _entered,
     ev.RankHealth: _health,
     ev.RankFailed: _failed,
+    ev.ExceptionHandled: _handled,
     ev.RankStacks: _stacks,
     ev.NamesChanged: lambda rank, e: rank,
     ev.RecordAwaited: lambda rank, e: rank,

@@ -55,26 +55,29 @@ class Watch:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         # The identity, not the exception: holding it would keep its frames and their tensors alive.
-        self._seen: int | None = None
+        self._seen = id(None)
         self._seen_since_s = 0.0
-        self._reported: int | None = None
+        self._is_judged = True
+        self._has_reported = False
         self._waiting: Collective | None = None
 
     def poll(self, now_s: float, phase: str, collective: Collective | None) -> Iterator[ev.Event]:
-        """Yield news: an exception in flight, or a collective that blocks or no longer does."""
+        """Yield news: an exception in flight or handled, or a collective that blocks or no longer does."""
         if phase == "running":
             yield from self._look_at_exception(now_s, phase)
         yield from self._look_at_collective(now_s, collective)
 
     def _look_at_exception(self, now_s: float, phase: str) -> Iterator[ev.Event]:
-        error = _handled_in_main_thread()
-        if error is None or isinstance(error, _NO_FAILURES) or _is_success(error):
-            self._seen = self._reported = None
-        elif id(error) != self._seen:
-            self._seen, self._seen_since_s = id(error), now_s
-        elif id(error) != self._reported and now_s - self._seen_since_s > _IN_FLIGHT_S:
-            self._reported = id(error)
-            if not _is_swallowed(error):
+        error = _failure_in_main_thread()
+        if id(error) != self._seen:
+            self._seen, self._seen_since_s, self._is_judged = id(error), now_s, False
+        elif not self._is_judged and now_s - self._seen_since_s > _IN_FLIGHT_S:
+            self._is_judged = True
+            if error is None and self._has_reported:
+                self._has_reported = False
+                yield ev.ExceptionHandled(now_s, self._rank)
+            elif error is not None and not _is_swallowed(error):
+                self._has_reported = True
                 report = report_exception(error)
                 yield ev.RankFailed(self._seen_since_s, self._rank, report, phase, in_flight=True)
 
@@ -95,6 +98,12 @@ class Watch:
         return ev.CollectiveWait(now_s, self._rank, name, collective.number, start_s)
 
 
+def _failure_in_main_thread() -> BaseException | None:
+    """Return :func:`_handled_in_main_thread` if it is a failure."""
+    error = _handled_in_main_thread()
+    return None if isinstance(error, _NO_FAILURES) or _is_success(error) else error
+
+
 def _handled_in_main_thread() -> BaseException | None:
     """Return the exception for which an ``except``, ``finally`` or ``__exit__`` is currently running."""
     found: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
@@ -103,7 +112,7 @@ def _handled_in_main_thread() -> BaseException | None:
     return found if isinstance(found, BaseException) else None
 
 
-def _is_success(error: BaseException) -> bool:
+def _is_success(error: BaseException | None) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 

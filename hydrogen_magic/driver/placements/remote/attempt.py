@@ -106,7 +106,8 @@ class RemoteAttempt:
         self._sink = EventSink(self._emit, sink.deliver, sink.take_trace)
 
     def _emit(self, event: ev.Event) -> None:
-        self._has_failed |= isinstance(event, (ev.RankFailed, ev.AttemptFailed))
+        is_failure = isinstance(event, ev.RankFailed) and not event.in_flight
+        self._has_failed |= is_failure or isinstance(event, ev.AttemptFailed)
         self._has_lost_tasks |= isinstance(event, ev.RankFailed) and event.error.type == "TaskLost"
         if isinstance(event, ev.Queued):
             self._is_queued = event.have < event.wanted
