@@ -57,6 +57,12 @@ def use_batch_scheduling() -> None:
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def reset_signals() -> None:
+    """Undo what a process inherits if the notebook blocks signals or ignores the end of children."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def die_with_parent() -> None:
     """Make the system kill this process when the thread that is its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -172,6 +172,21 @@ def test_a_stream_of_the_users_need_not_flush() -> None:
         assert gang.result == 4 and gang.logs[0].startswith("hello\n")
 
 
+def test_signals_that_the_notebook_blocks_or_ignores_reach_ranks(cold: None) -> None:
+    def signals() -> tuple[set[int], object]:
+        return signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGCHLD)
+
+    blocked = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        gang = ended(hm.launch(signals, np=1))
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert gang.result == (set(), signal.SIG_DFL)
+
+
 def test_a_child_of_the_cell_may_exit() -> None:
     """It is a copy of the rank, with the rank's connection to its agent."""
 

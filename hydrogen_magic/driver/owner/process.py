@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
-from hydrogen_magic.core import run_log
+from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.messages import LaunchRefused, OwnGang, decode
 from hydrogen_magic.driver import launcher, tracking
 from hydrogen_magic.driver.gang import Gang
@@ -30,6 +30,7 @@ _STDERR = "owner.log"
 
 def main(arguments: Sequence[str]) -> None:
     """Own the gang that the kernel asks for by an inherited socket."""
+    processes.reset_signals()
     if os.fork() > 0:
         os._exit(0)  # so that this process is not the kernel's child, which others may end with it
     sock = socket.socket(fileno=int(arguments[0]))

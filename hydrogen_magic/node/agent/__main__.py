@@ -31,6 +31,7 @@ events of a quarter of a second are thousands of objects."""
 
 def main(arguments: Sequence[str]) -> None:
     """Start the forkserver first: its imports take longest and can run in parallel with ours."""
+    processes.reset_signals()
     handover = socket.socket(fileno=int(arguments[0]))
     received = framing.receive(framing.FrameReader(handover))
     if received is None:
