@@ -31,6 +31,7 @@ from hydrogen_magic.errors import (
 from tests import leaks, plain_ranks, ranks
 from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import (
+    PATIENCE_S,
     agent_pids,
     alive,
     ended,
@@ -359,6 +360,28 @@ def test_a_rank_may_clean_up_when_stopped(tmp_path: Path) -> None:
     gang.stop()
     ended(gang)
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+
+
+def test_a_handler_of_the_cells_may_clean_up_when_stopped() -> None:
+    def work() -> None:
+        def save(signum: int, frame: object) -> None:
+            print("saving", flush=True)
+            time.sleep(1)
+            print("saved")
+            sys.exit()
+
+        ours = signal.signal(signal.SIGINT, save)
+        assert signal.getsignal(signal.SIGINT) is save
+        assert signal.signal(signal.SIGINT, ours) is save
+        assert signal.signal(signal.SIGINT, save) is ours
+        print("ready", flush=True)
+        time.sleep(1000)
+
+    gang = hm.launch(work, np=1, grace=PATIENCE_S)
+    until(gang, said(gang, "ready"))
+    gang.stop()
+    assert ended(gang).logs[0] == "ready\nsaving\nsaved\n"
+    assert gang.snapshot().ranks[0].phase == "stopped"
 
 
 def test_timeout() -> None:

@@ -395,7 +395,8 @@ class _Rank:
         """Report ``error`` before any clean-up; return the exit code."""
         from hydrogen_magic.node.worker import figures, main_thread, post_mortem, user_input
 
-        stops = (KeyboardInterrupt, user_input.StopRequestedError)
+        # A handler of SIGINT that the cell has set may call sys.exit.
+        stops = (KeyboardInterrupt, SystemExit, user_input.StopRequestedError)
         was_interrupted = isinstance(error, stops) or self.groups.are_released
         if was_interrupted and process_setup.asked_to_stop.is_set():
             return _INTERRUPTED_EXIT_CODE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -79,7 +80,7 @@ def detach(pipes: WorkerPipes, agent_pid: int, intermediate_pid: int) -> None:
         os.close(source)
     faulthandler.enable(file=pipes.stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=pipes.stacks, all_threads=True)
-    signal.signal(signal.SIGINT, _interrupt_handler(pipes.interrupted))
+    _handle_interrupts(pipes.interrupted)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -122,18 +123,49 @@ def _disown_finalizers() -> None:
         finalizer.atexit = False
 
 
-def _interrupt_handler(interrupted: int) -> Any:
+def _handle_interrupts(interrupted: int) -> None:
+    """Handle SIGINT, and let the agent know that it reached Python code, also by a handler of the cell's."""
     owner = os.getpid()
+    set_handler, get_handler = signal.signal, signal.getsignal
+
+    def react() -> None:
+        if os.getpid() == owner:
+            asked_to_stop.set()
+            os.write(interrupted, b"i")
 
     def on_interrupt(signum: int, frame: types.FrameType | None) -> None:
-        if os.getpid() != owner:
-            raise KeyboardInterrupt
-        asked_to_stop.set()
-        os.write(interrupted, b"i")
-        if _is_interruptible(frame):
+        react()
+        if os.getpid() != owner or _is_interruptible(frame):
             raise KeyboardInterrupt
 
-    return on_interrupt
+    @functools.wraps(set_handler)
+    def set_users(signum: int, handler: Any) -> Any:
+        if signum == signal.SIGINT and callable(handler) and handler is not on_interrupt:
+            handler = _UsersHandler(handler, react)
+        return _as_given(set_handler(signum, handler))
+
+    @functools.wraps(get_handler)
+    def get_users(signum: int) -> Any:
+        return _as_given(get_handler(signum))
+
+    set_handler(signal.SIGINT, on_interrupt)
+    signal.signal, signal.getsignal = set_users, get_users  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class _UsersHandler:
+    """A handler of SIGINT that the cell has set."""
+
+    handler: Callable[[int, types.FrameType | None], Any]
+    react: Callable[[], None]
+
+    def __call__(self, signum: int, frame: types.FrameType | None) -> None:
+        self.react()
+        self.handler(signum, frame)
+
+
+def _as_given(handler: Any) -> Any:
+    return handler.handler if isinstance(handler, _UsersHandler) else handler
 
 
 def _is_interruptible(frame: types.FrameType | None) -> bool:
