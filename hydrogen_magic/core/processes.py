@@ -221,18 +221,47 @@ def send_signal(pid: int, signum: int) -> None:
 
 def is_sending(pids: Collection[int]) -> bool:
     """Whether a TCP socket of these processes has data that its peer has not acknowledged."""
-    waiting = {f"socket:[{inode}]" for inode in _unacknowledged()}
-    return bool(waiting) and any(link in waiting for pid in pids for link in _open_files(pid))
+    waiting = {one.inode for one in _tcp_sockets() if one.is_sending}
+    return bool(waiting) and not waiting.isdisjoint(_inodes(pids))
 
 
-def _unacknowledged() -> Iterator[str]:
-    """Yield the inodes of TCP sockets with a transmit queue (proc_net_tcp.rst)."""
+def are_connected(pids: Collection[int], spare: Collection[int]) -> bool:
+    """Whether a TCP connection of these processes leads to a process other than ``spare``."""
+    own = _inodes(pids)
+    connected = [one for one in _tcp_sockets() if one.is_established]
+    mine = [one for one in connected if one.inode in own]
+    if not mine:
+        return False
+    theirs = _inodes(spare)
+    ends = {one.ports for one in connected if one.inode in theirs}
+    return any(one.ports[::-1] not in ends for one in mine)
+
+
+@dataclass(frozen=True)
+class _TcpSocket:
+    """A line of ``/proc/net/tcp`` (proc_net_tcp.rst)."""
+
+    ports: tuple[str, str]
+    """Its own and its peer's."""
+    is_established: bool
+    is_sending: bool
+    inode: str
+
+
+def _tcp_sockets() -> Iterator[_TcpSocket]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for row in Path(table).read_text().splitlines()[1:]:
-                fields = row.split()
-                if not fields[4].startswith("00000000:"):
-                    yield fields[9]
+                _, local, remote, state, queues, *_, inode = row.split()[:10]
+                ports = local.rpartition(":")[2], remote.rpartition(":")[2]
+                is_sending = not queues.startswith("00000000:")
+                yield _TcpSocket(ports, state == "01", is_sending, inode)
+
+
+def _inodes(pids: Collection[int]) -> set[str]:
+    """Return the inodes of the sockets that these processes have open."""
+    links = (link for pid in pids for link in _open_files(pid))
+    return {link[8:-1] for link in links if link.startswith("socket:[")}
 
 
 def _open_files(pid: int) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 
 from hydrogen_magic.core import processes
@@ -13,6 +16,7 @@ class Usage:
     """Takes the place of /proc."""
 
     ticks = written = 0
+    is_connected = False
 
     def __call__(self, pid: int) -> tuple[int, int]:
         return self.ticks, self.written
@@ -23,6 +27,7 @@ def usage(monkeypatch: pytest.MonkeyPatch) -> Usage:
     fake = Usage()
     monkeypatch.setattr(exit_watch, "_usage", fake)
     monkeypatch.setattr(processes, "is_sending", lambda pids: False)
+    monkeypatch.setattr(processes, "are_connected", lambda pids, spare: fake.is_connected)
     return fake
 
 
@@ -57,3 +62,23 @@ def test_the_limit_for_its_exit_begins_with_its_result(usage: Usage) -> None:
     watch = ExitWatch(1, 0.0)
     assert watch.poll(500.0, False) == "" and watch.poll(501.0, True) == ""
     assert "did not exit within 5 s of its result" in watch.poll(506.0, True)
+
+
+def test_a_rank_that_is_connected_to_a_server_may_wait_longer(usage: Usage) -> None:
+    usage.is_connected = True
+    assert killed_at(ExitWatch(1, 0.0), usage, ticks=0, written=0, delivered=True) == 62
+
+
+def test_a_connection_to_a_process_of_the_gang_is_none_to_a_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, of_system = {os.getpid()}, processes._tcp_sockets
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = f"{server.getsockname()[1]:04X}"
+        monkeypatch.setattr(
+            processes, "_tcp_sockets", lambda: [one for one in of_system() if port in one.ports]
+        )
+        assert not processes.are_connected(own, ())
+        with socket.create_connection(server.getsockname()), server.accept()[0]:
+            assert processes.are_connected(own, ())
+            assert not processes.are_connected(own, own)

@@ -1,12 +1,13 @@
 """Distinguishes a rank that still works after its cell from a rank that hangs.
 
 Packing a large result, an asynchronous checkpoint or an upload may take minutes. A rank that uses no
-CPU time, writes nothing and sends nothing makes no progress.
+CPU time, writes nothing and sends nothing makes no progress, unless it waits for the answer of a server.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 
@@ -18,7 +19,8 @@ slow rank."""
 _IDLE_EXIT_S = 4.0
 """Limit after the results have arrived, for exit handlers and threads. Checked once a second: 5 s in all."""
 _BUSY_EXIT_S = 60.0
-"""A thread that computes without writing anything does no work for the user."""
+"""A thread that computes without writing anything does no work for the user. An upload may wait that long for
+its server's answer."""
 _LONG_STEP_S = 1.0
 """Packing a result that takes longer is reported: a user's ``__getstate__`` may compute for minutes."""
 _BUSY_TICKS = 5
@@ -51,11 +53,15 @@ class ExitWatch:
         idle_s, silent_s = now_s - self._busy_s, now_s - self._wrote_s
         if not self._has_delivered:
             return f"packed no results for {idle_s:.0f} s" if idle_s > _IDLE_PACKING_S else ""
-        if idle_s > _IDLE_EXIT_S:
+        if idle_s > _IDLE_EXIT_S and not self._may_wait_for_answer():
             return f"did not exit within {_IDLE_EXIT_S + 1:.0f} s of its result"
         if silent_s > _BUSY_EXIT_S:
-            return f"was still computing {_BUSY_EXIT_S:.0f} s after its result"
+            return f"was still computing or waiting for an answer {_BUSY_EXIT_S:.0f} s after its result"
         return ""
+
+    def _may_wait_for_answer(self) -> bool:
+        """Whether it has a connection to a server; those to processes of this agent keep nothing alive."""
+        return processes.are_connected(processes.family(self._pid), processes.family(os.getpid()))
 
 
 class FinishWatch:
