@@ -200,6 +200,17 @@ def test_a_child_of_the_cell_may_exit() -> None:
     assert ended(hm.launch(fork, np=1)).result == 7
 
 
+def test_a_child_of_the_cell_that_raises_prints_no_frames_of_ours() -> None:
+    def fork() -> int:
+        if (pid := os.fork()) == 0:
+            raise ValueError("of a child")
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    gang = ended(hm.launch(fork, np=1))
+    assert gang.result == 1
+    assert gang.logs[0].count("  File ") == 1 and "ValueError: of a child" in gang.logs[0]
+
+
 def test_memory_error() -> None:
     error = failure_of(hm.launch(ranks.out_of_memory, 200 << 20, np=2))
     assert error.rank == 1

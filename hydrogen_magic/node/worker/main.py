@@ -88,7 +88,10 @@ def run_worker(
 def _print_exception(error: BaseException) -> None:
     from hydrogen_magic.node.worker import main_thread
 
-    sys.excepthook(type(error), error, main_thread.users_part(error.__traceback__))
+    users = main_thread.users_part(error.__traceback__)
+    if users is not None:  # otherwise the fault is ours
+        error.__traceback__ = users  # Python's hook shows this one, whatever its argument is
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
