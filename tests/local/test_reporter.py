@@ -464,6 +464,29 @@ def test_odd_exceptions_are_reported_too() -> None:
     assert ev.decode(_via_json(ev.RankFailed(0.0, 0, report, "running"))).error == report
 
 
+def test_attributes_of_an_exception_may_fail() -> None:
+    class Nameless(type):
+        def __getattribute__(cls, name: str) -> Any:
+            return {}[name] if name == "__module__" else super().__getattribute__(name)
+
+    class FailingError(Exception, metaclass=Nameless):
+        def __getattribute__(self, name: str) -> Any:
+            return super().__getattribute__(name) if name == "__class__" else {}[name]
+
+        @property
+        def exceptions(self) -> None:
+            raise OSError
+
+    def fails() -> None:
+        raise FailingError("told") from OSError("the cause")
+
+    report = report_exception(_raised(fails))
+    assert report.type.endswith("FailingError") and report.message == "told"
+    assert report.frames[-1].text == 'raise FailingError("told") from OSError("the cause")'
+    assert report.is_direct_cause and report.cause is not None
+    assert report.cause.message == "the cause" and report.notes == ()
+
+
 def test_long_chains_and_deep_recursion_are_cut() -> None:
     def forever(n: int) -> int:
         return forever(n + 1) + 1

@@ -42,6 +42,7 @@ _MESSAGES_S = 2.0
 _LEAST_MESSAGE_S = 0.05
 """Time limit for each of them after that; most take microseconds."""
 _MAX_NOTES = 20
+_NAME = ("__module__", "__qualname__")
 
 _PACKAGE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
@@ -183,18 +184,28 @@ def report_exception(exc: BaseException) -> ev.ErrorReport:
 
 def _cause(error: BaseException) -> tuple[BaseException, bool] | None:
     """Return the exception that ``error`` was raised from and whether by ``raise … from``."""
-    if error.__cause__ is not None:
-        return error.__cause__, True
-    if error.__context__ is not None and not error.__suppress_context__:
-        return error.__context__, False
+    if (cause := _attribute(error, "__cause__")) is not None:
+        return cause, True
+    context = _attribute(error, "__context__")
+    if context is not None and not _attribute(error, "__suppress_context__"):
+        return context, False
     return None
 
 
+def _attribute(error: BaseException, name: str) -> Any:
+    """Return an attribute of an exception, None without it; a ``__getattr__`` of the user's is not called."""
+    try:
+        return object.__getattribute__(error, name)
+    except Exception:  # a property of the user's may fail in any way
+        return None
+
+
 def _type_name(error: BaseException) -> str:
-    kind = type(error)
-    if kind.__module__ in ("builtins", "__main__", "hydrogen_magic.errors"):
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
+    # A metaclass of the user's may define these, too.
+    module, name = (type.__dict__[key].__get__(type(error)) for key in _NAME)
+    if module in ("builtins", "__main__", "hydrogen_magic.errors"):
+        return str(name)
+    return f"{module}.{name}"
 
 
 class _Messages:
@@ -223,7 +234,7 @@ def _message(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException as broken:  # a user's __str__ may fail in any way
-        text = f"<no message: {type(error).__name__}.__str__ raised {type(broken).__name__}>"
+        text = f"<no message: {_type_name(error)}.__str__ raised {_type_name(broken)}>"
     return _printable(text)
 
 
@@ -233,12 +244,12 @@ def _printable(text: str) -> str:
 
 
 def _notes(error: BaseException, message: str, messages: _Messages) -> tuple[str, ...]:
-    notes = getattr(error, "__notes__", ())
+    notes = _attribute(error, "__notes__")
     notes = notes if isinstance(notes, (list, tuple)) else ()  # any object may have been assigned
     own = [_printable(note) for note in notes if isinstance(note, str)]
     limit = address_space.limit_note(error, message)
     own += [] if limit is None else [limit]
-    parts = getattr(error, "exceptions", ())
+    parts = _attribute(error, "exceptions")
     if isinstance(parts, tuple):
         own += [
             f"sub-exception {number}: {_one_line(part, messages)}"
@@ -291,7 +302,7 @@ def _is_of_library(function: Any) -> bool:
 def _frames(error: BaseException) -> tuple[ev.Frame, ...]:
     frames = [
         ev.Frame(s.filename, s.lineno or 0, s.name, _printable(s.line or ""))
-        for s in traceback.extract_tb(error.__traceback__)
+        for s in traceback.extract_tb(_attribute(error, "__traceback__"))
         if not _is_machinery(s.filename)
     ]
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
