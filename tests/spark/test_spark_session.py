@@ -309,12 +309,10 @@ frame.select(column).collect()
 gangs.append(hm.launch(rank, np=2, on="spark").results)
 spark.stop()
 spark, frame = session()
-gangs.append(hm.launch(rank, np=2, on="spark").results)
-spark.stop()
-spark, frame = session()
 hundredfold = hm.udf(lambda batch: 100 * batch.x, "y double")  # with the same numbers of broadcasts
 said = said_of(lambda: same("x")), said_of(lambda: column)
 values = [row[0] for row in frame.select(hundredfold("x")).collect()]
+gangs.append(hm.launch(rank, np=2, on="spark").results)
 print(json.dumps([gangs, *said, values]))
 spark.stop()
 """

@@ -334,6 +334,15 @@ def test_what_a_rendezvous_serves_is_sent_to_other_machines(name: str) -> None:
     assert _is_in(module.removeprefix("hydrogen_magic."), SENT)
 
 
+def test_checks_of_libraries_import_the_standard_library_only() -> None:
+    """Their source runs on hosts that do not have this package."""
+    checks = {each.library for each in plugins.every_rendezvous() if each.library}
+    imported = [each for each in imports() if f"hydrogen_magic.{each.file}" in checks]
+    assert len(checks) == len({each.file for each in imported}) >= 3
+    heads = {each.target.partition(".")[0] for each in imported}
+    assert heads <= sys.stdlib_module_names
+
+
 def test_every_event_has_a_rule_that_folds_it() -> None:
     rules = {*gang_state._GANG_RULES, *gang_state._RANK_RULES}
     assert set(EVENT_TYPES.values()) == rules

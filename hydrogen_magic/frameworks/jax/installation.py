@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-
-from hydrogen_magic.core.library_types import is_installed
+import importlib.util
 
 _INSTALL = "pip install jax"
 
@@ -13,6 +12,6 @@ def fault() -> str | None:
     """Return the problem of JAX here and a remedy, or None if both of its packages are installed."""
     importlib.invalidate_caches()  # it may have been installed while this kernel runs
     for package in ("jax", "jaxlib"):
-        if not is_installed(package):
+        if importlib.util.find_spec(package) is None:
             return f"{package} is not installed here: run `{_INSTALL}`"
     return None

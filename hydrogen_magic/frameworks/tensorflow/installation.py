@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-
-from hydrogen_magic.core.library_types import is_installed
+import importlib.util
 
 _INSTALL = "pip install tensorflow"
 
@@ -12,6 +11,6 @@ _INSTALL = "pip install tensorflow"
 def fault() -> str | None:
     """Return the problem of TensorFlow here and a remedy, or None if it is installed."""
     importlib.invalidate_caches()  # it may have been installed while this kernel runs
-    if not is_installed("tensorflow"):
+    if importlib.util.find_spec("tensorflow") is None:
         return f"tensorflow is not installed here: run `{_INSTALL}`"
     return None
