@@ -76,7 +76,7 @@ def _finite(spec: JobSpec) -> JobSpec:
 
 def _started(request: OwnGang, captured: Captured) -> OwnerConnection:
     """Start an owner; return the connection to it once the gang is launched."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = framing.pair()
     ours.settimeout(_START_S)
     with tempfile.TemporaryFile() as stderr, theirs:
         starting = _start_process(theirs, stderr)

@@ -74,7 +74,7 @@ class LocalAgent(AgentClient):
 
     def __init__(self, hub: Hub, env: Mapping[str, str], preload: Sequence[str]) -> None:
         super().__init__(hub)
-        self._handover, theirs = socket.socketpair()
+        self._handover, theirs = framing.pair()
         self._handed_over = framing.FrameReader(self._handover)
         self._marks = {
             processes.AGENT: secrets.token_hex(16),
