@@ -17,8 +17,11 @@ from pathlib import Path
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic import capture
+from hydrogen_magic.capture import CellText
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import Ping
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import local_agents
@@ -79,6 +82,27 @@ def test_killed_while_its_result_is_pickled() -> None:
     error = failure_of(hm.launch(ranks.result_that_ends, np=2))
     assert error.rank == 1
     assert "SIGKILL" in str(error)
+
+
+def test_results_that_wait_for_the_agent_arrive_after_the_exit(tmp_path: Path) -> None:
+    """An agent is busy, or waits for the kernel, while its rank sends the last ones and exits."""
+    goes_on = tmp_path / "go"
+    names = [f"v{n}" for n in range(50)]
+    waits = f"while not Path({str(goes_on)!r}).exists(): time.sleep(0.01)"
+    begins = ["import time", "from pathlib import Path", "print('ready', flush=True)", waits]
+    text = "\n".join([*begins, *(f"{name} = 1" for name in names)])
+    captured = capture.capture_cell(CellText(text, "<cell>", "cell", 2, str), {}, out=names)
+    gang = launcher.launch_captured(captured, JobSpec(np=1), title="many results")
+    until(gang, said(gang, "ready"))
+    pids = agent_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    goes_on.touch()
+    wait_until_gone(family_of(gang))
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    ended(gang).raise_for_state()
+    assert gang.received.of(0).everything().keys() >= set(names)
 
 
 def test_killed_after_its_result_before_its_exit() -> None:
