@@ -563,13 +563,13 @@ def interrupts_held() -> Iterator[_Interrupts]:
     Interrupts stop the gang that ``take`` gets, as :func:`attend` inside of it does; without a gang they
     raise at the end. Only the main thread receives signals; in other threads this does nothing.
     """
+    held = _Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield held  # the installed one is for the main thread's gang
+        return
     outer = signal.getsignal(signal.SIGINT)
     if isinstance(outer, _Interrupts):
         yield outer
-        return
-    held = _Interrupts()
-    if threading.current_thread() is not threading.main_thread():
-        yield held
         return
     held.before = signal.signal(signal.SIGINT, held)
     try:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -334,6 +335,28 @@ def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
         launcher.attend(gang, Failing())
     with pytest.raises(GangStoppedError, match="the cell that waited for it failed"):
         gang.raise_for_state()
+
+
+def test_an_interrupt_is_for_the_gang_that_the_main_thread_waits_for() -> None:
+    class Waited:
+        is_stopping = False
+
+        def stop(self, kill: bool = False) -> None:
+            self.is_stopping = True
+
+    def wait_beside() -> None:
+        with launcher.interrupts_held() as interrupts:
+            interrupts.take(beside)
+
+    mine, beside = Waited(), Waited()
+    with launcher.interrupts_held() as interrupts:
+        interrupts.take(mine)
+        for _ in range(2):  # the second begins while the first interrupt takes effect
+            other = threading.Thread(target=wait_beside)
+            other.start()
+            other.join()
+            signal.raise_signal(signal.SIGINT)
+    assert mine.is_stopping and not beside.is_stopping
 
 
 def test_stop_after_the_end_changes_nothing() -> None:
