@@ -6,6 +6,7 @@ ends, and a retry. Here are the endings that take something special, and what is
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -26,6 +27,8 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import Ping
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.local import LocalAgentGroup
+from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.errors import (
     GangStoppedError,
     GangTimeoutError,
@@ -364,6 +367,24 @@ def test_stop_after_the_end_changes_nothing() -> None:
     gang.stop()
     gang.stop(kill=True)
     assert gang.state == "SUCCEEDED" and gang.result == [0, 1]
+
+
+@pytest.mark.parametrize("during", ["cleaned_up", "release"])
+def test_stop_after_the_last_rank_changes_nothing(
+    during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = LocalAgent if during == "cleaned_up" else LocalAgentGroup
+    takes_its_time = getattr(part, during)
+
+    async def and_is_stopped(self: object) -> None:
+        await takes_its_time(self)
+        list(hm.gangs().values())[-1].stop()
+        await asyncio.sleep(0)  # until the controller has it
+
+    monkeypatch.setattr(part, during, and_is_stopped)
+    gang = ended(hm.launch(ranks.gather, np=2))
+    assert gang.state == "SUCCEEDED" and gang.result == [0, 1]
+    assert "all ranks had ended before Stop" in notices_of(gang)
 
 
 def test_a_rank_may_clean_up_when_stopped(tmp_path: Path) -> None:
