@@ -715,6 +715,41 @@ def test_what_ranks_see_is_as_it_was_at_launch() -> None:
     assert ended(gang).result == 1_000_000
 
 
+def test_where_ranks_run_is_as_it_was_at_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the second attempt, which begins when the notebook has gone on."""
+
+    def look() -> tuple[str, str | None, bool]:
+        import os
+        import sys
+        import time
+        from pathlib import Path
+
+        found = os.getcwd(), os.environ.get("MODE"), "/added/later" in sys.path
+        if not Path("again").exists():
+            Path("again").touch()
+            print("first", flush=True)
+            while not Path("go").exists():
+                time.sleep(0.01)
+            raise ValueError(f"{found}")
+        return found
+
+    then, later = tmp_path / "then", tmp_path / "later"
+    then.mkdir()
+    later.mkdir()
+    (later / "again").touch()
+    monkeypatch.chdir(then)
+    monkeypatch.setenv("MODE", "then")
+    gang = hm.launch(look, np=1, retries=1)
+    monkeypatch.chdir(later)
+    monkeypatch.setenv("MODE", "later")
+    monkeypatch.setattr(sys, "path", [*sys.path, "/added/later"])
+    until(gang, said(gang, "first"))
+    (then / "go").touch()
+    assert ended(gang).result == (str(then), "then", False)
+
+
 def test_a_launch_that_cannot_be_said_leaves_nothing_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
