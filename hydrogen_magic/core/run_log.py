@@ -74,7 +74,10 @@ def state_dir(name: str) -> Path:
         parent = _home().expanduser().absolute()
     except RuntimeError as error:  # no HOME, and no entry for this user
         raise FileNotFoundError(str(error)) from None
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(f"{parent} is not a directory") from None
     return _private_dir(parent / name)
 
 

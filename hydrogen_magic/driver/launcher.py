@@ -200,9 +200,8 @@ def _new_run(
     captured: capture.Captured, spec: JobSpec, title: str, wall_time: float, known: Iterable[str]
 ) -> GangRun:
     """Return the run of a new gang, with its run log."""
-    gang_id = _new_id()
     problems: list[str] = []
-    record = run_log.Record.create(gang_id, problems.append)
+    gang_id, record = _new_record(problems.append)
     kind = StoredResults if spec.outlive else gang_results.GangResults
     results = kind(gang_id, record.path, spec.first_rank)
     run = GangRun(gang_id, record, Mask(known), results)
@@ -399,6 +398,14 @@ def _run_here(placement: InKernelPlacement, run: GangRun, job: Job) -> Gang:
         run.emit(ev.GangEnded(now_s, "FAILED", f"{type(error).__name__}: {error}", 0))
     run.finish(error)
     return gang
+
+
+def _new_record(on_problem: Callable[[str], None]) -> tuple[str, run_log.Record]:
+    """Return a new id and its record; another kernel may have drawn the same id at this moment."""
+    while True:
+        gang_id = _new_id()
+        with suppress(FileExistsError):
+            return gang_id, run_log.Record.create(gang_id, on_problem)
 
 
 def _new_id() -> str:

@@ -86,6 +86,24 @@ def test_a_user_without_a_home_has_no_records(monkeypatch: pytest.MonkeyPatch) -
         run_log.read("g1")
 
 
+def test_a_home_that_is_a_file_costs_the_record_and_nothing_else(hydrogen_home: Path) -> None:
+    hydrogen_home.touch()
+    problems: list[str] = []
+    made = run_log.Record.create("g1", problems.append)
+    made.append(ENDED)
+    assert f"{hydrogen_home} is not a directory" in problems[0] and len(problems) == 1
+    made.path.rmdir()
+
+
+def test_two_kernels_may_draw_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("g1", launched("g1"))
+    drawn = iter(["g1", "g2"])
+    monkeypatch.setattr(launcher, "_new_id", lambda: next(drawn))
+    gang, made = launcher._new_record(pytest.fail)
+    made.close()
+    assert (gang, made.path) == ("g2", run_log.run_dir("g2"))
+
+
 def test_a_full_disk_ends_the_record_and_nothing_else() -> None:
     said: list[str] = []
     made = run_log.Record.create("g1", said.append)
