@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from numbers import Integral
@@ -447,21 +447,24 @@ def _launched(gang_id: str) -> ev.GangLaunched | None:
 
 def attend(gang: Gang, view: View) -> None:
     """Show the gang until it has ended. The first interrupt stops the gang, the second kills it."""
-    with interrupts_held() as interrupts:
+    with interrupts_held() as interrupts, ExitStack() as endings:
+        endings.callback(tracking.finish, [gang])
+        endings.callback(lambda: view.close(gang.snapshot()))
+        endings.callback(_end, gang)  # the first of them
         interrupts.take(gang)
         gang.attend()
         line = NotebookInputLine(gang, interrupts.while_asking)
         # A terminal shows the typed line where the view would be drawn.
         wait = partial(gang.wait, view.interval_s)
         ask = line.serve if draws_html() else lambda update: line.serve(wait)
-        try:
-            show(gang, view, ask=ask)
-        finally:
-            if not gang.wait(0):  # the view failed, not the gang, which would continue unseen
-                gang.stop_for("cell")
-                gang.wait()
-            view.close(gang.snapshot())
-            tracking.finish([gang])
+        show(gang, view, ask=ask)
+
+
+def _end(gang: Gang) -> None:
+    """End a gang that would continue unseen, since its view failed."""
+    if not gang.wait(0):
+        gang.stop_for("cell")
+        gang.wait()
 
 
 def show(

@@ -340,6 +340,25 @@ def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
         gang.raise_for_state()
 
 
+def test_a_tracker_gets_the_last_points_also_when_the_view_fails_to_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing:
+        interval_s = 0.1
+
+        def update(self, state: object, fresh: object) -> None: ...
+
+        def close(self, state: object) -> None:
+            raise OSError("no terminal")
+
+    waited: list[hm.Gang] = []
+    monkeypatch.setattr(launcher.tracking, "finish", waited.extend)
+    gang = hm.launch(ranks.gather, np=1)
+    with pytest.raises(OSError, match="no terminal"):
+        launcher.attend(gang, Failing())
+    assert waited == [gang]
+
+
 def test_an_interrupt_is_for_the_gang_that_the_main_thread_waits_for() -> None:
     class Waited:
         is_stopping = False
