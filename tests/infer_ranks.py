@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,12 @@ def slow_on(slow_rank: int, seconds: float) -> Predict:
         return {"rank": [rank] * len(batch)}
 
     return predict
+
+
+def waits_with_a_timeout(seconds: float) -> Predict:
+    """Be set up by a library that gives every new socket a timeout; rank 0 makes the others wait."""
+    socket.setdefaulttimeout(seconds)
+    return slow_on(0, 20 * seconds)
 
 
 def fails_at(bad: int) -> Predict:

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,7 +75,10 @@ def state_dir(name: str) -> Path:
         parent = _home().expanduser().absolute()
     except RuntimeError as error:  # no HOME, and no entry for this user
         raise FileNotFoundError(str(error)) from None
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(f"{parent} is not a directory") from None
     return _private_dir(parent / name)
 
 
@@ -142,7 +146,8 @@ class Record:
         """Start the record of a new gang.
 
         ``on_problem`` is called once with the reason when events can no longer be recorded: the
-        disk is full, or the home is read-only. The agent's logs then go to a temporary directory.
+        disk is full, or the home is read-only. The agent's logs then go to a temporary directory,
+        which is deleted with this object, at the end of the process at the latest.
         Raises HydrogenError for an invalid id, FileExistsError if the run exists already.
         """
         try:
@@ -153,7 +158,10 @@ class Record:
         except OSError as error:
             remedy = "set HYDROGEN_MAGIC_HOME to a writable directory"
             on_problem(f"this run is not recorded: {error}; {remedy}")
-            return cls(Path(tempfile.mkdtemp(prefix="hydrogen_magic-")), None, on_problem)
+            folder = Path(tempfile.mkdtemp(prefix="hydrogen_magic-"))
+            record = cls(folder, None, on_problem)
+            weakref.finalize(record, _delete_temporary, folder, os.getpid())
+            return record
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
 
     def append(self, event: ev.Event) -> None:
@@ -187,6 +195,16 @@ class Record:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _delete_temporary(folder: Path, pid: int) -> None:
+    """Delete the logs of a run without a record; forks of this process leave them alone."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# The first finalizer registers an exit handler: before that of the agents, which therefore end first.
+weakref.finalize(Record, int)
 
 
 def write_through(record_dir: Path) -> None:

@@ -67,6 +67,8 @@ class GangController:
             stop = functools.partial(self.stop, "failure")
             job.feed.attach(run.emit, stop, job.now_s, self.cancel_rank, job.record_dir)
         self._timer: asyncio.TimerHandle | None = None
+        self._settled = ""
+        """The final state, once there is no further attempt."""
         self._culprit: int | None = None
         self._headline = ""
         """How the culprit failed, recorded when it was found; its later state may only be "stopped".
@@ -128,11 +130,12 @@ class GangController:
         finally:
             if limit is not None:
                 limit.cancel()
+            self._settled = "FAILED" if error and not self._is_unwanted() else self._outcome()
             self._finish_cell()
             await self._agent_group.release()
-            self._job.close("FAILED" if error and not self._is_unwanted() else self._outcome())
-            await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
-            await self._save_results(error is None and self._outcome() == "SUCCEEDED")
+            self._job.close(self._settled)
+            await self._profiling.close(is_wanted=self._settled == "SUCCEEDED")
+            await self._save_results(self._settled == "SUCCEEDED")
             self._finish(error)
 
     async def _save_results(self, has_succeeded: bool) -> None:
@@ -267,6 +270,10 @@ class GangController:
         is_known = state.stop_reason == "failure" == reason
         if state.is_terminal or is_stopping or is_known:
             return
+        if self._settled or (self._are_done() and not kill):
+            if reason == "user":
+                self._notice("info", "all ranks had ended before Stop, which changes nothing")
+            return
         self._run.emit(ev.StopRequested(self._job.now_s(), reason, kill))
         self._agent_group.kill() if kill else self._agent_group.stop()
 
@@ -375,13 +382,13 @@ class GangController:
         return self._run.state.stop_reason not in ("", "failure")
 
     def _outcome(self) -> str:
-        state = self._run.state
         if self._is_unwanted() and self._culprit is None:
             return "STOPPED"
-        is_done = state.fault is None and all(
-            rank.phase in ("done", "idle") for rank in state.ranks
-        )
-        return "SUCCEEDED" if is_done else "FAILED"
+        return "SUCCEEDED" if self._are_done() else "FAILED"
+
+    def _are_done(self) -> bool:
+        state = self._run.state
+        return state.fault is None and all(rank.phase in ("done", "idle") for rank in state.ranks)
 
     def _reason(self, outcome: str) -> str:
         state = self._run.state
@@ -395,7 +402,7 @@ class GangController:
         return self._headline or "the gang failed"
 
     def _finish(self, error: BaseException | None) -> None:
-        outcome = self._outcome()
+        outcome = self._settled
         late = (
             late_in_all({rank.rank: rank.waits for rank in self._run.state.ranks})
             if outcome != "FAILED"

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from numbers import Integral
@@ -200,9 +200,8 @@ def _new_run(
     captured: capture.Captured, spec: JobSpec, title: str, wall_time: float, known: Iterable[str]
 ) -> GangRun:
     """Return the run of a new gang, with its run log."""
-    gang_id = _new_id()
     problems: list[str] = []
-    record = run_log.Record.create(gang_id, problems.append)
+    gang_id, record = _new_record(problems.append)
     kind = StoredResults if spec.outlive else gang_results.GangResults
     results = kind(gang_id, record.path, spec.first_rank)
     run = GangRun(gang_id, record, Mask(known), results)
@@ -401,6 +400,14 @@ def _run_here(placement: InKernelPlacement, run: GangRun, job: Job) -> Gang:
     return gang
 
 
+def _new_record(on_problem: Callable[[str], None]) -> tuple[str, run_log.Record]:
+    """Return a new id and its record; another kernel may have drawn the same id at this moment."""
+    while True:
+        gang_id = _new_id()
+        with suppress(FileExistsError):
+            return gang_id, run_log.Record.create(gang_id, on_problem)
+
+
 def _new_id() -> str:
     """Return a short id that no recorded run has."""
     recorded = run_log.recent_ids()
@@ -440,21 +447,24 @@ def _launched(gang_id: str) -> ev.GangLaunched | None:
 
 def attend(gang: Gang, view: View) -> None:
     """Show the gang until it has ended. The first interrupt stops the gang, the second kills it."""
-    with interrupts_held() as interrupts:
+    with interrupts_held() as interrupts, ExitStack() as endings:
+        endings.callback(tracking.finish, [gang])
+        endings.callback(lambda: view.close(gang.snapshot()))
+        endings.callback(_end, gang)  # the first of them
         interrupts.take(gang)
         gang.attend()
         line = NotebookInputLine(gang, interrupts.while_asking)
         # A terminal shows the typed line where the view would be drawn.
         wait = partial(gang.wait, view.interval_s)
         ask = line.serve if draws_html() else lambda update: line.serve(wait)
-        try:
-            show(gang, view, ask=ask)
-        finally:
-            if not gang.wait(0):  # the view failed, not the gang, which would continue unseen
-                gang.stop_for("cell")
-                gang.wait()
-            view.close(gang.snapshot())
-            tracking.finish([gang])
+        show(gang, view, ask=ask)
+
+
+def _end(gang: Gang) -> None:
+    """End a gang that would continue unseen, since its view failed."""
+    if not gang.wait(0):
+        gang.stop_for("cell")
+        gang.wait()
 
 
 def show(
@@ -563,13 +573,13 @@ def interrupts_held() -> Iterator[_Interrupts]:
     Interrupts stop the gang that ``take`` gets, as :func:`attend` inside of it does; without a gang they
     raise at the end. Only the main thread receives signals; in other threads this does nothing.
     """
+    held = _Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield held  # the installed one is for the main thread's gang
+        return
     outer = signal.getsignal(signal.SIGINT)
     if isinstance(outer, _Interrupts):
         yield outer
-        return
-    held = _Interrupts()
-    if threading.current_thread() is not threading.main_thread():
-        yield held
         return
     held.before = signal.signal(signal.SIGINT, held)
     try:

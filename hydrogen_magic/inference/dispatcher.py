@@ -114,10 +114,10 @@ class Dispatcher:
         """Start the thread; return the descriptors of the ranks' ends, which the caller closes."""
         descriptors = []
         for rank in range(n_ranks):
-            own, other = socket.socketpair()
+            own, other = framing.pair()
             self._channels.append(RankChannel(rank, own, framing.FrameReader(own)))
             descriptors.append(other.detach())
-        self._closing, closed = socket.socketpair()
+        self._closing, closed = framing.pair()
         self._thread = threading.Thread(
             target=self._run, args=(closed,), name="hydrogen_magic dispatcher", daemon=True
         )

@@ -25,6 +25,25 @@ MAX_FDS = 250
 _CHUNK = 1 << 18
 
 
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a blocking connection, one of them for another process.
+
+    With ``socket.setdefaulttimeout``, which notebooks and libraries call, a new socket is non-blocking. That
+    is a property of the open file, so that the other process would have it, too.
+    """
+    ours, theirs = socket.socketpair()
+    for sock in (ours, theirs):
+        sock.setblocking(True)
+    return ours, theirs
+
+
+def inherited(fd: int) -> socket.socket:
+    """Return a blocking socket for the descriptor ``fd``, which it takes over; see :func:`pair`."""
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(True)
+    return sock
+
+
 def send(
     sock: socket.socket, message: Message | Mapping[str, Any], fds: Sequence[int] = ()
 ) -> None:

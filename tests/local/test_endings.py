@@ -6,22 +6,29 @@ ends, and a retry. Here are the endings that take something special, and what is
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic import capture
+from hydrogen_magic.capture import CellText
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import Ping
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.local import LocalAgentGroup
+from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.errors import (
     GangStoppedError,
     GangTimeoutError,
@@ -80,6 +87,27 @@ def test_killed_while_its_result_is_pickled() -> None:
     error = failure_of(hm.launch(ranks.result_that_ends, np=2))
     assert error.rank == 1
     assert "SIGKILL" in str(error)
+
+
+def test_results_that_wait_for_the_agent_arrive_after_the_exit(tmp_path: Path) -> None:
+    """An agent is busy, or waits for the kernel, while its rank sends the last ones and exits."""
+    goes_on = tmp_path / "go"
+    names = [f"v{n}" for n in range(50)]
+    waits = f"while not Path({str(goes_on)!r}).exists(): time.sleep(0.01)"
+    begins = ["import time", "from pathlib import Path", "print('ready', flush=True)", waits]
+    text = "\n".join([*begins, *(f"{name} = 1" for name in names)])
+    captured = capture.capture_cell(CellText(text, "<cell>", "cell", 2, str), {}, out=names)
+    gang = launcher.launch_captured(captured, JobSpec(np=1), title="many results")
+    until(gang, said(gang, "ready"))
+    pids = agent_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    goes_on.touch()
+    wait_until_gone(family_of(gang))
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    ended(gang).raise_for_state()
+    assert gang.received.of(0).everything().keys() >= set(names)
 
 
 def test_killed_after_its_result_before_its_exit() -> None:
@@ -358,11 +386,70 @@ def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
         gang.raise_for_state()
 
 
+def test_a_tracker_gets_the_last_points_also_when_the_view_fails_to_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing:
+        interval_s = 0.1
+
+        def update(self, state: object, fresh: object) -> None: ...
+
+        def close(self, state: object) -> None:
+            raise OSError("no terminal")
+
+    waited: list[hm.Gang] = []
+    monkeypatch.setattr(launcher.tracking, "finish", waited.extend)
+    gang = hm.launch(ranks.gather, np=1)
+    with pytest.raises(OSError, match="no terminal"):
+        launcher.attend(gang, Failing())
+    assert waited == [gang]
+
+
+def test_an_interrupt_is_for_the_gang_that_the_main_thread_waits_for() -> None:
+    class Waited:
+        is_stopping = False
+
+        def stop(self, kill: bool = False) -> None:
+            self.is_stopping = True
+
+    def wait_beside() -> None:
+        with launcher.interrupts_held() as interrupts:
+            interrupts.take(beside)
+
+    mine, beside = Waited(), Waited()
+    with launcher.interrupts_held() as interrupts:
+        interrupts.take(mine)
+        for _ in range(2):  # the second begins while the first interrupt takes effect
+            other = threading.Thread(target=wait_beside)
+            other.start()
+            other.join()
+            signal.raise_signal(signal.SIGINT)
+    assert mine.is_stopping and not beside.is_stopping
+
+
 def test_stop_after_the_end_changes_nothing() -> None:
     gang = ended(hm.launch(ranks.gather, np=2))
     gang.stop()
     gang.stop(kill=True)
     assert gang.state == "SUCCEEDED" and gang.result == [0, 1]
+
+
+@pytest.mark.parametrize("during", ["cleaned_up", "release"])
+def test_stop_after_the_last_rank_changes_nothing(
+    during: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = LocalAgent if during == "cleaned_up" else LocalAgentGroup
+    takes_its_time = getattr(part, during)
+
+    async def and_is_stopped(self: object) -> None:
+        await takes_its_time(self)
+        list(hm.gangs().values())[-1].stop()
+        await asyncio.sleep(0)  # until the controller has it
+
+    monkeypatch.setattr(part, during, and_is_stopped)
+    gang = ended(hm.launch(ranks.gather, np=2))
+    assert gang.state == "SUCCEEDED" and gang.result == [0, 1]
+    assert "all ranks had ended before Stop" in notices_of(gang)
 
 
 def test_a_rank_may_clean_up_when_stopped(tmp_path: Path) -> None:
@@ -713,6 +800,41 @@ def test_what_ranks_see_is_as_it_was_at_launch() -> None:
     gang = hm.launch(numpy.sum, data, np=1)
     data[:] = 0
     assert ended(gang).result == 1_000_000
+
+
+def test_where_ranks_run_is_as_it_was_at_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the second attempt, which begins when the notebook has gone on."""
+
+    def look() -> tuple[str, str | None, bool]:
+        import os
+        import sys
+        import time
+        from pathlib import Path
+
+        found = os.getcwd(), os.environ.get("MODE"), "/added/later" in sys.path
+        if not Path("again").exists():
+            Path("again").touch()
+            print("first", flush=True)
+            while not Path("go").exists():
+                time.sleep(0.01)
+            raise ValueError(f"{found}")
+        return found
+
+    then, later = tmp_path / "then", tmp_path / "later"
+    then.mkdir()
+    later.mkdir()
+    (later / "again").touch()
+    monkeypatch.chdir(then)
+    monkeypatch.setenv("MODE", "then")
+    gang = hm.launch(look, np=1, retries=1)
+    monkeypatch.chdir(later)
+    monkeypatch.setenv("MODE", "later")
+    monkeypatch.setattr(sys, "path", [*sys.path, "/added/later"])
+    until(gang, said(gang, "first"))
+    (then / "go").touch()
+    assert ended(gang).result == (str(then), "then", False)
 
 
 def test_a_launch_that_cannot_be_said_leaves_nothing_for_the_next(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -117,6 +118,19 @@ def test_a_slow_rank_gets_fewer_rows() -> None:
     rows = Counter(result["rank"])
     assert rows[1] > 0
     assert rows[0] > 2 * rows[1], rows
+
+
+def test_a_default_timeout_of_sockets_is_for_the_users_own() -> None:
+    """It makes the file of a new socket non-blocking, also for the process that gets it."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(60)
+    try:
+        run = infer(frame(200), infer_ranks.doubles)
+        assert len(ended(run).result) == 200
+    finally:
+        socket.setdefaulttimeout(before)
+    slow = infer(frame(200), infer_ranks.waits_with_a_timeout, 0.05)
+    assert len(ended(slow).result) == 200
 
 
 def test_ranks_share_the_cores() -> None:

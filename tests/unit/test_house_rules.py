@@ -285,6 +285,12 @@ def test_what_remote_placements_share_knows_no_engine() -> None:
     assert [file for file, content in text.items() if re.search(about_spark, content)] == []
 
 
+def test_pairs_of_sockets_are_blocking_whatever_the_notebook_has_set() -> None:
+    """Only the first program on a host, which is sent without the package, makes one by itself."""
+    wrong = [file for file, path in _files().items() if "socket.socketpair(" in path.read_text()]
+    assert sorted(wrong) == ["node.agent.host_task", "transport.framing"]
+
+
 def test_each_third_party_has_its_door() -> None:
     wrong = [
         str(found)

@@ -86,5 +86,5 @@ def test_an_infinite_grace_can_be_sent() -> None:
 @pytest.mark.parametrize(("name", "is_other"), [("KERAS_BACKEND", True), ("HOME", False)])
 def test_a_forkserver_is_for_one_setting_that_is_read_on_import(name: str, is_other: bool) -> None:
     """With another one, the modules that it has imported would be of the wrong backend."""
-    found = {forkserver.fingerprint({name: value}) for value in ("torch", "jax")}
+    found = {forkserver.fingerprint({name: value}, ()) for value in ("torch", "jax")}
     assert (len(found) == 2) is is_other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import gzip
 import json
 import math
@@ -78,12 +79,33 @@ def test_a_user_without_a_home_has_no_records(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", unknown)
     problems: list[str] = []
-    made = run_log.Record.create("g1", problems.append)
-    made.path.rmdir()
+    run_log.Record.create("g1", problems.append)
     assert "home directory" in problems[0] and "HYDROGEN_MAGIC_HOME" in problems[0]
     assert run_log.recent_ids() == []
     with pytest.raises(HydrogenError, match="there is no record of a run 'g1'"):
         run_log.read("g1")
+
+
+def test_a_home_that_is_a_file_costs_the_record_and_nothing_else(hydrogen_home: Path) -> None:
+    hydrogen_home.touch()
+    problems: list[str] = []
+    made = run_log.Record.create("g1", problems.append)
+    made.append(ENDED)
+    assert f"{hydrogen_home} is not a directory" in problems[0] and len(problems) == 1
+    logs = made.path
+    assert logs.is_dir()
+    del made
+    gc.collect()
+    assert not logs.exists(), "nothing else deletes them"
+
+
+def test_two_kernels_may_draw_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("g1", launched("g1"))
+    drawn = iter(["g1", "g2"])
+    monkeypatch.setattr(launcher, "_new_id", lambda: next(drawn))
+    gang, made = launcher._new_record(pytest.fail)
+    made.close()
+    assert (gang, made.path) == ("g2", run_log.run_dir("g2"))
 
 
 def test_a_full_disk_ends_the_record_and_nothing_else() -> None:
@@ -114,7 +136,6 @@ def test_a_home_that_somebody_planted_is_not_used(tmp_path: Path, hydrogen_home:
     assert len(said) == 1
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o700  # the logs' place, for this run alone
     assert list(elsewhere.iterdir()) == []
-    made.path.rmdir()
 
 
 def test_writing_an_end_never_raises() -> None:

@@ -39,6 +39,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
     _check_record()
     if spec.timeout_s is None:
         spec = replace(spec, timeout_s=LIMIT_S)
+    around = forkserver.Surroundings.now()
     request = OwnGang(
         spec=_finite(spec),
         title=title,
@@ -49,10 +50,10 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
         required_modules=tuple(captured.required_modules),
         datasets=dict(captured.datasets),
         warnings=(*captured.warnings, *captured.hints),
-        env={name: value for name, value in os.environ.items() if name not in _MARKS},
-        cwd=forkserver.directory(),
-        sys_path=tuple(forkserver.import_path()),
-        shadowed=tuple(forkserver.shadowed_modules()),
+        env={name: value for name, value in around.env.items() if name not in _MARKS},
+        cwd=around.directory,
+        sys_path=around.sys_path,
+        shadowed=tuple(forkserver.shadowed_modules(around.sys_path)),
         placement_setup=plugins.placement(spec.placement).owner_setup(),
     )
     return _started(request, captured).follow()
@@ -76,7 +77,7 @@ def _finite(spec: JobSpec) -> JobSpec:
 
 def _started(request: OwnGang, captured: Captured) -> OwnerConnection:
     """Start an owner; return the connection to it once the gang is launched."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = framing.pair()
     ours.settimeout(_START_S)
     with tempfile.TemporaryFile() as stderr, theirs:
         starting = _start_process(theirs, stderr)

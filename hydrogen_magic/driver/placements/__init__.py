@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.messages import ObserverSpec, ResultPart, SessionCell
+from hydrogen_magic.driver.placements.forkserver import Surroundings
 from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
@@ -147,6 +148,8 @@ class Job:
     record_dir: Path
     clock_zero_s: float
     """``time.monotonic()`` of this process at ``at_s == 0``."""
+    surroundings: Surroundings = field(default_factory=Surroundings.now)
+    """The notebook's, for every attempt."""
     secrets: tuple[str, ...] = ()
     """Of the kernel's secrets those that travel with the gang: agents mask them too."""
     observers: tuple[ObserverSpec, ...] = ()
@@ -157,6 +160,11 @@ class Job:
     """Data that only this machine has; see :attr:`hydrogen_magic.capture.Captured.datasets`."""
     session: SessionRun | None = None
     """Set for a cell of a session, and for ``%%infer`` if its ranks are kept."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of ranks on this machine, without what tells them apart."""
+        return {**self.surroundings.env, **dict(self.spec.env)}
 
     @property
     def session_cell(self) -> SessionCell | None:

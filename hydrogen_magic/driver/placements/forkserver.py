@@ -8,7 +8,8 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hydrogen_magic.errors import PlacementError
 
@@ -17,6 +18,35 @@ IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo"}
 in each rank."""
 PRELOADED_WHEN_IDLE = tuple(IMPORTED_ON_FIRST_USE.values())
 _LIBRARY = sysconfig.get_path("stdlib")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What ranks have from the notebook, as it was when their gang was launched."""
+
+    env: Mapping[str, str]
+    sys_path: tuple[str, ...]
+    known_directory: str | None
+    """None if the working directory no longer exists."""
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Return those of this moment; called by the thread that launches, not on the hub's loop."""
+        try:
+            directory = os.getcwd()
+        except FileNotFoundError:
+            directory = None
+        return cls(dict(os.environ), tuple(import_path()), directory)
+
+    @property
+    def directory(self) -> str:
+        """The notebook's working directory. Raises PlacementError if it no longer exists."""
+        if self.known_directory is None:
+            raise PlacementError(
+                "the notebook's working directory no longer exists: change to another one with "
+                "os.chdir()"
+            )
+        return self.known_directory
 
 
 def import_path() -> list[str]:
@@ -30,12 +60,12 @@ def import_path() -> list[str]:
         return [entry for entry in entries if os.path.isabs(entry)]
 
 
-def shadowed_modules() -> list[str]:
+def shadowed_modules(sys_path: Sequence[str]) -> list[str]:
     """Return loaded modules of the standard library that a new process would not find.
 
     Files of the same names, such as ``queue.py`` beside the notebook, precede them in the path.
     """
-    before = itertools.takewhile(lambda entry: entry != _LIBRARY, import_path())
+    before = itertools.takewhile(lambda entry: entry != _LIBRARY, sys_path)
     names = {name.partition(".")[0] for entry in before for name in _names_in(entry)}
     loaded = names & sys.stdlib_module_names & sys.modules.keys()
     return sorted(name for name in loaded if _origin(name).startswith(_LIBRARY))
@@ -50,17 +80,6 @@ def _names_in(directory: str) -> list[str]:
 
 def _origin(name: str) -> str:
     return str(getattr(sys.modules[name], "__file__", None))
-
-
-def directory() -> str:
-    """Return the notebook's working directory. Raises PlacementError if it no longer exists."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise PlacementError(
-            "the notebook's working directory no longer exists: change to another one with "
-            "os.chdir()"
-        ) from None
 
 
 # ── what a forkserver depends on ───────────────────────────────────────────────────────────────────
@@ -89,7 +108,7 @@ _MATTERS = (
 """Prefixes of variables that libraries read only on import."""
 
 
-def fingerprint(env: Mapping[str, str]) -> str:
+def fingerprint(env: Mapping[str, str], sys_path: Sequence[str]) -> str:
     """Return a digest of everything that a forkserver cannot change after importing modules.
 
     Installing a package changes its directory's time; the agent itself watches files of imported modules.
@@ -99,9 +118,9 @@ def fingerprint(env: Mapping[str, str]) -> str:
         for item in env.items()
         if item[0].startswith(_MATTERS) and item[0] != "CUDA_VISIBLE_DEVICES"
     )
-    roots = [(root, os.stat(root).st_mtime_ns) for root in _package_roots()]
+    roots = [(root, os.stat(root).st_mtime_ns) for root in _package_roots(sys_path)]
     return hashlib.sha256(json.dumps([sys.executable, relevant, roots]).encode()).hexdigest()
 
 
-def _package_roots() -> list[str]:
-    return [root for root in import_path() if "-packages" in root and os.path.isdir(root)]
+def _package_roots(sys_path: Sequence[str]) -> list[str]:
+    return [root for root in sys_path if "-packages" in root and os.path.isdir(root)]

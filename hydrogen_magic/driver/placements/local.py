@@ -104,15 +104,20 @@ def _visible_gpus(spec: JobSpec) -> tuple[str, ...]:
     return devices.visible_gpus(environ)
 
 
-def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:
+def _threads(job: Job) -> dict[str, str]:
     """One thread per rank unless the user chose a number, as with torchrun: ranks share the cores.
 
     Ranks that receive data may use all of their share of the cores.
     """
-    if len(plan.slots) == 1 or "OMP_NUM_THREADS" in os.environ:
+    n_ranks = len(job.plan.slots)
+    if n_ranks == 1 or "OMP_NUM_THREADS" in job.surroundings.env:
         return {}
-    share = len(os.sched_getaffinity(0)) // len(plan.slots) if is_fed else 1
+    share = len(os.sched_getaffinity(0)) // n_ranks if job.feed is not None else 1
     return {"OMP_NUM_THREADS": str(max(1, share))}
+
+
+_Needs = tuple[forkserver.Surroundings, Mapping[str, str], Sequence[str]]
+"""What an agent is started with: the last two are its forkserver's environment and imports."""
 
 
 class LocalAgentGroup:
@@ -127,8 +132,8 @@ class LocalAgentGroup:
         """Under which the agent keeps the ranks."""
         self._has_cells = False
         """The ranks are those of a session, not of ``%%infer``."""
-        self._needs: tuple[Mapping[str, str], Sequence[str]] = {}, ()
-        """Environment and preloaded modules of the last attempt."""
+        self._needs: _Needs | None = None
+        """Those of the last attempt."""
         self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
         """Requested recording state; None: as in the job."""
@@ -155,13 +160,12 @@ class LocalAgentGroup:
         """
         job = attempt.job
         self._has_cells = job.session_cell is not None
-        env = {**os.environ, **dict(job.spec.env)}
-        digest = forkserver.fingerprint(env)
-        self._needs = env, job.preload
+        self._needs = job.surroundings, job.env, job.preload
+        digest = forkserver.fingerprint(job.env, job.surroundings.sys_path)
         handed: list[int] = []
         try:
             while True:
-                agent = self._take_agent(env, job.preload)
+                agent = self._take_agent(self._needs)
                 is_warm = agent.is_ready
                 await self._started(agent)
                 located = None if self._cancelled.is_set() else await _located(attempt, agent)
@@ -183,9 +187,9 @@ class LocalAgentGroup:
             for fd in handed:
                 os.close(fd)
 
-    def _take_agent(self, env: Mapping[str, str], preload: Sequence[str]) -> LocalAgent:
+    def _take_agent(self, needs: _Needs) -> LocalAgent:
         if self._agent is None or not self._agent.is_usable:
-            self._agent = local_agents.pool().take(local_agents.hub(), env, preload)
+            self._agent = local_agents.pool().take(local_agents.hub(), *needs)
             self._agent.on_session_lost = self._on_lost
         return self._agent
 
@@ -247,7 +251,7 @@ class LocalAgentGroup:
             agent, self._agent = self._agent, None
             agent.on_session_lost = lambda why: None
             await local_agents.pool().give_back(agent)
-        elif self._agent is not None and self._has_cells:
+        elif self._agent is not None and self._needs is not None and self._has_cells:
             local_agents.pool().get_ready(self._agent.hub, *self._needs)
 
     async def end_session(self) -> None:
@@ -294,14 +298,13 @@ def _worker_key(job: Job, digest: str) -> str:
     if job.feed is None or job.session is None or job.session_cell is not None:
         return ""
     places = [(slot.rank, devices.device_name(slot), slot.gpu) for slot in job.plan.slots]
-    env = {**os.environ, **dict(job.spec.env)}
     depends_on = [
         job.feed.key,
         places,
         digest,
-        env,
-        forkserver.directory(),
-        forkserver.import_path(),
+        job.env,
+        job.surroundings.directory,
+        job.surroundings.sys_path,
     ]
     return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
@@ -331,20 +334,20 @@ def _launch_request(
     is_recording: bool | None,
 ) -> LaunchRequest:
     job = attempt.job
-    plan, spec = job.plan, job.spec
+    plan, spec, around = job.plan, job.spec, job.surroundings
     rendezvous = job.rendezvous.prepare(
         plan, *address, spec=spec, gang=attempt.gang, attempt=rendezvous_number(attempt)
     )
     checkpoints = checkpoint.environment(job.checkpoints, is_shared=True)
     host = launch_request.HostLaunch(
         slots=plan.slots,
-        env={**os.environ, **dict(spec.env), **agent.marks},
-        cwd=forkserver.directory(),
-        preload=(*forkserver.shadowed_modules(), *job.preload),
+        env={**job.env, **agent.marks},
+        cwd=around.directory,
+        preload=(*forkserver.shadowed_modules(around.sys_path), *job.preload),
         fingerprint=digest,
         user_env=dict(spec.env),
-        rank_env={**_threads(plan, job.feed is not None), **checkpoints},
-        sys_path=forkserver.import_path(),
+        rank_env={**_threads(job), **checkpoints},
+        sys_path=around.sys_path,
         record_dir=str(job.record_dir),
         worker_key=_worker_key(job, digest),
     )

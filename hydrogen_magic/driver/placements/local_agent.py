@@ -27,6 +27,7 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.driver.placements import AgentLostError, EventSink, forkserver
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
+from hydrogen_magic.driver.placements.forkserver import Surroundings
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.transport import framing
@@ -72,9 +73,11 @@ class _CapturedStderr:
 class LocalAgent(AgentClient):
     """One agent process on this machine."""
 
-    def __init__(self, hub: Hub, env: Mapping[str, str], preload: Sequence[str]) -> None:
+    def __init__(
+        self, hub: Hub, around: Surroundings, env: Mapping[str, str], preload: Sequence[str]
+    ) -> None:
         super().__init__(hub)
-        self._handover, theirs = socket.socketpair()
+        self._handover, theirs = framing.pair()
         self._handed_over = framing.FrameReader(self._handover)
         self._marks = {
             processes.AGENT: secrets.token_hex(16),
@@ -87,25 +90,27 @@ class LocalAgent(AgentClient):
         self._is_closing = False
         self._cleaning: asyncio.Task[None] | None = None
         self._stderr = _CapturedStderr()
-        self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
+        self.process = _start_agent_process(around, theirs, self._stderr.fd, self._marks)
         theirs.close()
         with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
-            framing.send(self._handover, self._config(env, preload))
+            framing.send(self._handover, self._config(around.sys_path, env, preload))
         self._exit_fd = os.pidfd_open(self.process.pid)
         hub.loop.add_reader(self._exit_fd, self._on_exit)
         self._handover.setblocking(False)
         hub.loop.add_reader(self._handover, self._on_handover)
 
-    def _config(self, env: Mapping[str, str], preload: Sequence[str]) -> LocalAgentConfig:
+    def _config(
+        self, sys_path: tuple[str, ...], env: Mapping[str, str], preload: Sequence[str]
+    ) -> LocalAgentConfig:
         return LocalAgentConfig(
             endpoint=self.keys.endpoint,
             server_key=self.keys.server_key,
             secret=self.keys.secret,
             bind=_LOOPBACK,
             env={**env, **self._marks},
-            sys_path=tuple(forkserver.import_path()),
-            fingerprint=forkserver.fingerprint(env),
-            preload=(*forkserver.shadowed_modules(), *preload),
+            sys_path=sys_path,
+            fingerprint=forkserver.fingerprint(env, sys_path),
+            preload=(*forkserver.shadowed_modules(sys_path), *preload),
             preload_when_idle=forkserver.PRELOADED_WHEN_IDLE,
             kernel_pid=os.getpid(),
         )
@@ -256,17 +261,17 @@ class LocalAgent(AgentClient):
 
 
 def _start_agent_process(
-    theirs: socket.socket, stderr: int, marks: Mapping[str, str]
+    around: Surroundings, theirs: socket.socket, stderr: int, marks: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start it in its own session: a Ctrl-C meant for the kernel must not reach it."""
     return subprocess.Popen(
         command_line.command(
-            "hydrogen_magic.node.agent.__main__", forkserver.import_path(), str(theirs.fileno())
+            "hydrogen_magic.node.agent.__main__", around.sys_path, str(theirs.fileno())
         ),
         pass_fds=[theirs.fileno()],
         start_new_session=True,
         stdin=subprocess.DEVNULL,
         stderr=stderr,
-        env=command_line.environment({**os.environ, **marks}),
+        env=command_line.environment({**around.env, **marks}),
         cwd="/",
     )

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 
+from hydrogen_magic.driver.placements.forkserver import Surroundings
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.transport.channel import Hub
 
@@ -27,19 +28,23 @@ class AgentPool:
         self.warms_up = False
         """Agents are started ahead of the gangs that need them."""
 
-    def take(self, hub: Hub, env: Mapping[str, str], preload: Sequence[str]) -> LocalAgent:
+    def take(
+        self, hub: Hub, around: Surroundings, env: Mapping[str, str], preload: Sequence[str]
+    ) -> LocalAgent:
         """Return an agent; a new one imports ``preload`` in the environment ``env``."""
         self.idle = [agent for agent in self.idle if agent.is_usable]
         if self.idle:
             return self.idle.pop()
-        agent = LocalAgent(hub, env, preload)
+        agent = LocalAgent(hub, around, env, preload)
         self.all.append(agent)
         return agent
 
-    def get_ready(self, hub: Hub, env: Mapping[str, str], preload: Sequence[str]) -> None:
+    def get_ready(
+        self, hub: Hub, around: Surroundings, env: Mapping[str, str], preload: Sequence[str]
+    ) -> None:
         """Have an idle agent for the next gang: the last one's stays with its session."""
         if self.warms_up:
-            agent = self.take(hub, env, preload)
+            agent = self.take(hub, around, env, preload)
             self.idle.append(agent)  # looked up here: take() creates a new list
 
     async def give_back(self, agent: LocalAgent) -> None:
@@ -112,9 +117,9 @@ def warm_up(preload: Sequence[str]) -> None:
     def start() -> None:
         pool().warms_up = True
         if not pool().all:
-            pool().get_ready(current, os.environ, preload)
+            pool().get_ready(current, around, around.env, preload)
 
-    current = hub()
+    current, around = hub(), Surroundings.now()
     current.loop.call_soon_threadsafe(start)
 
 

@@ -64,7 +64,7 @@ class ForkserverClient:
         """Files of its modules and their modification times at import."""
         self._is_aborted = False
         """It was ended during an import, which is not the fault of the imported module."""
-        self._sock, theirs = socket.socketpair()
+        self._sock, theirs = framing.pair()
         self._reader = framing.FrameReader(self._sock)
         arguments = (theirs.fileno(), kernel, os.getpid(), json.dumps(list(sys_path)), *preload)
         module = "hydrogen_magic.node.agent.forkserver"

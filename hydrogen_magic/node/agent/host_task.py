@@ -303,6 +303,7 @@ def _start_agent(
         "parent_pid": about.get("parent_pid"),
     }
     ours, theirs = socket.socketpair()
+    theirs.setblocking(True)  # a task before may have set a default timeout in this process
     with ours, theirs, open(os.path.join(folder, _STDERR), "wb") as stderr:
         # By a shell that exits at once: an orphan leaves no zombie in this process.
         subprocess.run(

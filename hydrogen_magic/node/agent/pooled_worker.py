@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hydrogen_magic.serialization.payload import memory_file
+from hydrogen_magic.transport import framing
 
 
 @dataclass
@@ -27,7 +28,7 @@ class PooledWorker:
     @classmethod
     def create(cls) -> tuple[PooledWorker, list[int]]:
         """Return the agent's ends and the worker's five descriptors, in the order of ``WorkerPipes``."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = framing.pair()
         ours.setblocking(False)
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()

@@ -33,12 +33,15 @@ from hydrogen_magic.node.agent.exit_watch import FinishWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
 from hydrogen_magic.node.agent.output import RankLog
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
-from hydrogen_magic.node.agent.rank_output import DRAIN_CHUNKS, RankOutput
+from hydrogen_magic.node.agent.rank_output import RankOutput
 from hydrogen_magic.node.agent.stacks import StackReader
 from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.transport import framing
 
 _PIPE_BYTES = 1 << 16
+_MOST_READS = 1 << 14
+"""Reads of an exited rank's messages, one for each descriptor: more than a socket holds. What is left comes
+from a process that still writes."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -217,7 +220,7 @@ class RankProcess:
     def on_exit(self, status: int, max_rss_bytes: int) -> None:
         """Handle the exit status: read the remaining output, then report."""
         try:
-            for _ in range(DRAIN_CHUNKS):
+            for _ in range(_MOST_READS):
                 if not self._read_control():
                     break
             self.output.read_available()

@@ -69,7 +69,7 @@ def serve(
     Return True if all rows are done, False if the other end was closed before. Raises InferError, and
     the errors of ``predict``.
     """
-    with socket.socket(fileno=channel_fd) as sock:
+    with framing.inherited(channel_fd) as sock:
         return _ChunkServer(sock, predict, options, own_process).run(cell_s)
 
 

@@ -64,7 +64,7 @@ def run_worker(
     try:
         process_setup.detach(pipes, agent_pid, intermediate_pid)
         process_setup.get_ready(observers)
-        control = socket.socket(fileno=pipes.control)
+        control = framing.inherited(pipes.control)
         reader = framing.FrameReader(control)
         received = framing.receive(reader)
         if received is None:

@@ -42,7 +42,7 @@ def leave_timeline(attempt: Attempt) -> str:
     if not os.path.exists(written):
         return ""
     try:
-        shutil.copyfile(written, path)
+        shutil.copyfile(written, os.path.join(attempt.job.surroundings.directory, path))
     except OSError as error:
         what = f"the timeline of {timeline.name}"
         return f"{what} cannot be copied to its path: {error}; it is in {written}"

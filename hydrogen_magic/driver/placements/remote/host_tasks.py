@@ -63,7 +63,7 @@ class HostTasks:
         needs = {"zmq", *(name.partition(".")[0] for name in job.needs)}
         # A new agent's forkserver has the host's variables. If the gang sets others that matter on import,
         # the launch replaces it: it imports nothing before.
-        of_host = forkserver.fingerprint({})
+        of_host = forkserver.fingerprint({}, job.surroundings.sys_path)
         return {
             "gang": attempt.gang,
             "attempt": attempt.number,
@@ -89,7 +89,8 @@ class HostTasks:
 
 def fingerprint(job: Job) -> str:
     """Return the fingerprint that a forkserver on a host must have to serve this gang."""
-    return forkserver.fingerprint(forwarded_settings.environment(job))
+    env = forwarded_settings.environment(job)
+    return forkserver.fingerprint(env, job.surroundings.sys_path)
 
 
 def problem_of(text: str) -> TaskProblem | None:

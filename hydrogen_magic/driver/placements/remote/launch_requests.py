@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hydrogen_magic.core.messages import LaunchRequest
-from hydrogen_magic.driver.placements import Attempt, forkserver, launch_request
+from hydrogen_magic.driver.placements import Attempt, launch_request
 from hydrogen_magic.driver.placements.remote import forwarded_settings, host_tasks
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.driver.placements.remote.rank_assignment import RankAssignment
@@ -47,7 +47,7 @@ def _host_launch(
     return launch_request.HostLaunch(
         slots=[assignment.plan.slots[rank] for rank in ranks],
         env=forwarded_settings.environment(job),
-        cwd=forkserver.directory(),
+        cwd=job.surroundings.directory,
         preload=job.preload,
         fingerprint=host_tasks.fingerprint(job),
         # The agent puts another path in its place.
