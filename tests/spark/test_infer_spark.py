@@ -913,7 +913,12 @@ def test_the_result_of_a_run_has_the_frames_columns_as_they_are(spark: Any) -> N
         "id + 0.5d as id", "* except (id)", "cast(null as string) as `nothing yet`"
     )
     assert run.result.dtypes == changed.dtypes
-    assert sorted(map(str, run.result.collect())) == sorted(map(str, changed.collect()))
+    # Spark Connect refuses to collect a TIME column.
+    found, expected = (
+        each.withColumn("clock", each["clock"].cast("string")).collect()
+        for each in (run.result, changed)
+    )
+    assert sorted(map(str, found)) == sorted(map(str, expected))
     run.result.unpersist()
 
 
