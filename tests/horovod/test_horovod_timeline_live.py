@@ -30,9 +30,12 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(
-    params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.exhaustive])]
+SPARK = pytest.param(
+    "spark", marks=[pytest.mark.spark, pytest.mark.exhaustive, pytest.mark.xdist_group("spark")]
 )
+
+
+@pytest.fixture(params=["local", SPARK])
 def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Gang]]:
     """Launches trainings that go on until a file is there, and ends them."""
     if request.param == "spark":
@@ -52,14 +55,7 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         assert gang.wait(PATIENCE_S)
 
 
-mostly_local = pytest.mark.parametrize(
-    "launch",
-    [
-        "local",
-        pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.exhaustive]),
-    ],
-    indirect=True,
-)
+mostly_local = pytest.mark.parametrize("launch", ["local", SPARK], indirect=True)
 """Where Spark goes by code that the first test runs as well."""
 
 
