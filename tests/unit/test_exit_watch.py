@@ -67,6 +67,8 @@ def test_the_limit_for_its_exit_begins_with_its_result(usage: Usage) -> None:
 def test_a_rank_that_is_connected_to_a_server_may_wait_longer(usage: Usage) -> None:
     usage.is_connected = True
     assert killed_at(ExitWatch(1, 0.0), usage, ticks=0, written=0, delivered=True) == 62
+    among_hosts = ExitWatch(1, 0.0, is_on_one_host=False)
+    assert killed_at(among_hosts, usage, ticks=0, written=0, delivered=True) == 6
 
 
 def test_a_connection_to_a_process_of_the_gang_is_none_to_a_server(

@@ -28,10 +28,14 @@ _BUSY_TICKS = 5
 
 
 class ExitWatch:
-    """Watches one rank and its children after the end of its cell."""
+    """Watches one rank and its children after the end of its cell.
 
-    def __init__(self, pid: int, now_s: float) -> None:
+    ``is_on_one_host``: so is the whole gang. Connections to its ranks elsewhere look like those to a server.
+    """
+
+    def __init__(self, pid: int, now_s: float, *, is_on_one_host: bool = True) -> None:
         self._pid = pid
+        self._is_on_one_host = is_on_one_host
         self._ticks = self._written = 0
         self._busy_s = self._wrote_s = now_s
         self._has_delivered = False
@@ -61,7 +65,8 @@ class ExitWatch:
 
     def _may_wait_for_answer(self) -> bool:
         """Whether it has a connection to a server; those to processes of this agent keep nothing alive."""
-        return processes.are_connected(processes.family(self._pid), processes.family(os.getpid()))
+        own, spare = processes.family(self._pid), processes.family(os.getpid())
+        return self._is_on_one_host and processes.are_connected(own, spare)
 
 
 class FinishWatch:
@@ -70,6 +75,8 @@ class FinishWatch:
     def __init__(self, pid: int) -> None:
         self.step = ""
         """The current step of sending the results, such as "packing `model`"."""
+        self.is_on_one_host = True
+        """So is the whole gang, see :class:`ExitWatch`."""
         self._pid = pid
         self._step_since_s = 0.0
         self._has_delivered = False
@@ -78,7 +85,8 @@ class FinishWatch:
     def begin(self) -> None:
         """The cell is over."""
         if self._exit_watch is None:
-            self._exit_watch = ExitWatch(self._pid, time.monotonic())
+            now_s = time.monotonic()
+            self._exit_watch = ExitWatch(self._pid, now_s, is_on_one_host=self.is_on_one_host)
 
     def pack(self, step: str) -> None:
         """The rank begins a step of sending its results."""

@@ -79,6 +79,7 @@ class RankProcess:
         """Start the rank in the waiting worker."""
         if checkpoint.FOLDER in start.env:
             self._checkpoints = checkpoint.folder_of(start.env, start.cwd)
+        self._finish.is_on_one_host = start.env.get("GROUP_WORLD_SIZE", "1") == "1"
         self.worker.control.setblocking(True)
         try:
             framing.send(self.worker.control, start, fds)
