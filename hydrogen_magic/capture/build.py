@@ -297,9 +297,10 @@ def _graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
     ]
     if not found:
         return ""
+    listed = ", ".join(f"`{name}`" for name in found[:3])
     return (
-        f"{' and '.join(f'`{name}`' for name in found[:3])} was computed in the notebook and arrives without"
-        " its autograd graph: backward() does not reach the parameters; compute it inside the cell"
+        f"computed in the notebook, and sent without the autograd graph: {listed}; backward() does not reach"
+        " the parameters: compute the loss inside the cell"
     )
 
 
