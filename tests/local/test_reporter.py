@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -319,6 +320,21 @@ def test_spans_nest_and_wrap_functions(reporter: reporters.Reporter, sent: Sent)
     assert spans.depths == (2, 1, 0, 0)
     assert all(a <= b for a, b in zip(spans.starts_ns, spans.ends_ns, strict=True))
     assert spans.starts_ns[2] <= spans.starts_ns[1] <= spans.starts_ns[0]
+
+
+def test_a_span_begins_where_it_was_opened_even_if_the_rank_is_interrupted_at_its_end(
+    reporter: reporters.Reporter, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = itertools.chain([1, 1, 50], itertools.repeat(1))
+    clock = itertools.accumulate(steps, initial=time.monotonic_ns())
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
+    with api.span("outer"), api.span("inner"):
+        pass
+    monkeypatch.undo()
+    reporter.close()
+    (spans,) = sent.of(ev.Spans)
+    assert spans.names == ("inner", "outer")
+    assert spans.starts_ns[1] < spans.starts_ns[0]
 
 
 def test_a_plain_process_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:

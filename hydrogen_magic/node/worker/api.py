@@ -199,14 +199,14 @@ class span:  # noqa: N801  used like a function, as contextlib.suppress is
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        end = time.monotonic_ns()
         start, depth = self._open.pop()
         _spans.depth.spans -= 1
         reporter = _reporter.current()
         if reporter is not None:
-            end_ns = reporter.now_ns()
             # Not before the gang's launch, for a span opened before the reporter started.
-            start_ns = max(0, end_ns - (time.monotonic_ns() - start))
-            reporter.span(self._name, start_ns, end_ns, depth)
+            start_ns = max(0, reporter.at_ns(start))
+            reporter.span(self._name, start_ns, reporter.at_ns(end), depth)
 
     def __call__(self, function: _F) -> _F:
         name = self._name

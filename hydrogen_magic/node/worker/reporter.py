@@ -75,7 +75,11 @@ class Reporter:
 
     def now_ns(self) -> int:
         """Return the time of a span on the gang's clock."""
-        return time.monotonic_ns() - self._zero_ns
+        return self.at_ns(time.monotonic_ns())
+
+    def at_ns(self, monotonic_ns: int) -> int:
+        """Return the time on the gang's clock of a moment of :func:`time.monotonic_ns`."""
+        return monotonic_ns - self._zero_ns
 
     def log(self, step: int | None, values: dict[str, Any]) -> None:
         """Record a point, see :meth:`PointQueue.add`."""
