@@ -362,6 +362,8 @@ class Dispatcher:
                     chunk = self._queue.next()
                     if chunk is not None:
                         channel.send_chunk(chunk, is_alone=not self._alone.is_over)
+                        if not channel.rows:
+                            self._report_rows(channel)  # its rate counts from here
 
     # ── progress ──
 
@@ -381,10 +383,12 @@ class Dispatcher:
         counts = queue.rows, queue.n_rows, queue.in_flight, failed
         self._emit(ev.RowsDone(now_s, began_s, *counts, resumed=queue.n_resumed_rows))
         for channel in self._channels:
-            # From its first rows on, since its rate counts from there.
             if channel.rows or channel.in_flight:
-                bar = _ROWS_BAR, "", channel.rows, None, "rows", is_last
-                self._emit(ev.Progress(now_s, channel.rank, *bar))
+                self._report_rows(channel, is_last)
+
+    def _report_rows(self, channel: RankChannel, is_last: bool = False) -> None:
+        bar = _ROWS_BAR, "", channel.rows, None, "rows", is_last
+        self._emit(ev.Progress(self._now_s(), channel.rank, *bar))
 
     def _report_end(self) -> None:
         self._report(is_last=True)

@@ -147,6 +147,9 @@ def test_progress_tells_the_rows_of_every_rank() -> None:
     events = run.gang.events()
     first = next(event for event in events if isinstance(event, ev.RowsDone))
     assert (first.done, first.in_flight) == (0, 0)
+    bars = [event for event in events if isinstance(event, ev.Progress)]
+    began_at = {bar.rank: bar.n for bar in reversed(bars)}
+    assert began_at == dict.fromkeys(done, 0)  # rates count from there
 
 
 def test_columns_without_number_are_told_to_every_rank() -> None:
