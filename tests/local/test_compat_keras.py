@@ -98,6 +98,7 @@ def averaged() -> dict[str, Any]:
     return logs
 
 
+@pytest.mark.exhaustive
 def test_metrics_of_many_values_are_averaged() -> None:
     """Such as those of ``keras.metrics.F1Score``, one for each class."""
     environment = {"KERAS_BACKEND": "torch"}

@@ -16,11 +16,11 @@ from tests.gangs import PATIENCE_S, wait_until_gone
 from tests.scripted_kernel import Kernel, agents_of
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.exhaustive)])
-def test_kills_at_random_moments(kills: int) -> None:
+@pytest.mark.exhaustive
+def test_kills_at_random_moments() -> None:
     """Two ranks with two DataLoader workers, one stuck, and a helper in its own session each."""
     moments = random.Random(7)
-    for _ in range(kills):
+    for _ in range(20):
         kernel = Kernel()
         time.sleep(moments.uniform(0, 2.5))  # any moment of the launch
         agents = agents_of(kernel)

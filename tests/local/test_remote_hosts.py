@@ -543,6 +543,7 @@ def test_hosts_that_see_the_notebooks_disk_receive_no_data(sent: list[str]) -> N
     assert sent == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_shared_disk")
 def test_a_host_that_cannot_store_a_dataset_is_named() -> None:
     (_, _, first), _ = ended(launch(shards.read_here, numbers(), np=2)).results
@@ -625,6 +626,7 @@ def test_a_host_that_is_lost_while_it_receives_data_is_named(
     wait_until_gone(pids[1:])
 
 
+@pytest.mark.exhaustive
 def test_only_hosts_that_lack_the_data_receive_it(sent: list[str]) -> None:
     with hosts_on_other_disks(slice(1, 2)), numbers() as rows:
         found = ended(launch(shards.read_here, rows, np=2)).results
@@ -633,6 +635,7 @@ def test_only_hosts_that_lack_the_data_receive_it(sent: list[str]) -> None:
         assert sent == [rows.name]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_shared_disk")
 def test_a_dataset_that_was_deleted_is_reported_by_the_ranks(sent: list[str]) -> None:
     rows = numbers()
@@ -658,6 +661,7 @@ def test_a_dataset_that_is_deleted_on_its_way_is_reported_by_the_ranks(
     assert "FileNotFoundError: the data of hm.dataset() is in" in failure
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_shared_disk")
 def test_an_attempt_has_the_data_that_was_deleted_meanwhile(tmp_path: Path) -> None:
     """As of a gang that has outlived the notebook, which deletes it at its end."""

@@ -268,6 +268,7 @@ print(json.dumps({"kind": kinds[0], "values": len(values)}))
 """
 
 
+@pytest.mark.exhaustive
 def test_after_a_restart_of_spark() -> None:
     """In a process of its own, with ``local[2]``: agents are children of its JVM, which stays."""
     out = subprocess.run(
