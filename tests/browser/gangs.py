@@ -182,7 +182,7 @@ def send_unless_flooded(message, *rest, **more):
         return send(message, *rest, **more)
     kernel.session.message_count += 1000 * is_on
     parts = [bytes(part) for part in message]
-    if is_late and b'"msg_type": "comm_open"' in b"".join(parts):
+    if b'"msg_type": "comm_open"' in parts[-4] and b'"gang_id"' in parts[-1]:
         pathlib.Path("opening-is-lost").touch()
     is_end = parts[-1] == b'{"execution_state": "idle"}' and b"execute_request" in parts[-3]
     pathlib.Path("end-is-lost" if is_end else "is-flooded").touch()
@@ -193,7 +193,6 @@ a file ``late`` it sends none either: the server has not read enough yet."""
 FLOODED = """%%distributed --np 1
 import pathlib, time
 print("started", flush=True)
-pathlib.Path("is-running").touch()
 while not pathlib.Path("go").exists():
     time.sleep(0.05)
 print("finished", flush=True)

@@ -26,12 +26,14 @@ def test_first_and_last_messages_of_a_gang_are_shown_though_they_were_dropped(
     flood = server.notebooks / "flood"
     flood.touch()
     lab.start(FLOODED)
-    wait_until((server.notebooks / "is-running").exists, "a running gang")
+    opening = server.notebooks / "opening-is-lost"
+    wait_until(opening.exists, "a view whose opening is lost")
     expect(lab.widget(FLOODED)).to_have_count(0)
     late = server.notebooks / "late"
     late.touch()
+    opening.unlink()
     flood.unlink()
-    wait_until((server.notebooks / "opening-is-lost").exists, "a repetition that is lost, too")
+    wait_until(opening.exists, "a repetition that is lost, too")
     late.unlink()
     expect(lab.state(FLOODED)).to_have_attribute("data-state", "running")
     expect(lab.widget(FLOODED)).to_contain_text("started")

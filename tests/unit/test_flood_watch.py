@@ -6,11 +6,12 @@ from hydrogen_magic.views.widget.flood import FloodWatch
 
 
 class Sender:
-    """A kernel that sends messages at a rate, and a clock."""
+    """A kernel that sends messages at a rate, and a clock; ``n_unseen``: messages since the last view."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_unseen: int = 0) -> None:
         self.now_s = 100.0
         self.n_sent = 5000.0
+        FloodWatch.n_seen = 5000 - n_unseen
         self.watch = FloodWatch(lambda: int(self.n_sent), lambda: self.now_s)
 
     def send(self, per_s: float, for_s: float) -> list[bool]:
@@ -43,6 +44,14 @@ def test_a_short_burst_is_a_flood() -> None:
     sender = Sender()
     sender.send(5000, 0.1)
     assert sender.watch.is_on and any(sender.send(0, 3))
+
+
+def test_a_flood_before_the_view_is_taken_for_one_that_has_just_ended() -> None:
+    sender = Sender(n_unseen=1500)
+    assert sender.watch.is_recent
+    found = sender.send(20, 12)
+    assert [number // 10 for number, is_due in enumerate(found, 1) if is_due] == [3, 7]
+    assert not FloodWatch(lambda: int(sender.n_sent), lambda: sender.now_s).is_recent
 
 
 def test_another_flood_postpones_it() -> None:

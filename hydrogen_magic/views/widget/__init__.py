@@ -11,11 +11,11 @@ A gang is shown in up to three ways, one after another:
 A flood of other messages makes messages disappear, ours among them: Jupyter's server drops all but
 ``status``, ``comm_open`` and ``execute_input``, and the kernel's socket drops any. A page that has the widget
 requests missing data. After the flood, a widget that has reached no page is opened again, and the end of
-its cell is reported again, several times (:meth:`WidgetView._resend`). Two limits remain. A page handles its
-messages in their order, replies of the shell channel among them, so ours are shown after all that the flood
-has queued there, however late. An output that was dropped is displayed again only in JupyterLab and Notebook
-7: other front ends do not let a page see whether the notebook has it, and an output that is displayed twice
-stays in the notebook twice.
+its cell is reported again, several times (:meth:`WidgetView._resend`); the flood may also have ended before
+the view opened. Two limits remain. A page handles its messages in their order, replies of the shell channel
+among them, so ours are shown after all that the flood has queued there, however late. An output that was
+dropped is displayed again only in JupyterLab and Notebook 7: other front ends do not let a page see whether
+the notebook has it, and an output that is displayed twice stays in the notebook twice.
 
 Commands of pages arrive in other threads while a cell waits, see
 :mod:`~hydrogen_magic.views.widget.shell_interceptor`. :meth:`WidgetView.update` answers their requests;

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hydrogen_magic.views.widget.display import ipython_kernel
 
 _WINDOW_S = 1.0
 _MANY_PER_S = 250.0
 """Far more than a view and a cell's own output send; servers are rarely set to drop fewer."""
+_MOST_WAITING = 1000
+"""The kernel's socket drops messages when this many wait in it: ZeroMQ's default."""
 _RECENT_S = 30.0
 """A busy server has read a flood's last messages by then."""
 _LOOK_S = 0.25
@@ -32,7 +34,14 @@ def messages_sent() -> int:
 
 
 class FloodWatch:
-    """Detects floods from the number of messages, which ``count`` returns. ``clock`` is in seconds."""
+    """Detects floods from the number of messages, which ``count`` returns. ``clock`` is in seconds.
+
+    Without a view, nothing watches. If a new watch finds that many messages were sent since the last one
+    looked, they may be a flood that has just ended, and that still fills the kernel's socket.
+    """
+
+    n_seen = 0
+    """Number of messages when any watch last looked."""
 
     def __init__(
         self,
@@ -47,10 +56,15 @@ class FloodWatch:
         """When the last flood was seen."""
         self._resend_at: list[float] = []
         self.is_on = False
+        now, n_sent = self._mark
+        if n_sent - FloodWatch.n_seen > _MOST_WAITING:
+            self._last_s = now
+            self.send_again(_RESEND_S[2:])  # a page that has the widget has said hello by then
 
     def poll(self) -> bool:
         """Take a look, several times a second; return True when it is time to send again."""
         now, count = self._clock(), self._count()
+        FloodWatch.n_seen = count
         since, before = self._mark
         was_on = self.is_on
         if count - before > _MANY_PER_S * max(_WINDOW_S, now - since):
@@ -66,9 +80,9 @@ class FloodWatch:
             del self._resend_at[0]
         return is_due
 
-    def send_again(self) -> None:
+    def send_again(self, after_s: Sequence[float] = _RESEND_S) -> None:
         """Make :meth:`poll` return True several times from now on, as it does after a flood."""
-        self._resend_at = [self._clock() + after_s for after_s in _RESEND_S]
+        self._resend_at = [self._clock() + each_s for each_s in after_s]
 
     @property
     def is_over(self) -> bool:
