@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import sys
 import threading
@@ -80,6 +81,12 @@ def test_points_arrive_as_columns(reporter: reporters.Reporter, sent: Sent) -> N
     assert metrics.values == {"loss": (1.5, 1, None, 2), "accuracy": (None, 0.5, 1, None)}
     assert list(metrics.times_s) == sorted(metrics.times_s)
     assert metrics.skipped == 0
+
+
+def test_nan_and_infinity_are_values(reporter: reporters.Reporter, sent: Sent) -> None:
+    api.log(loss=math.nan, bound=-math.inf)
+    reporter.close()
+    assert str(sent.of(ev.Metrics)[0].values) == "{'loss': (nan,), 'bound': (-inf,)}"
 
 
 def test_tensors_are_read_at_the_call_and_without_a_warning(
