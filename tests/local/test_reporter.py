@@ -318,15 +318,17 @@ def test_spans_nest_and_wrap_functions(reporter: reporters.Reporter, sent: Sent)
         await asyncio.sleep(0)
         return 5
 
+    with pytest.raises(KeyError), api.span("failed"):
+        raise KeyError
     with api.span("outer"):
         assert twice(1) == 2
     assert asyncio.run(later()) == 5
     reporter.close()
     (spans,) = sent.of(ev.Spans)
-    assert spans.names == ("sync", "sync", "outer", "async")
-    assert spans.depths == (2, 1, 0, 0)
+    assert spans.names == ("failed", "sync", "sync", "outer", "async")
+    assert spans.depths == (0, 2, 1, 0, 0)
     assert all(a <= b for a, b in zip(spans.starts_ns, spans.ends_ns, strict=True))
-    assert spans.starts_ns[2] <= spans.starts_ns[1] <= spans.starts_ns[0]
+    assert spans.starts_ns[3] <= spans.starts_ns[2] <= spans.starts_ns[1]
 
 
 def test_a_span_begins_where_it_was_opened_even_if_the_rank_is_interrupted_at_its_end(
