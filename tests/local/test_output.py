@@ -117,6 +117,21 @@ def test_lines_that_are_shown_hold_no_control_characters(chunks: list[bytes]) ->
         assert control not in printed
 
 
+def writes_on_both() -> None:
+    for fd in (1, 2):
+        os.write(fd, b"rank %d on %d" % (hm.rank(), fd))
+
+
+def test_output_belongs_to_the_rank_and_the_stream_that_wrote_it() -> None:
+    gang = ended(hm.launch(writes_on_both, np=2))
+    assert {(event.rank, event.stream, event.text) for event in outputs(gang)} == {
+        (0, "stdout", "rank 0 on 1"),
+        (0, "stderr", "rank 0 on 2"),
+        (1, "stdout", "rank 1 on 1"),
+        (1, "stderr", "rank 1 on 2"),
+    }
+
+
 def everything_then_crash() -> None:
     libc = ctypes.CDLL(None)
     os.write(1, bytes(range(256)))
