@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -115,6 +116,12 @@ def test_lines_that_are_shown_hold_no_control_characters(chunks: list[bytes]) ->
     printed = "".join(line.text for line in shown)
     for control in "\r\n\0\a\x1b[2J", "\x1b]", "\u202e":
         assert control not in printed
+
+
+def test_a_log_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    RankLog(str(path)).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def writes_on_both() -> None:
