@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -115,6 +116,27 @@ def test_lines_that_are_shown_hold_no_control_characters(chunks: list[bytes]) ->
     printed = "".join(line.text for line in shown)
     for control in "\r\n\0\a\x1b[2J", "\x1b]", "\u202e":
         assert control not in printed
+
+
+def test_a_log_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.log"
+    RankLog(str(path)).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def writes_on_both() -> None:
+    for fd in (1, 2):
+        os.write(fd, b"rank %d on %d" % (hm.rank(), fd))
+
+
+def test_output_belongs_to_the_rank_and_the_stream_that_wrote_it() -> None:
+    gang = ended(hm.launch(writes_on_both, np=2))
+    assert {(event.rank, event.stream, event.text) for event in outputs(gang)} == {
+        (0, "stdout", "rank 0 on 1"),
+        (0, "stderr", "rank 0 on 2"),
+        (1, "stdout", "rank 1 on 1"),
+        (1, "stderr", "rank 1 on 2"),
+    }
 
 
 def everything_then_crash() -> None:

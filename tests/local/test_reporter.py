@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import sys
 import threading
@@ -80,6 +81,12 @@ def test_points_arrive_as_columns(reporter: reporters.Reporter, sent: Sent) -> N
     assert metrics.values == {"loss": (1.5, 1, None, 2), "accuracy": (None, 0.5, 1, None)}
     assert list(metrics.times_s) == sorted(metrics.times_s)
     assert metrics.skipped == 0
+
+
+def test_nan_and_infinity_are_values(reporter: reporters.Reporter, sent: Sent) -> None:
+    api.log(loss=math.nan, bound=-math.inf)
+    reporter.close()
+    assert str(sent.of(ev.Metrics)[0].values) == "{'loss': (nan,), 'bound': (-inf,)}"
 
 
 def test_tensors_are_read_at_the_call_and_without_a_warning(
@@ -311,15 +318,17 @@ def test_spans_nest_and_wrap_functions(reporter: reporters.Reporter, sent: Sent)
         await asyncio.sleep(0)
         return 5
 
+    with pytest.raises(KeyError), api.span("failed"):
+        raise KeyError
     with api.span("outer"):
         assert twice(1) == 2
     assert asyncio.run(later()) == 5
     reporter.close()
     (spans,) = sent.of(ev.Spans)
-    assert spans.names == ("sync", "sync", "outer", "async")
-    assert spans.depths == (2, 1, 0, 0)
+    assert spans.names == ("failed", "sync", "sync", "outer", "async")
+    assert spans.depths == (0, 2, 1, 0, 0)
     assert all(a <= b for a, b in zip(spans.starts_ns, spans.ends_ns, strict=True))
-    assert spans.starts_ns[2] <= spans.starts_ns[1] <= spans.starts_ns[0]
+    assert spans.starts_ns[3] <= spans.starts_ns[2] <= spans.starts_ns[1]
 
 
 def test_a_span_begins_where_it_was_opened_even_if_the_rank_is_interrupted_at_its_end(

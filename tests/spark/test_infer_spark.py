@@ -113,11 +113,13 @@ def plain_report(spark: Any) -> dict[int, dict[str, Any]]:
 
 
 def test_rows_keep_their_order_and_columns(spark: Any) -> None:
-    frame = spark.range(0, 10_000, 1, 5).selectExpr("id", "cast(id as string) as name")
+    """Those of the second partition come in three batches of Arrow."""
+    first, second = spark.range(0, 10, 1, 1), spark.range(10, 25_000, 1, 1)
+    frame = first.union(second).selectExpr("id", "cast(id as string) as name")
     result = inferred(frame, TWICE, batch_size=300)
     assert result.columns == ["id", "name", "twice"]
     rows = result.collect()
-    assert [tuple(row) for row in rows] == [(n, str(n), 2 * n) for n in range(10_000)]
+    assert [tuple(row) for row in rows] == [(n, str(n), 2 * n) for n in range(25_000)]
 
 
 @on_classic

@@ -281,6 +281,12 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "bytes(x)[0], len(bytes(x))",
         (1, 8),
     ),
+    """
+    def scaled(by, offset=None):
+        def x(n, *, times=by): return n * times if offset is None else n * times + offset
+        return x
+    x = scaled(3)
+    """: ("x(2), x(2, times=5)", (6, 10)),
     "import sys\nx = {'python': sys.version_info}": ("x['python'] is sys.version_info", True),
 }
 

@@ -154,10 +154,11 @@ def test_the_culprit_is_found_though_victims_complain_first(
 def test_of_ranks_that_fail_on_their_own_the_first_is_to_blame(
     first: int, heard_first: int
 ) -> None:
-    """In any order of their numbers and of their reports."""
+    """In any order of their numbers, of their reports and of their exits."""
     own = [ev.RankFailed(1.0, first, USERS_OWN, "running")]
     own.append(ev.RankFailed(1.05, 1 - first, USERS_OWN, "running"))
-    state = replay([*running(2), *(own if heard_first == first else reversed(own))])
+    exits = [ev.RankExited(1.06, 1 - first, 1, ""), ev.RankExited(1.1, first, 1, "")]
+    state = replay([*running(2), *(own if heard_first == first else reversed(own)), *exits])
     found = verdict(state, math.inf)
     assert found is not None and found.culprit == first
 
