@@ -17,6 +17,7 @@ numbered, and a rank keeps the numbers of its objects from cell to cell.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import pickle
 import sys
@@ -25,6 +26,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from hydrogen_magic.serialization.reducers import restore_object
 
 _KINDS = (
     ("torch.nn", "Module"),
@@ -93,14 +96,30 @@ def numbered(restore: Callable[..., Any], number: int, obj: Any, reduced: Any) -
     ``reduced``: the value that a pickler's ``reducer_override`` returned for it.
     """
     if reduced is NotImplemented:
-        reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        # NumPy makes an array with gaps empty, and fills it later.
+        has_gaps = is_array(obj) and not (obj.flags.forc or obj.dtype.hasobject)
+        whole = obj.copy() if has_gaps else obj
+        reduced = whole.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(reduced, tuple):
         return reduced
     make, args, *rest = reduced
     state, items, pairs, setter = (*rest, None, None, None, None)[:4]
+    if not (make in _MAKES_EMPTY or _is_whole_at_once(obj)):
+        return reduced
     if restore is not restore_numbered and state is not None:
         setter = setter or restore_state
     return restore, (number, make, args), state, items, pairs, setter
+
+
+_MAKES_EMPTY = (copyreg.__newobj__, restore_object)  # type: ignore[attr-defined]  # typeshed lacks it
+"""Functions that leave all contents to the state. Another one, which a class names in ``__reduce__``, may put
+contents into the object that it makes, and an existing object would not get them."""
+
+
+def _is_whole_at_once(obj: Any) -> bool:
+    """Whether it has its contents when it is made, and an existing one can take them."""
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    return is_array(obj) or _is_tensor(obj) or isinstance(obj, compiled)
 
 
 # ── on a rank ────────────────────────────────────────────────────────────────────────────────────

@@ -139,6 +139,32 @@ def test_odd_tensors_do_not_stop_the_assignment(notebook: Notebook, model: str) 
     notebook.cell("assert last == 5 and odd.tolist() == [2, 2]")
 
 
+OWN_REDUCE = """
+class Own(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+    def __reduce__(self):
+        return Own, (self.weight.tolist(),), {"note": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "warns"),
+    [("Own([1.0])", True), ("torch.jit.script(nn.Dropout())", True), ("torch.compile(net)", False)],
+)
+def test_an_object_that_its_class_makes_whole_comes_back_whole(
+    notebook: Notebook, model: str, warns: bool
+) -> None:
+    notebook.cell(NET + OWN_REDUCE + f"model = {model}; others = [model]")
+    cell = "model.eval()\nwith torch.no_grad(): [one.fill_(7) for one in model.parameters()]"
+    warnings, _ = run(notebook, cell, "model")
+    assert len(warnings) == warns and all("`others`" in text for text in warnings)
+    notebook.cell("assert (model is not others[0]) == " + str(warns))
+    notebook.cell("assert all((one == 7).all() for one in model.parameters())")
+    notebook.cell("assert isinstance(model, Own) or not model.training")
+
+
 def test_an_object_that_is_assigned_anew_leaves_the_old_one_alone(notebook: Notebook) -> None:
     notebook.cell(NET)
     net, weight = notebook.names["net"], notebook.names["weight"].detach().clone()
@@ -218,6 +244,15 @@ def test_tensors_and_arrays_are_updated_in_place(notebook: Notebook) -> None:
     notebook.cell("assert same is array and alias is tensor and array.sum() == alias.sum() == 3")
     run(notebook, "array = np.ones(4); tensor = tensor + 1", "array", "tensor")
     notebook.cell("assert len(array) == 4 and same.sum() == 3 and alias.sum() == 3")
+
+
+@pytest.mark.parametrize("part", ["[::2]", "[::-1]", ".reshape(2, 3).T[1:]"])
+def test_parts_of_an_array_are_updated_in_place(notebook: Notebook, part: str) -> None:
+    notebook.cell(f"import numpy as np\nwhole = np.zeros(6)\npart = whole{part}; same = part")
+    run(notebook, "part += 1", "part")
+    notebook.cell(f"assert part is same and (part == 1).all() and (whole{part} == 1).all()")
+    run(notebook, "whole += 1; part += 1", "whole", "part")
+    notebook.cell(f"assert part is same and (part == 3).all() and (whole{part} == 3).all()")
 
 
 def test_an_optimizer_comes_back_with_hooks_and_attributes(notebook: Notebook) -> None:
