@@ -145,6 +145,8 @@ def _unpack_what_opens(sections: Sequence[Payload], originals: Originals | None)
     try:
         with updating(originals) as updates:
             again = _Tolerant(sections, lambda place: updates.use(place in opened.untouched))
+            if not opened.untouched <= again.untouched:
+                raise ValueError("an existing object refuses the state that a new one takes")
     except (Exception, SystemExit):  # nothing has been updated
         return opened.objects
     return [
