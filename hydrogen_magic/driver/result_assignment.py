@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from hydrogen_magic.driver.state.gang_results import RankResults
@@ -15,12 +16,14 @@ def assign(
     names: Iterable[str],
     namespace: MutableMapping[str, Any],
     originals: Originals,
+    loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> list[str]:
     """Assign the variables in ``names`` that arrived; return warnings about stale references.
 
-    Objects of the notebook that the ranks have changed keep their identity.
+    Objects of the notebook that the ranks have changed keep their identity. ``loading``: the context in
+    which the classes' own code runs; an interrupt there assigns nothing.
     """
-    results.update(originals)
+    results.update(originals, loading)
     replaced: dict[str, Any] = {}
     for name in names:
         if name in results.arrived():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from hydrogen_magic.driver.result_assignment import assign
 from hydrogen_magic.driver.state.gang_results import RankResults
@@ -310,6 +311,33 @@ net.inner = once = Once(2, 2)
     run(notebook, "weight.data.fill_(7)", "net", "once")
     assert notebook.names["net"] is not net and weight.unique().tolist() != [7]
     notebook.cell("assert net.inner is once and net.first.weight.unique() == 7")
+
+
+def test_an_interrupt_of_the_classes_own_code_changes_nothing(notebook: Notebook) -> None:
+    notebook.cell(NET)
+    notebook.cell("""
+        class Slow:
+            is_stopped = False
+            def __setstate__(self, state):
+                self.__dict__.update(state)
+                if Slow.is_stopped: raise KeyboardInterrupt
+        slow, steps = Slow(), np.zeros(1)
+        slow.net, net.tag, weight.tag, weight.grad = net, 1, 1, torch.ones(2, 3)
+    """)
+    before = notebook.names["weight"].detach().clone()
+    captured = notebook.capture(
+        "net.tag = weight.tag = 2; net.double(); weight.data.fill_(7); steps += 1; slow",
+        out=("net", "steps", "slow"),
+    )
+    loaded = namespace.load(captured.payload, types.ModuleType("__main__"))
+    with loaded.as_main():
+        results = delivered(loaded, loaded.run())
+    notebook.cell("Slow.is_stopped = True")
+    with pytest.raises(KeyboardInterrupt):
+        assign(results, ("net", "steps", "slow"), notebook.names, captured.originals)
+    assert torch.equal(notebook.names["weight"], before)
+    notebook.cell("assert net.tag == weight.tag == 1 and steps == 0 and weight.grad.sum() == 6")
+    notebook.cell(TRAINS)
 
 
 def test_results_apart_from_one_that_cannot_be_opened_update_the_notebook(
