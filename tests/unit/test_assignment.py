@@ -182,6 +182,22 @@ def test_parameters_of_another_type_stay_those_of_the_optimizer(
     notebook.cell("assert net.first.weight is weight and weight.dtype != torch.float32")
 
 
+@pytest.mark.parametrize(
+    "cell",
+    ["net.norm = nn.BatchNorm1d(2, affine=True)",
+     "torch.utils.swap_tensors(net.norm.weight, nn.Parameter(torch.ones(2, device='meta')))"],
+)  # fmt: skip
+def test_parameters_that_are_replaced_leave_an_optimizer_that_is_named(
+    notebook: Notebook, cell: str
+) -> None:
+    notebook.cell(NET)
+    net = notebook.names["net"]
+    (warning,), _ = run(notebook, f"import torch\n{cell}", "net")
+    assert notebook.names["net"] is net
+    assert "`net` has new parameters or modules, and `opt`, `sched` still refer" in warning
+    assert run(notebook, "net.eval(); del net.norm", "net")[0] == [], "nothing replaces it"
+
+
 def test_parameters_without_memory_are_replaced_by_those_that_have_some(
     notebook: Notebook,
 ) -> None:
