@@ -349,6 +349,14 @@ def test_the_ranks_model_is_updated_before_code_of_a_class_uses_it(session: Sess
     assert session.cell(cell) == (10, 6, True)
 
 
+def test_a_hook_of_a_tensor_that_is_sent_again_runs_once(session: Session) -> None:
+    session.notebook.cell("import torch\nw = torch.ones(1, requires_grad=True)")
+    session.notebook.cell("w.register_hook(lambda grad: grad * 2)")
+    for value in (1, 2):
+        session.notebook.cell(f"w.data.fill_({value})")
+        assert session.cell("w.grad = None; (w * 3).sum().backward()\nfloat(w.grad)") == 6
+
+
 def test_holdings_follow_the_cells(session: Session) -> None:
     session.notebook.cell("import numpy\nsent = numpy.zeros(3); gone = 1")
     session.cell("import math\nmade = [sent, gone]\nclass Made: pass\ndef f(): pass")
