@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.serialization.identity import Originals
-from hydrogen_magic.serialization.stale_references import stale_references
+from hydrogen_magic.serialization.stale_references import parts_of, stale_references
 
 
 def assign(
@@ -15,27 +16,32 @@ def assign(
     names: Iterable[str],
     namespace: MutableMapping[str, Any],
     originals: Originals,
+    loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> list[str]:
     """Assign the variables in ``names`` that arrived; return warnings about stale references.
 
-    Objects of the notebook that the ranks have changed keep their identity.
+    Objects of the notebook that the ranks have changed keep their identity. ``loading``: the context in
+    which the classes' own code runs; an interrupt there assigns nothing.
     """
-    results.update(originals)
-    replaced: dict[str, Any] = {}
-    for name in names:
-        if name in results.arrived():
-            old, new = namespace.get(name, results), results.result(name)
-            if old is not new:  # `results` stands for a name that is not assigned
-                replaced[name] = old
-                namespace[name] = new
-    stale = stale_references(replaced, set(names), namespace)
-    return [_stale_text(name, users, sorted(names)) for name, users in stale.items()]
+    before = {name: namespace[name] for name in names if name in namespace}
+    parts = {name: parts_of(old) for name, old in before.items()}
+    results.update(originals, loading)
+    arrived = {name: results.result(name) for name in names if name in results.arrived()}
+    namespace.update(arrived)
+    stale = stale_references(
+        {name: held for name, held in parts.items() if name in arrived}, set(names), namespace
+    )
+    return [
+        _stale_text(name, arrived[name] is before[name], users, sorted(names))
+        for name, users in stale.items()
+    ]
 
 
-def _stale_text(name: str, users: list[str], names: list[str]) -> str:
+def _stale_text(name: str, is_same: bool, users: list[str], names: list[str]) -> str:
     listed = ", ".join(f"`{user}`" for user in users)
     verb, again = ("refers", "it") if len(users) == 1 else ("refer", "them")
+    what = "has new parameters or modules" if is_same else "is a new object"
     return (
-        f"`{name}` is a new object, and {listed} still {verb} to the old one: bring {again} back "
-        f"too (--out {','.join([*names, *users])}), or create {again} again"
+        f"`{name}` {what}, and {listed} still {verb} to the old {'ones' if is_same else 'one'}: bring "
+        f"{again} back too (--out {','.join([*names, *users])}), or create {again} again"
     )

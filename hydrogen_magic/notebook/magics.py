@@ -346,11 +346,14 @@ class Distributed(Magics):
         """Assign the variables of ``--out``; return rank 0's value."""
         _raise_if_failed(gang)
         results = gang.received.of(gang.first_rank)
-        for text in result_assignment.assign(results, spec.out, self._ip.user_ns, originals):
-            print(f"warning: {text}", file=sys.stderr)
-        brought = [name for name in spec.out if name in results.arrived()]
-        with launcher.interrupts_held():  # else the session would take them for the notebook's own
+        with launcher.interrupts_held():  # all is assigned, and the session knows it, or nothing
+            stale = result_assignment.assign(
+                results, spec.out, self._ip.user_ns, originals, launcher.interrupts_raise
+            )
+            brought = [name for name in spec.out if name in results.arrived()]
             session.brought_back(spec, brought, self._ip.user_ns)
+        for text in stale:
+            print(f"warning: {text}", file=sys.stderr)
         if results.errors:
             raise ResultError(_lost_results(gang))
         results.release()

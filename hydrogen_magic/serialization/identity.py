@@ -17,7 +17,8 @@ numbered, and a rank keeps the numbers of its objects from cell to cell.
 
 from __future__ import annotations
 
-import functools
+import copyreg
+import operator
 import pickle
 import sys
 import threading
@@ -25,6 +26,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+from hydrogen_magic.serialization.reducers import restore_object
 
 _KINDS = (
     ("torch.nn", "Module"),
@@ -93,14 +96,30 @@ def numbered(restore: Callable[..., Any], number: int, obj: Any, reduced: Any) -
     ``reduced``: the value that a pickler's ``reducer_override`` returned for it.
     """
     if reduced is NotImplemented:
-        reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        # NumPy makes an array with gaps empty, and fills it later.
+        has_gaps = is_array(obj) and not (obj.flags.forc or obj.dtype.hasobject)
+        whole = obj.copy() if has_gaps else obj
+        reduced = whole.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(reduced, tuple):
         return reduced
     make, args, *rest = reduced
     state, items, pairs, setter = (*rest, None, None, None, None)[:4]
+    if not (make in _MAKES_EMPTY or _is_whole_at_once(obj)):
+        return reduced
     if restore is not restore_numbered and state is not None:
         setter = setter or restore_state
     return restore, (number, make, args), state, items, pairs, setter
+
+
+_MAKES_EMPTY = (copyreg.__newobj__, restore_object)  # type: ignore[attr-defined]  # typeshed lacks it
+"""Functions that leave all contents to the state. Another one, which a class names in ``__reduce__``, may put
+contents into the object that it makes, and an existing object would not get them."""
+
+
+def _is_whole_at_once(obj: Any) -> bool:
+    """Whether it has its contents when it is made, and an existing one can take them."""
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    return is_array(obj) or _is_tensor(obj) or isinstance(obj, compiled)
 
 
 # ── on a rank ────────────────────────────────────────────────────────────────────────────────────
@@ -147,12 +166,19 @@ _thread = threading.local()
 
 
 class _Updates:
-    """New contents of existing objects, held back until everything has been unpickled."""
+    """Existing objects that take the contents of what is unpickled, each as soon as it has been made.
 
-    def __init__(self, originals: Originals | RankObjects) -> None:
+    Code of the user's classes runs meanwhile, and must see them. An exception undoes it all; the memory of
+    tensors, which others may share, is written at the end only.
+    """
+
+    def __init__(self, originals: Originals | RankObjects, undo: ExitStack) -> None:
         self._originals = originals
-        self._contents: dict[int, tuple[Any, Any]] = {}
-        self._states: list[tuple[Any, Any]] = []
+        self._undo = undo
+        self._updated: dict[int, Any] = {}
+        """Existing objects that have new contents, by id."""
+        self._tensors: list[tuple[Any, Any, Any]] = []
+        """Of these the tensors, with their own memory, and what they have got."""
         self._kept: dict[int, Any] = {}
         """Existing objects that keep their contents, by id."""
         self._is_used = True
@@ -177,44 +203,61 @@ class _Updates:
             return old
         if old is None or type(old) is not type(new) or not _fits(old, new):
             if isinstance(self._originals, RankObjects):
+                if old is not None:
+                    self._undo.callback(self._originals.add, number, old)
                 self._originals.add(number, new)
             return new
-        self._contents[id(old)] = old, new
+        self._updated[id(old)] = old
+        self._undo.callback(_saved_attributes(old))
+        if is_array(old):
+            self._undo.callback(old.__setitem__, ..., old.copy())
+            old[...] = new
+        elif _is_tensor(old) and not _is_lazy(old):
+            self._take_tensor(old, new)
         return old
 
-    def has_taken_state(self, obj: Any, state: Any) -> bool:
-        """Store the new state of an existing object, unless it keeps its own."""
+    def _take_tensor(self, old: Any, new: Any) -> None:
+        """Let ``old`` use the memory of ``new``."""
+        own, grad = old.data, old.grad if old.is_leaf else None
+        self._undo.callback(_set_tensor, old, own, old.requires_grad, grad)
+        self._tensors.append((old, own, new))
+        _set_tensor(old, new.detach().to(old.device), new.requires_grad)
+        vars(old).update(vars(new))
+
+    def set_state(self, obj: Any, state: Any) -> None:
+        """Set the state of an object, unless it keeps its own."""
         if id(obj) in self._kept:
-            return True
-        if id(obj) not in self._contents:
-            return False
-        self._states.append((obj, state))
-        return True
+            return
+        if id(obj) in self._updated:
+            _drop_deleted(obj, state)
+        _set_state(obj, state)
 
     def commit(self) -> None:
-        """Give the existing objects their new contents: all of them, or none if a class raises."""
-        may_raise = any(_has_own_setter(obj) for obj, _ in self._states)
-        with ExitStack() as undo:
-            for old, new in self._contents.values():
-                if may_raise:  # the copies need memory
-                    undo.callback(_saved_contents(old))
-                _copy_contents(old, new)
-            for obj, state in self._states:
-                undo.callback(_saved_attributes(obj))
-                _drop_deleted(obj, state)
-                _set_state(obj, state)
-            undo.pop_all()
+        """Copy the new contents of tensors into their own memory, where they fit."""
+        fitting = [
+            (own.data_ptr(), *one) for one in self._tensors if _fits_memory(own := one[1], one[2])
+        ]
+        end = shift = 0
+        for start, old, own, new in sorted(fitting, key=operator.itemgetter(0)):
+            if start < end and new.data_ptr() - start != shift:
+                continue  # it shared memory with the one before, and does not any more
+            end, shift = max(end, start + _extent(own)), new.data_ptr() - start
+            old.data = own
+            # The outputs of chunk() and similar functions refuse to be written while they have a graph.
+            (old.detach() if old.is_leaf else own).copy_(new)
 
 
 @contextmanager
 def updating(originals: Originals | RankObjects) -> Iterator[_Updates]:
-    """Update existing objects by what this thread unpickles meanwhile; not after an exception."""
-    updates = _thread.updates = _Updates(originals)
-    try:
-        yield updates
-    finally:
-        _thread.updates = None
-    updates.commit()
+    """Update existing objects by what this thread unpickles meanwhile; an exception undoes it."""
+    with ExitStack() as undo:
+        updates = _thread.updates = _Updates(originals, undo)
+        try:
+            yield updates
+        finally:
+            _thread.updates = None
+        updates.commit()
+        undo.pop_all()
 
 
 def restore_original(number: int, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -225,10 +268,12 @@ def restore_original(number: int, make: Callable[..., Any], args: tuple[Any, ...
 
 
 def restore_state(obj: Any, state: Any) -> None:
-    """Set the state of an object; that of a notebook object only after everything has been unpickled."""
+    """Set the state of an object that has just been made, or of an existing one."""
     updates: _Updates | None = getattr(_thread, "updates", None)
-    if updates is None or not updates.has_taken_state(obj, state):
+    if updates is None:
         _set_state(obj, state)
+    else:
+        updates.set_state(obj, state)
 
 
 def _set_state(obj: Any, state: Any) -> None:
@@ -251,12 +296,6 @@ def _drop_deleted(obj: Any, state: Any) -> None:
             del vars(obj)[name]
 
 
-def _has_own_setter(obj: Any) -> bool:
-    """Whether its class sets its state by code that is not torch's."""
-    setter = getattr(type(obj), "__setstate__", None)
-    return setter is not None and not str(setter.__module__).startswith("torch.")
-
-
 def _saved_attributes(obj: Any) -> Callable[[], None]:
     """Return what gives ``obj`` its present attributes again."""
     attributes = getattr(obj, "__dict__", {})
@@ -269,25 +308,6 @@ def _saved_attributes(obj: Any) -> Callable[[], None]:
     return restore
 
 
-def _saved_contents(old: Any) -> Callable[[], None]:
-    """Return what gives an array or tensor its present contents again."""
-    if is_array(old):
-        array = old.copy()
-        return lambda: _copy_contents(old, array)
-    if not _is_tensor(old) or _is_lazy(old):
-        return lambda: None
-    contents = old.detach().clone().requires_grad_(old.requires_grad)
-    grad = old.grad if old.is_leaf else None
-    return functools.partial(_restore_tensor, old, old.data, contents, grad)
-
-
-def _restore_tensor(tensor: Any, data: Any, contents: Any, grad: Any) -> None:
-    tensor.data = data  # where it has another shape now
-    _copy_tensor(tensor, contents)
-    if tensor.is_leaf:
-        tensor.grad = grad
-
-
 def _fits(old: Any, new: Any) -> bool:
     """Whether ``old`` can take the contents of ``new``."""
     if is_array(old):
@@ -295,18 +315,28 @@ def _fits(old: Any, new: Any) -> bool:
         return bool(same and old.flags.writeable)
     if not _is_tensor(old) or _is_lazy(old):
         return True
-    return bool(old.layout == new.layout and old.dtype == new.dtype and not old.is_inference())
+    same_kind = all(getattr(old, kind) == getattr(new, kind) for kind in _KINDS_OF_MEMORY)
+    may_change = old.is_leaf or old.dtype == new.dtype
+    return same_kind and may_change and _can_change(old) and _can_change(new)
+
+
+_KINDS_OF_MEMORY = ("layout", "is_meta", "is_quantized")
+"""Attributes of tensors that cannot be changed."""
+
+
+def _can_change(tensor: Any) -> bool:
+    """Whether torch can replace the memory of a tensor, and that is all that it has.
+
+    Jagged and masked tensors, for example, consist of others.
+    """
+    torch = sys.modules["torch"]
+    is_plain = tensor.layout in (torch.strided, torch.sparse_coo) and not tensor.is_nested
+    has_own_operations = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return is_plain and not has_own_operations and not tensor.is_inference()
 
 
 def _is_tensor(obj: Any) -> bool:
     return isinstance(obj, getattr(sys.modules.get("torch"), "Tensor", ()))
-
-
-def _copy_contents(old: Any, new: Any) -> None:
-    if is_array(old):
-        old[...] = new
-    elif _is_tensor(old) and not _is_lazy(old):
-        _copy_tensor(old, new)
 
 
 def _is_lazy(tensor: Any) -> bool:
@@ -314,14 +344,30 @@ def _is_lazy(tensor: Any) -> bool:
     return hasattr(tensor, "materialize")
 
 
-def _copy_tensor(old: Any, new: Any) -> None:
-    import torch
+def _set_tensor(tensor: Any, data: Any, requires_grad: bool, grad: Any = None) -> None:
+    """Give a tensor other memory. Gradients are not sent."""
+    if not tensor.is_leaf:
+        tensor.data = data
+        return
+    tensor.grad = None
+    if not requires_grad:
+        tensor.requires_grad_(False)  # before: integers have no gradients
+    tensor.data = data
+    tensor.requires_grad_(requires_grad)
+    tensor.grad = grad
 
-    with torch.no_grad():
-        if old.shape == new.shape and torch._debug_has_internal_overlap(old) != 1:
-            old.copy_(new)
-        else:
-            old.data = new.detach().to(old.device)
-    if old.is_leaf:
-        old.requires_grad_(new.requires_grad)
-        old.grad = None  # gradients are not sent
+
+def _fits_memory(own: Any, new: Any) -> bool:
+    """Whether the memory of a tensor can hold the contents of ``new``."""
+    torch = sys.modules["torch"]
+    is_plain = own.layout is torch.strided and not own.is_quantized
+    same = is_plain and own.shape == new.shape and own.dtype == new.dtype
+    return bool(same and torch._debug_has_internal_overlap(own) != 1)
+
+
+def _extent(tensor: Any) -> int:
+    """Return the bytes from the first element of a tensor to the end of its last one."""
+    if tensor.numel() == 0:
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(tensor.element_size() * (1 + sum((size - 1) * step for size, step in steps)))

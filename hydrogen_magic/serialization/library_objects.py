@@ -422,8 +422,16 @@ def reduce_tensor(tensor: Any) -> tuple[Any, Any]:
     return make, args
 
 
+_restored_hooks: dict[int, list[Any]] = {}
+"""Handles of the hooks that a tensor was sent with, by its id; those of one that is gone remove nothing."""
+
+
 def restore_hooks(tensor: Any, hooks: dict[str, list[Any]]) -> None:
-    """Register the hooks of a tensor."""
-    for register, functions in hooks.items():
-        for function in functions:
-            getattr(tensor, register)(function)
+    """Register the hooks of a tensor, in place of those with which it was sent before."""
+    for handle in _restored_hooks.pop(id(tensor), ()):
+        handle.remove()
+    _restored_hooks[id(tensor)] = [
+        getattr(tensor, register)(function)
+        for register, functions in hooks.items()
+        for function in functions
+    ]

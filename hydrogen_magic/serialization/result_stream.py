@@ -16,7 +16,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -122,29 +122,40 @@ class Packer:
 # ── unpickling ───────────────────────────────────────────────────────────────────────────────────
 
 
-def unpack(sections: Sequence[Payload], originals: Originals | None = None) -> list[Any]:
+def unpack(
+    sections: Sequence[Payload],
+    originals: Originals | None = None,
+    loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> list[Any]:
     """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be
     unpickled.
 
     ``originals``: objects of the notebook to update in place. Results that share objects with one that
-    cannot be opened become new objects.
+    cannot be opened become new objects. ``loading``: the context of what may be interrupted.
     """
     source = _SectionReader()
     unpickler = pickle.Unpickler(source, buffers=source)
     try:
-        with updating(originals) if originals is not None else nullcontext():
+        with updating(originals) if originals is not None else nullcontext(), loading():
             return [source.load(section, unpickler) for section in sections]
     except (Exception, SystemExit):  # constructors of the user's classes run
-        return _unpack_what_opens(sections, originals)
+        return _unpack_what_opens(sections, originals, loading)
 
 
-def _unpack_what_opens(sections: Sequence[Payload], originals: Originals | None) -> list[Any]:
-    opened = _Tolerant(sections)
+def _unpack_what_opens(
+    sections: Sequence[Payload],
+    originals: Originals | None,
+    loading: Callable[[], AbstractContextManager[None]],
+) -> list[Any]:
+    with loading():
+        opened = _Tolerant(sections)
     if originals is None or len(opened.untouched) == 0:
         return opened.objects
     try:
-        with updating(originals) as updates:
+        with updating(originals) as updates, loading():
             again = _Tolerant(sections, lambda place: updates.use(place in opened.untouched))
+            if not opened.untouched <= again.untouched:
+                raise ValueError("an existing object refuses the state that a new one takes")
     except (Exception, SystemExit):  # nothing has been updated
         return opened.objects
     return [

@@ -21,15 +21,21 @@ _MAX_CHILDREN = 1000
 
 
 def stale_references(
-    replaced: Mapping[str, Any], renewed: Collection[str], namespace: Mapping[str, Any]
+    before: Mapping[str, Mapping[int, Any]], renewed: Collection[str], namespace: Mapping[str, Any]
 ) -> dict[str, list[str]]:
-    """Return the variables that refer to an object before its replacement, by the name of the replaced one.
+    """Return the variables that refer to a part that another variable has had replaced, by its name.
 
-    ``replaced``: earlier values of variables in ``namespace``, which have new ones there. ``renewed``: these
-    variables, and others that have new contents.
+    ``before``: what :func:`parts_of` returned for earlier values of variables in ``namespace``. ``renewed``:
+    these variables, and others that have new contents.
     """
-    current = {part for name in replaced for part in _parts_of(namespace[name])}
-    wanted = {name: _parts_of(old) - current for name, old in replaced.items()}
+    now = {name: parts_of(namespace[name]) for name in before}
+    current = {part for parts in now.values() for part in parts}
+    wanted = {
+        name: parts.keys() - current
+        for name, parts in before.items()
+        if not now[name]
+        or now[name].keys() - parts.keys()  # nothing replaces a part that is removed
+    }
     if not any(wanted.values()):
         return {}
     search = _Search(set[int]().union(*wanted.values()))
@@ -76,19 +82,19 @@ def _held_by(obj: Any) -> Iterator[Any]:
     return (one for _, one in held("", obj))
 
 
-def _parts_of(old: Any) -> set[int]:
-    """Return the identities of an object that others keep references to, and of its parts."""
+def parts_of(obj: Any) -> dict[int, Any]:
+    """Return an object that others keep references to, and its parts, by identity."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return set()
-    parts = {id(old)}
-    if isinstance(old, torch.nn.Module):
-        parts.update(map(id, (*old.modules(), *old.parameters())))
-    elif isinstance(old, torch.optim.Optimizer):
-        parts.update(id(one) for group in old.param_groups for one in group["params"])
-    elif not (isinstance(old, torch.Tensor) and old.requires_grad):
-        return set()
-    return parts
+        return {}
+    parts = [obj]
+    if isinstance(obj, torch.nn.Module):
+        parts += (*obj.modules(), *obj.parameters())
+    elif isinstance(obj, torch.optim.Optimizer):
+        parts += (one for group in obj.param_groups for one in group["params"])
+    elif not (isinstance(obj, torch.Tensor) and obj.requires_grad):
+        return {}
+    return {id(part): part for part in parts}
 
 
 def _may_refer(value: Any) -> bool:

@@ -34,7 +34,7 @@ from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.notebook import doctor, gang_command, ipython_cells, magics
-from hydrogen_magic.serialization import result_stream
+from hydrogen_magic.serialization import identity, result_stream
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.views import static_picture
@@ -679,6 +679,21 @@ def test_an_interrupt_during_the_launch_stops_a_gang_in_the_background(
     found = run(shell, f"{line} --np 1 --quiet\n{waits}")
     gang = ended(found if isinstance(found, Gang) else found.gang)
     assert (gang.state, gang.snapshot().reason) == ("STOPPED", "stopped by you")
+
+
+def test_an_interrupt_while_results_are_assigned_waits_for_all_of_them(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(commit: Any, *arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        commit(*arguments)
+
+    commit = partial(interrupted, identity._Updates.commit)
+    monkeypatch.setattr(identity._Updates, "commit", lambda updates: commit(updates))
+    run(shell, "import torch\ntensor, count = torch.zeros(2), 0\nsame = tensor")
+    with pytest.raises(KeyboardInterrupt):
+        run(shell, "%%distributed --np 1 --quiet --out tensor,count\ntensor += 1; count += 1")
+    assert run(shell, "same is tensor, tensor.tolist(), count") == (True, [1, 1], 1)
 
 
 def test_a_timeline_that_cannot_be_written_is_a_usage_error(

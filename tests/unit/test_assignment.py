@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from hydrogen_magic.driver.result_assignment import assign
 from hydrogen_magic.driver.state.gang_results import RankResults
@@ -129,14 +130,138 @@ def test_compiled_models_and_closures_see_the_new_weights(notebook: Notebook) ->
     notebook.cell("assert fast._orig_mod is net.first and weight.unique() == 7")
 
 
+def test_memory_that_is_parted_is_parted(notebook: Notebook) -> None:
+    notebook.cell(NET)
+    notebook.cell("""
+        a, b = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+        vector, seen = torch.ones(4), torch.ones(4)
+        for one in (a, b): nn.utils.vector_to_parameters(vector, one.parameters())
+        left, right = seen[:2], seen[2:]
+    """)
+    run(notebook, "for i, one in enumerate((a, b)):\n"
+        "    nn.utils.vector_to_parameters(torch.full((2,), 2. + i), one.parameters())\n"
+        "left.fill_(5); right.fill_(6)", "a", "b", "left", "right")  # fmt: skip
+    notebook.cell("assert a.weight.tolist() == [[2, 2]] and b.weight.tolist() == [[3, 3]]")
+    notebook.cell("assert seen.tolist() == [5, 5, 6, 6]")
+
+
 @pytest.mark.parametrize("model", ["nn.LazyLinear(3)", "net"])
 def test_odd_tensors_do_not_stop_the_assignment(notebook: Notebook, model: str) -> None:
     notebook.cell(
         NET + "net.register_buffer('wide', torch.ones(1).expand(4))\n"
+        "net.register_buffer('rows', torch.eye(2).to_sparse_csr())\n"
+        "net.register_buffer('coo', torch.eye(2).to_sparse()); coo = net.coo\n"
+        "jagged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)\n"
+        "net.register_buffer('jagged', jagged)\n"
+        "base = torch.ones(4, requires_grad=True); part, _ = base.chunk(2)\n"
+        "masked = old = torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False]))\n"
         f"with torch.inference_mode(): odd = torch.ones(2)\nlazy = {model}"
     )
-    assert run(notebook, "odd, lazy, last = odd + 1, lazy, 5", "odd", "lazy", "last")[0] == []
-    notebook.cell("assert last == 5 and odd.tolist() == [2, 2]")
+    cell = """
+        odd, lazy, last = odd + 1, lazy, 5
+        with torch.no_grad(): weight.fill_(7); part += 1; masked.get_data().fill_(2)
+        net.rows.values().mul_(3); net.coo.mul_(3); net.jagged = net.jagged * 3
+    """
+    names = ("odd", "lazy", "last", "net", "part", "masked")
+    assert run(notebook, cell, *names)[0] == []
+    notebook.cell("assert last == 5 and odd.tolist() == [2, 2] and base.tolist() == [2, 2, 1, 1]")
+    notebook.cell("assert part.sum() == 4 and masked.get_data().sum() == 4 and masked is not old")
+    notebook.cell("assert net.first.weight is weight and weight.unique() == 7")
+    notebook.cell(
+        "assert net.rows.to_dense().sum() == coo.to_dense().sum() == 6 and net.coo is coo"
+    )
+    notebook.cell(f"assert net.jagged.values().sum() == 9\n{TRAINS}")
+
+
+@pytest.mark.parametrize("change", ["net.bfloat16()", "net.double(); net.requires_grad_(False)"])
+def test_parameters_of_another_type_stay_those_of_the_optimizer(
+    notebook: Notebook, change: str
+) -> None:
+    notebook.cell(NET)
+    assert run(notebook, change, "net")[0] == []
+    notebook.cell("assert net.first.weight is weight and weight.dtype != torch.float32")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["net.norm = nn.BatchNorm1d(2, affine=True)",
+     "torch.utils.swap_tensors(net.norm.weight, nn.Parameter(torch.ones(2, device='meta')))"],
+)  # fmt: skip
+def test_parameters_that_are_replaced_leave_an_optimizer_that_is_named(
+    notebook: Notebook, cell: str
+) -> None:
+    notebook.cell(NET)
+    net = notebook.names["net"]
+    (warning,), _ = run(notebook, f"import torch\n{cell}", "net")
+    assert notebook.names["net"] is net
+    assert "`net` has new parameters or modules, and `opt`, `sched` still refer" in warning
+    assert run(notebook, "net.eval(); del net.norm", "net")[0] == [], "nothing replaces it"
+
+
+def test_parameters_without_memory_are_replaced_by_those_that_have_some(
+    notebook: Notebook,
+) -> None:
+    notebook.cell(NET + "net.first.to('meta')")
+    cell = """
+        import torch
+        full = torch.nn.Parameter(torch.full((2, 3), 7.0))
+        torch.utils.swap_tensors(net.first.weight, full)
+    """
+    run(notebook, cell, "net")
+    notebook.cell("assert net.first.weight.unique() == 7")
+
+
+OWN_REDUCE = """
+class Own(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+    def __reduce__(self):
+        return Own, (self.weight.tolist(),), {"note": 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "warns"),
+    [("Own([1.0])", True), ("torch.jit.script(nn.Dropout())", True), ("torch.compile(net)", False)],
+)
+def test_an_object_that_its_class_makes_whole_comes_back_whole(
+    notebook: Notebook, model: str, warns: bool
+) -> None:
+    notebook.cell(NET + OWN_REDUCE + f"model = {model}; others = [model]")
+    cell = "model.eval()\nwith torch.no_grad(): [one.fill_(7) for one in model.parameters()]"
+    warnings, _ = run(notebook, cell, "model")
+    assert len(warnings) == warns and all("`others`" in text for text in warnings)
+    notebook.cell("assert (model is not others[0]) == " + str(warns))
+    notebook.cell("assert all((one == 7).all() for one in model.parameters())")
+    notebook.cell("assert isinstance(model, Own) or not model.training")
+
+
+TRAINER = """
+class Trainer:
+    def __init__(self, **parts): self.__setstate__(parts)
+    def __getstate__(self): return {"net": self.net, "steps": self.steps}
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=1.0)
+        self.total = float(self.net.first.weight.sum() + self.steps.sum())
+class Total:
+    def __init__(self, net): self.net, self.total = net, float(net.first.weight.sum())
+    def __reduce__(self): return Total, (self.net,)
+"""
+
+
+def test_code_that_unpickling_runs_sees_the_new_contents(notebook: Notebook) -> None:
+    notebook.cell(NET + TRAINER + "del opt, sched; steps = np.zeros(2)")
+    notebook.cell("trainer, total = Trainer(net=net, steps=steps), Total(net)")
+    cell = """
+        with torch.no_grad(): weight.fill_(7)
+        net.norm = nn.Linear(2, 2); steps += 1
+    """
+    assert run(notebook, cell, "trainer", "total")[0] == []
+    notebook.cell("assert trainer.total == 44 and total.total == 42 and trainer.steps is steps")
+    notebook.cell("assert trainer.net is net and weight.unique() == 7")
+    notebook.cell("assert trainer.opt.param_groups[0]['params'] == [*net.parameters()]")
 
 
 def test_an_object_that_is_assigned_anew_leaves_the_old_one_alone(notebook: Notebook) -> None:
@@ -187,6 +312,50 @@ def test_an_update_that_fails_changes_nothing(notebook: Notebook) -> None:
     notebook.cell(TRAINS)
 
 
+def test_an_object_that_refuses_its_new_state_is_replaced(notebook: Notebook) -> None:
+    notebook.cell(
+        NET
+        + """
+class Once(nn.Linear):
+    def __setstate__(self, state):
+        if vars(self): raise KeyError("it has a state")
+        super().__setstate__(state)
+net.inner = once = Once(2, 2)
+"""
+    )
+    net, weight = notebook.names["net"], notebook.names["weight"]
+    run(notebook, "weight.data.fill_(7)", "net", "once")
+    assert notebook.names["net"] is not net and weight.unique().tolist() != [7]
+    notebook.cell("assert net.inner is once and net.first.weight.unique() == 7")
+
+
+def test_an_interrupt_of_the_classes_own_code_changes_nothing(notebook: Notebook) -> None:
+    notebook.cell(NET)
+    notebook.cell("""
+        class Slow:
+            is_stopped = False
+            def __setstate__(self, state):
+                self.__dict__.update(state)
+                if Slow.is_stopped: raise KeyboardInterrupt
+        slow, steps = Slow(), np.zeros(1)
+        slow.net, net.tag, weight.tag, weight.grad = net, 1, 1, torch.ones(2, 3)
+    """)
+    before = notebook.names["weight"].detach().clone()
+    captured = notebook.capture(
+        "net.tag = weight.tag = 2; net.double(); weight.data.fill_(7); steps += 1; slow",
+        out=("net", "steps", "slow"),
+    )
+    loaded = namespace.load(captured.payload, types.ModuleType("__main__"))
+    with loaded.as_main():
+        results = delivered(loaded, loaded.run())
+    notebook.cell("Slow.is_stopped = True")
+    with pytest.raises(KeyboardInterrupt):
+        assign(results, ("net", "steps", "slow"), notebook.names, captured.originals)
+    assert torch.equal(notebook.names["weight"], before)
+    notebook.cell("assert net.tag == weight.tag == 1 and steps == 0 and weight.grad.sum() == 6")
+    notebook.cell(TRAINS)
+
+
 def test_results_apart_from_one_that_cannot_be_opened_update_the_notebook(
     notebook: Notebook,
 ) -> None:
@@ -218,6 +387,23 @@ def test_tensors_and_arrays_are_updated_in_place(notebook: Notebook) -> None:
     notebook.cell("assert same is array and alias is tensor and array.sum() == alias.sum() == 3")
     run(notebook, "array = np.ones(4); tensor = tensor + 1", "array", "tensor")
     notebook.cell("assert len(array) == 4 and same.sum() == 3 and alias.sum() == 3")
+
+
+@pytest.mark.parametrize("part", ["[::2]", "[::-1]", ".reshape(2, 3).T[1:]"])
+def test_parts_of_an_array_are_updated_in_place(notebook: Notebook, part: str) -> None:
+    notebook.cell(f"import numpy as np\nwhole = np.zeros(6)\npart = whole{part}; same = part")
+    run(notebook, "part += 1", "part")
+    notebook.cell(f"assert part is same and (part == 1).all() and (whole{part} == 1).all()")
+    run(notebook, "whole += 1; part += 1", "whole", "part")
+    notebook.cell(f"assert part is same and (part == 3).all() and (whole{part} == 3).all()")
+
+
+def test_attributes_of_tensors_come_back(notebook: Notebook) -> None:
+    notebook.cell(
+        NET + "weight.scale, plain = 0.1, torch.zeros(1); plain.tag = 'old'; same = plain"
+    )
+    run(notebook, "weight.scale = 0.5; weight.extra = 1; plain.tag = 'new'", "net", "plain")
+    notebook.cell("assert weight.scale == 0.5 and weight.extra == 1 and same.tag == 'new'")
 
 
 def test_an_optimizer_comes_back_with_hooks_and_attributes(notebook: Notebook) -> None:

@@ -332,6 +332,31 @@ def test_an_optimizer_that_ranks_made_for_an_earlier_model_is_named(session: Ses
     ]
 
 
+def test_the_ranks_model_is_updated_before_code_of_a_class_uses_it(session: Session) -> None:
+    run = session.notebook.cell
+    run(NET.format("self.layer(x)") + "model.register_buffer('rows', torch.eye(2).to_sparse_csr())")
+    run("""
+        class Reader:
+            def __init__(self, model): self.model = model
+            def __getstate__(self): return {"model": self.model}
+            def __setstate__(self, state):
+                self.model = state["model"]
+                self.total = float(self.model.layer.weight.sum())
+    """)
+    session.cell("weight = model.layer.weight")
+    run("model.layer.weight.data.fill_(5); model.rows.values().mul_(3); reader = Reader(model)")
+    cell = "reader.total, float(model.rows.to_dense().sum()), reader.model.layer.weight is weight"
+    assert session.cell(cell) == (10, 6, True)
+
+
+def test_a_hook_of_a_tensor_that_is_sent_again_runs_once(session: Session) -> None:
+    session.notebook.cell("import torch\nw = torch.ones(1, requires_grad=True)")
+    session.notebook.cell("w.register_hook(lambda grad: grad * 2)")
+    for value in (1, 2):
+        session.notebook.cell(f"w.data.fill_({value})")
+        assert session.cell("w.grad = None; (w * 3).sum().backward()\nfloat(w.grad)") == 6
+
+
 def test_holdings_follow_the_cells(session: Session) -> None:
     session.notebook.cell("import numpy\nsent = numpy.zeros(3); gone = 1")
     session.cell("import math\nmade = [sent, gone]\nclass Made: pass\ndef f(): pass")

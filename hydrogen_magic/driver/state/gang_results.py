@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +108,18 @@ class RankResults:
         opened = self._objects().items()
         return [name for name, obj in opened if name and not isinstance(obj, UnopenedPart)]
 
-    def update(self, originals: Originals) -> None:
-        """Unpickle the results: the notebook's own objects get the contents they had on the rank."""
-        self._objects(originals)
+    def update(
+        self,
+        originals: Originals,
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Unpickle the results: the notebook's own objects get the contents they had on the rank.
+
+        ``loading``: the context of what may be interrupted, which changes nothing then.
+        """
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open(originals, loading)
 
     def release(self) -> None:
         """Free the bytes that arrived, of which the notebook has got the objects.
@@ -121,19 +131,23 @@ class RankResults:
                 self.is_taken = True
                 self.parts = [(part, Payload(b"")) for part, _ in self.parts]
 
-    def _objects(self, originals: Originals | None = None) -> dict[str, Any]:
+    def _objects(self) -> dict[str, Any]:
         with self._opening:
             if self._opened is None:
-                self._opened = self._open(originals)
+                self._opened = self._open()
             return self._opened
 
-    def _open(self, originals: Originals | None) -> dict[str, Any]:
+    def _open(
+        self,
+        originals: Originals | None = None,
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> dict[str, Any]:
         whole = [
             (part.name, section)
             for part, section in self.parts
             if not part.error and not part.is_partial
         ]
-        objects = result_stream.unpack([section for _, section in whole], originals)
+        objects = result_stream.unpack([section for _, section in whole], originals, loading)
         return dict(zip([name for name, _ in whole], objects, strict=True))
 
 

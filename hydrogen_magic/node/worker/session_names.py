@@ -16,7 +16,7 @@ from hydrogen_magic.node.worker.settings import NotebookSettings
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.reducers import take_writers
-from hydrogen_magic.serialization.stale_references import stale_references
+from hydrogen_magic.serialization.stale_references import parts_of, stale_references
 
 
 class RankNames:
@@ -70,7 +70,7 @@ class RankNames:
         sends: SessionSends,
     ) -> list[str]:
         warnings, received = list[str](), self._received
-        earlier, replaced = dict[str, Any](), dict[str, Any]()
+        earlier, replaced = dict[str, Any](), dict[str, dict[int, Any]]()
         with updating(self.objects) as updates:
             for name, value in read(lambda name: updates.keep(name in sends.missing)):
                 received.append(name)
@@ -82,7 +82,7 @@ class RankNames:
                         continue
                     old = self._namespace[name]
                     earlier |= {name: old} if is_code(value) else {}
-                    replaced |= {name: old} if old is not value else {}
+                    replaced |= {name: parts_of(old)} if old is not value else {}
                 self._namespace[name] = value
         warnings += redefinition.replace(earlier, self._namespace)
         stale = stale_references(replaced, received, self._namespace)
