@@ -232,6 +232,22 @@ def test_a_module_gets_floats_where_its_parameters_are_and_leaves_training() -> 
     assert found["prediction"].to_pylist() == expected[:, 0].tolist()
 
 
+def test_a_module_can_be_trained_after_it_has_predicted() -> None:
+    class Caching(torch.nn.Module):
+        scale: torch.Tensor | None = None
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            self.scale = torch.ones(1) if self.scale is None else self.scale
+            return layer(rows) * self.scale
+
+    layer = torch.nn.Linear(2, 1)
+    module = torch.nn.Sequential(Caching(), torch.nn.Dropout().eval())
+    run(module, frame())
+    assert [each.training for each in module.modules()] == [True, True, False]
+    module(torch.ones(1, 2)).sum().backward()
+    assert layer.weight.grad is not None
+
+
 def test_a_module_that_looks_up_gets_whole_numbers() -> None:
     module = torch.nn.Embedding(10, 4)
     table = pa.table({"token": np.arange(10, dtype=np.int16)})

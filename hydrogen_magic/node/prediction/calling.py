@@ -93,6 +93,7 @@ class _ModuleCaller(Caller):
     """An ``nn.Module``: in eval mode, without gradients, with tensors on its device."""
 
     def __init__(self, module: Any) -> None:
+        self._modes = [(each, each.training) for each in module.modules()]
         super().__init__(module.eval(), batch_type_of(module.forward, default=TENSOR).kind)
         self.module = module
 
@@ -100,9 +101,14 @@ class _ModuleCaller(Caller):
         import torch
 
         for batch in batches:
-            with torch.inference_mode():
+            with torch.no_grad():  # inference_mode would mark caches of a model that is trained next
                 output = self._predict(batch)
             yield output
+
+    def close(self) -> None:
+        """Set each module's mode to what it was: the next cell of a session may train the model."""
+        for module, is_training in self._modes:
+            module.training = is_training
 
 
 # ── an iterator over batches ─────────────────────────────────────────────────────────────────────
