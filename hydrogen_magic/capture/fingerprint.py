@@ -15,9 +15,7 @@ from typing import Any
 
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
-from hydrogen_magic.serialization.library_objects import SharedRefs
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, bytes_of
-from hydrogen_magic.serialization.reducers import restore_same
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
 """Attributes of a class that depend on its place in the cell, or on the hash seed."""
@@ -56,6 +54,8 @@ class HashingFile:
 class FingerprintPickler(CapturePickler):
     """Writes a stream in which equal values have equal bytes."""
 
+    tracks_sharing = False
+
     def __init__(
         self, file: HashingFile, needs: RequiredNames, is_local: Callable[[str], bool]
     ) -> None:
@@ -68,7 +68,6 @@ class FingerprintPickler(CapturePickler):
             is_local=is_local,
             layout=MemoryLayout(),
         )
-        self.handlers[SharedRefs] = lambda shared: (restore_same, (None,))
 
     # Arrays, frames and storages count by their contents: which of them share memory, and at which offset
     # of a cache line they begin, differs from kernel to kernel.

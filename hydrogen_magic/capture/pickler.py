@@ -21,7 +21,6 @@ from hydrogen_magic.serialization.library_objects import (
     is_jax_array,
     reduce_block,
     reduce_index,
-    reduce_shared_refs,
     reduce_single_manager,
     reduce_tensor,
     restore_closed_file,
@@ -124,7 +123,6 @@ class CapturePickler(Pickler):
         for kind in _FILES:
             self.handlers.setdefault(kind, self._reduce_file)
         self._ranks_have_gpu = ranks_have_gpu
-        self.handlers[SharedRefs] = self._reduce_shared_refs
         for module, name in _SPARK_CLASSES:
             self._handle(module, name, _refuse_spark_object)
         for place in (("torch", "Tensor"), ("torch.nn", "Parameter")):
@@ -269,7 +267,7 @@ class CapturePickler(Pickler):
 
     def _reduce_shared_refs(self, shared: SharedRefs) -> Any:
         self._block_depth -= 1  # they are written after the memory
-        return reduce_shared_refs(shared)
+        return super()._reduce_shared_refs(shared)
 
     # ── memory that arrays and tensors share ─────────────────────────────────────────────────────
 

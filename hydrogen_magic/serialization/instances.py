@@ -41,17 +41,21 @@ def find_on_type(kind: type, name: str) -> Any:
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
-def reduce_instance(obj: Any) -> Any:
-    """Reduce an instance that default pickling may change; NotImplemented for others."""
+def reduce_instance(obj: Any, tracks_sharing: bool = True) -> Any:
+    """Reduce an instance that default pickling may change; NotImplemented for others.
+
+    ``tracks_sharing``: whether to ask if another object has the same attribute dictionary.
+    """
     kind = type(obj)
     if kind not in _kinds:
         _kinds[kind] = _is_default(kind), _answers_more(kind)
     is_default, answers_more = _kinds[kind]
-    if not is_default or not (answers_more or _shares_attributes(obj)):
+    is_shared = is_default and tracks_sharing and _shares_attributes(obj)
+    if not is_default or not (answers_more or is_shared):
         return NotImplemented
     items = list.__iter__(obj) if issubclass(kind, list) else None
     pairs = iter(dict.items(obj)) if issubclass(kind, dict) else None
-    return restore_object, (kind,), _state(obj), items, pairs, restore_attributes
+    return restore_object, (kind,), _state(obj, is_shared), items, pairs, restore_attributes
 
 
 def _is_default(kind: type) -> bool:
@@ -85,7 +89,7 @@ def _shares_attributes(obj: Any) -> bool:
         return False
 
 
-def _state(obj: Any) -> tuple[Any, dict[str, Any], bool]:
+def _state(obj: Any, is_shared: bool) -> tuple[Any, dict[str, Any], bool]:
     """Return attributes, slots, and whether the dictionary of the attributes is shared."""
     kind = type(obj)
     get_state = find_on_type(kind, "__getstate__")
@@ -99,7 +103,6 @@ def _state(obj: Any) -> tuple[Any, dict[str, Any], bool]:
             slots[name] = object.__getattribute__(obj, name)
         except AttributeError:  # not assigned
             continue
-    is_shared = _shares_attributes(obj)
     try:
         attributes = object.__getattribute__(obj, "__dict__")
     except AttributeError:

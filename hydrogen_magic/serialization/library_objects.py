@@ -18,13 +18,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hydrogen_magic.serialization.instances import (
-    find_on_type,
-    reduce_instance,
-    restore_attributes,
-)
+from hydrogen_magic.serialization.instances import find_on_type, restore_attributes
 from hydrogen_magic.serialization.pickling_errors import RefusedError
-from hydrogen_magic.serialization.reducers import restore_object, restore_same
+from hydrogen_magic.serialization.reducers import restore_object
 
 Handler = Callable[[Any], Any]
 
@@ -138,10 +134,11 @@ def restore_closed_file(kind: type, name: object) -> Any:
 
 def _reduce_loader(loader: Any) -> Any:
     """Leave out the iterator that ``persistent_workers`` keeps: its processes are those of this process."""
-    if loader.__dict__.get("_iterator") is None:
-        return reduce_instance(loader)
+    kind, base = type(loader), sys.modules["torch.utils.data"].DataLoader
+    if loader.__dict__.get("_iterator") is None and not _is_reduced_as(base, kind):
+        return NotImplemented
     state: Any = {**loader.__dict__, "_iterator": None}, {}, False
-    return restore_object, (type(loader),), state, None, None, restore_attributes
+    return restore_object, (kind,), state, None, None, restore_attributes
 
 
 _DISTRIBUTING = ("accelerate.", "deepspeed.", "torch.distributed.")
@@ -279,11 +276,6 @@ def reduce_index(index: Any) -> Any:
     make, args, *_ = index.__reduce__()
     refs = SharedRefs(vars(index).get("_references"))  # that of a range cannot be set
     return make, args, refs, None, None, restore_index_refs
-
-
-def reduce_shared_refs(shared: SharedRefs) -> Any:
-    """Reduce to the count itself, one object for all frames that share it; None if there is no other."""
-    return restore_same, (shared.refs,)
 
 
 def _reduce_refs(refs: Any) -> Any:

@@ -49,6 +49,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Functions of ``__main__`` use the reader's ``__main__`` as globals (otherwise a dict of their own)."""
     tracks_classes = True
     """A class that is read twice in one process is the same class, as with cloudpickle."""
+    tracks_sharing = True
+    """Whether the stream tells that an object outside of it has the same attributes, or a frame the same
+    memory. Digests of contents leave that out: it changes when a value is only read."""
     cuda_travels_as = "cpu"
     """Target of CUDA storages: ``cpu``, or ``cuda`` for the reader's own GPU."""
 
@@ -75,7 +78,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             _CachedFunction: _reduce_cached_function,
             typing.NewType: _reduce_new_type,
             memoryview: library_objects.reduce_memoryview,
-            library_objects.SharedRefs: library_objects.reduce_shared_refs,
+            library_objects.SharedRefs: self._reduce_shared_refs,
             **library_objects.OF_CONSTANTS,
         }
         self._add_storage_handlers()
@@ -132,7 +135,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, types.ModuleType):
             return self._reduce_module(obj)
         if not issubclass(kind, (type, types.FunctionType)):
-            return reduce_instance(obj)
+            return reduce_instance(obj, self.tracks_sharing)
         reduced = super().reducer_override(obj)
         if isinstance(reduced, tuple) and issubclass(kind, type) and len(reduced) == 6:
             return self._reduce_class(obj, reduced)
@@ -214,6 +217,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(name, str) and name in sys.modules:
             return importlib.import_module, (name,)
         return NotImplemented
+
+    def _reduce_shared_refs(self, shared: library_objects.SharedRefs) -> Any:
+        refs = shared.refs if self.tracks_sharing else None
+        return reducers.restore_same, (refs,)  # one object for all frames that share it
 
     # ── arrays and tensors ───────────────────────────────────────────────────────────────────────
 

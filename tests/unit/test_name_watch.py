@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 import numpy
+import pandas as pd
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from hydrogen_magic.node.worker import name_watch
 from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
@@ -31,6 +34,11 @@ def _step(kind: str, **options: Any) -> Callable[[torch.nn.Module], None]:
         optimizer.step()
 
     return step
+
+
+class Answering:
+    def __getattr__(self, name: str) -> int:
+        return 1
 
 
 IN_PLACE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
@@ -85,6 +93,23 @@ def test_use_alone_is_no_change() -> None:
     cell = "model(ones).sum().backward(); total = frame['rows'].sum()"
     names = {"model": model, "frame": frame, "ones": torch.ones(1, 2)}
     assert changes(names, cell, ("model", "frame")) == NameChanges(("model", "frame"), ("total",))
+
+
+USES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "frame": (pd.DataFrame({"x": [1.0, 2.0]}), lambda frame: (frame["x"], frame[["x"]])),
+    "series": (pd.Series([1.0, 2.0]), lambda series: series[:1]),
+    "index": (pd.DataFrame({"x": [1.0]}, index=[3]), lambda frame: frame.index[:]),
+    "attributes": (Namespace(lr=1), vars),
+    "of any name": (Answering(), vars),
+    "loader": (DataLoader([1]), lambda loader: setattr(loader, "_iterator", object())),
+}
+
+
+@pytest.mark.parametrize("kind", USES)
+def test_what_is_made_from_a_value_is_no_change_of_it(kind: str) -> None:
+    value, use = USES[kind]
+    names = {"x": value, "use": use}
+    assert changes(names, "y = use(x)", ("x",)) == NameChanges(("x",), ("y",))
 
 
 def test_assigned_names_are_those_of_the_code_and_those_that_refer_to_another_object() -> None:

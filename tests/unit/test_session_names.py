@@ -116,6 +116,20 @@ def test_a_name_is_sent_once_and_again_after_each_kind_of_change(session: Sessio
     assert sorted(session.sent) == ["a", "b", "c", "d"]
 
 
+def test_what_is_made_from_a_name_is_no_change_of_it(session: Session) -> None:
+    run = session.notebook.cell
+    run(
+        "import argparse, pandas as pd\nargs = argparse.Namespace(lr=1); df = pd.DataFrame({'x': [1.0]})"
+    )
+    use = "a = vars(args); y = df['x']"
+    session.cell(use)
+    run(use)
+    session.cell("args, df")
+    assert session.sent == []
+    run("args.lr = 2; df['z'] = 2.0")
+    assert session.cell("args.lr, list(df)") == (2, ["x", "z"])
+
+
 def test_what_a_cell_uses_of_the_ranks_is_listed(session: Session) -> None:
     session.notebook.cell("c = 5")
     session.cell("y = [c]\ndef total(): return sum(y)")

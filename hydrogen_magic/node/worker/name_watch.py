@@ -148,6 +148,7 @@ class _ContentPickler(Pickler):
     """Reads a value: the memory of arrays and tensors in place; code and modules by identity."""
 
     cuda_travels_as = "cuda"
+    tracks_sharing = False
 
     def __init__(self, sink: _Checksum) -> None:
         super().__init__(sink, pickle.HIGHEST_PROTOCOL, sink.add_buffer)
