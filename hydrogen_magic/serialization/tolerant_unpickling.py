@@ -62,7 +62,7 @@ class TolerantUnpickler(pickle._Unpickler):
         """Note that the object of this index is used again."""
         obj = self.memo[index]
         is_shared = index < self._starts[-1] and index not in self._recalled
-        if not is_shared or isinstance(obj, _PLAIN) or id(obj) in self._named:
+        if not is_shared or issubclass(type(obj), _PLAIN) or id(obj) in self._named:
             return
         self._recalled[index] = obj
         section = bisect_right(self._starts, index) - 1
@@ -71,12 +71,12 @@ class TolerantUnpickler(pickle._Unpickler):
 
     def note_named(self, obj: Any) -> None:
         """Note an object that was looked up by its name."""
-        if not isinstance(obj, MissingObject):
+        if not _is_not_sent(obj):
             self._named[id(obj)] = obj
 
     def lose(self, made: Any, error: BaseException) -> MissingObject:
         """Return the replacement for an object that ``made``, a class or function, failed to restore."""
-        if isinstance(made, MissingObject):  # the cause has already been reported
+        if type(made) is MissingObject:  # the cause has already been reported
             return made
         reason = _reason(error)
         self.reasons.append(reason)
@@ -98,7 +98,7 @@ _PLAIN = (str, bytes, type, types.FunctionType, types.BuiltinFunctionType)
 
 
 def _is_not_sent(obj: Any) -> bool:
-    return isinstance(obj, MissingObject)
+    return type(obj) is MissingObject  # isinstance() asks for obj.__class__, which may fail
 
 
 def _reason(error: BaseException) -> str:
@@ -152,6 +152,18 @@ def _filling(load: Callable[[Any], None]) -> Callable[[Any], None]:
     return guarded
 
 
+def _adding(what: Any, load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Guard an opcode that adds an object, made of no other on the stack, or of those after a mark."""
+
+    def guarded(unpickler: TolerantUnpickler) -> None:
+        try:
+            load(unpickler)
+        except (Exception, SystemExit) as error:
+            unpickler.stack.append(unpickler.lose(what, error))
+
+    return guarded
+
+
 def _recalling(read_index: Callable[[TolerantUnpickler], int]) -> Callable[[Any], None]:
     """Return an opcode that takes an object from the memo."""
 
@@ -181,6 +193,9 @@ def _guard_opcodes() -> dict[int, Callable[[Any], None]]:
         table[opcode[0]] = _making(n_arguments, table[opcode[0]])
     for opcode in (pickle.APPEND, pickle.APPENDS, pickle.SETITEM, pickle.SETITEMS, pickle.ADDITEMS):
         table[opcode[0]] = _filling(table[opcode[0]])
+    table[pickle.FROZENSET[0]] = _adding(frozenset, table[pickle.FROZENSET[0]])
+    for opcode in (pickle.EXT1, pickle.EXT2, pickle.EXT4):  # of copyreg.add_extension()
+        table[opcode[0]] = _naming(_adding("extension", table[opcode[0]]))
     table[pickle.POP[0]] = _dropping(table[pickle.POP[0]])
     table[pickle.BINGET[0]] = _recalling(lambda unpickler: unpickler.read(1)[0])
     table[pickle.LONG_BINGET[0]] = _recalling(

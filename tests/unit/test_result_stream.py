@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import fractions
 import math
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,31 @@ class WithState:
 
     def __init__(self) -> None:
         self.field = 1
+
+    def __setstate__(self, state: Any) -> None:
+        raise KeyError("field of a newer version")
+
+
+class Node:
+    """It cannot be hashed before it has its state, which holds a set of it."""
+
+    def __init__(self) -> None:
+        self.name = "a"
+        self.near = frozenset([self])
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class Proxy:
+    """It has no class before it has its state."""
+
+    def __init__(self) -> None:
+        self.kind = Proxy
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return vars(self)["kind"]
 
     def __setstate__(self, state: Any) -> None:
         raise KeyError("field of a newer version")
@@ -93,6 +120,25 @@ def test_parts_that_fail_do_not_affect_the_others(
             assert rest["value"] == obj["value"] and rest["shared"] == [shared]
         else:
             assert found[name] == obj
+
+
+@pytest.mark.parametrize("kind", [Node, Proxy])
+def test_an_object_that_cannot_be_asked_before_it_has_its_state_stays_alone(kind: Any) -> None:
+    found = opened({"bad": [0, kind()], "good": [1]})
+    assert isinstance(found["bad"], UnopenedPart) and found["bad"].rest[0] == 0
+    assert found["good"] == [1]
+
+
+def test_a_class_whose_number_this_process_does_not_know_stays_alone() -> None:
+    copyreg.add_extension("fractions", "Fraction", 5)
+    try:
+        sections = packed({"bad": [fractions.Fraction, 0], "good": [1]})
+    finally:
+        copyreg.remove_extension("fractions", "Fraction", 5)
+    bad, good = result_stream.unpack(list(sections.values()))
+    reason = "ValueError: unregistered extension code 5"
+    assert bad == UnopenedPart(reason, [MissingObject("extension", reason), 0])
+    assert good == [1]
 
 
 def test_parts_share_what_they_shared() -> None:
