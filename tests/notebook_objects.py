@@ -67,6 +67,17 @@ x = typing.TypeVar('x')
 x = typing.NewType('x', int)
 -> x(3), x.__name__, x.__supertype__
 
+x = typing.ParamSpec('x', bound=list)
+-> x.__name__, x.__bound__, x.__module__
+
+x = typing.ParamSpec('x'); y = x.args, typing.Callable[x, int]
+-> y[0].__origin__ is x, y[1].__args__[0] is x
+
+class Q(typing.Generic[typing.TypeVar('T')]):
+    def __reduce__(self): return 'x'
+x = Q(); x.v = 2
+-> x.v, type(x) is Q, copy.copy(x) is x
+
 class x(typing.TypedDict): a: int
 -> x(a=1), x.__annotations__
 

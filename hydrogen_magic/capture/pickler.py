@@ -218,8 +218,7 @@ class CapturePickler(Pickler):
         self.needs.add(outer, f"{cls.__qualname__} is nested in it")
         return {outer: self.needs.namespace[outer]} if outer in self.needs.namespace else {}
 
-    def binding(self, obj: Any) -> Binding:
-        name = obj.__qualname__
+    def binding(self, obj: Any, name: str) -> Binding:
         if not is_main(obj) or not name.isidentifier():
             return UNBOUND
         mine = self.needs.namespace.get(name, UNBOUND)

@@ -53,6 +53,12 @@ def reduce_instance(obj: Any, tracks_sharing: bool = True) -> Any:
     is_shared = is_default and tracks_sharing and _shares_attributes(obj)
     if not is_default or not (answers_more or is_shared):
         return NotImplemented
+    return reduce_by_value(obj, is_shared)
+
+
+def reduce_by_value(obj: Any, is_shared: bool = False) -> Any:
+    """Reduce an instance to its class, attributes and items, whatever its class says."""
+    kind = type(obj)
     items = list.__iter__(obj) if issubclass(kind, list) else None
     pairs = iter(dict.items(obj)) if issubclass(kind, dict) else None
     return restore_object, (kind,), _state(obj, is_shared), items, pairs, restore_attributes

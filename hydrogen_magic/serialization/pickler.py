@@ -7,7 +7,8 @@ In addition to cloudpickle, this pickler
 - keeps the variables that several closures share (``nonlocal``) shared;
 - gives functions defined inside an importable module that module's own globals, not a copy of them;
 - lets lazily loading modules travel by name;
-- keeps the qualified names of nested classes, so that plain ``pickle`` finds them.
+- keeps the qualified names of nested classes, so that plain ``pickle`` finds them;
+- sends globals of ``__main__`` by value that are neither functions nor classes, such as a ``ParamSpec``.
 
 Subclasses define how functions and classes of ``__main__`` are pickled. Streams call the
 ``restore_*`` functions when they are read; the kernel and the ranks have them.
@@ -29,9 +30,13 @@ import cloudpickle
 
 from hydrogen_magic.serialization import library_objects, reducers
 from hydrogen_magic.serialization.code_names import global_names
-from hydrogen_magic.serialization.instances import reduce_instance
+from hydrogen_magic.serialization.instances import (
+    find_on_type,
+    reduce_by_value,
+    reduce_instance,
+)
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
-from hydrogen_magic.serialization.reducers import UNBOUND, Binding
+from hydrogen_magic.serialization.reducers import UNBOUND, Binding, resolve
 
 _UNKNOWN: Any = object()
 """Stands for the handler of a class that was not met before."""
@@ -76,7 +81,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             Memory: lambda memory: (reducers.restore_same, (memory.buffer(),)),
             functools.cached_property: _reduce_cached_property,
             _CachedFunction: _reduce_cached_function,
-            typing.NewType: _reduce_new_type,
+            **dict.fromkeys(_OF_TYPING, self._reduce_named),
+            typing.ParamSpecArgs: _reduce_part,
+            typing.ParamSpecKwargs: _reduce_part,
             memoryview: library_objects.reduce_memoryview,
             library_objects.SharedRefs: self._reduce_shared_refs,
             **library_objects.OF_CONSTANTS,
@@ -98,8 +105,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return other names that the reader's ``__main__`` needs to look up ``cls`` by name."""
         return {}
 
-    def binding(self, obj: Any) -> Binding:
-        """Return the name that ``obj`` should have in the reader's ``__main__``."""
+    def binding(self, obj: Any, name: str) -> Binding:
+        """Return the name in the reader's ``__main__`` for ``obj``, which calls itself ``name``."""
         return UNBOUND
 
     def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
@@ -129,7 +136,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(obj)
         handler = self.handlers.get(kind, _UNKNOWN)
         if handler is _UNKNOWN:  # the first object of its class
-            handler = self.handlers[kind] = self.handler_of(kind)
+            named = self._reduce_named if self.says_how_to_pickle(kind) else None
+            handler = self.handlers[kind] = self.handler_of(kind) or named
         if handler is not None:
             return handler(obj)
         if issubclass(kind, types.ModuleType):
@@ -149,7 +157,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return super()._dynamic_function_reduce(func)
         for cell in func.__closure__ or ():
             self._bare_cells[id(cell)] = cell
-        args = (func.__code__, home, func.__closure__, self.binding(func))
+        args = (func.__code__, home, func.__closure__, self.binding(func, func.__qualname__))
         state = {
             "attributes": dict(func.__dict__),
             "slots": _function_slots(func),
@@ -164,6 +172,32 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return "__main__" if self.main_by_value else None
         module = _module_of(func)
         return None if module is None or module.__spec__ is None else module.__name__
+
+    # ── other globals of __main__ ────────────────────────────────────────────────────────────────
+
+    def says_how_to_pickle(self, kind: type) -> bool:
+        """Whether a class of the notebook has a hook of pickle, which may return the name of a global."""
+        if not is_main(kind) or kind in self.dispatch_table:
+            return False
+        hooks = (find_on_type(kind, name) for name in ("__reduce__", "__reduce_ex__"))
+        return any(isinstance(hook, types.FunctionType) and is_main(hook) for hook in hooks)
+
+    def _reduce_named(self, obj: Any) -> Any:
+        """Reduce an object that may be pickled as a global, which the reader's ``__main__`` may lack."""
+        name = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if type(name) is not str or _is_importable(obj, name):
+            return name
+        return self._reduce_global(obj, name)
+
+    def _reduce_global(self, obj: Any, name: str) -> Any:
+        kind, binding = type(obj), self.binding(obj, name)
+        if kind not in _OF_TYPING:
+            _, _, *parts = reduce_by_value(obj)
+            return reducers.restore_global, (kind, binding, (), None), *parts
+        names, keywords = _OF_TYPING[kind]
+        args = tuple(getattr(obj, f"__{each}__") for each in names)
+        options = {each: getattr(obj, f"__{each}__") for each in keywords}
+        return reducers.restore_global, (kind, binding, args, options)
 
     # ── functions' variables ─────────────────────────────────────────────────────────────────────
 
@@ -200,7 +234,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self.tracks_classes:
             reducers.complete_classes.add(cls)
         tracker = tracker if self.tracks_classes else None
-        new_args = (make, (*head, tracker, extra), self.binding(cls))
+        new_args = (make, (*head, tracker, extra), self.binding(cls, cls.__qualname__))
         new_state = (set_state, state, self.companions(cls), _member_attributes(cls))
         return (
             reducers.restore_class,
@@ -370,7 +404,29 @@ def _reduce_single_dispatch(func: Any) -> Any:
     )
 
 
-def _reduce_new_type(obj: Any) -> Any:
-    if not is_main(obj):
-        return NotImplemented
-    return typing.NewType, (obj.__name__, obj.__supertype__), {"__module__": "__main__"}
+def _reduce_part(part: Any) -> Any:
+    return type(part), (part.__origin__,)  # since Python 3.12 pickle refuses them
+
+
+def _is_importable(obj: Any, name: str) -> bool:
+    module = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]  # typeshed lacks it
+    try:
+        return module != "__main__" and resolve(module, name) is obj
+    except (ImportError, AttributeError):
+        return False
+
+
+_OF_TYPING: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    getattr(typing, kind): parameters
+    for kind, parameters in {
+        "NewType": (("name", "supertype"), ()),
+        "ParamSpec": (("name",), ("bound", "covariant", "contravariant")),
+        "TypeVarTuple": (("name",), ()),  # since Python 3.11
+        "TypeAliasType": (("name", "value"), ("type_params",)),  # since Python 3.12
+    }.items()
+    if hasattr(typing, kind)
+}
+"""Classes whose objects are pickled by name -> attributes that are their arguments, without and with keyword.
+
+cloudpickle has the same for ``TypeVar`` alone.
+"""

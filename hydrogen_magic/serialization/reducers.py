@@ -20,7 +20,7 @@ SKELETON_CLASS_ARGS = 4
 
 
 class Binding(NamedTuple):
-    """The name of a function or class in the reader's ``__main__``."""
+    """The name of a function, class or other global in the reader's ``__main__``."""
 
     name: str
     """Empty: no name."""
@@ -157,18 +157,37 @@ def _bind(obj: Any, binding: Binding) -> None:
     if binding.name:
         sys.modules["__main__"].__dict__.setdefault(binding.name, obj)
     if binding.is_writers:
-        _writers.append(obj)
+        _writers[binding.name] = obj
 
 
-_writers: list[Any] = []
+_writers: dict[str, Any] = {}
 """Objects of streams that their writer's ``__main__`` also has; see :func:`take_writers`."""
 
 
-def take_writers() -> list[Any]:
+def take_writers() -> dict[str, Any]:
     """Return the objects read since the last call that can go back to their writer by name."""
-    taken = list(_writers)
+    taken = dict(_writers)
     _writers.clear()
     return taken
+
+
+def restore_global(
+    kind: Any, binding: Binding, args: tuple[Any, ...], options: dict[str, Any] | None
+) -> Any:
+    """Make an object whose class pickles it as a global.
+
+    ``options`` is None for one whose state follows. Such objects are compared by identity, so that of
+    ``__main__`` is used if there is one.
+    """
+    if options is not None:
+        # These take the module of their caller for their own.
+        names = {"__name__": "__main__", "kind": kind, "args": args, "options": options}
+        obj = eval("kind(*args, **options)", names)
+    else:
+        known = vars(sys.modules["__main__"]).get(binding.name)
+        obj = known if type(known) is kind else kind.__new__(kind)
+    _bind(obj, binding)
+    return obj
 
 
 def restore_cached_property(func: Any, name: str | None) -> Any:

@@ -414,6 +414,47 @@ def test_objects_that_pickle_alone_cannot_take(notebook: Notebook, ranks: Ranks)
     assert type(box) is notebook.names["Box"]
 
 
+def test_globals_whose_classes_pickle_them_by_name(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import pickle
+        from typing import Callable, Generic, NewType, ParamSpec, TypeVar
+        P, T, UserId = ParamSpec("P"), TypeVar("T"), NewType("UserId", int)
+        def timed(f: Callable[P, T]) -> Callable[P, T]:
+            def call(*args: P.args, **options: P.kwargs) -> T: return f(*args, **options)
+            return call
+        class Task(Generic[P]): pass
+        class Missing:
+            def __init__(self): self.text = "missing"
+            def __reduce__(self): return "MISSING"
+        MISSING = Missing()
+        def get(value=MISSING): return value.text if value is MISSING else value
+    """)
+    rank = ranks.run(
+        notebook.capture(
+            """
+            Q, Id = ParamSpec("Q"), NewType("Id", UserId)
+            class Unset(Missing):
+                def __reduce__(self): return "UNSET"
+            UNSET = Unset()
+            @timed
+            def own(value=UNSET, *, of: Callable[Q, Id] = get): return value is UNSET, of()
+            kept = {"spec": [Q, Q.args], "none": MISSING, "unset": UNSET, "id": Id}
+            assert pickle.loads(pickle.dumps([P, MISSING])) == [P, MISSING]
+            get(), own(), Task[P].__args__[0] is P, timed.__annotations__["f"].__args__[0] is P
+            """,
+            out=["own", "kept"],
+        )
+    )
+    assert rank.value == ("missing", (True, "missing"), True, True)
+    assert rank.out["own"]() == (True, "missing")
+    kept, names = rank.out["kept"], notebook.names
+    assert kept["none"] is names["MISSING"] and kept["id"].__supertype__ is names["UserId"]
+    assert (
+        kept["spec"][1].__origin__ is kept["spec"][0] and kept["spec"][0].__module__ == "__main__"
+    )
+    assert kept["unset"].text == "missing" and "UNSET" not in names
+
+
 def test_spawned_pools_send_notebook_objects_back(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("""
         from concurrent.futures import ProcessPoolExecutor
@@ -421,8 +462,12 @@ def test_spawned_pools_send_notebook_objects_back(notebook: Notebook, ranks: Ran
         k = 5
         class Result:
             def __init__(self, v): self.v = v
-        def work(x):
+        class Missing:
+            def __reduce__(self): return "MISSING"
+        MISSING = Missing()
+        def work(x, y=MISSING):
             global k
+            assert y is MISSING
             k += 1
             return Result(x + k)
     """)

@@ -130,6 +130,22 @@ def test_what_is_made_from_a_name_is_no_change_of_it(session: Session) -> None:
     assert session.cell("args.lr, list(df)") == (2, ["x", "z"])
 
 
+def test_globals_whose_classes_pickle_them_by_name_follow_the_notebook(session: Session) -> None:
+    run = session.notebook.cell
+    run("""
+        import typing
+        class Missing:
+            def __reduce__(self): return "MISSING"
+        MISSING, Id = Missing(), typing.NewType("Id", int)
+        def get(value: Id = MISSING): return value is MISSING
+    """)
+    assert session.cell("get(), Id.__supertype__") == (True, int)
+    run("Id = typing.NewType('Id', str); known = [MISSING]")
+    assert session.cell("get(known[0]), Id.__supertype__") == (True, str)
+    session.cell("found = MISSING, Id", out=("found",))
+    run("assert found[0] is MISSING and found[1] is Id")
+
+
 def test_what_a_cell_uses_of_the_ranks_is_listed(session: Session) -> None:
     session.notebook.cell("c = 5")
     session.cell("y = [c]\ndef total(): return sum(y)")

@@ -92,7 +92,7 @@ class LoadedClosure:
         self._own_process = own_process
         self._names = names
         self._call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
-        self._shared: list[Any] = []
+        self._shared: dict[str, Any] = {}
         self._numbered: dict[int, tuple[int, Any]] = {}
 
     @contextlib.contextmanager
@@ -295,7 +295,7 @@ class LoadedClosure:
         """Return a pickler for results; use it inside :meth:`as_main`."""
         if self._names is not None:
             return self._names.result_pickler(*args)
-        return ResultPickler(*args, shared=self._shared, originals=self._numbered)
+        return ResultPickler(*args, shared=self._shared.values(), originals=self._numbered)
 
 
 def _format_warning(

@@ -11,7 +11,7 @@ import copyreg
 import functools
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydrogen_magic.serialization import pickling_errors
@@ -56,8 +56,8 @@ _FSDP_OPTIMIZER = _FULL_STATE.format("get_optimizer_state_dict(model, opt")
 class ResultPickler(Pickler):
     """Pickles the results of a rank.
 
-    ``shared``: functions and classes that the notebook also has. ``originals``: ``id`` of an object of the
-    notebook -> its number, and the object.
+    ``shared``: functions, classes and other globals that the notebook also has. ``originals``: ``id`` of an
+    object of the notebook -> its number, and the object.
     """
 
     current = CELL_VALUE
@@ -69,7 +69,7 @@ class ResultPickler(Pickler):
     """``id`` of an object -> its replacement."""
 
     def __init__(
-        self, *args: Any, shared: list[Any], originals: Mapping[int, tuple[int, Any]]
+        self, *args: Any, shared: Iterable[Any], originals: Mapping[int, tuple[int, Any]]
     ) -> None:
         super().__init__(*args)
         self._originals = originals
@@ -94,7 +94,7 @@ class ResultPickler(Pickler):
         if id(obj) in self.left_out:
             lost = self.left_out[id(obj)]
             return MissingObject, (lost.type, lost.reason)
-        if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj):
+        if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj, obj.__qualname__):
             self.last = obj
             return resolve, ("__main__", obj.__qualname__)
         original = self._originals.get(id(obj)) if self.current != CELL_VALUE else None
@@ -118,14 +118,19 @@ class ResultPickler(Pickler):
             raise pickling_errors.RefusedError(tensor, why, "bring back its `.full_tensor()`")
         return full.__reduce_ex__(2)
 
-    def _kernel_has(self, obj: Any) -> bool:
+    def _reduce_global(self, obj: Any, name: str) -> Any:
+        if self._kernel_has(obj, name):
+            return resolve, ("__main__", name)
+        return super()._reduce_global(obj, name)
+
+    def _kernel_has(self, obj: Any, name: str) -> bool:
         if not is_main(obj):
             return False
-        root = getattr(sys.modules["__main__"], obj.__qualname__.partition(".")[0], None)
+        root = getattr(sys.modules["__main__"], name.partition(".")[0], None)
         if id(root) not in self._shared:
             return False
         try:
-            return resolve("__main__", obj.__qualname__) is obj
+            return resolve("__main__", name) is obj
         except AttributeError:
             return False
 

@@ -62,7 +62,7 @@ class RankNames:
             self._take_back(before)
             raise
         finally:
-            self._shared_code |= {obj.__qualname__: obj for obj in take_writers()}
+            self._shared_code |= take_writers()
 
     def _bind(
         self,
@@ -152,7 +152,7 @@ class RankNames:
 
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results, which update the notebook's objects."""
-        shared = list(self._shared_code.values())
+        shared = self._shared_code.values()
         return ResultPickler(*args, shared=shared, originals=self.objects.numbered())
 
 

@@ -82,16 +82,18 @@ def _reduce(forking_pickler: Any, obj: Any) -> Any:
     helper = forking_pickler.__dict__.get("_by_value")
     if helper is None:
         helper = forking_pickler._by_value = _SpawnPickler()
-    if type(obj) in helper.handlers or isinstance(obj, (type, types.FunctionType)):
+    kind = type(obj)
+    is_code = issubclass(kind, (type, types.FunctionType))
+    if is_code or kind in helper.handlers or helper.says_how_to_pickle(kind):
         return helper.reducer_override(obj)
     table = forking_pickler.dispatch_table
-    if type(obj) not in table and type(obj) in helper.dispatch_table:
-        return helper.dispatch_table[type(obj)](obj)
+    if kind not in table and kind in helper.dispatch_table:
+        return helper.dispatch_table[kind](obj)
     return NotImplemented
 
 
 class _SpawnPickler(Pickler):
-    """Reduces functions and classes of the notebook; it never writes."""
+    """Reduces functions, classes and other globals of the notebook; it never writes."""
 
     main_by_value = True
 
@@ -114,7 +116,6 @@ class _SpawnPickler(Pickler):
                 found[name] = namespace[name]
         return found
 
-    def binding(self, obj: Any) -> Binding:
-        name = obj.__qualname__
+    def binding(self, obj: Any, name: str) -> Binding:
         main = sys.modules["__main__"].__dict__
         return Binding(name, False) if is_main(obj) and main.get(name) is obj else UNBOUND
