@@ -828,6 +828,9 @@ x = torch.tensor([1.0]).to(torch.bfloat16), torch.tensor([1], dtype=torch.uint16
 x = torch.tensor([1 + 2j]).conj(), torch.tensor([1j]).imag
 -> x[0].tolist(), x[0].is_conj(), x[1].tolist()
 
+x = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+-> [each.tolist() for each in x.unbind()]
+
 x = torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
 -> [t.to_dense().tolist() for t in x]
 
@@ -1145,9 +1148,6 @@ y = C(); x = weakref.WeakValueDictionary(a=y)
 class C: v = 1
 y = C(); x = weakref.WeakKeyDictionary({y: 2})
 -> weakref
-
-x = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
--> NestedTensor
 
 x = sys._getframe()
 -> frame

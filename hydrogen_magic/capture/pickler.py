@@ -324,7 +324,7 @@ class CapturePickler(Pickler):
         """Reduce a tensor to the part of its storage that it uses, if that is much smaller."""
         torch = sys.modules["torch"]
         is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
-        is_plain = is_plain and not (tensor.is_conj() or tensor.is_neg())
+        is_plain = is_plain and not (tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
         if type(tensor) is not torch.Tensor or not is_plain or tensor.numel() == 0:
             return NotImplemented
         part = self._part_of_storage(tensor)

@@ -287,6 +287,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
         return x
     x = scaled(3)
     """: ("x(2), x(2, times=5)", (6, 10)),
+    "import torch\nx = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])": (
+        "[each.tolist() for each in x.unbind()]",
+        [[1], [1, 1]],
+    ),
     "import sys\nx = {'python': sys.version_info}": ("x['python'] is sys.version_info", True),
 }
 
