@@ -25,6 +25,8 @@ _ALIGNMENT = 64
 """Bytes; alignment that SIMD loads of any library require."""
 _IN_BAND_BELOW = 4096
 """Bytes; smaller buffers are cheaper inside the pickle."""
+_SMALL_BYTES = 1 << 16
+"""A buffer below this size is copied in a few microseconds."""
 _CHUNK = 4 << 20
 """Bytes per copy of one thread: small enough to divide the work, large enough to be efficient."""
 _COPY_THREADS = 4
@@ -197,3 +199,12 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
 def copied(payload: Payload) -> Payload:
     """Return a copy in private memory, so that the mapped file can be closed."""
     return Payload(bytes(payload.pickled), tuple(bytearray(buffer) for buffer in payload.buffers))
+
+
+def with_small_copied(payload: Payload) -> Payload:
+    """Return ``payload`` with small buffers in private memory.
+
+    An array that is kept of a large result would otherwise keep the whole mapped file.
+    """
+    buffers = (bytearray(b) if _flat(b).nbytes < _SMALL_BYTES else b for b in payload.buffers)
+    return Payload(payload.pickled, tuple(buffers))

@@ -6,6 +6,8 @@ import contextlib
 import copyreg
 import fractions
 import math
+import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.driver.state.gang_results import GangResults, RankResults
 from hydrogen_magic.driver.state.stored_results import SavedResults, StoredResults
 from hydrogen_magic.errors import ResultError
-from hydrogen_magic.serialization import result_stream
+from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart
@@ -204,6 +206,21 @@ def test_a_variable_named_like_the_value_does_not_replace_it() -> None:
     results = received(ResultPart("_"), ResultPart(CELL_VALUE), objects={"_": 1, CELL_VALUE: 2})
     assert results.everything() == {"_": 1, CELL_VALUE: 2} and results.key_of_value == ""
     assert received(ResultPart(CELL_VALUE), objects={CELL_VALUE: 2}).key_of_value == "_"
+
+
+def test_a_small_array_of_a_large_result_does_not_keep_all_of_it() -> None:
+    objects = {"scores": {"all": np.zeros(1 << 20), "metric": np.arange(1000)}}
+    fd = payload.to_memfd(packed(objects)["scores"])
+    section = payload.from_memfd(fd)
+    os.close(fd)
+    results, mapped = RankResults(0, []), weakref.ref(section.buffers[0].obj)
+    results.add(ResultPart("scores"), section)
+    scores = results.variables()["scores"]
+    del results, section
+    assert mapped() is not None
+    metric = scores.pop("metric")
+    del scores
+    assert mapped() is None and metric[999] == 999
 
 
 def test_results_survive_on_disk(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ class RankResults:
 
     def add(self, part: ResultPart, section: Payload) -> None:
         """Store a part that has arrived."""
-        small = section.nbytes <= _SMALL_BYTES
-        self.parts.append((part, payload.copied(section) if small else section))
+        copied = payload.copied if section.nbytes <= _SMALL_BYTES else payload.with_small_copied
+        self.parts.append((part, copied(section)))
         self.nbytes += section.nbytes
         self._opened = None
 
