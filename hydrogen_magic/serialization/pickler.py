@@ -153,10 +153,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if func.__globals__ is functools.__dict__ and hasattr(func, "registry"):
             return _reduce_single_dispatch(func)
         home = self._home_of(func)
-        if home is None:
-            return super()._dynamic_function_reduce(func)
         for cell in func.__closure__ or ():
             self._bare_cells[id(cell)] = cell
+        if home is None:
+            # cloudpickle gives each function variables of its own.
+            make, args, (attributes, slots), _, _, set_state = super()._dynamic_function_reduce(
+                func
+            )
+            slots = {**slots, "__closure__": None}
+            copied = set_state, (attributes, slots), self._cell_contents(func)
+            args = *args[:-1], func.__closure__
+            return make, args, copied, None, None, reducers.restore_copied_function
         args = (func.__code__, home, func.__closure__, self.binding(func, func.__qualname__))
         state = {
             "attributes": dict(func.__dict__),

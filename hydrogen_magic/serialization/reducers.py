@@ -67,10 +67,24 @@ def restore_function_state(func: types.FunctionType, state: dict[str, Any]) -> N
     for name, value in state["slots"].items():
         setattr(func, name, value)
     func.__dict__.update(state["attributes"])
-    for cell, contents in state["cells"]:
-        cell.cell_contents = contents
+    _fill(state["cells"])
     for name, value in state["globals"].items():
         func.__globals__.setdefault(name, value)
+
+
+def restore_copied_function(
+    func: types.FunctionType,
+    state: tuple[Callable[..., Any], Any, list[tuple[types.CellType, Any]]],
+) -> None:
+    """Set the state of a function that has globals of its own, and closure cells."""
+    set_state, attributes, cells = state
+    set_state(func, attributes)
+    _fill(cells)
+
+
+def _fill(cells: list[tuple[types.CellType, Any]]) -> None:
+    for cell, contents in cells:
+        cell.cell_contents = contents
 
 
 def restore_class(make: Callable[..., type], args: tuple[Any, ...], binding: Binding) -> type:

@@ -455,6 +455,36 @@ def test_globals_whose_classes_pickle_them_by_name(notebook: Notebook, ranks: Ra
     assert kept["unset"].text == "missing" and "UNSET" not in names
 
 
+def test_functions_of_a_cell_share_their_variables_in_the_notebook(
+    notebook: Notebook, ranks: Ranks
+) -> None:
+    rank = ranks.run(
+        notebook.capture(
+            """
+            def counter():
+                n = 0
+                def add():
+                    nonlocal n
+                    n += 1
+                    return n
+                def show(): return n
+                def again(times): return again(times - 1) + add() if times else n
+                return add, show, again
+            add, show, again = counter()
+            class Base:
+                def kind(self): return "base"
+            class Own(Base):
+                def kind(self): return __class__, super().kind()
+            add(), add()
+            """,
+            out=["add", "show", "again", "Own"],
+        )
+    )
+    out = rank.out
+    assert (out["show"](), out["add"](), out["show"](), out["again"](1)) == (2, 3, 3, 7)
+    assert out["Own"]().kind() == (out["Own"], "base")
+
+
 def test_spawned_pools_send_notebook_objects_back(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("""
         from concurrent.futures import ProcessPoolExecutor
