@@ -101,9 +101,8 @@ class _ModuleCaller(Caller):
         import torch
 
         for batch in batches:
-            with (
-                torch.no_grad()
-            ):  # inference_mode would mark caches of a model that is trained next
+            # inference_mode would mark caches of a model that is trained next.
+            with torch.no_grad():
                 output = self._predict(batch)
             yield output
 
