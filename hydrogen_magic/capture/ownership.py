@@ -51,17 +51,30 @@ class RanksChange:
 
 @dataclass(frozen=True)
 class NameState:
-    """A name that ranks have."""
+    """A name that a rank has."""
 
-    ranks: frozenset[int]
-    """The ranks that have it."""
     version: Version | None
-    """The notebook's version when both sides had the same value, or when the ranks assigned theirs.
+    """The notebook's version when both sides had the same value, or when the rank assigned its own.
 
     None: the notebook had none, or an unknown one.
     """
     change: RanksChange | None = None
-    """What the ranks did since; None: nothing."""
+    """What the rank did since; None: nothing."""
+    is_assigned: bool = False
+    """The notebook's cells assigned it since, possibly the same value again."""
+
+    def is_outdated(self, now: Version) -> bool:
+        """Whether the rank has an earlier value of the notebook, which it has not changed."""
+        return self.change is None and (self.version is None or self.version.digest != now.digest)
+
+    def is_touched(self, now: Version) -> bool:
+        """Whether the notebook has changed or assigned it."""
+        return self.is_assigned or self.version is None or not _is_same(self.version, now)
+
+    def notebooks_verb(self, now: Version) -> str:
+        """Return what the notebook did to it."""
+        is_same = self.version is not None and self.version.identity == now.identity
+        return "changed" if is_same and not self.is_assigned else "assigned"
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ class Action(Enum):
     """What happens to a name before a cell runs."""
 
     SEND = "sent"
-    FILL = "sent to ranks that lack it"
+    FILL = "sent to some ranks"
     KEEP = "kept"
     CONFLICT = "conflict"
 
@@ -93,6 +106,8 @@ class Decision:
 
     action: Action
     why: str
+    ranks: frozenset[int] = frozenset()
+    """The ranks that take the notebook's value; the others of the cell keep their own."""
 
     def __str__(self) -> str:
         return f"{self.action.value}: {self.why}"
@@ -131,7 +146,8 @@ class SessionUse:
     @property
     def unchanged(self) -> list[str]:
         """Names that are not sent, since the ranks have the notebook's value."""
-        return [name for name in self.of(Action.KEEP) if self.names.held[name].change is None]
+        kept, ranks = self.of(Action.KEEP), self.cell.ranks
+        return [name for name in kept if not self.names.changes(name, ranks)]
 
     def check(self) -> None:
         """Raise CaptureError if both sides changed a name."""
@@ -150,42 +166,49 @@ class SessionNames:
     """The names that the ranks of a session have."""
 
     def __init__(self) -> None:
-        self.held: dict[str, NameState] = {}
-        self._assigned: set[str] = set()
-        """Names that the notebook's cells assigned since both sides had the same value."""
+        self.held: dict[str, dict[int, NameState]] = {}
+        """By name and rank."""
         self._n_cells = 0
 
     def held_by(self, ranks: frozenset[int]) -> list[str]:
         """Return the names that all of ``ranks`` have."""
-        return [name for name, held in self.held.items() if ranks <= held.ranks]
+        return [name for name, held in self.held.items() if ranks <= held.keys()]
 
-    def is_same_object(self, name: str, identity: object) -> bool:
-        """Whether the notebook's object is the one when both sides had the same value."""
-        version = self.held[name].version
-        return version is not None and version.identity == identity
+    def states(self, name: str, ranks: Collection[int]) -> dict[int, NameState]:
+        """Return the states of a name on those of ``ranks`` that have it, by rank."""
+        held = self.held.get(name, {})
+        return {rank: held[rank] for rank in sorted(held.keys() & ranks)}
 
-    def is_outdated(self, name: str, now: Version) -> bool:
-        """Whether the ranks have an earlier value of the notebook, which they have not changed."""
-        held = self.held.get(name)
-        if held is None or held.change is not None:
-            return False
-        return held.version is None or held.version.digest != now.digest
+    def changes(self, name: str, ranks: Collection[int]) -> list[RanksChange]:
+        """Return what ``ranks`` did to a name."""
+        return [one.change for one in self.states(name, ranks).values() if one.change]
 
-    def is_own(self, name: str, now: Version) -> bool:
-        """Whether the ranks have changed what the notebook imports, other than by an import of their own.
+    def is_same_object(self, name: str, identity: object, ranks: Collection[int]) -> bool:
+        """Whether the notebook's object is the one when it and ``ranks`` had the same value."""
+        states = self.states(name, ranks).values()
+        return all(one.version and one.version.identity == identity for one in states)
+
+    def is_outdated(self, name: str, now: Version, ranks: Collection[int]) -> bool:
+        """Whether one of ``ranks`` has an earlier value of the notebook, which it has not changed."""
+        return any(one.is_outdated(now) for one in self.states(name, ranks).values())
+
+    def is_own(self, name: str, now: Version, ranks: Collection[int]) -> bool:
+        """Whether one of ``ranks`` has changed what the notebook imports, other than by its own import.
 
         Not if the notebook has imported or assigned it again.
         """
-        held = self.held.get(name)
-        if held is None or held.change is None or held.change.is_import:
-            return False
-        return not self._is_touched(name, held, now)
+        return any(
+            one.change and not one.change.is_import and not one.is_touched(now)
+            for one in self.states(name, ranks).values()
+        )
 
     # ── what the notebook does ───────────────────────────────────────────────────────────────────
 
     def note_cells(self, sources: Sequence[str]) -> None:
         """Note what cells assign, possibly the same values again. ``sources``: all cells, in Python."""
-        self._assigned.update(_assigned_in(sources[self._n_cells :]))
+        for name in {*_assigned_in(sources[self._n_cells :])} & self.held.keys():
+            for rank, state in self.held[name].items():
+                self.held[name][rank] = replace(state, is_assigned=True)
         self._n_cells = len(sources)
 
     # ── before a cell ────────────────────────────────────────────────────────────────────────────
@@ -196,54 +219,44 @@ class SessionNames:
         return {name: self._with_parts(name, found, cell) for name in found}
 
     def _decide(self, name: str, cell: CellNames) -> Decision:
-        now, held = cell.versions[name], self.held.get(name)
+        now, states = cell.versions[name], self.states(name, cell.ranks)
         if name in cell.push:
-            return Decision(Action.SEND, "--push")
-        if held is None:
-            return Decision(Action.SEND, "new")
-        if held.change is not None:
-            return self._decide_changed(name, held, held.change, cell)
-        if held.version is None or held.version.digest != now.digest:
-            return Decision(Action.SEND, f"{self._notebooks_verb(name, held, now)} in the notebook")
-        lacking = _lacking(held, cell)
-        return Decision(Action.SEND, lacking) if lacking else Decision(Action.KEEP, "unchanged")
-
-    def _decide_changed(
-        self, name: str, held: NameState, change: RanksChange, cell: CellNames
-    ) -> Decision:
-        """Decide about a name that the ranks changed."""
-        now = cell.versions[name]
-        if name in cell.out or not self._is_touched(name, held, now):
-            lacking = _lacking(held, cell)
-            return (
-                Decision(Action.FILL, lacking)
-                if lacking
-                else Decision(Action.KEEP, change.of("it"))
-            )
-        verb = self._notebooks_verb(name, held, now)
-        if now.is_code:
-            return Decision(Action.SEND, f"{verb} in the notebook")
-        return Decision(Action.CONFLICT, f"{change.of('it')}, and the notebook {verb} it")
+            return Decision(Action.SEND, "--push", cell.ranks)
+        if name not in self.held:
+            return Decision(Action.SEND, "new", cell.ranks)
+        changed = {rank: one.change for rank, one in states.items() if one.change}
+        both = {rank for rank in changed if name not in cell.out and states[rank].is_touched(now)}
+        if both and not now.is_code:
+            rank = min(both)
+            verb = states[rank].notebooks_verb(now)
+            why = f"{changed[rank].of('it')}, and the notebook {verb} it"
+            return Decision(Action.CONFLICT, why)
+        keeping = changed.keys() - both
+        lacking = cell.ranks - states.keys()
+        outdated = {rank for rank, one in states.items() if rank in both or one.is_outdated(now)}
+        if not lacking and not outdated:
+            why = next((change.of("it") for change in changed.values()), "unchanged")
+            return Decision(Action.KEEP, why)
+        if keeping:
+            why = _listed({"without it": lacking, "with an earlier value": outdated})
+            return Decision(Action.FILL, why, lacking | outdated)
+        if outdated:
+            verb = states[min(outdated)].notebooks_verb(now)
+            return Decision(Action.SEND, f"{verb} in the notebook", cell.ranks)
+        return Decision(Action.SEND, _listed({"without it": lacking}), cell.ranks)
 
     def _with_parts(self, name: str, found: Mapping[str, Decision], cell: CellNames) -> Decision:
         """Return the decision about a name; a conflict if sending it would overwrite another one."""
-        mine = cell.versions[name].parts
-        if found[name].action is not Action.SEND or not mine:
+        mine, nothing = cell.versions[name].parts, Decision(Action.KEEP, "")
+        if not mine:
             return found[name]
-        for other, held in self.held.items():
-            replaced = other in found and found[other].action is Action.SEND
-            parts = held.version.parts if held.version else frozenset()
-            if other != name and held.change and not replaced and mine & parts:
-                why = f"it shares objects with `{other}`, and {held.change.of(f'`{other}`')}"
-                return Decision(Action.CONFLICT, why)
+        for other in filter(name.__ne__, self.held):
+            ranks = found[name].ranks - found.get(other, nothing).ranks
+            for state in self.states(other, ranks).values():
+                if state.change and state.version and mine & state.version.parts:
+                    why = f"it shares objects with `{other}`, and {state.change.of(f'`{other}`')}"
+                    return Decision(Action.CONFLICT, why)
         return found[name]
-
-    def _is_touched(self, name: str, held: NameState, now: Version) -> bool:
-        return name in self._assigned or held.version is None or not _is_same(held.version, now)
-
-    def _notebooks_verb(self, name: str, held: NameState, now: Version) -> str:
-        is_same = held.version is not None and held.version.identity == now.identity
-        return "changed" if is_same and name not in self._assigned else "assigned"
 
     # ── after the decision, and after the cell ───────────────────────────────────────────────────
 
@@ -255,65 +268,62 @@ class SessionNames:
             self._changed(use, rank, report)
 
     def _sent(self, use: SessionUse, rank: int, received: Collection[str]) -> None:
-        """Note what a rank has received of what was sent."""
+        """Note what a rank has received of what was sent, and what it had already."""
         for name, decision in use.decisions.items():
-            held = self.held.get(name)
-            is_received = name in received
-            is_equal = held is not None and held.change is None and rank in held.ranks
-            if decision.action is Action.SEND and not is_received:
-                continue
-            if decision.action is Action.SEND or is_equal:
-                self._agree(name, use.cell.versions[name], rank)
-            elif held is not None and is_received:
-                self.held[name] = replace(held, ranks=held.ranks | {rank})
+            state = self.states(name, {rank}).get(rank)
+            is_taken = rank in decision.ranks and name in received
+            is_kept = rank not in decision.ranks and state is not None and state.change is None
+            if is_taken or is_kept:
+                self._set(name, rank, NameState(use.cell.versions[name]))
 
-    def _agree(self, name: str, version: Version, rank: int) -> None:
-        """Note that a rank has the notebook's value."""
-        held = self.held.get(name)
-        is_same = (
-            held and held.version and not held.change and held.version.digest == version.digest
-        )
-        ranks = held.ranks if held and is_same else frozenset[int]()
-        self.held[name] = NameState(ranks | {rank}, version)
-        self._assigned.discard(name)
+    def _set(self, name: str, rank: int, state: NameState) -> None:
+        self.held.setdefault(name, {})[rank] = state
 
     def _changed(self, use: SessionUse, rank: int, report: NamesChanged) -> None:
         where = use.where
         for name in report.assigned:
-            known = self.held.get(name)
-            ranks = known.ranks if known else frozenset[int]()
+            known = self.states(name, {rank}).get(rank)
             change = RanksChange("assigned", where, name in use.imported)
             version = use.before.get(name, known.version if known else None)
-            self.held[name] = NameState(ranks | {rank}, version, change)
-            self._assigned.discard(name)
+            self._set(name, rank, NameState(version, change))
         for name in report.changed:
-            self._change(name, RanksChange("changed", where))
+            self._change(name, rank, RanksChange("changed", where))
         for name in use.cell.versions.keys() & {*report.uncertain}:
-            self._change(name, RanksChange("may have changed", where))
+            self._change(name, rank, RanksChange("may have changed", where))
         for name in report.deleted:
-            if (held := self.held.pop(name, None)) and held.ranks - {rank}:
-                self.held[name] = replace(held, ranks=held.ranks - {rank})
+            self.held.get(name, {}).pop(rank, None)
+            if not self.held.get(name):
+                self.held.pop(name, None)
 
-    def _change(self, name: str, change: RanksChange) -> None:
-        held = self.held.get(name)
-        if held is not None and held.change is None:
-            self.held[name] = replace(held, change=change)
+    def _change(self, name: str, rank: int, change: RanksChange) -> None:
+        state = self.states(name, {rank}).get(rank)
+        if state is not None and state.change is None:
+            self._set(name, rank, replace(state, change=change))
 
     def brought_back(self, name: str, version: Version, ranks: frozenset[int]) -> None:
-        """Note that ``--out`` has made the value of those ``ranks`` that have one the notebook's."""
-        if name in self.held:
-            self.held[name] = NameState(ranks & self.held[name].ranks, version)
-            self._assigned.discard(name)
+        """Note that ``--out`` has made the value of those ``ranks`` that have one the notebook's.
+
+        Other ranks that changed theirs keep it: the user has not changed the notebook's value since.
+        """
+        for rank, state in self.held.get(name, {}).items():
+            if rank in ranks:
+                self._set(name, rank, NameState(version))
+            elif state.change is not None:
+                self._set(name, rank, NameState(version, state.change))
 
 
 def _is_same(one: Version, other: Version) -> bool:
     return one.digest == other.digest and one.identity == other.identity
 
 
-def _lacking(held: NameState, cell: CellNames) -> str:
-    """Return which ranks of the cell lack the name, empty if none does."""
-    ranks = ", ".join(map(str, sorted(cell.ranks - held.ranks)))
-    return f"ranks without it: {ranks}" if ranks else ""
+def _listed(found: Mapping[str, Collection[int]]) -> str:
+    """Return groups of ranks as text, those that are not empty."""
+    groups = [
+        f"ranks {which}: {', '.join(map(str, sorted(ranks)))}"
+        for which, ranks in found.items()
+        if ranks
+    ]
+    return "; ".join(groups)
 
 
 def _assigned_in(sources: Iterable[str]) -> Iterator[str]:

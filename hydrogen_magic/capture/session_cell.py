@@ -47,7 +47,7 @@ class SessionCapture:
         self._add_definitions(needs)
         reader = VersionReader(needs, is_local, self.originals)
         for name in {statement.name for statement, _ in needs.statements.values()}:
-            if name in self.names.held and self.names.is_own(name, reader.read(name)):
+            if name in self.names.held and self.names.is_own(name, reader.read(name), self.ranks):
                 needs.send_imported(name)
         versions = reader.read_all()
         assigned = [name for name in needs.assigned if name in needs.namespace]
@@ -72,7 +72,7 @@ class SessionCapture:
         A cell that does not reach the assignment leaves the value that it found, which is the ranks' then.
         """
         for name, version in assigned.items():
-            if name not in needs.values and self.names.is_outdated(name, version):
+            if name not in needs.values and self.names.is_outdated(name, version, self.ranks):
                 needs.possible.setdefault(name, "the cell may not reach its assignment")
 
     def _add_definitions(self, needs: RequiredNames) -> None:
@@ -85,7 +85,7 @@ class SessionCapture:
             value = needs.namespace.get(name)
             if name in needs.values or not isinstance(value, CODE) or not is_main(value):
                 continue
-            if not self.names.is_same_object(name, ObjectIdentity(value)):
+            if not self.names.is_same_object(name, ObjectIdentity(value), self.ranks):
                 needs.values[name] = "defined again"
                 for use in reads_of(value, needs.namespace):
                     read = use.read.name

@@ -6,6 +6,7 @@ Ranks read the plain part first: it lists the modules that must be importable be
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,10 +56,16 @@ class Setting:
 class SessionSends:
     """The names that a cell sends to ranks that have names of earlier cells."""
 
-    shared: tuple[str, ...] = ()
-    """Afterwards, the notebook and the ranks have the same values of these."""
-    missing: tuple[str, ...] = ()
-    """Ranks that have these already keep their own values."""
+    ranks: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """The ranks that take the notebook's value, by name; the others keep their own."""
+
+    def taken_by(self, rank: int) -> frozenset[str]:
+        """Return the names of which the rank and the notebook have the same values afterwards."""
+        return frozenset(name for name, ranks in self.ranks.items() if rank in ranks)
+
+    def kept_by(self, rank: int) -> frozenset[str]:
+        """Return the names that are sent to other ranks only."""
+        return frozenset(self.ranks) - self.taken_by(rank)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -195,6 +195,9 @@ def test_ranks_that_were_not_in_earlier_cells_get_what_they_lack() -> None:
     assert decide(names, x=newer) == {"x": Action.SEND}, "rank 1 has the value before"
     on_rank_0(Version("3"))
     on_rank_0(Version("3"), changed=("x",))
+    (found,) = names.decide(CellNames({"x": Version("3")}, frozenset({0, 1, 2}))).values()
+    assert str(found) == "sent to some ranks: ranks without it: 2; ranks with an earlier value: 1"
+    assert found.ranks == {1, 2}
     assert decide(names, x=Version("3")) == {"x": Action.FILL}
     assert decide(names, x=Version("3")) == {"x": Action.KEEP}
 
@@ -211,12 +214,58 @@ def test_a_value_that_cannot_be_compared_is_in_doubt_where_a_cell_uses_it() -> N
     assert found.why == "the ranks may have changed it in Cell In[6], and the notebook changed it"
 
 
-def test_the_value_that_one_rank_gave_the_notebook_reaches_the_others() -> None:
+def test_the_value_that_one_rank_gave_the_notebook_reaches_ranks_that_left_theirs_alone() -> None:
+    names, ranks = SessionNames(), frozenset({0, 1, 2})
+    cell = CellNames({"x": Version("1")}, ranks)
+    use = SessionUse(cell, names.decide(cell), {}, names, "Cell In[5]")
+    sent = {"x": HeldName("value", "int")}
+    did = {0: report(sent), 1: report(sent, changed=("x",)), 2: report(sent, changed=("x",))}
+    names.after_cell(use, did)
+    names.brought_back("x", Version("2"), frozenset({2}))
+    (found,) = names.decide(CellNames({"x": Version("2")}, ranks)).values()
+    assert found.action is Action.FILL and found.ranks == {0}
+
+
+def test_ranks_outside_of_the_cell_keep_what_they_changed() -> None:
     names = SessionNames()
-    decide(names, x=Version("1"))
-    ranks_did(names, changed=("x",))
-    names.brought_back("x", Version("2"), frozenset({1}))
-    assert decide(names, x=Version("2")) == {"x": Action.SEND}
+    decide(names, x=Version("1"), y=Version("1"))
+    ranks_did(names, changed=("x", "y"))
+    versions = {"x": Version("1"), "y": Version("1")}
+    cell = CellNames(versions, frozenset({0}), frozenset("x"), frozenset("y"))
+    run(names, SessionUse(cell, names.decide(cell), {}, names))
+    versions["y"] = Version("2")
+    names.brought_back("y", versions["y"], cell.ranks)
+    for name, found in names.decide(CellNames(versions, BOTH)).items():
+        assert str(found) == "kept: the ranks changed it in Cell In[5]", name
+    versions = {"x": Version("3"), "y": Version("3")}
+    on_rank_0 = names.decide(CellNames(versions, frozenset({0})))
+    assert {found.action for found in on_rank_0.values()} == {Action.SEND}
+    on_rank_1 = names.decide(CellNames(versions, frozenset({1})))
+    assert {found.action for found in on_rank_1.values()} == {Action.CONFLICT}
+
+
+def test_a_cell_on_one_rank_leaves_the_conflict_of_another() -> None:
+    names = SessionNames()
+    decide(names, epoch=Version("0"))
+    cell = CellNames({"epoch": Version("0")}, frozenset({1}))
+    use = SessionUse(cell, names.decide(cell), {}, names)
+    names.after_cell(use, {1: report({}, changed=("epoch",))})
+    names.note_cells(["epoch = 0"])
+    on_rank_0 = replace(cell, ranks=frozenset({0}))
+    run(names, SessionUse(on_rank_0, names.decide(on_rank_0), {}, names))
+    assert decide(names, epoch=Version("0")) == {"epoch": Action.CONFLICT}
+
+
+def test_what_some_ranks_lack_does_not_overwrite_objects_that_they_changed() -> None:
+    names = SessionNames()
+    model, opt = (Version(name, name, frozenset({1, 2})) for name in ("model", "opt"))
+    decide(names, model=model)
+    ranks_did(names, changed=("model",))
+    names.after_cell(
+        SessionUse(CellNames({}, BOTH), {}, {"opt": opt}, names),
+        {0: report({}, assigned=("opt",)), 1: report({})},
+    )
+    assert decide(names, opt=opt) == {"opt": Action.CONFLICT}
 
 
 def test_a_name_that_one_rank_assigned_and_gave_the_notebook_reaches_the_others() -> None:

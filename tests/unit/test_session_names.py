@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from hydrogen_magic.capture import SessionCapture
 from hydrogen_magic.capture.ownership import SessionNames
 from hydrogen_magic.capture.versions import versions_of
-from hydrogen_magic.core.events import HeldName
+from hydrogen_magic.core.events import HeldName, NamesChanged
 from hydrogen_magic.driver import result_assignment
 from hydrogen_magic.driver.session import RankHoldings
 from hydrogen_magic.driver.state.gang_results import RankResults
@@ -43,6 +44,9 @@ class Session:
         """Values that tell the run apart in lists."""
         self.warnings: list[str] = []
 
+    def capture_for(self, ranks: frozenset[int], push: tuple[str, ...] = ()) -> SessionCapture:
+        return SessionCapture(self.names, self.originals, ranks, push)
+
     def cell(
         self,
         text: str,
@@ -52,15 +56,14 @@ class Session:
         ranks: frozenset[int] = RANK_0,
     ) -> Any:
         """Run a cell of the session; ``ranks``: of them, rank 0 alone really runs it."""
-        session = SessionCapture(self.names, self.originals, ranks, push)
-        captured = self.notebook.capture(text, session=session, out=out)
+        captured = self.notebook.capture(text, session=self.capture_for(ranks, push), out=out)
         use = captured.session
         assert use is not None
         use.check()
         self.params = captured.params
         self.sent = [i.name for i in captured.inventory if i.why.startswith("sent")]
         self.listed = {item.name: item.why for item in captured.inventory}
-        self.rank_names.start()
+        self.rank_names.start(0)
         self.warnings = []
         try:
             loaded = namespace.load(captured.payload, self.rank, self.rank_names)
@@ -211,10 +214,27 @@ def test_a_rank_keeps_its_changed_objects_when_others_are_sent_what_they_lack(
     trained = theirs["model"].layer.weight.detach().clone()
     held = "w.tolist(), model.training, opt.param_groups[0]['params'][0] is model.layer.weight"
     assert session.cell(held, ranks=frozenset({0, 1})) == ([1.0] * 3, False, True)
-    assert session.listed["w"].startswith("sent to ranks that lack it")
+    assert session.listed["w"].startswith("sent to some ranks: ranks without it: 1; ")
     assert theirs["model"].layer.weight.equal(trained)
     session.cell("w", push=("w",))
     assert not theirs["w"].any(), "it is the notebook's object still"
+
+
+def test_a_rank_with_an_earlier_value_takes_what_is_sent_to_some_ranks(session: Session) -> None:
+    session.notebook.cell("x = [1]")
+    session.cell("x")
+    session.notebook.cell("x = [2]")
+    on_rank_1 = replace(session.capture_for(frozenset({1})), where="Cell In[4]")
+    use = session.notebook.capture("x.append(3)", session=on_rank_1).session
+    assert use is not None
+    x = {"x": HeldName("value", "list")}
+    session.names.after_cell(use, {1: NamesChanged(0, 1, x, {}, (), ("x",), (), 0, None, 0)})
+    assert session.cell("x", ranks=frozenset({0, 1})) == [2]
+    assert session.listed["x"].startswith("sent to some ranks: ranks with an earlier value: 0; ")
+    session.cell("x.append(4)")
+    session.notebook.cell("x = [5]")
+    with pytest.raises(CaptureError, match="`x`: the ranks changed it"):
+        session.cell("x")
 
 
 def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session) -> None:

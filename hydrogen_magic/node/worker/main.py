@@ -350,7 +350,7 @@ class _Rank:
 
         self._enter("loading")
         if self.session is not None:
-            self.names.start()
+            self.names.start(self.rank)
             for text in self.groups.renew(self.session):
                 self.reporter.notice("warning", text)
         closure = payload.from_memfd(self.closure_fd)

@@ -34,12 +34,14 @@ class RankNames:
         """Functions and classes when the cell began."""
         self._cell: ClosureManifest | None = None
         """The cell that runs."""
+        self._rank = 0
         self._stored: frozenset[str] = frozenset()
         self._received: list[str] = []
         """Names that the closure has bound."""
 
-    def start(self) -> None:
-        """A new cell has come."""
+    def start(self, rank: int) -> None:
+        """A new cell has come, which runs as ``rank``."""
+        self._rank = rank
         self._cell, self._received = None, []
         self._watch.start()
 
@@ -51,8 +53,8 @@ class RankNames:
         """Bind the names that a cell has brought; return warnings.
 
         ``read``: unpickles them, and calls its argument with each name before its value. The rank's copies
-        of the notebook's objects are updated in place, after their classes. Those in a name that other ranks
-        lack keep their contents: the cell is sent it for these ranks alone.
+        of the notebook's objects are updated in place, after their classes. Those in a name that is sent to
+        other ranks alone keep their contents.
         """
         before = dict(self._namespace)
         self._received = []
@@ -70,16 +72,17 @@ class RankNames:
         sends: SessionSends,
     ) -> list[str]:
         warnings, received = list[str](), self._received
+        kept = sends.kept_by(self._rank)
         earlier, replaced = dict[str, Any](), dict[str, dict[int, Any]]()
         with updating(self.objects) as updates:
-            for name, value in read(lambda name: updates.keep(name in sends.missing)):
+            for name, value in read(lambda name: updates.keep(name in kept)):
+                if name in kept:
+                    continue
                 received.append(name)
                 if earlier and not is_code(value):
                     warnings += redefinition.replace(earlier, self._namespace)
                     earlier = {}
                 if name in self._namespace:
-                    if name in sends.missing:
-                        continue
                     old = self._namespace[name]
                     earlier |= {name: old} if is_code(value) else {}
                     replaced |= {name: parts_of(old)} if old is not value else {}
@@ -106,7 +109,7 @@ class RankNames:
     def begin(self, cell: ClosureManifest, stored: frozenset[str] = frozenset()) -> None:
         """Look at the names before the cell runs; ``stored``: see :meth:`NameWatch.end`."""
         self._cell, self._stored = cell, stored
-        self._watch.begin(cell.session.shared if cell.session else ())
+        self._watch.begin(cell.session.taken_by(self._rank) if cell.session else ())
         self._code = {n: v for n, v in self._namespace.items() if is_code(v)}
 
     def end(self) -> tuple[NameChanges, list[str]]:
