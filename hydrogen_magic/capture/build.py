@@ -209,8 +209,9 @@ class Builder:
     def _session_names(self) -> SessionSends | None:
         if self.use is None:
             return None
-        sent = self.use.of(Action.SEND, Action.FILL)
-        return SessionSends({name: self.use.decisions[name].ranks for name in sent})
+        ranks = {name: decision.ranks for name, decision in self.use.decisions.items()}
+        sent, deleted = self.use.of(Action.SEND, Action.FILL), self.use.of(Action.DELETE)
+        return SessionSends({n: ranks[n] for n in sent}, {n: ranks[n] for n in deleted})
 
     def _params(self) -> dict[str, params.Param]:
         """Return the plain values among those of the cell, and among the arguments of a call."""
@@ -261,7 +262,7 @@ class Builder:
         items = [
             CapturedItem(
                 name,
-                _kind(needs.namespace[name]),
+                _kind(needs.namespace.get(name)),
                 sizes.get(name, 0),
                 "; ".join(map(str, filter(None, [decisions.get(name), needs.values.get(name)]))),
             )

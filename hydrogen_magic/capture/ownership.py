@@ -8,6 +8,7 @@ what the notebook changed, and the ranks report what they did.
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -97,6 +98,7 @@ class Action(Enum):
     SEND = "sent"
     FILL = "sent to some ranks"
     KEEP = "kept"
+    DELETE = "deleted"
     CONFLICT = "conflict"
 
 
@@ -107,7 +109,7 @@ class Decision:
     action: Action
     why: str
     ranks: frozenset[int] = frozenset()
-    """The ranks that take the notebook's value; the others of the cell keep their own."""
+    """The ranks that take the notebook's value, or delete theirs; the others of the cell keep their own."""
 
     def __str__(self) -> str:
         return f"{self.action.value}: {self.why}"
@@ -218,6 +220,22 @@ class SessionNames:
         found = {name: self._decide(name, cell) for name in cell.versions}
         return {name: self._with_parts(name, found, cell) for name in found}
 
+    def decide_deleted(
+        self, namespace: Collection[str], ranks: Collection[int]
+    ) -> dict[str, Decision]:
+        """Return the names that ``ranks`` delete: those of builtins that the notebook has no more.
+
+        Code that used the notebook's value uses the builtin now. Other names stay on the ranks.
+        """
+        found = dict[str, Decision]()
+        for name in self.held:
+            if name not in namespace and hasattr(builtins, name):
+                states = self.states(name, ranks).items()
+                having = frozenset(rank for rank, one in states if one.change is None)
+                if having:
+                    found[name] = Decision(Action.DELETE, "the notebook deleted it", having)
+        return found
+
     def _decide(self, name: str, cell: CellNames) -> Decision:
         now, states = cell.versions[name], self.states(name, cell.ranks)
         if name in cell.push:
@@ -269,12 +287,13 @@ class SessionNames:
 
     def _sent(self, use: SessionUse, rank: int, received: Collection[str]) -> None:
         """Note what a rank has received of what was sent, and what it had already."""
-        for name, decision in use.decisions.items():
+        for name, version in use.cell.versions.items():
+            decision = use.decisions[name]
             state = self.states(name, {rank}).get(rank)
             is_taken = rank in decision.ranks and name in received
             is_kept = rank not in decision.ranks and state is not None and state.change is None
             if is_taken or is_kept:
-                self._set(name, rank, NameState(use.cell.versions[name]))
+                self._set(name, rank, NameState(version))
 
     def _set(self, name: str, rank: int, state: NameState) -> None:
         self.held.setdefault(name, {})[rank] = state

@@ -98,6 +98,12 @@ class RequiredNames:
         for text in found:
             _, self.values[name] = self.statements.pop(text)
 
+    def release(self, names: Collection[str]) -> None:
+        """Note that the ranks of the session delete ``names``."""
+        self.held = {*self.held}.difference(names)
+        for name in names:
+            self.of_ranks.pop(name, None)
+
     def ignore(self, name: str) -> None:
         """Regard ``name`` as resolved, unless it was requested."""
         self._done.setdefault(name, frozenset())

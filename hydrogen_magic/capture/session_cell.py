@@ -44,6 +44,8 @@ class SessionCapture:
     ) -> SessionUse:
         """Decide about the names in ``needs``, and remove those that are not sent."""
         self.names.note_cells(needs.namespace.get("In") or ())
+        deleted = self.names.decide_deleted(needs.namespace, self.ranks)
+        needs.release(deleted)
         self._add_definitions(needs)
         reader = VersionReader(needs, is_local, self.originals)
         for name in {statement.name for statement, _ in needs.statements.values()}:
@@ -57,9 +59,8 @@ class SessionCapture:
         self._add_outdated(needs, {name: before[name] for name in assigned})
         versions |= {name: before[name] for name in needs.possible}
         cell = CellNames(versions, self.ranks, frozenset(self.push), frozenset(out))
-        use = SessionUse(
-            cell, self.names.decide(cell), before, self.names, self.where, needs.imported
-        )
+        decisions = self.names.decide(cell) | deleted
+        use = SessionUse(cell, decisions, before, self.names, self.where, needs.imported)
         perhaps = needs.possible.keys() - needs.values.keys()
         for name in use.of(Action.KEEP, Action.CONFLICT):
             needs.values.pop(name, None)

@@ -58,6 +58,8 @@ class SessionSends:
 
     ranks: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The ranks that take the notebook's value, by name; the others keep their own."""
+    deleted: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """The ranks that delete a name, by name."""
 
     def taken_by(self, rank: int) -> frozenset[str]:
         """Return the names of which the rank and the notebook have the same values afterwards."""
@@ -66,6 +68,10 @@ class SessionSends:
     def kept_by(self, rank: int) -> frozenset[str]:
         """Return the names that are sent to other ranks only."""
         return frozenset(self.ranks) - self.taken_by(rank)
+
+    def deleted_by(self, rank: int) -> list[str]:
+        """Return the names that the rank deletes."""
+        return [name for name, ranks in self.deleted.items() if rank in ranks]
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ class RankNames:
                 self._namespace[name] = value
         warnings += redefinition.replace(earlier, self._namespace)
         stale = stale_references(replaced, received, self._namespace)
+        for name in sends.deleted_by(self._rank):  # last: nothing fails after it
+            self._namespace.pop(name, None)
         return warnings + [_stale_text(name, users) for name, users in stale.items()]
 
     def _take_back(self, before: Mapping[str, Any]) -> None:
