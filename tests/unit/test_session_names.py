@@ -149,6 +149,13 @@ def test_globals_whose_classes_pickle_them_by_name_follow_the_notebook(session: 
     run("assert found[0] is MISSING and found[1] is Id")
 
 
+def test_a_name_with_two_underscores_is_a_variable(session: Session) -> None:
+    session.notebook.cell("__state = []")
+    session.cell("__state.append(1); __cache = {}")
+    assert session.cell("__state, __cache") == ([1], {})
+    assert session.sent == []
+
+
 def test_a_builtin_whose_name_the_notebook_deletes_is_the_ranks_again(session: Session) -> None:
     run = session.notebook.cell
     run("max = 3; min = 4; x = 5\ndef sum(values): return 'of the notebook'\ndef top(): return max")

@@ -99,8 +99,13 @@ class NameWatch:
     def _identities(self) -> Iterator[tuple[str, ObjectIdentity]]:
         for name, value in self._namespace.items():
             # A key that is no text is no variable: ``globals()[1] = 2``.
-            if type(name) is str and name[:2] != "__" and name not in _NOT_THE_USERS:
+            if type(name) is str and not _is_special(name) and name not in _NOT_THE_USERS:
                 yield name, ObjectIdentity(value)
+
+
+def _is_special(name: str) -> bool:
+    """Whether it is a name of Python's own, such as ``__name__``, or one of IPython's, such as ``__``."""
+    return name[:2] == name[-2:] == "__"
 
 
 # ── contents ─────────────────────────────────────────────────────────────────────────────────────
