@@ -28,6 +28,11 @@ def code_in_magics(node: ast.Call) -> list[str]:
     return texts[1:] if runs and texts and texts[0] in _CODE_MAGICS else []
 
 
+def assigning_code(node: ast.Call) -> list[str]:
+    """Return the same without that of ``%timeit``, whose names are local."""
+    return [] if _magic_texts(node)[:1] == ["timeit"] else code_in_magics(node)
+
+
 def _inspected(node: ast.Call) -> list[str]:
     """Return the expression in ``name?`` or ``name??``."""
     texts = _magic_texts(node)
@@ -38,7 +43,7 @@ def assigned_in_magic(node: ast.Call) -> list[str]:
     """Return the names that the Python of ``%time x = f()`` binds."""
     return [
         name.id
-        for text in code_in_magics(node)
+        for text in assigning_code(node)
         for name in _names(text)
         if isinstance(name.ctx, ast.Store)
     ]

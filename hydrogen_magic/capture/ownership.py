@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from hydrogen_magic.capture.lines import assigning_code
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.events import NamesChanged
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import names_bound_by
@@ -346,10 +348,14 @@ def _listed(found: Mapping[str, Collection[int]]) -> str:
 
 
 def _assigned_in(sources: Iterable[str]) -> Iterator[str]:
-    """Yield the global names that cells assign."""
+    """Yield the global names that cells assign, also in ``%time x = f()`` or a ``%%time`` cell."""
     for source in sources:
         try:
-            code = compile(source, "<cell>", "exec", _FLAGS, dont_inherit=True)
+            tree = syntax.parse(source, flags=_FLAGS)
+            code = compile(tree, "<cell>", "exec", _FLAGS, dont_inherit=True)
         except (SyntaxError, ValueError):  # such a cell has not run
             continue
         yield from names_bound_by(code)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield from _assigned_in(assigning_code(node))

@@ -376,11 +376,16 @@ def test_a_name_that_is_perhaps_read_follows_the_same_rules(session: Session) ->
         session.cell("eval('log')")
 
 
-def test_a_number_assigned_again_is_seen_by_the_source_of_the_cell(session: Session) -> None:
+@pytest.mark.parametrize("again", ["epoch = 0", "%time epoch = 0", "%%time\nepoch = 0"])
+def test_a_number_assigned_again_is_seen_by_the_source_of_the_cell(
+    session: Session, again: str
+) -> None:
     session.notebook.cell("epoch = 0")
     session.cell("epoch += 1")
     assert session.cell("epoch") == 1
-    session.notebook.cell("epoch = 0")
+    session.notebook.cell("%%timeit -n1 -r1\nepoch = 0")
+    assert session.cell("epoch") == 1, "it is a local variable there"
+    session.notebook.cell(again)
     with pytest.raises(CaptureError, match="`epoch`"):
         session.cell("epoch")
 
