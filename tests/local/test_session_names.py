@@ -74,6 +74,15 @@ def test_a_change_on_one_rank_counts(cells: Cells) -> None:
     assert cells.on_ranks("log", "--push log") == [0, 2]
 
 
+def test_what_ipython_binds_on_the_ranks_is_no_variable_of_the_session(cells: Cells) -> None:
+    cells.on_ranks("%time x = 1", "--np 2")
+    (session,) = sessions.sessions()
+    held = session.ranks[0].names.keys()
+    assert "x" in held and held.isdisjoint({"In", "Out", "_", "_oh", "exit", "open", "quit"})
+    cells.run("1 + 41")
+    assert cells.on_ranks("_") == 42
+
+
 def test_new_definitions_reach_what_the_ranks_have(cells: Cells, tmp_path: Path) -> None:
     module = tmp_path / "edited_layers.py"
     module.write_text("class Layer:\n    def of(self): return 1\n")

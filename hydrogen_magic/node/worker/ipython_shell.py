@@ -7,7 +7,7 @@ import re
 import string
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.errors import HydrogenError
@@ -27,6 +27,8 @@ class RankShell:
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.user_ns = namespace
+        self.bound: dict[str, Any] = {}
+        """What IPython has bound in the namespace by itself: ``In``, ``exit``, ``_`` and others."""
         self._ipython: Any = None
 
     def system(self, command: str) -> None:
@@ -97,7 +99,10 @@ class RankShell:
 
     def _real(self, name: str) -> Any:
         if self._ipython is None:
+            before = dict(self.user_ns)
             self._ipython = _make_ipython(name, self.user_ns)
+            now = self.user_ns.items()
+            self.bound = {n: v for n, v in now if n not in before or before[n] is not v}
         return self._ipython
 
     def __getattr__(self, name: str) -> Any:
@@ -116,6 +121,12 @@ def get_ipython() -> RankShell:
     if shell is None:
         shell = _shells[id(namespace)] = RankShell(namespace)
     return shell
+
+
+def bound_by_ipython(namespace: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the names that IPython has bound in ``namespace`` for its own use, and their values."""
+    shell = _shells.get(id(namespace))
+    return {} if shell is None else shell.bound
 
 
 def _refuse_ours(name: str) -> None:

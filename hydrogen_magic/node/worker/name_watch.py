@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hydrogen_magic.node.worker.ipython_shell import bound_by_ipython
 from hydrogen_magic.serialization import reducers
 from hydrogen_magic.serialization.identity import ObjectIdentity
 from hydrogen_magic.serialization.memory_layout import bytes_of
@@ -97,7 +98,10 @@ class NameWatch:
         return tuple(sorted(changed)), tuple(uncertain)
 
     def _identities(self) -> Iterator[tuple[str, ObjectIdentity]]:
+        bound = bound_by_ipython(self._namespace)
         for name, value in self._namespace.items():
+            if name in bound and bound[name] is value:
+                continue
             # A key that is no text is no variable: ``globals()[1] = 2``.
             if type(name) is str and not _is_special(name) and name not in _NOT_THE_USERS:
                 yield name, ObjectIdentity(value)
