@@ -80,12 +80,38 @@ def test_functions_that_objects_refer_to_run_the_new_code(main: dict[str, Any]) 
     assert [callbacks[0](2), callbacks[1](), callbacks[2]()] == [21, "new net of base", 2]
 
 
-def test_a_closure_gets_what_the_new_one_refers_to(main: dict[str, Any]) -> None:
-    maker = "def maker(n):\n def add(x): return x + n\n return add\n"
-    exec(f"{maker}add = maker(1)", main)
+def test_a_decorated_function_runs_the_new_one(main: dict[str, Any]) -> None:
+    decorator = """
+import functools
+def plus(n):
+    def decorate(f):
+        @functools.wraps(f)
+        def call(x): return f(x) + n
+        return call
+    return decorate
+"""
+    exec(f"{decorator}@plus(1)\ndef add(x): return x", main)
     callback = main["add"]
-    redefine(main, f"{maker}add = maker(5)")
-    assert callback(1) == 6
+    redefine(main, f"{decorator}@plus(5)\ndef add(x): return 2 * x")
+    assert callback(10) == 25
+
+
+def test_objects_stay_where_only_the_name_refers_to_another_one(main: dict[str, Any]) -> None:
+    makers = """
+def make(n):
+    def hook(): return n
+    return hook
+def model(n):
+    class Model:
+        def of(self): return n
+    return Model
+"""
+    exec(f"{makers}zoo = [model(1), model(2)]; by = [lambda: 1, lambda: 2]", main)
+    exec("hook, Model, f, g = make(1), zoo[0], by[0], scale\nclass Part: of = by[0]", main)
+    before = [main["hook"], main["Model"]().of, main["f"], main["Part"].of]
+    redefine(main, "hook, Model, f, g = make(2), zoo[1], by[1], make\nclass Part: of = by[1]")
+    assert [each() for each in before] == [1, 1, 1, 1]
+    assert (main["zoo"][0]().of(), main["scale"](3)) == (1, 3)
 
 
 def test_an_instance_of_another_layout_is_reported_and_keeps_its_class(
@@ -102,6 +128,11 @@ def test_definitions_of_other_modules_stay(main: dict[str, Any]) -> None:
     exec("import textwrap\nclass Net(Base):\n of = textwrap.dedent\nf = textwrap.dedent", main)
     redefine(main, "class Net(Base):\n of = textwrap.indent\nf = textwrap.indent")
     assert textwrap.dedent("  a") == "a"
+
+
+def test_a_method_that_has_a_name_stays(main: dict[str, Any]) -> None:
+    redefine(main, "of = Net.Part.of\nclass Net:\n class Part:\n  def of(self): return -of(self)")
+    assert main["Net"].Part().of() == -1
 
 
 def test_an_alias_and_a_base_keep_the_earlier_definition(main: dict[str, Any]) -> None:
