@@ -73,6 +73,17 @@ def test_existing_instances_get_the_new_class(main: dict[str, Any]) -> None:
     assert pickle.loads(pickle.dumps(net)).added() == copy.deepcopy(net).added() == 3
 
 
+@pytest.mark.parametrize("kind", ["Enum", "Flag"])
+def test_members_of_an_enum_equal_those_of_the_new_one(main: dict[str, Any], kind: str) -> None:
+    exec(f"import enum\nclass Color(enum.{kind}): RED = 1; BLUE = 2", main)
+    red, names = main["Color"].RED, {main["Color"].RED: "r"}
+    for blue in (4, 8):
+        redefine(main, f"class Color(enum.{kind}): RED = 1; GREEN = 2; BLUE = {blue}")
+    new = main["Color"]
+    assert red == new.RED != new.BLUE and red in new and names[new.RED] == "r"
+    assert red != new.GREEN and red != 1
+
+
 def test_functions_that_objects_refer_to_run_the_new_code(main: dict[str, Any]) -> None:
     net = main["Net"]()
     callbacks = [main["scale"], net.name, main["Net"].kind]

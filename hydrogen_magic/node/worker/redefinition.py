@@ -6,6 +6,7 @@ Functions that objects refer to, such as callbacks and bound methods, run the ne
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import types
@@ -44,6 +45,8 @@ def replace(
     warnings = _move_instances(classes) if classes else []
     for old, new in classes.items():
         _move_subclasses(old, new)
+        if issubclass(new, enum.Enum) and new.__eq__ is object.__eq__:
+            new.__eq__ = _is_same_member
     for old, new in pairs:
         if isinstance(old, types.FunctionType):
             _replace_code(old, new)
@@ -108,6 +111,13 @@ def _move_instances(classes: Mapping[type, type]) -> list[str]:
         "instance of the new one, whose __slots__ or bases differ: create it again"
         for kind, n in n_left.items()
     ]
+
+
+def _is_same_member(member: enum.Enum, other: Any) -> Any:
+    """``__eq__`` of an enum of which there are two sets of members: those of the earlier class live on."""
+    if type(other) is not type(member):
+        return NotImplemented
+    return (member._name_, member._value_) == (other._name_, other._value_)
 
 
 def _move_subclasses(old: type, new: type) -> None:
