@@ -119,12 +119,13 @@ def test_a_name_is_sent_once_and_again_after_each_kind_of_change(session: Sessio
 def test_what_is_made_from_a_name_is_no_change_of_it(session: Session) -> None:
     run = session.notebook.cell
     run(
-        "import argparse, pandas as pd\nargs = argparse.Namespace(lr=1); df = pd.DataFrame({'x': [1.0]})"
+        "import argparse, pandas as pd\nargs = argparse.Namespace(lr=1); df = pd.DataFrame({'x': [1.0]})\n"
+        "days = pd.Series([1], pd.date_range('2024', periods=1))"
     )
-    use = "a = vars(args); y = df['x']"
+    use = "a = vars(args); y = df['x']; z = days.resample('D').sum()"
     session.cell(use)
     run(use)
-    session.cell("args, df")
+    session.cell("args, df, days")
     assert session.sent == []
     run("args.lr = 2; df['z'] = 2.0")
     assert session.cell("args.lr, list(df)") == (2, ["x", "z"])
