@@ -10,11 +10,14 @@ import enum
 import functools
 import gc
 import types
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 _SLOTS = ("__defaults__", "__kwdefaults__", "__doc__", "__annotations__", "__dict__")
 _Pair = tuple[Any, Any]
+_followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+"""Functions of earlier definitions, which objects may still refer to, by the present one."""
 
 
 def replace(
@@ -49,7 +52,10 @@ def replace(
             new.__eq__ = _is_same_member
     for old, new in pairs:
         if isinstance(old, types.FunctionType):
-            _replace_code(old, new)
+            followers = {each for each in (old, *_followers.pop(old, ())) if id(each) not in kept}
+            _followers[new] = weakref.WeakSet(followers)
+            for each in followers:
+                _replace_code(each, new)
     return warnings
 
 
