@@ -13,6 +13,7 @@ import pytest
 
 from hydrogen_magic.node.worker import redefinition
 from hydrogen_magic.node.worker.module_importer import SessionFinder
+from hydrogen_magic.node.worker.name_watch import NameWatch
 from hydrogen_magic.serialization.closure import ModuleSource
 
 EARLIER = """
@@ -189,6 +190,20 @@ def test_an_edited_module_is_loaded_again_where_it_is_used(
     assert type(made) is main["Layer"] is main["low_level"].Layer is type(main["layer"])
     assert main["high_level"].count is count, "an unchanged module is left alone"
     assert finder.update(sources(low_level=edited, high_level=high)) == []
+
+
+@pytest.mark.usefixtures("finder")
+def test_instances_that_follow_an_edited_module_have_not_changed(main: dict[str, Any]) -> None:
+    watch = NameWatch(main)
+    finder = SessionFinder(watch.following)
+    finder.update(sources(low_level="class Layer: n = 1"))
+    exec("from low_level import Layer; layer = Layer()", main)
+    watch.begin(["layer"])
+    watch.end(())
+    finder.update(sources(low_level="class Layer: n = 2"))
+    watch.start()
+    watch.begin(())
+    assert main["layer"].n == 2 and watch.end(()).changed == ()
 
 
 def test_a_broken_edit_raises_in_each_cell_until_it_is_repaired(

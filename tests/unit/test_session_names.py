@@ -250,6 +250,45 @@ def test_a_class_that_a_cell_redefines_reaches_instances_after_it(session: Sessi
     assert session.cell("a.f(), isinstance(a, A), hooks[0]()") == (2, True, 2)
 
 
+CONFIG = """
+class Config:
+    rate = {0}
+    def of(self): return {0}, self.n
+def loss(): return {0}
+"""
+
+
+def test_a_definition_alone_changes_no_object_that_refers_to_it(session: Session) -> None:
+    run, fields = session.notebook.cell, "a, b, hooks = Config(), Config(), [loss]; a.n = b.n = 0"
+    run(f"{CONFIG.format(1)}{fields}")
+    session.cell("a.n = 5; b, hooks")
+    run(CONFIG.format(2))
+    use = "a.of(), b.of(), hooks[0]()"
+    assert session.cell(use) == ((2, 5), (2, 0), 2)
+    assert sorted(session.sent) == ["Config", "loss"]
+    session.cell(CONFIG.format(3))
+    assert session.cell(use) == ((3, 5), (3, 0), 3) and session.sent == []
+    run("b.n = 7")
+    assert session.cell("b.n") == 7, "the ranks left it alone"
+
+
+def test_a_change_before_a_definition_in_one_cell_is_seen(session: Session) -> None:
+    session.notebook.cell(f"{CONFIG.format(1)}a = Config(); a.n = 0")
+    session.cell("a")
+    session.cell(f"a.n = 5{CONFIG.format(2)}")
+    session.notebook.cell("a.n = 3")
+    with pytest.raises(CaptureError, match="the ranks changed it"):
+        session.cell("a")
+
+
+def test_an_earlier_definition_that_has_a_name_is_part_of_the_objects(session: Session) -> None:
+    run = session.notebook.cell
+    run(f"{CONFIG.format(1)}hooks = [loss]; first = loss")
+    session.cell("hooks")
+    run(CONFIG.format(2))
+    assert session.cell("hooks[0](), first(), loss()") == (1, 1, 2)
+
+
 def test_the_notebooks_older_value_of_a_name_that_ranks_assigned_is_not_sent(
     session: Session,
 ) -> None:
