@@ -192,6 +192,18 @@ def test_an_edited_module_is_loaded_again_where_it_is_used(
     assert finder.update(sources(low_level=edited, high_level=high)) == []
 
 
+def test_imported_names_follow_an_edited_module_by_their_definitions(
+    finder: SessionFinder, main: dict[str, Any]
+) -> None:
+    module = (
+        "def f(): return 1\ndef g(): return 2\nadd = lambda x: x + {0}\na = b = c = d = e = {1}"
+    )
+    finder.update(sources(low_level=module.format(1, "f")))
+    exec("from low_level import f, add", main)
+    finder.update(sources(low_level=module.format(5, "g")))
+    assert (main["f"](), main["add"](1)) == (1, 6)
+
+
 @pytest.mark.usefixtures("finder")
 def test_instances_that_follow_an_edited_module_have_not_changed(main: dict[str, Any]) -> None:
     watch = NameWatch(main)

@@ -41,9 +41,11 @@ def replace(
         if not _extends(namespace[name], earlier[name])
         for pair in _pairs(earlier[name], namespace[name], home, kept)
     ]
-    for user in users:
-        _rebind(user, {id(old): new for _, old, new in found})
     pairs = [(old, new) for name, old, new in found if _are_definitions(name, old, new)]
+    current = {id(old): new for _, old, new in found}
+    current |= {id(old): new for old, new in pairs}  # its other names may refer to others now
+    for user in users:
+        _rebind(user, current)
     classes = {old: new for old, new in pairs if isinstance(old, type)}
     warnings = _move_instances(classes) if classes else []
     for old, new in classes.items():
