@@ -103,11 +103,24 @@ class _VersionPickler(FingerprintPickler):
         return super().reducer_override(obj)
 
     def _on_ranks(self, obj: Any) -> Any:
-        name = notebook_name(obj, self.needs.namespace)
+        name = notebook_name(obj, self.needs.namespace) or self._name_of_earlier(obj)
         if name is None or self.needs.namespace[name] is self._root:
             return None
         self.code.add(name)
+        self._numbers.definitions.add(ObjectIdentity(obj))
         return resolve, ("__main__", obj.__qualname__)
+
+    def _name_of_earlier(self, obj: Any) -> str | None:
+        """Return the name of an earlier definition: on the ranks, what refers to it follows the present one.
+
+        Not if it still has a name, or within another definition, which may extend it.
+        """
+        if isinstance(self._root, CODE) or ObjectIdentity(obj) not in self._numbers.definitions:
+            return None
+        name = str(obj.__qualname__).partition(".")[0]
+        values = self.needs.namespace.values()
+        is_replaced = isinstance(self.needs.namespace.get(name), CODE)
+        return name if is_replaced and not any(value is obj for value in values) else None
 
 
 def versions_of(

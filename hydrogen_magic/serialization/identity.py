@@ -64,6 +64,8 @@ class Originals:
     def __init__(self) -> None:
         self._references: list[weakref.ref[Any]] = []
         self._numbers: dict[int, int] = {}
+        self.definitions: set[ObjectIdentity] = set()
+        """Functions and classes that a session's values refer to, also after they were defined again."""
 
     def number(self, obj: Any) -> int | None:
         """Return the number of ``obj``; None for kinds that are not updated in place."""

@@ -278,6 +278,13 @@ def reduce_index(index: Any) -> Any:
     return make, args, refs, None, None, restore_index_refs
 
 
+def _reduce_backed_array(array: Any) -> Any:
+    """Reduce an array of dates without what pandas caches in it when it is only read."""
+    make, args, state = array.__reduce__()
+    attributes = {name: value for name, value in vars(array).items() if name != "_cache"}
+    return make, args, (*state[:2], attributes)
+
+
 def _reduce_refs(refs: Any) -> Any:
     return type(refs), ()
 
@@ -374,6 +381,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("jax", "Array", _reduce_jax_array),
     ("pandas.core.internals.blocks", "Block", reduce_block),
     ("pandas.core.internals.managers", "SingleBlockManager", reduce_single_manager),
+    ("pandas._libs.arrays", "NDArrayBacked", _reduce_backed_array),
     ("pandas._libs.internals", "BlockValuesRefs", _reduce_refs),
     ("pandas", "Index", reduce_index),
     ("torch.optim", "Optimizer", _reduce_optimizer),

@@ -99,6 +99,14 @@ USES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "frame": (pd.DataFrame({"x": [1.0, 2.0]}), lambda frame: (frame["x"], frame[["x"]])),
     "series": (pd.Series([1.0, 2.0]), lambda series: series[:1]),
     "index": (pd.DataFrame({"x": [1.0]}, index=[3]), lambda frame: frame.index[:]),
+    "dates": (
+        pd.Series([1], pd.date_range("2024", periods=1)),
+        lambda series: series.resample("D").sum(),
+    ),
+    "periods": (
+        pd.Series([1], pd.PeriodIndex(["2024-01"], freq="M")),
+        lambda series: series.resample("M").sum(),
+    ),
     "attributes": (Namespace(lr=1), vars),
     "of any name": (Answering(), vars),
     "loader": (DataLoader([1]), lambda loader: setattr(loader, "_iterator", object())),

@@ -13,6 +13,7 @@ import pytest
 
 from hydrogen_magic.node.worker import redefinition
 from hydrogen_magic.node.worker.module_importer import SessionFinder
+from hydrogen_magic.node.worker.name_watch import NameWatch
 from hydrogen_magic.serialization.closure import ModuleSource
 
 EARLIER = """
@@ -73,19 +74,57 @@ def test_existing_instances_get_the_new_class(main: dict[str, Any]) -> None:
     assert pickle.loads(pickle.dumps(net)).added() == copy.deepcopy(net).added() == 3
 
 
+@pytest.mark.parametrize("kind", ["Enum", "Flag"])
+def test_members_of_an_enum_equal_those_of_the_new_one(main: dict[str, Any], kind: str) -> None:
+    exec(f"import enum\nclass Color(enum.{kind}): RED = 1; BLUE = 2", main)
+    red, names = main["Color"].RED, {main["Color"].RED: "r"}
+    for blue in (4, 8):
+        redefine(main, f"class Color(enum.{kind}): RED = 1; GREEN = 2; BLUE = {blue}")
+    new = main["Color"]
+    assert red == new.RED != new.BLUE and red in new and names[new.RED] == "r"
+    assert red != new.GREEN and red != 1
+
+
 def test_functions_that_objects_refer_to_run_the_new_code(main: dict[str, Any]) -> None:
     net = main["Net"]()
     callbacks = [main["scale"], net.name, main["Net"].kind]
+    redefine(main, LATER.replace("10", "5").replace("2", "3").replace("new net", "net"))
     redefine(main, LATER)
     assert [callbacks[0](2), callbacks[1](), callbacks[2]()] == [21, "new net of base", 2]
 
 
-def test_a_closure_gets_what_the_new_one_refers_to(main: dict[str, Any]) -> None:
-    maker = "def maker(n):\n def add(x): return x + n\n return add\n"
-    exec(f"{maker}add = maker(1)", main)
+def test_a_decorated_function_runs_the_new_one(main: dict[str, Any]) -> None:
+    decorator = """
+import functools
+def plus(n):
+    def decorate(f):
+        @functools.wraps(f)
+        def call(x): return f(x) + n
+        return call
+    return decorate
+"""
+    exec(f"{decorator}@plus(1)\ndef add(x): return x", main)
     callback = main["add"]
-    redefine(main, f"{maker}add = maker(5)")
-    assert callback(1) == 6
+    redefine(main, f"{decorator}@plus(5)\ndef add(x): return 2 * x")
+    assert callback(10) == 25
+
+
+def test_objects_stay_where_only_the_name_refers_to_another_one(main: dict[str, Any]) -> None:
+    makers = """
+def make(n):
+    def hook(): return n
+    return hook
+def model(n):
+    class Model:
+        def of(self): return n
+    return Model
+"""
+    exec(f"{makers}zoo = [model(1), model(2)]; by = [lambda: 1, lambda: 2]", main)
+    exec("hook, Model, f, g = make(1), zoo[0], by[0], scale\nclass Part: of = by[0]", main)
+    before = [main["hook"], main["Model"]().of, main["f"], main["Part"].of]
+    redefine(main, "hook, Model, f, g = make(2), zoo[1], by[1], make\nclass Part: of = by[1]")
+    assert [each() for each in before] == [1, 1, 1, 1]
+    assert (main["zoo"][0]().of(), main["scale"](3)) == (1, 3)
 
 
 def test_an_instance_of_another_layout_is_reported_and_keeps_its_class(
@@ -102,6 +141,11 @@ def test_definitions_of_other_modules_stay(main: dict[str, Any]) -> None:
     exec("import textwrap\nclass Net(Base):\n of = textwrap.dedent\nf = textwrap.dedent", main)
     redefine(main, "class Net(Base):\n of = textwrap.indent\nf = textwrap.indent")
     assert textwrap.dedent("  a") == "a"
+
+
+def test_a_method_that_has_a_name_stays(main: dict[str, Any]) -> None:
+    redefine(main, "of = Net.Part.of\nclass Net:\n class Part:\n  def of(self): return -of(self)")
+    assert main["Net"].Part().of() == -1
 
 
 def test_an_alias_and_a_base_keep_the_earlier_definition(main: dict[str, Any]) -> None:
@@ -146,6 +190,32 @@ def test_an_edited_module_is_loaded_again_where_it_is_used(
     assert type(made) is main["Layer"] is main["low_level"].Layer is type(main["layer"])
     assert main["high_level"].count is count, "an unchanged module is left alone"
     assert finder.update(sources(low_level=edited, high_level=high)) == []
+
+
+def test_imported_names_follow_an_edited_module_by_their_definitions(
+    finder: SessionFinder, main: dict[str, Any]
+) -> None:
+    module = (
+        "def f(): return 1\ndef g(): return 2\nadd = lambda x: x + {0}\na = b = c = d = e = {1}"
+    )
+    finder.update(sources(low_level=module.format(1, "f")))
+    exec("from low_level import f, add", main)
+    finder.update(sources(low_level=module.format(5, "g")))
+    assert (main["f"](), main["add"](1)) == (1, 6)
+
+
+@pytest.mark.usefixtures("finder")
+def test_instances_that_follow_an_edited_module_have_not_changed(main: dict[str, Any]) -> None:
+    watch = NameWatch(main)
+    finder = SessionFinder(watch.following)
+    finder.update(sources(low_level="class Layer: n = 1"))
+    exec("from low_level import Layer; layer = Layer()", main)
+    watch.begin(["layer"])
+    watch.end(())
+    finder.update(sources(low_level="class Layer: n = 2"))
+    watch.start()
+    watch.begin(())
+    assert main["layer"].n == 2 and watch.end(()).changed == ()
 
 
 def test_a_broken_edit_raises_in_each_cell_until_it_is_repaired(

@@ -122,12 +122,13 @@ def test_a_name_is_sent_once_and_again_after_each_kind_of_change(session: Sessio
 def test_what_is_made_from_a_name_is_no_change_of_it(session: Session) -> None:
     run = session.notebook.cell
     run(
-        "import argparse, pandas as pd\nargs = argparse.Namespace(lr=1); df = pd.DataFrame({'x': [1.0]})"
+        "import argparse, pandas as pd\nargs = argparse.Namespace(lr=1); df = pd.DataFrame({'x': [1.0]})\n"
+        "days = pd.Series([1], pd.date_range('2024', periods=1))"
     )
-    use = "a = vars(args); y = df['x']"
+    use = "a = vars(args); y = df['x']; z = days.resample('D').sum()"
     session.cell(use)
     run(use)
-    session.cell("args, df")
+    session.cell("args, df, days")
     assert session.sent == []
     run("args.lr = 2; df['z'] = 2.0")
     assert session.cell("args.lr, list(df)") == (2, ["x", "z"])
@@ -290,6 +291,45 @@ def test_a_class_that_a_cell_redefines_reaches_instances_after_it(session: Sessi
     session.cell("class A:\n    def f(self): return 1\na = A()\ndef g(): return 1\nhooks = [g]")
     session.cell("class A:\n    def f(self): return 2\ndef g(): return 2")
     assert session.cell("a.f(), isinstance(a, A), hooks[0]()") == (2, True, 2)
+
+
+CONFIG = """
+class Config:
+    rate = {0}
+    def of(self): return {0}, self.n
+def loss(): return {0}
+"""
+
+
+def test_a_definition_alone_changes_no_object_that_refers_to_it(session: Session) -> None:
+    run, fields = session.notebook.cell, "a, b, hooks = Config(), Config(), [loss]; a.n = b.n = 0"
+    run(f"{CONFIG.format(1)}{fields}")
+    session.cell("a.n = 5; b, hooks")
+    run(CONFIG.format(2))
+    use = "a.of(), b.of(), hooks[0]()"
+    assert session.cell(use) == ((2, 5), (2, 0), 2)
+    assert sorted(session.sent) == ["Config", "loss"]
+    session.cell(CONFIG.format(3))
+    assert session.cell(use) == ((3, 5), (3, 0), 3) and session.sent == []
+    run("b.n = 7")
+    assert session.cell("b.n") == 7, "the ranks left it alone"
+
+
+def test_a_change_before_a_definition_in_one_cell_is_seen(session: Session) -> None:
+    session.notebook.cell(f"{CONFIG.format(1)}a = Config(); a.n = 0")
+    session.cell("a")
+    session.cell(f"a.n = 5{CONFIG.format(2)}")
+    session.notebook.cell("a.n = 3")
+    with pytest.raises(CaptureError, match="the ranks changed it"):
+        session.cell("a")
+
+
+def test_an_earlier_definition_that_has_a_name_is_part_of_the_objects(session: Session) -> None:
+    run = session.notebook.cell
+    run(f"{CONFIG.format(1)}hooks = [loss]; first = loss")
+    session.cell("hooks")
+    run(CONFIG.format(2))
+    assert session.cell("hooks[0](), first(), loss()") == (1, 1, 2)
 
 
 def test_the_notebooks_older_value_of_a_name_that_ranks_assigned_is_not_sent(

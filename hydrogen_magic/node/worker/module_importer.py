@@ -10,7 +10,8 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from hydrogen_magic.node.worker import redefinition
@@ -81,8 +82,10 @@ class _ClosureLoader(importlib.abc.InspectLoader):
 class SessionFinder(ClosureFinder):
     """Finds the modules of all cells of a session so far, in their latest state."""
 
-    def __init__(self) -> None:
+    def __init__(self, following: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """``following``: entered while instances follow the classes of edited modules."""
         super().__init__({})
+        self._following = following
 
     def update(self, modules: Mapping[str, ModuleSource]) -> list[str]:
         """Take the sources of a cell; return warnings.
@@ -97,11 +100,12 @@ class SessionFinder(ClosureFinder):
         known = self.modules
         edited = [n for n in sys.modules if n in known and modules.get(n, known[n]) != known[n]]
         known.update({n: module for n, module in modules.items() if n not in edited})
-        # A module stands before those that its import has imported.
-        warnings = [text for n in reversed(edited) for text in self._reload(n, modules[n])]
-        if edited:
-            warnings.append(f"the ranks loaded edited modules again: {', '.join(sorted(edited))}")
-        return warnings
+        if not edited:
+            return []
+        with self._following():
+            # A module stands before those that its import has imported.
+            warnings = [text for n in reversed(edited) for text in self._reload(n, modules[n])]
+        return [*warnings, f"the ranks loaded edited modules again: {', '.join(sorted(edited))}"]
 
     def _reload(self, name: str, source: ModuleSource) -> list[str]:
         module, before = sys.modules[name], self.modules[name]

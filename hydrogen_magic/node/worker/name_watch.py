@@ -11,6 +11,7 @@ import pickle
 import types
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +70,14 @@ class NameWatch:
         for name in names:
             if name in self._namespace:
                 self._shared[name] = _checksum(self._namespace[name])
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Ignore what objects become meanwhile, because a class of theirs is defined again."""
+        known = self._shared.items()
+        same = [name for name, sum_ in known if _checksum(self._namespace.get(name)) == sum_]
+        yield
+        self.share(same)
 
     def end(self, stored: Iterable[str]) -> NameChanges:
         """Return what changed since :meth:`begin`; ``stored``: the names that the cell's code assigns."""

@@ -6,14 +6,18 @@ Functions that objects refer to, such as callbacks and bound methods, run the ne
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import types
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 _SLOTS = ("__defaults__", "__kwdefaults__", "__doc__", "__annotations__", "__dict__")
 _Pair = tuple[Any, Any]
+_followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+"""Functions of earlier definitions, which objects may still refer to, by the present one."""
 
 
 def replace(
@@ -23,40 +27,63 @@ def replace(
 ) -> list[str]:
     """Replace the functions and classes in ``earlier`` by those of the same name in a module's namespace.
 
-    Definitions of other modules stay as they are. ``users``: namespaces that may have imported them by name.
-    Return warnings about objects that cannot change their class.
+    Existing objects follow a definition only: after ``hook = make_hook(2)`` or ``f = functions["abs"]`` the
+    name refers to another object, and the one before stays as it is. Definitions of other modules stay, too.
+    ``users``: namespaces that may have imported them by name. Return warnings about objects that cannot
+    change their class.
     """
     home = namespace.get("__name__", "__main__")  # a cell that deletes all globals deletes it, too
     kept = {id(value) for value in namespace.values()}
-    """Another name refers to these: ``earlier = f`` before ``f`` is defined again."""
-    found = ((earlier[name], namespace[name]) for name in earlier.keys() & namespace.keys())
-    tops = [(old, new) for old, new in found if id(old) not in kept and not _extends(new, old)]
-    pairs = [pair for top in tops for pair in _pairs(*top, home)]
+    """A name refers to these: ``earlier = f`` or ``earlier = Net.f`` before the new definition."""
+    found = [
+        (name, *pair)
+        for name in earlier.keys() & namespace.keys()
+        if not _extends(namespace[name], earlier[name])
+        for pair in _pairs(earlier[name], namespace[name], home, kept)
+    ]
+    pairs = [(old, new) for name, old, new in found if _are_definitions(name, old, new)]
+    current = {id(old): new for _, old, new in found}
+    current |= {id(old): new for old, new in pairs}  # its other names may refer to others now
     for user in users:
-        _rebind(user, {id(old): new for old, new in pairs})
+        _rebind(user, current)
     classes = {old: new for old, new in pairs if isinstance(old, type)}
     warnings = _move_instances(classes) if classes else []
     for old, new in classes.items():
         _move_subclasses(old, new)
+        if issubclass(new, enum.Enum) and new.__eq__ is object.__eq__:
+            new.__eq__ = _is_same_member
     for old, new in pairs:
         if isinstance(old, types.FunctionType):
-            _replace_code(old, new)
+            followers = {each for each in (old, *_followers.pop(old, ())) if id(each) not in kept}
+            _followers[new] = weakref.WeakSet(followers)
+            for each in followers:
+                _replace_code(each, new)
     return warnings
 
 
-def _pairs(old: Any, new: Any, home: str) -> Iterator[_Pair]:
-    """Yield the functions and classes of module ``home`` in ``old``, and what replaces each of them."""
+def _pairs(old: Any, new: Any, home: str, kept: Collection[int]) -> Iterator[_Pair]:
+    """Yield the functions and classes of module ``home`` in ``old``, and what is in their place in ``new``.
+
+    ``kept``: IDs of those to leave out.
+    """
     old, new = _unwrapped(old), _unwrapped(new)
-    if old is new or type(old) is not type(new):
+    if old is new or type(old) is not type(new) or id(old) in kept:
         return
     if isinstance(old, property):
         for part in ("fget", "fset", "fdel"):
-            yield from _pairs(getattr(old, part), getattr(new, part), home)
+            yield from _pairs(getattr(old, part), getattr(new, part), home, kept)
     elif isinstance(old, (type, types.FunctionType)) and old.__module__ == new.__module__ == home:
         yield old, new
         own, others = vars(old), vars(new)
         for name in own.keys() & others.keys() if isinstance(old, type) else ():
-            yield from _pairs(own[name], others[name], home)
+            yield from _pairs(own[name], others[name], home, kept)
+
+
+def _are_definitions(name: str, old: Any, new: Any) -> bool:
+    """Whether both are definitions of the global ``name`` or of a part of it: no lambdas or closures."""
+    qualname: str = old.__qualname__
+    is_global = qualname.partition(".")[0] == name and "<" not in qualname
+    return is_global and new.__qualname__ == qualname
 
 
 def _rebind(user: dict[str, Any], current: Mapping[int, Any]) -> None:
@@ -92,6 +119,13 @@ def _move_instances(classes: Mapping[type, type]) -> list[str]:
         "instance of the new one, whose __slots__ or bases differ: create it again"
         for kind, n in n_left.items()
     ]
+
+
+def _is_same_member(member: enum.Enum, other: Any) -> Any:
+    """``__eq__`` of an enum of which there are two sets of members: those of the earlier class live on."""
+    if type(other) is not type(member):
+        return NotImplemented
+    return (member._name_, member._value_) == (other._name_, other._value_)
 
 
 def _move_subclasses(old: type, new: type) -> None:

@@ -24,12 +24,12 @@ class RankNames:
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.objects = RankObjects()
-        self.finder = SessionFinder()
         self.settings = NotebookSettings()
         self._shared_code: dict[str, Any] = {}
         """Functions and classes that the notebook also has, by name."""
         self._namespace = namespace
         self._watch = NameWatch(namespace)
+        self.finder = SessionFinder(self._watch.following)
         self._code: dict[str, Any] = {}
         """Functions and classes when the cell began."""
         self._cell: ClosureManifest | None = None
@@ -80,14 +80,14 @@ class RankNames:
                     continue
                 received.append(name)
                 if earlier and not is_code(value):
-                    warnings += redefinition.replace(earlier, self._namespace)
+                    warnings += self._replace(earlier)
                     earlier = {}
                 if name in self._namespace:
                     old = self._namespace[name]
                     earlier |= {name: old} if is_code(value) else {}
                     replaced |= {name: parts_of(old)} if old is not value else {}
                 self._namespace[name] = value
-        warnings += redefinition.replace(earlier, self._namespace)
+        warnings += self._replace(earlier)
         stale = stale_references(replaced, received, self._namespace)
         for name in sends.deleted_by(self._rank):  # last: nothing fails after it
             self._namespace.pop(name, None)
@@ -106,7 +106,14 @@ class RankNames:
             else:
                 del self._namespace[name]
         code = {name: before[name] for name in self._received if name in before}
-        redefinition.replace(code, self._namespace)
+        self._replace(code)
+
+    def _replace(self, earlier: Mapping[str, Any]) -> list[str]:
+        """Let objects follow the definitions that replace ``earlier`` ones, which is no change of a value."""
+        if all(self._namespace.get(name) is value for name, value in earlier.items()):
+            return []
+        with self._watch.following():
+            return redefinition.replace(earlier, self._namespace)
 
     def begin(self, cell: ClosureManifest, stored: frozenset[str] = frozenset()) -> None:
         """Look at the names before the cell runs; ``stored``: see :meth:`NameWatch.end`."""
@@ -120,7 +127,7 @@ class RankNames:
             self._watch.skip()
             self._watch.share(self._received)
             return NameChanges(received=tuple(self._received)), []
-        warnings = redefinition.replace(self._code, self._namespace)
+        warnings = self._replace(self._code)
         found = self._watch.end(self._stored)
         self._watch.share(self._cell.out)  # the notebook gets these
         return found, warnings
