@@ -209,7 +209,8 @@ class Builder:
     def _session_names(self) -> SessionSends | None:
         if self.use is None:
             return None
-        return SessionSends(self.use.of(Action.SEND), self.use.of(Action.FILL))
+        digests = self._digests_of(self._settings.of_session())
+        return SessionSends(self.use.of(Action.SEND), self.use.of(Action.FILL), digests)
 
     def _params(self) -> dict[str, params.Param]:
         """Return the plain values among those of the cell, and among the arguments of a call."""

@@ -59,6 +59,8 @@ class SessionSends:
     """Afterwards, the notebook and the ranks have the same values of these."""
     missing: tuple[str, ...] = ()
     """Ranks that have these already keep their own values."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Digests of the values of settings, by label. A rank leaves one alone that it has got before."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,8 @@ class LoadedClosure:
         if self._names is None:
             settings.apply(chosen, self.warnings.append)
         else:
-            self._names.settings.apply(chosen, self.warnings.append)
+            digests = self._header.session.settings if self._header.session else {}
+            self._names.settings.apply(chosen, digests, self.warnings.append)
 
     def _replay_imports(self, namespace: dict[str, Any]) -> None:
         for line in self._header.imports:

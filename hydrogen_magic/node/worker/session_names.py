@@ -52,7 +52,8 @@ class RankNames:
 
         ``read``: unpickles them, and calls its argument with each name before its value. The rank's copies
         of the notebook's objects are updated in place, after their classes. Those in a name that other ranks
-        lack keep their contents: the cell is sent it for these ranks alone.
+        lack keep their contents: the cell is sent it for these ranks alone. So do those in a setting that
+        is not applied again.
         """
         before = dict(self._namespace)
         self._received = []
@@ -72,7 +73,7 @@ class RankNames:
         warnings, received = list[str](), self._received
         earlier, replaced = dict[str, Any](), dict[str, dict[int, Any]]()
         with updating(self.objects) as updates:
-            for name, value in read(lambda name: updates.keep(name in sends.missing)):
+            for name, value in read(lambda name: updates.keep(self._is_kept(name, sends))):
                 received.append(name)
                 if earlier and not is_code(value):
                     warnings += redefinition.replace(earlier, self._namespace)
@@ -87,6 +88,10 @@ class RankNames:
         warnings += redefinition.replace(earlier, self._namespace)
         stale = stale_references(replaced, received, self._namespace)
         return warnings + [_stale_text(name, users) for name, users in stale.items()]
+
+    def _is_kept(self, name: str, sends: SessionSends) -> bool:
+        """Whether what the rank has of a name or setting stays as it is."""
+        return name in sends.missing or self.settings.is_applied(name, sends.settings.get(name))
 
     def _take_back(self, before: Mapping[str, Any]) -> None:
         """Give names their values ``before`` a cell that could not be loaded: objects were not updated.
