@@ -12,6 +12,7 @@ from hydrogen_magic.node.worker.held_names import describe, gpu_memory_bytes, is
 from hydrogen_magic.node.worker.module_importer import SessionFinder
 from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
+from hydrogen_magic.node.worker.session_loop import SessionLoop
 from hydrogen_magic.node.worker.settings import NotebookSettings
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
@@ -26,6 +27,7 @@ class RankNames:
         self.objects = RankObjects()
         self.finder = SessionFinder()
         self.settings = NotebookSettings()
+        self.loop = SessionLoop()
         self._shared_code: dict[str, Any] = {}
         """Functions and classes that the notebook also has, by name."""
         self._namespace = namespace
