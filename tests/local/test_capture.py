@@ -535,12 +535,16 @@ def test_awaiting_and_shell_lines(notebook: Notebook, ranks: Ranks) -> None:
         display({"x": 1})
         await asyncio.sleep(0)
         x = await asyncio.sleep(0, lines)
-        x
+        x, lines.s, lines.n, lines.l is lines, hasattr(lines, "x")
     """)
     )
     assert rank.stdout == "hello world 2 3\n{'x': 1}\n"
-    assert rank.value == ["a", "b"]
+    assert rank.value == (["a", "b"], "a b", "a\nb", True, False)
     assert rank.modules == []
+    found = ranks.run(
+        notebook.capture("lines = !printf 'ab c\\nd'\nlines.grep('d'), lines.fields(0)")
+    )
+    assert found.value == (["d"], ["ab", "d"])
 
 
 def test_inspect_and_postponed_annotations(notebook: Notebook, ranks: Ranks) -> None:
