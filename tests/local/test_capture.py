@@ -676,7 +676,7 @@ def test_a_wrapped_model_is_refused_as_a_result(notebook: Notebook, ranks: Ranks
         _ = ranks.run(captured).value
 
 
-def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks) -> None:
+def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
     notebook.cell("k = 4\ndef documented():\n    'About it.'")
     rank = ranks.run(
         notebook.capture("""
@@ -689,6 +689,9 @@ def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks) -> None:
     )
     assert rank.value == (5, 6)
     assert rank.stdout.count("Wall time") == 2 and "About it." in rank.stdout
+    script = tmp_path / "binds.py"
+    script.write_text("bound = 8")
+    assert ranks.run(notebook.capture(f"%run {script}\nbound")).value == 8
     timed = ranks.run(notebook.capture("%%time\nz = k + 3\nz"))
     assert timed.value == 7 and "Wall time" in timed.stdout
     with pytest.raises(RankError, match="ValueError: 4"):
