@@ -58,12 +58,17 @@ class Builder:
         self.cell_attributes = names.attributes if names else frozenset()
         self.local = LocalModules()
         self.use = session.choose(needs, self.local.is_local, out) if session else None
+        code, find = frozenset[str](), None
+        if session and self.use:
+            code = session.code_on_ranks(self.use)
+            find = session.values_on_ranks(self.use, needs, self.local.is_local)
         self._new_stream = functools.partial(
             NamedPickles,
             ranks_have_gpu=ranks_have_gpu,
             is_local=self.local.is_local,
             originals=session.originals if session else None,
-            code_on_ranks=session.code_on_ranks(self.use) if session and self.use else frozenset(),
+            code_on_ranks=code,
+            value_on_ranks=find,
         )
         self.stream = self._new_stream(needs, max_bytes=max_bytes, out=out)
         self._max_bytes = max_bytes
@@ -211,7 +216,8 @@ class Builder:
             return None
         ranks = {name: decision.ranks for name, decision in self.use.decisions.items()}
         sent, deleted = self.use.of(Action.SEND, Action.FILL), self.use.of(Action.DELETE)
-        return SessionSends({n: ranks[n] for n in sent}, {n: ranks[n] for n in deleted})
+        digests = self._digests_of(self._settings.of_session())
+        return SessionSends({n: ranks[n] for n in sent}, {n: ranks[n] for n in deleted}, digests)
 
     def _params(self) -> dict[str, params.Param]:
         """Return the plain values among those of the cell, and among the arguments of a call."""

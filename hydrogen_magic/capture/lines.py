@@ -10,6 +10,8 @@ from hydrogen_magic.core import syntax
 
 _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun"}
 """Magics whose line or body is Python."""
+_BINDING_MAGICS = {"load_ext", "pylab", "run", "store"}
+"""Magics that bind names which their line does not show."""
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -23,9 +25,8 @@ def names_in_magic(node: ast.Call) -> list[str]:
 
 def code_in_magics(node: ast.Call) -> list[str]:
     """Return the Python in ``%time f(x)`` or a ``%%time`` cell, from their transformed call."""
-    texts = _magic_texts(node)
-    runs = isinstance(node.func, ast.Attribute) and node.func.attr.startswith("run_")
-    return texts[1:] if runs and texts and texts[0] in _CODE_MAGICS else []
+    texts = _run_magic(node)
+    return texts[1:] if texts and texts[0] in _CODE_MAGICS else []
 
 
 def assigning_code(node: ast.Call) -> list[str]:
@@ -49,12 +50,24 @@ def assigned_in_magic(node: ast.Call) -> list[str]:
     ]
 
 
+def binds_unknown_names(node: ast.Call) -> bool:
+    """Whether it is the transformed call of a magic such as ``%run``, whose script binds names."""
+    texts = _run_magic(node)
+    return bool(texts) and texts[0] in _BINDING_MAGICS
+
+
 def _names(text: str) -> list[ast.Name]:
     try:
         tree = syntax.parse(text.strip())
     except SyntaxError:  # options before the code
         return []
     return [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+
+
+def _run_magic(node: ast.Call) -> list[str]:
+    """Return the name of a magic that is run, its line and its body; empty for other calls."""
+    runs = isinstance(node.func, ast.Attribute) and node.func.attr.startswith("run_")
+    return _magic_texts(node) if runs else []
 
 
 def _magic_texts(node: ast.Call) -> list[str]:

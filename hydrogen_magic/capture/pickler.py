@@ -29,7 +29,7 @@ from hydrogen_magic.serialization.library_objects import (
     with_hooks,
 )
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, extent_of
-from hydrogen_magic.serialization.pickler import Pickler, is_main
+from hydrogen_magic.serialization.pickler import Pickler, Reduced, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
     UNBOUND,
@@ -115,6 +115,8 @@ class CapturePickler(Pickler):
         """How many of pandas' blocks and indices are being written."""
         self.code_on_ranks: frozenset[str] = frozenset()
         """Names of functions and classes that the ranks have already."""
+        self.value_on_ranks: Callable[[Any], str | None] | None = None
+        """Returns the name under which the ranks have an object with the same contents."""
         self._is_local = is_local
         self.datasets: dict[str, str] = {}
         """Data of ``hm.dataset`` that only this machine has: its name -> its folder."""
@@ -138,8 +140,15 @@ class CapturePickler(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         number = self._number(obj)
+        if number is None and (name := self._name_on_ranks(obj)) is not None:
+            return resolve, ("__main__", name)
         reduced = self._reduce(obj)
         return reduced if number is None else numbered(self.restore_original, number, obj, reduced)
+
+    def _name_on_ranks(self, obj: Any) -> str | None:
+        if self.value_on_ranks is None or self.originals is None:
+            return None  # the arguments of a call are copies
+        return self.value_on_ranks(obj)
 
     def _number(self, obj: Any) -> int | None:
         if self.originals is None:
@@ -191,6 +200,10 @@ class CapturePickler(Pickler):
         else:
             self.modules.add(str(home))
         return super()._dynamic_function_reduce(func)
+
+    def default_of(self, value: Any) -> Any:
+        name = self._name_on_ranks(value)  # pickle asks about no list or dict
+        return value if name is None else Reduced((resolve, ("__main__", name)))
 
     def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
         """Return names that the notebook's functions read and that the analysis did not find.

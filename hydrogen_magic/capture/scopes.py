@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hydrogen_magic.capture.lines import assigned_in_magic, names_in_magic
+from hydrogen_magic.capture.lines import assigned_in_magic, binds_unknown_names, names_in_magic
 from hydrogen_magic.capture.modules import imported_modules
 from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
@@ -38,7 +38,7 @@ class ScopeAnalysis:
     assigned: frozenset[str]
     """Every name that the cell may assign."""
     has_unknown_names: bool
-    """It may assign names that its code does not show: by ``import *``, or by ``exec``."""
+    """It may assign names that its code does not show: by ``import *``, ``exec`` or ``%run``."""
     modules: tuple[str, ...]
     """Full names of the modules that it imports itself."""
     attributes: frozenset[str]
@@ -71,7 +71,9 @@ def analyse(
         tuple(_uncovered(possible.reads, certain)),
         frozenset(_guarded_lines(tree)) | (unused - used),
         frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
-        not _BINDS_UNKNOWN_NAMES.isdisjoint(names) or _imports_star(tree),
+        not _BINDS_UNKNOWN_NAMES.isdisjoint(names)
+        or _imports_star(tree)
+        or any(map(binds_unknown_names, calls)),
         tuple(imported_modules(tree)),
         frozenset(names),
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hydrogen_magic.capture.ownership import (
     Action,
@@ -99,6 +102,36 @@ class SessionCapture:
         """Return the functions and classes that the ranks have."""
         versions = use.cell.versions
         return frozenset(name for name in use.of(Action.KEEP) if versions[name].is_code)
+
+    def values_on_ranks(
+        self, use: SessionUse, needs: RequiredNames, is_local: Callable[[str], bool]
+    ) -> Callable[[Any], str | None]:
+        """Return what finds the name of an object that the ranks have under it, with the same contents."""
+        names = {}
+        for name in self.held:
+            value = needs.namespace.get(name)
+            if issubclass(type(value), _OTHERS) or not name.isidentifier():
+                continue
+            if self.originals.number(value) is None:  # the ranks know numbered ones anyway
+                names[id(value)] = name
+        reader = VersionReader(needs.copy(), is_local, self.originals)
+
+        @functools.cache
+        def is_equal(name: str) -> bool:
+            if name in use.decisions:
+                return name in use.unchanged
+            cell = CellNames({name: reader.read(name)}, self.ranks)
+            return name in replace(use, cell=cell, decisions=self.names.decide(cell)).unchanged
+
+        def find(obj: Any) -> str | None:
+            name = names.get(id(obj))
+            return name if name is not None and is_equal(name) else None
+
+        return find
+
+
+_OTHERS = (*CODE, types.ModuleType, str, bytes, int, float, complex, type(None))
+"""Types whose objects are referred to otherwise, or have no identity that counts."""
 
 
 def _is_kept(name: str, use: SessionUse, needs: RequiredNames) -> bool:

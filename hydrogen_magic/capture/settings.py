@@ -302,6 +302,14 @@ class SortedSettings:
         found = (one for one in self.pickled if not _affects_results(one))
         return {setting.label: setting.value for setting in found}
 
+    def of_session(self) -> dict[str, Any]:
+        """Return those that a rank of a session gets once for each value.
+
+        The order of filters of warnings counts, too: all of them are set again with each cell.
+        """
+        found = (*self.plain, *self.pickled)
+        return {one.label: one.value for one in found if one.provider != "warnings"}
+
     def inventory(self, nbytes: Mapping[str, int]) -> list[CapturedItem]:
         """Return one row for each library, and for each changed attribute."""
         rows: dict[str, list[Setting]] = {}

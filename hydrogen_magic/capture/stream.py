@@ -53,6 +53,7 @@ class NamedPickles:
         layout: MemoryLayout | None = None,
         originals: Originals | None = None,
         code_on_ranks: frozenset[str] = frozenset(),
+        value_on_ranks: Callable[[Any], str | None] | None = None,
     ) -> None:
         self.max_bytes = max_bytes
         self.originals = Originals() if originals is None else originals
@@ -74,6 +75,7 @@ class NamedPickles:
             layout=layout or MemoryLayout(),
         )
         self.pickler.code_on_ranks = code_on_ranks
+        self.pickler.value_on_ranks = value_on_ranks
         if self._numbers_all:
             self.pickler.restore_original = restore_original
 

@@ -60,6 +60,8 @@ class SessionSends:
     """The ranks that take the notebook's value, by name; the others keep their own."""
     deleted: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The ranks that delete a name, by name."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the values of settings, by label. A rank leaves one alone that it has got before."""
 
     def taken_by(self, rank: int) -> frozenset[str]:
         """Return the names of which the rank and the notebook have the same values afterwards."""

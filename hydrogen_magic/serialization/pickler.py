@@ -109,6 +109,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return the name in the reader's ``__main__`` for ``obj``, which calls itself ``name``."""
         return UNBOUND
 
+    def default_of(self, value: Any) -> Any:
+        """Return what is written for the default value of a parameter."""
+        return value
+
     def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
         """Return the function that reduces objects of class ``kind``; None: pickle does."""
         return library_objects.handler_of(kind)
@@ -167,11 +171,23 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         args = (func.__code__, home, func.__closure__, self.binding(func, func.__qualname__))
         state = {
             "attributes": dict(func.__dict__),
-            "slots": _function_slots(func),
+            "slots": self._function_slots(func),
             "cells": self._cell_contents(func),
             "globals": self.globals_for(func) if home == "__main__" else {},
         }
         return reducers.restore_function, args, state, None, None, reducers.restore_function_state
+
+    def _function_slots(self, func: types.FunctionType) -> dict[str, Any]:
+        names = ["__name__", "__qualname__", "__module__", "__doc__", "__annotations__"]
+        if sys.version_info >= (3, 12):
+            names.append("__type_params__")
+        defaults, keywords = func.__defaults__, func.__kwdefaults__
+        return {
+            "__defaults__": defaults and tuple(map(self.default_of, defaults)),
+            "__kwdefaults__": keywords
+            and {name: self.default_of(each) for name, each in keywords.items()},
+            **{name: getattr(func, name) for name in names},
+        }
 
     def _home_of(self, func: types.FunctionType) -> str | None:
         """Return the module whose globals ``func`` uses in the reader, None for a copy."""
@@ -352,12 +368,14 @@ def _is_empty(cell: types.CellType) -> bool:
     return False
 
 
-def _function_slots(func: types.FunctionType) -> dict[str, Any]:
-    names = ["__name__", "__qualname__", "__module__", "__doc__"]
-    names += ["__defaults__", "__kwdefaults__", "__annotations__"]
-    if sys.version_info >= (3, 12):
-        names.append("__type_params__")
-    return {name: getattr(func, name) for name in names}
+class Reduced:
+    """Stands for an object in a stream, which is restored as :attr:`how` says."""
+
+    def __init__(self, how: tuple[Any, ...]) -> None:
+        self.how = how
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.how
 
 
 def _layout_of(cls: type) -> dict[str, Any]:

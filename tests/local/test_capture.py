@@ -535,12 +535,16 @@ def test_awaiting_and_shell_lines(notebook: Notebook, ranks: Ranks) -> None:
         display({"x": 1})
         await asyncio.sleep(0)
         x = await asyncio.sleep(0, lines)
-        x
+        x, lines.s, lines.n, lines.l is lines, hasattr(lines, "x")
     """)
     )
     assert rank.stdout == "hello world 2 3\n{'x': 1}\n"
-    assert rank.value == ["a", "b"]
+    assert rank.value == (["a", "b"], "a b", "a\nb", True, False)
     assert rank.modules == []
+    found = ranks.run(
+        notebook.capture("lines = !printf 'ab c\\nd'\nlines.grep('d'), lines.fields(0)")
+    )
+    assert found.value == (["d"], ["ab", "d"])
 
 
 def test_inspect_and_postponed_annotations(notebook: Notebook, ranks: Ranks) -> None:
@@ -672,7 +676,7 @@ def test_a_wrapped_model_is_refused_as_a_result(notebook: Notebook, ranks: Ranks
         _ = ranks.run(captured).value
 
 
-def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks) -> None:
+def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
     notebook.cell("k = 4\ndef documented():\n    'About it.'")
     rank = ranks.run(
         notebook.capture("""
@@ -685,6 +689,9 @@ def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks) -> None:
     )
     assert rank.value == (5, 6)
     assert rank.stdout.count("Wall time") == 2 and "About it." in rank.stdout
+    script = tmp_path / "binds.py"
+    script.write_text("bound = 8")
+    assert ranks.run(notebook.capture(f"%run {script}\nbound")).value == 8
     timed = ranks.run(notebook.capture("%%time\nz = k + 3\nz"))
     assert timed.value == 7 and "Wall time" in timed.stdout
     with pytest.raises(RankError, match="ValueError: 4"):

@@ -322,6 +322,68 @@ def test_a_setting_that_the_notebook_takes_back_is_taken_back_on_the_ranks(cells
     assert cells.all_ranks(seen) == [(28, "ROUND_UP")] * 2
 
 
+def test_what_ranks_have_set_in_modules_stays(cells: Cells, tmp_path: Path) -> None:
+    module = tmp_path / "kept_in_session.py"
+    module.write_text("MODEL, RATE, HOOKS, NET = None, 1, [], None\n")
+    try:
+        cells.run(
+            f"sys.path.insert(0, {str(tmp_path)!r})\nimport decimal, kept_in_session as mylib"
+        )
+        cells.run(
+            "def setup(): mylib.MODEL = 'built'\nnet = torch.nn.Linear(1, 1)\nmylib.NET = net"
+        )
+        cells.run("def note(): return 1\nmylib.RATE = 2\nmylib.HOOKS.append(note)")
+        cells.run("decimal.getcontext().prec = 5")
+        cells.on_ranks(
+            "setup(); mylib.RATE, decimal.getcontext().prec = 3, 7\n"
+            "mylib.HOOKS.append('rank'); mylib.NET.weight.data.fill_(8)",
+            "--np 1",
+        )
+        cells.on_ranks("1")
+        seen = (
+            "(mylib.MODEL, mylib.RATE, decimal.getcontext().prec, len(mylib.HOOKS), "
+            "mylib.NET.weight.item())"
+        )
+        assert cells.on_ranks(seen) == ("built", 3, 7, 2, 8)
+        cells.run("mylib.RATE = 4")
+        assert cells.on_ranks(seen) == ("built", 4, 7, 2, 8)
+        module.write_text("MODEL, RATE, HOOKS, NET = None, 1, [], None  # edited\n")
+        assert cells.on_ranks("(mylib.MODEL, mylib.RATE, len(mylib.HOOKS))") == (None, 4, 1)
+    finally:
+        cells.run("decimal.getcontext().prec = 28; del sys.path[0], sys.modules['kept_in_session']")
+
+
+def test_tasks_of_a_cell_go_on_in_later_cells(cells: Cells, tmp_path: Path) -> None:
+    cells.run(f"import asyncio, pathlib; left = {str(tmp_path / 'left')!r}")
+    cells.on_ranks(
+        "questions, answers = asyncio.Queue(), asyncio.Queue()\n"
+        "async def answer():\n"
+        "    try:\n"
+        "        while True: answers.put_nowait(await questions.get() + 1)\n"
+        "    finally: pathlib.Path(left).touch()\n"
+        "async def ask(n):\n"
+        "    questions.put_nowait(n)\n"
+        "    return await answers.get()\n"
+        "task = asyncio.create_task(answer())\n"
+        "await asyncio.sleep(0)",
+        "--np 1",
+    )
+    assert cells.on_ranks("asyncio.run(asyncio.sleep(0)); task.done()") is False
+    assert cells.on_ranks("await ask(1)") == 2
+    with pytest.raises(RankFailedError, match="ZeroDivisionError"):
+        cells.on_ranks("await asyncio.sleep(0)\n1 / 0")
+    gang = cells.on_ranks(
+        "stopped = 0\ntry: await asyncio.sleep(1000)\nfinally: stopped = 1", "--detach"
+    )
+    until(gang, lambda: gang.ranks[0].phase == "running")
+    gang.stop()
+    assert ended(gang).state == "STOPPED"
+    assert cells.on_ranks("(await ask(2), task.done())") == (3, False)
+    assert cells.on_ranks("asyncio.get_event_loop().run_until_complete(ask(3))") == 4
+    cells.run("%gang end lab")
+    wait_until((tmp_path / "left").exists)
+
+
 def test_ranks_end_when_one_of_them_ends_between_cells(cells: Cells) -> None:
     pids = cells.on_ranks(JOIN, "--np 2") or cells.all_ranks("os.getpid()")
     os.kill(pids[1], signal.SIGKILL)

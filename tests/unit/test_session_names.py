@@ -287,6 +287,21 @@ def test_a_redefined_class_replaces_that_of_the_ranks_model(session: Session) ->
     assert session.sent == []
 
 
+def test_values_that_names_share_with_those_that_are_sent_later(session: Session) -> None:
+    define = "def f(x=MISSING, *, cache=CACHE): return x is MISSING, cache is CACHE, {}"
+    session.notebook.cell("MISSING, CACHE = object(), {}\nclass A: pass\na, b = A(), A()\nb.a = a")
+    session.notebook.cell(define.format(1))
+    session.cell("f(); a, b, MISSING, CACHE")
+    session.notebook.cell(define.format(2) + "\nb.n = 2")
+    assert session.cell("f(), b.a is a, b.n") == ((True, True, 2), True, 2)
+    assert set(session.sent) == {"f", "b"}
+    session.notebook.cell("b.n = a.n = CACHE[1] = 3")
+    assert session.cell("f(), b.a is a, b.a.n, CACHE") == ((True, True, 2), True, 3, {1: 3})
+    session.cell("a.n = 4")
+    session.notebook.cell("c = A()\nc.a = a")
+    assert session.cell("c.a.n, a.n") == (3, 4), "a value that the ranks changed is not the same"
+
+
 def test_a_class_that_a_cell_redefines_reaches_instances_after_it(session: Session) -> None:
     session.cell("class A:\n    def f(self): return 1\na = A()\ndef g(): return 1\nhooks = [g]")
     session.cell("class A:\n    def f(self): return 2\ndef g(): return 2")

@@ -22,6 +22,34 @@ _OF_FRONT_END = ("gui", "matplotlib")
 """Magics that choose how the notebook's page shows figures; a rank has no page."""
 
 
+_OF_LINES = ("fields", "grep", "nlstr", "p", "paths", "spstr")
+"""Other attributes of IPython's list of lines."""
+
+
+class ShellLines(list[str]):
+    """The lines that a command has printed, with the attributes of IPython's list for them."""
+
+    @property
+    def n(self) -> str:
+        """The lines joined by newlines."""
+        return "\n".join(self)
+
+    @property
+    def s(self) -> str:
+        """The lines joined by spaces."""
+        return " ".join(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("l", "list"):
+            return self
+        if name not in _OF_LINES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        from IPython.utils.text import SList  # slow to import
+
+        lines: Any = SList
+        return getattr(lines(self), name)
+
+
 class RankShell:
     """The object that transformed ``!`` and ``%`` lines call."""
 
@@ -38,7 +66,7 @@ class RankShell:
         self.user_ns["_exit_code"] = done.returncode
 
     def getoutput(self, command: str, split: bool = True) -> Any:
-        """Return the output of ``!!command`` as a list of lines, or as one string."""
+        """Return the output of ``x = !command`` as :class:`ShellLines`, or as one string."""
         done = subprocess.run(
             self.var_expand(command),
             shell=True,
@@ -49,7 +77,7 @@ class RankShell:
             errors="replace",
         )
         self.user_ns["_exit_code"] = done.returncode
-        return done.stdout.splitlines() if split else done.stdout
+        return ShellLines(done.stdout.splitlines()) if split else done.stdout
 
     def var_expand(self, command: str) -> str:
         """Replace ``{expression}`` and ``$name``, as IPython does; ``{{`` and ``$$`` stay single."""

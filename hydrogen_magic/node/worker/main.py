@@ -42,7 +42,13 @@ from hydrogen_magic.node.worker import process_setup, standard_streams
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.worker import group_recovery, inference, namespace, reporter
+    from hydrogen_magic.node.worker import (
+        group_recovery,
+        inference,
+        namespace,
+        reporter,
+        session_loop,
+    )
     from hydrogen_magic.serialization.payload import Payload
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -455,7 +461,7 @@ class _Rank:
         """Run exit handlers as the interpreter would, but skip its slow teardown of modules."""
         self.reporter.close()
         try:
-            _run_exit_handlers()
+            _run_exit_handlers(self.names.loop)
         except KeyboardInterrupt:
             pass  # the gang was stopped meanwhile
         except BaseException as error:
@@ -519,7 +525,8 @@ def _end_child(error: BaseException) -> int:
     return _exit_code(error)
 
 
-def _run_exit_handlers() -> None:
+def _run_exit_handlers(loop: session_loop.SessionLoop) -> None:
+    loop.close()
     threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads
     atexit._run_exitfuncs()
 

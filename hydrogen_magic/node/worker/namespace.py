@@ -143,7 +143,8 @@ class LoadedClosure:
         if self._names is None:
             settings.apply(chosen, self.warnings.append)
         else:
-            self._names.settings.apply(chosen, self.warnings.append)
+            digests = self._header.session.settings if self._header.session else {}
+            self._names.settings.apply(chosen, digests, self.warnings.append)
 
     def _replay_imports(self, namespace: dict[str, Any]) -> None:
         for line in self._header.imports:
@@ -214,7 +215,7 @@ class LoadedClosure:
             self._names.begin(self._header, frozenset(names_bound_by(code)))
         result = eval(code, namespace)
         if inspect.iscoroutine(result):
-            _await(result)
+            self._await(result)
         return namespace.pop(_VALUE, None)
 
     def _compiled(self) -> types.CodeType:
@@ -236,7 +237,13 @@ class LoadedClosure:
             self._names.begin(self._header)
         function, args, kwargs = self._call
         value = function(*args, **kwargs)
-        return _await(value) if inspect.iscoroutine(value) else value
+        return self._await(value) if inspect.iscoroutine(value) else value
+
+    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine to its end; in a session on the loop that has the tasks of earlier cells."""
+        if self._names is None or not self._own_process:
+            return _await(coroutine)
+        return self._names.loop.run(coroutine)
 
     def _run_script(self) -> None:
         header = self._header

@@ -12,6 +12,7 @@ from hydrogen_magic.node.worker.held_names import describe, gpu_memory_bytes, is
 from hydrogen_magic.node.worker.module_importer import SessionFinder
 from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
+from hydrogen_magic.node.worker.session_loop import SessionLoop
 from hydrogen_magic.node.worker.settings import NotebookSettings
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
@@ -25,6 +26,7 @@ class RankNames:
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.objects = RankObjects()
         self.settings = NotebookSettings()
+        self.loop = SessionLoop()
         self._shared_code: dict[str, Any] = {}
         """Functions and classes that the notebook also has, by name."""
         self._namespace = namespace
@@ -54,7 +56,7 @@ class RankNames:
 
         ``read``: unpickles them, and calls its argument with each name before its value. The rank's copies
         of the notebook's objects are updated in place, after their classes. Those in a name that is sent to
-        other ranks alone keep their contents.
+        other ranks alone keep their contents, and so do those in a setting that is not applied again.
         """
         before = dict(self._namespace)
         self._received = []
@@ -73,9 +75,13 @@ class RankNames:
     ) -> list[str]:
         warnings, received = list[str](), self._received
         kept = sends.kept_by(self._rank)
+
+        def is_applied(label: str) -> bool:
+            return self.settings.is_applied(label, sends.settings.get(label))
+
         earlier, replaced = dict[str, Any](), dict[str, dict[int, Any]]()
         with updating(self.objects) as updates:
-            for name, value in read(lambda name: updates.keep(name in kept)):
+            for name, value in read(lambda name: updates.keep(name in kept or is_applied(name))):
                 if name in kept:
                     continue
                 received.append(name)

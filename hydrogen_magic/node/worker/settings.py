@@ -15,7 +15,7 @@ import sys
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -80,25 +80,52 @@ def apply(settings: Iterable[Setting], warn: Callable[[str], object]) -> ExitSta
 class NotebookSettings:
     """The notebook's settings on a rank that runs several cells.
 
-    Those that a cell no longer brings are undone: the notebook has them at their defaults again. What the
-    rank's own cells have set stays.
+    What the rank's own cells have set stays until the notebook changes the same setting. Settings that a
+    cell no longer brings are undone: the notebook has them at their defaults again. Attributes of modules
+    have no default, and a cell that does not use a module may not bring them.
     """
 
     def __init__(self) -> None:
         self._undo: dict[str, ExitStack] = {}
         """By label."""
+        self._applied: dict[str, tuple[str, str, Any]] = {}
+        """By label: the digest of the value, the module, and its spec then, which a reload replaces."""
 
-    def apply(self, settings: Iterable[Setting], warn: Callable[[str], object]) -> None:
-        """Apply some of the cell's settings; ``warn``: as in :func:`apply`."""
+    def apply(
+        self,
+        settings: Iterable[Setting],
+        digests: Mapping[str, str],
+        warn: Callable[[str], object],
+    ) -> None:
+        """Apply some of the cell's settings; ``digests``: see :attr:`SessionSends.settings`.
+
+        ``warn``: as in :func:`apply`.
+        """
         for setting in settings:
-            undo = ExitStack()
-            if setting.label not in self._undo or setting.module not in sys.modules:
-                undo = self._undo.setdefault(setting.label, undo)
+            label, digest = setting.label, digests.get(setting.label)
+            if self.is_applied(label, digest):
+                continue
+            undo, is_first = ExitStack(), label not in self._undo
+            if setting.provider != "attribute" and (is_first or setting.module not in sys.modules):
+                undo = self._undo.setdefault(label, undo)
             _apply_once_imported(setting, undo, warn)
+            if digest is not None:
+                hooks.add(setting.module, partial(self._note, label, digest, setting.module))
+
+    def _note(self, label: str, digest: str, name: str, module: types.ModuleType) -> None:
+        self._applied[label] = digest, name, getattr(module, "__spec__", None)
+
+    def is_applied(self, label: str, digest: str | None) -> bool:
+        """Whether the rank has got a setting with this value since it last loaded the module."""
+        applied, name, spec = self._applied.get(label, (None, "", None))
+        module = sys.modules.get(name)
+        is_same = module is not None and getattr(module, "__spec__", None) is spec
+        return digest is not None and digest == applied and is_same
 
     def undo_others(self, labels: Collection[str], warn: Callable[[str], object]) -> None:
         """Undo what earlier cells have brought, except for the settings with these ``labels``."""
         for label in self._undo.keys() - labels:
+            self._applied.pop(label, None)
             try:
                 self._undo.pop(label).close()
             except Exception as error:  # a cell has removed what the setting belongs to
