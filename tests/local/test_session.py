@@ -226,6 +226,16 @@ def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:
     assert seconds == [1, 1800, 1800]
 
 
+def test_names_of_a_cell_that_still_runs_are_not_called_undefined(cells: Cells) -> None:
+    gang = cells.on_ranks("later = 1\ntime.sleep(1000)", "--np 2 --detach")
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    with pytest.raises(HydrogenError, match="session 'lab' runs another cell: wait for it"):
+        cells.on_ranks("later")
+    gang.stop()
+    ended(gang)
+    assert cells.on_ranks("later") == 1
+
+
 def test_a_stop_before_the_cell_begins_costs_nothing(cells: Cells) -> None:
     cells.on_ranks("kept = 1", "--np 2")
     is_launched = threading.Event()
