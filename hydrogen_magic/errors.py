@@ -19,6 +19,8 @@ a function are a TypeError or ValueError that a notebook shows as one line: Opti
 
 from __future__ import annotations
 
+import sys
+
 __all__ = [
     "CaptureError",
     "CellSyntaxError",
@@ -40,13 +42,16 @@ class HydrogenError(RuntimeError):
     """Base of all errors of this package.
 
     In a notebook it shows :attr:`report` without the frames between the magic and the raise, which
-    are internal to this package.
+    are internal to this package. Elsewhere a traceback ends with it, from Python 3.11 on.
     """
 
     def __init__(self, message: str, *, report: str | None = None) -> None:
         super().__init__(message)
         self.report = report if report is not None else f"{type(self).__name__}: {message}"
         """The text that a notebook shows; several lines if the message alone is not enough."""
+        more = self.report.removeprefix(message).strip("\n") if report is not None else ""
+        if more and sys.version_info >= (3, 11):
+            self.add_note(more)
 
     def _render_traceback_(self) -> list[str]:
         """IPython's hook for exceptions that print themselves."""

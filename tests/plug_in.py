@@ -25,7 +25,7 @@ class MyPlacement(LocalPlacement):
 class MyRendezvous(Rendezvous):
     variables = Rendezvous.variables | {"MY_STORE"}
     forwarded = ("MY_",)
-    launcher = "myrun -n 2"
+    launcher = "myrun -n {np}"
     joining = ("my.join",)
     waits_in = "my.exchange"
     shipped = ("my_parts.on_ranks",)

@@ -205,8 +205,8 @@ def write_script(
     labels: Mapping[str, str] | None = None,
     launcher: str = "",
 ) -> None:
-    """Write ``cell`` and the names it uses from the notebook as a script; ``launcher`` starts it on two
-    ranks.
+    """Write ``cell`` and the names it uses from the notebook as a script; its first line names the
+    command ``launcher`` that starts it.
 
     Values that cannot be written as source go into ``NAME.data.pkl`` beside it. Raises CaptureError if an
     object has no source, or if ``path`` exists and was not written by this function.

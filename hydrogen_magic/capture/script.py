@@ -41,7 +41,7 @@ def write(
 ) -> None:
     """Write the cell with what ``needs`` found as a script, and ``PATH.data.pkl`` if it takes one.
 
-    ``launcher``: command that starts it on two ranks, named in its first line; may be empty.
+    ``launcher``: command that starts it, named in its first line; may be empty.
 
     Raises CaptureError if an object has no source, if a line of the cell is IPython's, or if one of the two
     files exists and is not ours.

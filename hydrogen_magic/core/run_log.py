@@ -430,8 +430,13 @@ def prune(keep: int = _KEEP_RUNS) -> None:
     over.sort(key=lambda found: found.last_wall_time, reverse=True)
     for gang_id in [found.gang for found in over[keep:]]:
         if not is_unseen(gang_id):
-            delete_kept(gang_id)
-            shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+            delete(gang_id)
+
+
+def delete(gang_id: str) -> None:
+    """Delete the record of a run, and what it keeps elsewhere."""
+    delete_kept(gang_id)
+    shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
 
 
 def is_unseen(gang_id: str) -> bool:

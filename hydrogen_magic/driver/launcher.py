@@ -239,6 +239,14 @@ def register(gang: Gang) -> Gang:
     return gang
 
 
+def forget(gang: Gang) -> None:
+    """Delete the record of an ended gang, and do not list it any more."""
+    _known.pop(gang.id, None)
+    if gang in _recent:
+        _recent.remove(gang)
+    run_log.delete(gang.id)
+
+
 def _forget_large_results() -> None:
     """Let go of gangs with large results that the notebook has taken; their handles keep them."""
     for gang in list(_recent):

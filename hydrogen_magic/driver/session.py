@@ -286,10 +286,15 @@ def live(name: str | None) -> RankSession | None:
 
 
 def capture_for(spec: JobSpec) -> SessionCapture | None:
-    """Return what a capture needs to know of the session of a cell; None if it has none."""
+    """Return what a capture needs to know of the session of a cell; None if it has none.
+
+    Raises HydrogenError while another cell runs: what the ranks hold is not known then.
+    """
     if spec.session is None:
         return None
     session = live(spec.session)
+    if session is not None:
+        session.refuse_if_running()
     names, originals = (
         (session.names, session.originals) if session else (SessionNames(), Originals())
     )

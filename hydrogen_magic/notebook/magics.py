@@ -253,12 +253,11 @@ class Distributed(Magics):
         captured = self._captured_cell(arguments.spec, cell, planned)
         if arguments.save is not None:
             shell = self._ip
-            launcher_line = plugins.rendezvous(arguments.spec.rendezvous).launcher
+            command = plugins.rendezvous(arguments.spec.rendezvous).launcher
+            command = command.replace("{np}", str(arguments.spec.np))
             text = ipython_cells.cell_text(shell, cell)
             history = ipython_cells.earlier_sources(shell)
-            capture.write_script(
-                arguments.save, text, shell.user_ns, history, launcher=launcher_line
-            )
+            capture.write_script(arguments.save, text, shell.user_ns, history, launcher=command)
         return captured
 
     def _run_sweep(self, arguments: Arguments, cell: str, title: str) -> sweep.Sweep | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -275,6 +276,15 @@ class SessionContract(GangContract):
         """Refused: ranks that have changed cannot repeat a cell."""
         with pytest.raises(OptionValueError, match="a session's cells are not retried"):
             self.launch(ranks.fail_once, retries=1)
+
+    def test_ranks_of_a_session_join_after_the_notebook_has_changed_its_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A notebook's module path begins with its directory."""
+        self.ended(self.launch(ranks.held)).raise_for_state()
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend("")
+        assert self.ended(self.launch(ranks.gather)).result == list(range(self.np))
 
     def test_a_session_keeps_its_ranks_until_it_ends(self) -> None:
         """Through a stopped cell, and, if the rendezvous can recover, a cell that fails on one rank."""

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.capture import CellText, write_script
 from hydrogen_magic.errors import CaptureError
@@ -81,6 +82,14 @@ def test_torchrun_runs_the_saved_cell(notebook: Notebook, tmp_path: Path) -> Non
         "saved.data.pkl",
         "saved.py",
     ]
+
+
+def test_the_script_names_the_command_for_as_many_ranks(
+    notebook_shell: InteractiveShell, tmp_path: Path
+) -> None:
+    cell = "%%distributed --np 3 --cpu --dry-run --save saved.py\n1"
+    notebook_shell.run_cell(cell).raise_error()
+    assert ": torchrun --nproc-per-node 3 saved.py" in (tmp_path / "saved.py").read_text()
 
 
 def test_what_cannot_stand_in_a_script(notebook: Notebook, tmp_path: Path) -> None:

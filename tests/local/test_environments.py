@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,29 @@ def test_no_home_no_proc_sys_hidden_modules_and_a_deleted_directory(tmp_path: Pa
         env={**env, "HOME": "/proc/no-home"},
     )
     assert done.stdout.endswith("well\n"), done.stderr
+
+
+FAILING = """
+import hydrogen_magic as hm
+def train():
+    return {}["missing"]
+hm.run(train, np=2)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_the_traceback_of_a_script_has_the_lines_of_the_rank(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FAILING)
+    command = [sys.executable, script]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=4 * PATIENCE_S)
+    message, *lines = done.stderr.partition("RankFailedError: ")[2].splitlines()
+    assert re.fullmatch("rank [01] failed: KeyError: 'missing'", message), done.stderr
+    assert lines[:3] == [
+        f"  File {script}, line 4, in train",
+        '      return {}["missing"]',
+        "KeyError: 'missing'",
+    ]
 
 
 WITHOUT_PYARROW = textwrap.dedent(

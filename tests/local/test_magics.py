@@ -498,6 +498,12 @@ def test_a_wait_that_is_over_leaves_the_gang_alone(shell: InteractiveShell, gang
         run(shell, "%gang wait 3f2a --timeout 10ms")
 
 
+def test_the_gang_of_the_doctor_leaves_no_record(shell: InteractiveShell) -> None:
+    kept, known = run_log.recent_ids(), launcher.gangs()
+    assert doctor.two_ranks().is_well
+    assert (run_log.recent_ids(), launcher.gangs()) == (kept, known)
+
+
 def test_the_doctor_says_what_to_do(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> float:
         raise HydrogenError("x", report="rank 1 failed: RuntimeError: no route")

@@ -112,6 +112,26 @@ def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
     assert cells.on_ranks(f"{reduce}\n{alone}1") == 1, "not in a collective"
 
 
+def test_a_collective_in_a_cell_on_some_ranks_is_found(cells: Cells) -> None:
+    """Also the one of DDP's forward pass. Ranks may exchange data in pairs, and join a group of their own."""
+    model = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(2))\n"
+    step = "model(torch.ones(4, 2))"
+    cells.on_ranks(JOIN + model + step, "--np 3")
+    for wait, name in (("dist.barrier()", "barrier"), (step, "collective")):
+        with pytest.raises(RankFailedError) as caught:
+            cells.on_ranks(wait, "--ranks 1")
+        never = f"ranks 0 and 2 never entered the {name} their peers were waiting in"
+        text = "the cell leaves ranks 0 and 2 out: run it on all ranks, or call the `module` of a DDP model"
+        assert str(caught.value) == f"{never} ({text})"
+        assert cells.on_ranks(f"{step}.shape[0]") == 4
+    swap = "t = torch.ones(1)\ndist.send(t, 1) if hm.rank() == 0 else dist.recv(t, 0)\n"
+    own = "dist.destroy_process_group()\nstore = dist.HashStore()\n"
+    own += "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\ndist.barrier()\n"
+    wait = "time.sleep(2.5)\nmodel.module(torch.ones(4, 2)).shape[0]"
+    assert cells.on_ranks(swap + wait, "--ranks 0,1") == 4
+    assert cells.on_ranks(own + wait, "--ranks 1") == 4
+
+
 def test_the_workers_of_a_data_loader_stay(cells: Cells) -> None:
     loader = """class Pids(torch.utils.data.Dataset):
     def __len__(self): return 4
@@ -204,6 +224,16 @@ def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:
     options = "group._get_backend(torch.device('cpu')).options"
     seconds = cells.on_ranks(f"[{options}._timeout.total_seconds() for group in groups]")
     assert seconds == [1, 1800, 1800]
+
+
+def test_names_of_a_cell_that_still_runs_are_not_called_undefined(cells: Cells) -> None:
+    gang = cells.on_ranks("later = 1\ntime.sleep(1000)", "--np 2 --detach")
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    with pytest.raises(HydrogenError, match="session 'lab' runs another cell: wait for it"):
+        cells.on_ranks("later")
+    gang.stop()
+    ended(gang)
+    assert cells.on_ranks("later") == 1
 
 
 def test_a_stop_before_the_cell_begins_costs_nothing(cells: Cells) -> None:

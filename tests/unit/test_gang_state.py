@@ -123,6 +123,8 @@ def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() ->
         [*running(3), *inside, ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0), *over, fewer]
     )
     assert never_entered(state) == MissedCollective("barrier", absent=(1,), waiting=(0, 2))
+    left_out = replay([*running(3), *inside, ev.RankPhase(1.0, 1, "idle")])
+    assert never_entered(left_out) == MissedCollective("collective", absent=(1,), waiting=(0, 2))
 
 
 def test_step_rate_is_over_a_window() -> None:

@@ -150,7 +150,7 @@ def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:
     assert "in my.exchange" in late_text(LateRanks((1,), 0.5), "mine")
     with pytest.raises(ArgumentsError, match="env sets MY_STORE"):
         parse("--env MY_STORE=1", defaults=JobSpec())
-    assert plugins.rendezvous("mine").launcher == "myrun -n 2"
+    assert plugins.rendezvous("mine").launcher == "myrun -n {np}"
 
 
 def test_other_machines_get_the_settings_of_libraries() -> None:

@@ -78,7 +78,7 @@ class Rendezvous(ABC):
     preloaded: tuple[str, ...] = ()
     """Modules that are imported before ranks are forked, in addition to those that the cell imports."""
     launcher = ""
-    """Command that starts a script on two ranks, for the first line of what ``--save`` writes."""
+    """Command that starts a script on ``{np}`` ranks, for the first line of what ``--save`` writes."""
     init_collective = ""
     """The collective in which ranks wait for all others at the start; empty if the library has its own time
     limit and reports missing ranks."""

@@ -47,7 +47,7 @@ class TorchRendezvous(Rendezvous):
 
     variables = RANK_VARIABLES | {"MASTER_ADDR", "MASTER_PORT"}
     forwarded = ("GLOO_", "NCCL_", "TORCH_")
-    launcher = "torchrun --nproc-per-node 2"
+    launcher = "torchrun --nproc-per-node {np}"
     joining = ("init_process_group",)
     group_recovery = torch_groups.__name__
     collectives = (

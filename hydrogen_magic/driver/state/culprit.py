@@ -199,8 +199,10 @@ def missed_collective(state: GangState) -> MissedCollective | None:
 
 
 def never_entered(state: GangState) -> MissedCollective | None:
-    """Return which ranks of a session have ended their cell without a collective in which others are."""
-    over = [rank for rank in state.ranks if rank.has_run and rank.has_entered_all]
+    """Return which ranks of a session have ended their cell, or are left out of it, without a collective
+    in which others are.
+    """
+    over = [rank for rank in state.ranks if rank.is_left_out or _has_entered_all(rank)]
     fewest = min((rank.n_entered for rank in over), default=0)
     inside = [rank for rank in _alive(state) if rank not in over and rank.n_entered > fewest]
     if not over or not inside:
@@ -208,6 +210,10 @@ def never_entered(state: GangState) -> MissedCollective | None:
     absent = [rank for rank in over if rank.n_entered < inside[0].n_entered]
     names = [name for name in map(collective_of, inside) if name]
     return MissedCollective(names[0] if names else "collective", _numbers(absent), _numbers(inside))
+
+
+def _has_entered_all(rank: RankState) -> bool:
+    return rank.has_run and rank.has_entered_all
 
 
 def _was_waiting(rank: RankState) -> bool:

@@ -80,6 +80,9 @@ def _among_ranks(state: GangState) -> str:
 
 
 def _why_absent(who: str, absent: Sequence[RankState]) -> str:
+    if left_out := [rank.rank for rank in absent if rank.is_left_out]:
+        instead = "run it on all ranks, or call the `module` of a DDP model"
+        return f" (the cell leaves {ranks_text(left_out)} out: {instead})"
     if all(rank.has_run for rank in absent):
         return f" ({who} had already finished)"
     if all(rank.process_state == "T" for rank in absent):

@@ -120,6 +120,11 @@ class RankState:
         return self.result_bytes is not None or self.phase == "finishing"
 
     @property
+    def is_left_out(self) -> bool:
+        """Whether it is a rank of the session that the cell leaves out."""
+        return self.phase == "idle"
+
+    @property
     def is_over(self) -> bool:
         return self.phase in ("done", "failed", "stopped", "idle")
 

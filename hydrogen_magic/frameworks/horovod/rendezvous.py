@@ -60,7 +60,7 @@ class HorovodRendezvous(Rendezvous):
         "HOROVOD_GLOO_RENDEZVOUS_PORT",
     }
     forwarded = ("HOROVOD_", "GLOO_", "NCCL_")
-    launcher = "horovodrun -np 2 python"
+    launcher = "horovodrun -np {np} python"
     init_collective = "hvd.init"
     joining = ("hvd.init", "hvd.shutdown")
     collectives = ("reduce", "gather", "broadcast", "barrier", "scatter", "alltoall")

@@ -32,7 +32,7 @@ class RunningService:
         self, service: ServiceSpec, request: LaunchRequest, port: socket.socket, pool: WorkerPool
     ) -> None:
         self._start = ServiceStart(request.env, request.cwd, request.sys_path, service)
-        self._epoch = _epoch_of(request)
+        self._owner = _owner_of(request)
         self._port = port
         self._pool = pool
         self._worker: PooledWorker | None = None
@@ -40,9 +40,9 @@ class RunningService:
         self._ended = False
 
     def fits(self, request: LaunchRequest) -> bool:
-        """Whether this is what the launch would have served, by the same code; it may not have begun."""
-        same_code = self._start.sys_path == request.sys_path and self._epoch == _epoch_of(request)
-        return self._start.service == request.service and same_code and not self._ended
+        """Whether this is what the launch would have served; it may not have begun."""
+        is_same = self._start.service == request.service and self._owner == _owner_of(request)
+        return is_same and not self._ended
 
     async def begin(self) -> None:
         """Start to serve; does nothing if that was done before."""
@@ -77,6 +77,9 @@ class RunningService:
         return True
 
 
-def _epoch_of(request: LaunchRequest) -> tuple[str, int]:
-    """Return what a service belongs to: the epochs of a session have different ones."""
-    return (request.worker_key, request.session.epoch) if request.session else ("", 0)
+def _owner_of(request: LaunchRequest) -> tuple[object, ...]:
+    """Return what a service belongs to: an epoch of a session, whose ranks know its address and keep the
+    module path of their first cell; otherwise any gang that imports the same code.
+    """
+    session = request.session
+    return (request.worker_key, session.epoch) if session is not None else request.sys_path

@@ -7,6 +7,7 @@ that were opened while a group was created. NCCL has one, in torch's ``_abort_pr
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import os
 import socket
@@ -31,9 +32,12 @@ class _Groups:
     """The default group that was given up and has to be joined again, None without one."""
     log_level: int | None
     """Of torch's C++ code, while its warnings are off; otherwise None."""
+    n_pairwise: int
+    """How often two ranks alone have exchanged data, where the sequence number counts that (Gloo)."""
 
     def __init__(self) -> None:
         self.sockets, self.arguments, self.lost, self.log_level = {}, None, None, None
+        self.n_pairwise = 0
 
 
 _process = _Groups()
@@ -44,6 +48,20 @@ def attach(module: ModuleType) -> None:
     create = getattr(module, "_new_process_group_helper", None)
     if create is not None:  # private
         module._new_process_group_helper = _noting_sockets(create)  # type: ignore[attr-defined]
+
+
+def pairwise(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call``, which is ``isend`` or ``irecv``, noting whether it counts as a collective."""
+
+    @functools.wraps(call)
+    def exchange(*args: Any, **kwargs: Any) -> Any:
+        before = _sequence_number()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            _process.n_pairwise += _sequence_number() - before
+
+    return exchange
 
 
 def _noting_sockets(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,9 +173,14 @@ def _log_level() -> ctypes.c_int | None:
 
 
 def n_collectives() -> int:
-    """Return the sequence number of the default group."""
+    """Return the sequence number of the default group, without exchanges of two ranks."""
+    return _sequence_number() - _process.n_pairwise
+
+
+def _sequence_number() -> int:
     dist = _initialized()
-    if dist is None:
+    # Some of the ranks may have joined a default group of their own.
+    if dist is None or str(dist.get_world_size()) != os.environ.get("WORLD_SIZE"):
         return 0
     with suppress(RuntimeError, ValueError):  # it is broken, has none, or has just been left
         return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
