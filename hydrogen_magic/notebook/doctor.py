@@ -180,9 +180,8 @@ def _run_two_ranks() -> float:
         _sum_of_ranks, np=2, gpu=False, timeout=_GANG_TIMEOUT_S, run_name="%gang doctor"
     )
     total: float = gang.result
-    launcher.forget(
-        gang
-    )  # the newest gang should be the user's; one that fails stays, with its logs
+    # The newest gang should be the user's. One that fails stays, with its logs.
+    launcher.forget(gang)
     return total
 
 
