@@ -267,6 +267,10 @@ def test_gang_commands() -> None:
     [
         ("stpo", "did you mean stop?"),
         ("list 3f", "%gang list has no arguments"),
+        ("show wide lr=0.1 x=1", 'needs quotation marks: %gang show "wide lr=0.1 x=1"'),
+        ("end my lab", 'needs quotation marks: %gang end "my lab"'),
+        ("end --all", "%gang end has no options"),
+        ("attach 3f --out a, b", "write a list without spaces: a,b"),
         ("stop 3f --al", "did you mean --all?"),
         ("stop 3f --all", "not both"),
         ("timeline 3f", "-o trace.json"),
