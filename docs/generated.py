@@ -92,7 +92,9 @@ def _option_table(parser: argparse.ArgumentParser) -> str:
 
 def _distributed_table() -> str:
     """Return the options of cells, and those that only scripts have."""
-    cells, scripts = (list(options(distributed._parser(is_cell))) for is_cell in (True, False))
+    cells, scripts = (
+        list(options(distributed.distributed_parser(is_cell))) for is_cell in (True, False)
+    )
     rows = [*cells, *(row for row in scripts if row not in cells)]
     return _table("option|meaning|default", ((f"`{name}`", *rest) for name, *rest in rows))
 
@@ -236,7 +238,7 @@ def _median_s(table: str, row: str, results: Path) -> float | None:
 
 TABLES: dict[str, Callable[[], str]] = {
     "options of %distributed": _distributed_table,
-    "options of %%infer": lambda: _option_table(infer._parser()),
+    "options of %%infer": lambda: _option_table(infer.infer_parser()),
     "commands of %gang": _command_table,
     "options of %gang": _command_option_table,
     "commands of a terminal": _terminal_table,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
 from hydrogen_magic import plugins
+from hydrogen_magic.core.argument_types import not_one_of
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
@@ -17,9 +19,11 @@ from hydrogen_magic.views import pick_view
 
 COMMANDS = {
     "gang list": "recorded gangs, and those that run without their kernel",
+    "gang show ID": "state of a gang, rank by rank",
     "gang attach ID": "follow output and state; Ctrl-C detaches, and the gang continues",
     "gang stop ID": "stop a gang (--kill: at once; --take: even if a kernel controls it)",
     "gang logs ID": "everything that the ranks wrote (--rank R: one rank)",
+    "gang stacks ID": "stacks of every thread that were taken while it ran (--rank R: one rank)",
 }
 """Commands for gangs; those that set up libraries are of :func:`hydrogen_magic.plugins.commands`."""
 
@@ -30,13 +34,19 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in setups:
         status: int = pkgutil.resolve_name(setups[arguments[0]])(arguments[1:])
         return status
-    if arguments[:1] != ["gang"] or set(arguments) & {"-h", "--help"}:
+    if set(arguments) & {"-h", "--help"}:
         print(_usage(setups))
-        return 0 if set(arguments) & {"-h", "--help"} else 2
+        return 0
+    if arguments[:1] != ["gang"]:
+        print(_usage(setups), file=sys.stderr)
+        if arguments:
+            choices = not_one_of(arguments[0], ["gang", *setups])
+            print(f"\nunknown command {arguments[0]!r}: {choices}", file=sys.stderr)
+        return 2
     try:
         command = _parsed(arguments[1:])
     except ArgumentsError as error:
-        print(error, file=sys.stderr)
+        _report(error)
         return 2
     try:
         status = _manage(command)
@@ -47,8 +57,14 @@ def main(arguments: Sequence[str]) -> int:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
         return 1
     except (ArgumentsError, HydrogenError) as error:
-        print(error, file=sys.stderr)
+        _report(error)
         return 1
+
+
+def _report(error: Exception) -> None:
+    """Print an error, which may name commands of a notebook, with those of a terminal."""
+    text = re.sub(r"(?<!%)%gang\b", "python -m hydrogen_magic gang", str(error))
+    print(text, file=sys.stderr)
 
 
 def _usage(setups: Iterable[str]) -> str:

@@ -122,8 +122,7 @@ def capture_call(
         session = replace(session, where=f"{getattr(function, '__qualname__', function)}()")
     held = session.held if session else ()
     needs = RequiredNames(namespace, Imports(history), labels, held=held)
-    for name in session.push if session else ():
-        needs.add(name, "--push")
+    _add_pushed(needs, session)
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
     needs.check()
@@ -253,10 +252,19 @@ def _required_names(
     for name in out:  # the cell may change it through an alias only
         if name in namespace and name not in names.assigned:
             needs.add(name, "--out")
-    for name in session.push if session else ():
-        needs.add(name, "--push")
+    _add_pushed(needs, session)
     needs.check()
     return names, needs
+
+
+def _add_pushed(needs: RequiredNames, session: SessionCapture | None) -> None:
+    for name in session.push if session else ():
+        if name in needs.held and name not in needs.namespace:
+            raise CaptureError(
+                f"--push {name}: only the ranks of the session have this name; define it in the notebook, "
+                "or drop --push"
+            )
+        needs.add(name, "--push")
 
 
 def _compile(

@@ -186,7 +186,7 @@ class RequiredNames:
             self.add_reads(value, bound)
 
     def _say(self, missing: _MissingName) -> str:
-        near = similar(missing.name, [*self.namespace, *self.assigned])
+        near = similar(missing.name, [*self.namespace, *self.assigned, *self.held])
         hint = f"did you mean `{near[0]}`? Otherwise, define" if near else "define"
         return (
             f"`{missing.name}`, {missing.where}, is not defined: {hint} it in an earlier cell or"

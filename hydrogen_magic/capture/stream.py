@@ -123,7 +123,10 @@ class NamedPickles:
                 f" {size_text(self.max_bytes)}: {names}; load the data inside the cell, or"
                 " raise the limit with --max-closure"
             )
-        return f"the cell captures {size_text(total)}: {names}; every rank gets a copy"
+        return (
+            f"the cell captures {size_text(total)}: {names}; arrays take this memory once on every host, "
+            "other objects once on every rank"
+        )
 
     def finish(self) -> Payload:
         """Return everything as one payload. Nothing can be added afterwards."""

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def history() -> pd.DataFrame:
-    """Return one row for each of the last 50 runs, of all notebooks of this user, oldest first.
+    """Return one row for each recorded run, of all notebooks of this user, oldest first.
+
+    ``%load_ext hydrogen_magic`` deletes records of finished runs, except for the 50 that ended last.
 
     Columns: ``gang`` (its id, for ``%gang show``), ``name`` (of ``--name``, or of notebook and cell),
     ``state`` (``PENDING RUNNING SUCCEEDED FAILED STOPPED``), ``started`` (UTC), ``duration_s`` (so far, for

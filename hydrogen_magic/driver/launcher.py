@@ -20,6 +20,8 @@ magics ── arguments ──► JobSpec ─┐
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
 import os
 import secrets
 import signal
@@ -676,8 +678,9 @@ def launch(
     Raises:
         CaptureError: an object that the function uses cannot be sent.
         PlacementError: the ranks cannot run as requested.
-        TypeError, ValueError: an option is invalid.
+        TypeError, ValueError: an option is invalid, or the function does not take these arguments.
     """
+    _check_call(function, args, kwargs)
     if isinstance(np, Integral) and np < 0 and on not in (None, "local"):
         raise OptionValueError(
             f"np={np} means {-np} ranks on this machine, which contradicts on={on!r}: pass np={-np}, or "
@@ -721,6 +724,32 @@ def launch(
             session=sessions.capture_for(spec),
         )
     return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
+
+
+def _check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise OptionTypeError for a call that would fail on every rank before its first line."""
+    if not callable(function):
+        advice = "pass the function and its arguments, as in hm.run(train, model, np=2)"
+        if isinstance(function, (str, os.PathLike)):
+            advice = f"run a script by the magic: %distributed {function}"
+        raise OptionTypeError(f"hm.run and hm.launch expect a function, got {function!r}; {advice}")
+    try:  # a decorator may pass other arguments than it takes
+        signature = inspect.signature(function, follow_wrapped=False)
+    except Exception:  # C functions may have none, and annotations are any code
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        called = f"{getattr(function, '__qualname__', repr(function))}()"
+        unknown = next((name for name in kwargs if name not in signature.parameters), None)
+        if unknown is None:
+            raise OptionTypeError(f"{called} does not take these arguments: {error}") from None
+        known = [*inspect.signature(launch).parameters, "quiet", *signature.parameters]
+        close = difflib.get_close_matches(unknown, known, n=1, cutoff=0.65)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise OptionTypeError(
+            f"{unknown!r} is neither an option of hm.run and hm.launch nor a parameter of {called}{hint}"
+        ) from None
 
 
 def _port_range(text: str) -> PortRange:

@@ -344,9 +344,9 @@ def _advice(session: RankSession | None, message: str) -> str:
         return ""
     if session.why_ended:
         return f"session {session.name!r} has ended: {session.why_ended}{session.loss}"
-    for name in re.findall(r"`(\w+)`", message):
+    for name in re.findall(r"^`(\w+)`", message, re.MULTILINE):  # not those that it suggests
         holders = [rank for rank, one in session.ranks.items() if name in one.names]
-        if holders:
+        if 0 < len(holders) < len(session.ranks):
             listed = ",".join(map(str, holders))
             return (
                 f"`{name}` is on {ranks_text(holders)} only: to use it there, add --ranks {listed}"

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _SUPPORTED = (
     "Pass a pandas, Polars, PyArrow or Spark DataFrame, a DuckDB relation, a Hugging Face Dataset or"
-    " another object with __arrow_c_stream__, or Parquet, CSV or JSON Lines data: a path or a URL"
-    " of a file or folder, a glob, or a list of these."
+    " another object with __arrow_c_stream__, or {formats} data: a path or a URL of a file or folder,"
+    " a glob, or a list of these."
 )
 _KINDS = {
     "pandas": ("pandas", "DataFrame"),
@@ -151,13 +151,17 @@ def _is_list_of_paths(frame: Any) -> bool:
 
 
 def source(
-    frame: Any, target: str | os.PathLike[str] | None = None, *, caller: str = "%%infer"
+    frame: Any,
+    target: str | os.PathLike[str] | None = None,
+    *,
+    caller: str = "%%infer",
+    formats: str = "Parquet, CSV or JSON Lines",
 ) -> FrameSource:
     """Return ``frame`` as a source of chunks.
 
     ``target`` is the path for predictions of files: a file for a file, a folder for a folder or a glob.
     The default is next to the data: ``rows-inferred.parquet`` for ``rows.parquet``. Existing data is
-    never overwritten. ``caller``: what errors name as the subject.
+    never overwritten. ``caller``: what errors name as the subject. ``formats``: files that it reads.
 
     Raises InferError for an unsupported object or column.
     """
@@ -187,7 +191,8 @@ def source(
         remedy = _REMEDIES.get(type(frame).__name__)
         advice = f"; {remedy}" if remedy else ""
         raise InferError(
-            f"{caller} expects a DataFrame, got a {describe(frame)}{advice}. {_SUPPORTED}"
+            f"{caller} expects a DataFrame, got a {describe(frame)}{advice}. "
+            + _SUPPORTED.format(formats=formats)
         )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -283,13 +284,35 @@ def reachable(name: str | None, *, take: bool = False, to_stop: bool = False) ->
     live = launcher.gangs()
     known = _names(live, (found for found in run_log.recent() if found.launched.outlives))
     if not known:
+        _refuse_out_of_reach(name, known)
         raise ArgumentsError("no gang can be reached from here: start one with %%distributed")
     if name is None and live:
         name = next(reversed(live))
-    found = _complete(name, known, "that can be reached from here", to_stop=to_stop)
+    try:
+        found = _complete(name, known, "that can be reached from here", to_stop=to_stop)
+    except ArgumentsError:
+        _refuse_out_of_reach(name, known)
+        raise
     gang = live.get(found)
     is_attached = gang is None or (take and gang.snapshot().outlives)
     return attach(found, take=take) if is_attached else live[found]
+
+
+def _refuse_out_of_reach(name: str | None, known: Mapping[str, str]) -> None:
+    """Raise ArgumentsError if ``name`` is that of a recorded gang, none of ``known``."""
+    recorded = {one.gang: one for one in run_log.recent()}
+    try:
+        found = _complete(name, _names({}, recorded.values()), "")
+    except (ArgumentsError, IndexError):
+        return
+    if name is None or found in known:
+        return
+    one = recorded[found]
+    why = "has ended" if run_log.is_over(one) else "belongs to another kernel"
+    raise ArgumentsError(
+        f"gang {found} ({one.launched.name}) {why}, and was started without --outlive: %gang show {found} "
+        "shows its record"
+    )
 
 
 def _newest_outliving(has_results: bool) -> str | None:
@@ -348,9 +371,14 @@ def _complete(
         return named[-1]
     if len(begun) == 1:
         return begun[0]
-    shown = ", ".join((begun or list(known))[-8:])
-    problem = "several gangs" if begun else f"no gang {whose}".strip()
-    raise ArgumentsError(f"{problem} {'begin' if begun else 'begins'} with {name!r}: {shown}")
+    if begun:
+        raise ArgumentsError(f"several gangs begin with {name!r}: {', '.join(begun[-8:])}")
+    problem = f"no gang {whose}".strip()
+    longer = [of for of in known.values() if of.startswith(name)]
+    near = longer[-1:] or difflib.get_close_matches(name, known.values(), n=1)
+    shown = ", ".join(f"{each} ({known[each]})" for each in list(known)[-8:])
+    hint = f"; did you mean {near[0]!r}?" if near else f": {shown}"
+    raise ArgumentsError(f"{problem} has the ID or name {name!r}{hint}")
 
 
 def _check_rank(command: GangCommand, there: Mapping[int, str]) -> None:

@@ -162,9 +162,21 @@ def test_row_groups_are_small(datasets: Callable[[], list[str]]) -> None:
     assert max(group.total_byte_size for group in groups) < 16 << 20
 
 
+def test_files_that_are_not_parquet(tmp_path: Path, datasets: Callable[[], list[str]]) -> None:
+    frame().to_csv(tmp_path / "rows.csv")
+    for read in (hm.dataset, hm.shard):
+        with pytest.raises(
+            ValueError, match=r"rows\.csv cannot be read as Parquet .*hm\.dataset\(pd\."
+        ):
+            read(tmp_path / "rows.csv")
+
+
 def test_what_is_no_frame(datasets: Callable[[], list[str]]) -> None:
-    with pytest.raises(TypeError, match=r"^hm\.dataset\(\) expects a DataFrame, got a dict"):
+    with pytest.raises(
+        TypeError, match=r"^hm\.dataset\(\) expects a DataFrame, got a dict"
+    ) as error:
         hm.dataset({"x": [1]})
+    assert "or Parquet data" in str(error.value) and "CSV" not in str(error.value)
     with pytest.raises(ValueError, match="without rows"):
         hm.dataset(pa.table({"x": pa.array([], pa.int64())}))
     assert datasets() == []

@@ -120,10 +120,12 @@ def test_a_frame_is_a_name_an_expression_or_a_path(line: str, frame: str) -> Non
         ("df --batch-size 0", "1 or more rows"),
         ("df --on-error ignore", "choose fail, null or collect"),
         ("df --on inline", "predict(df.head())"),
-        ("df --with horovod", "unknown option --with"),
-        ("df --pack", "unknown option --pack"),
-        ("df --spread", "unknown option --spread"),
-        ("df --wait 5m", "unknown option --wait"),
+        ("df --with horovod", "%%infer has no --with"),
+        ("df --pack", "%%infer has no --pack"),
+        ("df --spread", "%%infer has no --spread"),
+        ("df --wait 5m", "%%infer has no --wait"),
+        ("df --outlive", "%%infer has no --outlive: it is an option of %%distributed"),
+        ("df --columns a, b --only", "write a list without spaces: a,b"),
     ],
 )
 def test_a_wrong_line_says_what_would_be_right(line: str, said: str) -> None:

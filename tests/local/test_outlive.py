@@ -137,7 +137,9 @@ def test_one_controls_and_others_watch(launched: Launch) -> None:
     refused = terminal("stop", gang.id)
     assert (refused.returncode, "take control with --take" in refused.stderr) == (1, True)
     unknown = terminal("stop", "zz").stderr
-    assert unknown == f"no gang that can be reached from here begins with 'zz': {gang.id}\n"
+    assert unknown.startswith(
+        f"no gang that can be reached from here has the ID or name 'zz': {gang.id} ("
+    )
     watching.connection.take_control()
     with pytest.raises(HydrogenError, match="is controlled by"):
         wait_until(lambda: gang.record(False))

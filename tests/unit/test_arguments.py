@@ -146,6 +146,10 @@ def test_a_quoted_word_may_begin_with_a_hash() -> None:
         ("--ranks 2", "ranks 2: the ranks are 0 to 1"),
         ("--sweep lr=1,2 --ranks 0", "--sweep cannot be combined with --ranks"),
         ("--session --ranks a", "should be a whole number, got 'a'"),
+        ("--out model, y", "write a list without spaces: model,y"),
+        ("--np 2 --out a, b, c --cpu", "write a list without spaces: a,b,c"),
+        ("--session --ranks 0, 1", "write a list without spaces: 0,1"),
+        ("--timeout 3 s", "without spaces, as in --out a,b and --timeout 3s"),
     ],
 )
 def test_a_wrong_line_is_answered_with_what_would_be_right(line: str, said: str) -> None:
@@ -231,6 +235,7 @@ def test_a_timeline_file_before_a_script_is_a_json_file() -> None:
         ("--sweep-jobs 2 train.py", "values that a cell uses"),
         ("--npp 2 train.py", "did you mean --np?"),
         ("--out model train.py", "a script has none"),
+        ("--session=a train.py", "^%distributed has no --session: .* option of %%distributed$"),
     ],
 )
 def test_a_wrong_script_line_is_explained(line: str, said: str) -> None:
@@ -262,6 +267,10 @@ def test_gang_commands() -> None:
     [
         ("stpo", "did you mean stop?"),
         ("list 3f", "%gang list has no arguments"),
+        ("show wide lr=0.1 x=1", 'needs quotation marks: %gang show "wide lr=0.1 x=1"'),
+        ("end my lab", 'needs quotation marks: %gang end "my lab"'),
+        ("end --all", "%gang end has no options"),
+        ("attach 3f --out a, b", "write a list without spaces: a,b"),
         ("stop 3f --al", "did you mean --all?"),
         ("stop 3f --all", "not both"),
         ("timeline 3f", "-o trace.json"),

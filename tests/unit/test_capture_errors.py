@@ -182,7 +182,7 @@ def test_much_is_a_warning_and_costs_no_copy(notebook: Notebook, tmp_path: Path)
     message = refusal(notebook, "huge.sum()")
     assert "4.3 GB" in message
     (warning,) = notebook.capture("half.sum()").warnings
-    assert "315 MB" in warning
+    assert "315 MB" in warning and "arrays take this memory once on every host" in warning
 
 
 def test_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

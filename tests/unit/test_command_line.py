@@ -33,7 +33,10 @@ def test_the_shell_has_split_and_unquoted_the_words(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [
-        ("gang frob", 2, "frob is not a command"),
+        ("gang stpo", 2, "python -m hydrogen_magic gang stpo is not a command; did you mean stop?"),
+        ("train.py", 2, "unknown command 'train.py': choose gang"),
+        ("gnag list", 2, "unknown command 'gnag': did you mean gang?"),
+        ("", 2, "usage: python -m hydrogen_magic COMMAND"),
         ("gang logs --rank x", 2, "whole number"),
         ("gang attach g1 --out model", 2, "a terminal has none: drop it"),
         ("gang logs unknown", 1, "no gang has run yet"),

@@ -35,8 +35,8 @@ PAGES = sorted(path for path in SITE.rglob("*.md") if "notebooks" not in path.pa
 NOTEBOOKS = sorted((ROOT / "example_notebooks").glob("*.ipynb"))
 AT_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
 PARSERS = {
-    "distributed": [distributed._parser(is_cell) for is_cell in (True, False)],
-    "infer": [infer._parser()],
+    "distributed": [distributed.distributed_parser(is_cell) for is_cell in (True, False)],
+    "infer": [infer.infer_parser()],
     "gang": [gang.gang_parser(verb) for verb in GANG_COMMANDS],
 }
 """Page of the reference -> the parsers whose options it lists."""

@@ -49,10 +49,30 @@ def test_only_the_gang_that_is_meant_is_stopped() -> None:
 
 
 def test_an_unknown_or_ambiguous_beginning_is_refused() -> None:
-    with pytest.raises(ArgumentsError, match="no gang begins with 'x': a1b2"):
+    with pytest.raises(ArgumentsError, match=r"no gang has the ID or name 'x': a1b2 \(wide\), "):
         complete("x")
+    for name in ("wid", "wdie"):
+        with pytest.raises(ArgumentsError, match=f"'{name}'; did you mean 'wide'\\?$"):
+            complete(name)
     with pytest.raises(ArgumentsError, match="several gangs begin with '': "):
         complete("")
+
+
+def test_a_gang_that_cannot_be_reached_is_told_from_an_unknown_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launcher, "gangs", dict)
+    write("47ed", replace(launched("47ed"), name="ck"), ENDED)
+    write("58fe", replace(launched("58fe", owner="another host 1 1"), name="away"))
+    for outliving in ((), ("6a6a",)):
+        for gang in outliving:
+            write(gang, replace(launched(gang), outlives=True), ENDED)
+        with pytest.raises(ArgumentsError, match=r"gang 47ed \(ck\) has ended, .*%gang show 47ed"):
+            gang_command.reachable("ck")
+        with pytest.raises(ArgumentsError, match=r"gang 58fe .* belongs to another kernel"):
+            gang_command.reachable("58")
+        with pytest.raises(ArgumentsError, match=r"no gang .*reached from here"):
+            gang_command.reachable("unknown")
 
 
 def test_of_one_name_the_newest_run_is_found_whichever_kernel_ran_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,38 @@ def test_options_are_checked_before_anything_starts(options: dict[str, object], 
         hm.launch(ranks.gather, **options)  # type: ignore[arg-type]
     (shown,) = caught.value._render_traceback_()  # one line in a notebook
     assert shown in (f"TypeError: {caught.value}", f"ValueError: {caught.value}")
+
+
+def _train(width: int, *, lr: float = 0.1) -> None: ...
+
+
+@functools.wraps(_train)
+def _wrapped(*args: Any, **kwargs: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "said"),
+    [
+        (_train, (1,), {"retires": 3}, r"neither .* of _train\(\); did you mean retries\?$"),
+        (_train, (1,), {"seesion": "x"}, "did you mean session"),
+        (_train, (1,), {"name": "wide"}, "did you mean run_name"),
+        (_train, (1,), {"widht": 2}, "did you mean width"),
+        (_train, (1,), {"seed": 1}, r"'seed' is neither an option .* a parameter of _train\(\)$"),
+        (_train, (), {}, r"_train\(\) does not take these arguments: missing .* 'width'"),
+        (_train, (1, 2), {}, "too many positional arguments"),
+        (_train, (1,), {"np": 0}, "np should be"),
+        (_wrapped, (), {"seed": 1, "np": 0}, "np should be"),
+        (dict, (), {"seed": 1, "np": 0}, "np should be"),
+        (None, (), {}, r"expect a function, got None; .* hm.run\(train, model, np=2\)"),
+        ("train.py", (), {}, "%distributed train.py"),
+    ],
+)
+def test_a_call_that_cannot_succeed_is_refused_before_anything_starts(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], said: str
+) -> None:
+    for call in (hm.run, hm.launch):
+        with pytest.raises((TypeError, ValueError), match=said):
+            call(function, *args, **kwargs)
 
 
 @pytest.mark.parametrize(

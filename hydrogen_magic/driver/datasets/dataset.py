@@ -53,6 +53,7 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
 
     Raises:
         TypeError: The frame is of another kind, or streaming, or has columns that Parquet does not support.
+        ValueError: The frame has no rows, or the data at the path is not Parquet.
         FileNotFoundError: There is no data at the path.
         OSError: The data cannot be written.
         HydrogenError: The Spark job failed, or its files are not visible here.
@@ -99,7 +100,7 @@ def _absolute(path: AnyPath) -> str:
 
 def _source(frame: Any) -> sources.FrameSource:
     try:
-        return sources.source(frame, caller="hm.dataset()")
+        return sources.source(frame, caller="hm.dataset()", formats="Parquet")
     except InferError as error:
         raise TypeError(str(error)) from error
 

@@ -28,8 +28,9 @@ def open_dataset(source: Any) -> Any:
     """Return the PyArrow Dataset of Parquet files at a path; ``source`` may be a Dataset already.
 
     Columns from directory names (``year=2026``) are included. Raises the errors of
-    :func:`~hydrogen_magic.node.data_files.find`, and PyArrow's for other files.
+    :func:`~hydrogen_magic.node.data_files.find`, and ValueError for other files.
     """
+    import pyarrow as pa
     import pyarrow.dataset as ds
 
     if isinstance(source, ds.Dataset):
@@ -39,13 +40,20 @@ def open_dataset(source: Any) -> Any:
             )
         return source
     found = data_files.find(source)
-    return ds.dataset(
-        [str(file) for file in found.files],
-        format="parquet",
-        filesystem=found.filesystem,
-        partitioning="hive",
-        partition_base_dir=None if found.is_single else str(found.root),
-    )
+    try:
+        return ds.dataset(
+            [str(file) for file in found.files],
+            format="parquet",
+            filesystem=found.filesystem,
+            partitioning="hive",
+            partition_base_dir=None if found.is_single else str(found.root),
+        )
+    except pa.ArrowInvalid as error:
+        raise ValueError(
+            f"{source} cannot be read as Parquet data ({error}); read other formats into a frame in the "
+            "notebook, and pass hm.shard() the handle of hm.dataset(frame), as in "
+            "rows = hm.dataset(pd.read_csv('rows.csv'))"
+        ) from None
 
 
 def table(dataset: Any, share: IndexShare, seed: int | None) -> Any:

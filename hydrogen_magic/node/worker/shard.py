@@ -96,7 +96,8 @@ def shard(
 
     Raises:
         TypeError: Such data cannot be divided, or it cannot be streamed in batches; the seed is no int.
-        ValueError: There are fewer items than ranks, or a dict's values differ in length.
+        ValueError: There are fewer items than ranks, or a dict's values differ in length, or the data at
+            the path is not Parquet.
         FileNotFoundError: There is nothing at the path; names the nearest existing folder. The data of
             a handle is not on this host.
         ImportError: The package that reads URLs of this scheme is not installed.

@@ -71,12 +71,13 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     tokens = split(line)
     if not is_cell:
         tokens = _with_timeline_joined(tokens)
-    parser = _parser(is_cell)
+    parser = distributed_parser(is_cell)
     found, unknown = parser.parse_known_args(tokens)
     if found.help:
         return Arguments(defaults or JobSpec(), help=True)
     if unknown:
-        raise ArgumentsError(unknown_message(unknown[0], parser))
+        cells = distributed_parser(is_cell=True)
+        raise ArgumentsError(unknown_message(unknown[0], tokens, parser, cells))
     spec = _named(spec_of(found, defaults or JobSpec()), found)
     spec = replace(spec, pdb=spec.pdb and not found.sweep)  # of %pdb on: runs have no input line
     sweep = tuple(_swept(" ".join(words)) for words in found.sweep)
@@ -104,10 +105,11 @@ def around_sweeps(line: str) -> list[str]:
 
 def usage(is_cell: bool = True) -> str:
     """Return the help text for ``--help``."""
-    return _parser(is_cell).format_help()
+    return distributed_parser(is_cell).format_help()
 
 
-def _parser(is_cell: bool) -> LineParser:
+def distributed_parser(is_cell: bool) -> LineParser:
+    """Return the parser of ``%%distributed``, or of ``%distributed``."""
     return _parser_on(is_cell, tuple(sys.path))
 
 
@@ -244,7 +246,7 @@ def _with_timeline_joined(tokens: list[str]) -> list[str]:
     if "--timeline" not in tokens:
         return tokens
     at = tokens.index("--timeline")
-    before, _ = _parser(is_cell=False).parse_known_args(tokens[:at])
+    before, _ = distributed_parser(is_cell=False).parse_known_args(tokens[:at])
     if before.command or before.module is not None:
         return tokens  # it is an option of the script
     has_file = tokens[at + 1 : at + 2] and tokens[at + 1].endswith((".json", ".json.gz"))

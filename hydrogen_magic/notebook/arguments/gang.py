@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from hydrogen_magic.core.argument_types import (
     count,
@@ -15,6 +16,7 @@ from hydrogen_magic.core.argument_types import (
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
     LineParser,
+    list_with_spaces,
     options_of,
     split,
 )
@@ -82,8 +84,8 @@ def parse_gang_words(words: Sequence[str]) -> GangCommand:
         raise ArgumentsError(parser.format_help())
     found, unknown = parser.parse_known_args(words[1:])
     if unknown:
-        options = options_of(parser)
-        advice = not_one_of(unknown[0], options) if options else f"%gang {verb} has no arguments"
+        subject = vars(found).get("gang") or vars(found).get("session")
+        advice = _advice(unknown, words, parser, subject)
         raise ArgumentsError(f"%gang {verb} {unknown[0]}: {advice}")
     given = vars(found)
     given["out"] = tuple(given.get("out") or ())
@@ -96,6 +98,22 @@ def parse_gang_words(words: Sequence[str]) -> GangCommand:
     if command.all and command.gang is not None:
         raise ArgumentsError(f"%gang stop {command.gang} --all: give an id or --all, not both")
     return command
+
+
+def _advice(
+    unknown: Sequence[str], words: Sequence[str], parser: LineParser, subject: str | None
+) -> str:
+    """Return what to write in place of words that the parser does not know."""
+    if unknown[0].startswith("-"):
+        options = options_of(parser)
+        return not_one_of(unknown[0], options) if options else f"{parser.prog} has no options"
+    if listed := list_with_spaces(unknown[0], words):
+        return f"write a list without spaces: {listed}"
+    if subject is None:
+        return f"{parser.prog} has no arguments"
+    rest = takewhile(lambda word: not word.startswith("-"), unknown)
+    name = " ".join([subject, *rest])
+    return f'a name with spaces needs quotation marks: {parser.prog} "{name}"'
 
 
 def gang_usage(verb: str) -> str:

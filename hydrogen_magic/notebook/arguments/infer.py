@@ -13,6 +13,7 @@ from hydrogen_magic.core.argument_types import choice, count, typed, variable_na
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.options import ON_ERROR, InferOptions
+from hydrogen_magic.notebook.arguments.distributed import distributed_parser
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
     LineParser,
@@ -21,6 +22,7 @@ from hydrogen_magic.notebook.arguments.parsing import (
     add_session,
     add_where,
     given_by,
+    list_with_spaces,
     spec_of,
     split,
     unknown_message,
@@ -54,14 +56,16 @@ class InferArguments:
 
 def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
     """Return the parsed ``line``, or raise :class:`ArgumentsError`."""
-    parser = _parser()
+    parser = infer_parser()
     expression, rest = _leading_expression(line)
-    found, unknown = parser.parse_known_args([*expression, *split(rest)])
+    words = [*expression, *split(rest)]
+    found, unknown = parser.parse_known_args(words)
     if found.help:
         return InferArguments("", defaults, InferOptions(), help=True)
     if unknown:
-        raise ArgumentsError(unknown_message(unknown[0], parser))
-    frame = _one_frame(found.frame)
+        cells = distributed_parser(is_cell=True)
+        raise ArgumentsError(unknown_message(unknown[0], words, parser, cells))
+    frame = _one_frame(found.frame, words)
     spec = replace(spec_of(found, defaults), rendezvous="torch", out=())
     _refuse_inline(spec)
     out, target = _name_or_path(found.out)
@@ -84,10 +88,11 @@ def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
 
 def infer_usage() -> str:
     """Return the help text for ``--help``."""
-    return _parser().format_help()
+    return infer_parser().format_help()
 
 
-def _parser() -> LineParser:
+def infer_parser() -> LineParser:
+    """Return the parser of ``%%infer``."""
     parser = LineParser(
         prog="%%infer",
         usage="%(prog)s DF [options]",
@@ -139,13 +144,15 @@ def _leading_expression(line: str) -> tuple[list[str], str]:
     return [], line
 
 
-def _one_frame(words: Sequence[str]) -> str:
-    if len(words) == 1:
-        return words[0]
+def _one_frame(frames: Sequence[str], words: Sequence[str]) -> str:
+    if len(frames) == 1:
+        return frames[0]
     example = "as in: %%infer df --np 4 --out scored"
-    if not words:
+    if not frames:
         raise ArgumentsError(f"%%infer needs the name of a DataFrame, {example}")
-    raise ArgumentsError(f"%%infer takes one DataFrame, got {' '.join(words)}; {example}")
+    listed = list_with_spaces(frames[1], words)
+    advice = f"write a list without spaces: {listed}" if listed else example
+    raise ArgumentsError(f"%%infer takes one DataFrame, got {' '.join(frames)}; {advice}")
 
 
 def _name_or_path(text: str | None) -> tuple[str | None, str | None]:

@@ -6,6 +6,7 @@ import argparse
 import io
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, NoReturn
 
@@ -326,19 +327,38 @@ def options_of(parser: LineParser) -> list[str]:
     return [name for action in parser._actions for name in action.option_strings]
 
 
-def unknown_message(word: str, parser: LineParser) -> str:
-    """Return the error message for an unknown word of the line."""
+def unknown_message(word: str, words: Sequence[str], parser: LineParser, cells: LineParser) -> str:
+    """Return the error message for ``word``, an unknown one of the line's ``words``.
+
+    ``cells``: the parser of ``%%distributed``, which may know the option.
+    """
     options = options_of(parser)
+    option = word.partition("=")[0]
     if word.startswith("-"):
-        return f"unknown option {word.partition('=')[0]}: {not_one_of(word, options)}"
+        if option in options_of(cells):
+            return f"{parser.prog} has no {option}: it is an option of {cells.prog}"
+        return f"unknown option {option}: {not_one_of(word, options)}"
+    unexpected = f"unexpected argument {word!r}"
+    if listed := list_with_spaces(word, words):
+        return f"{unexpected}; write a list without spaces: {listed}"
     if re.fullmatch(r"\d+", word):
-        return f"unexpected argument {word!r}; did you mean --np {word}?"
+        return f"{unexpected}; did you mean --np {word}?"
     name, equals, value = word.partition("=")
     if equals and f"--{name}" in options:
-        return f"unexpected argument {word!r}; did you mean --{name} {value}?"
+        return f"{unexpected}; did you mean --{name} {value}?"
     if word.endswith(".py") and parser.prog == "%%distributed":
         return (
-            f"unexpected argument {word!r}; %%distributed runs this cell. To run the script, "
+            f"{unexpected}; %%distributed runs this cell. To run the script, "
             f"write %distributed {word} (one %)"
         )
-    return f"unexpected argument {word!r}; {parser.prog} takes only options: {', '.join(options)}"
+    return (
+        f"{unexpected}; {parser.prog} takes only options. Write values without spaces, as in --out a,b "
+        f"and --timeout 3s, or in quotation marks; {parser.prog} --help lists the options"
+    )
+
+
+def list_with_spaces(word: str, words: Sequence[str]) -> str | None:
+    """Return the list of which ``word`` is a later element, without the spaces after its commas."""
+    pattern = rf"(?:\S+, )+{re.escape(word)}(?!\S)(?:(?<=,) \S+)*"
+    found = re.search(pattern, " ".join(words))
+    return found[0].replace(" ", "") if found else None
