@@ -55,7 +55,7 @@ def pairwise(call: Callable[..., Any], torch: Any) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def exchange(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # the compiler can only replace the original
+        if torch.compiler.is_compiling():
             return call(*args, **kwargs)
         before = _sequence_number()
         try:
@@ -63,6 +63,8 @@ def pairwise(call: Callable[..., Any], torch: Any) -> Callable[..., Any]:
         finally:
             _process.n_pairwise += _sequence_number() - before
 
+    # As by torch.compiler.disable(), which would import the compiler: it cannot trace the call.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return exchange
 
 
