@@ -76,6 +76,21 @@ def gather() -> list[int]:
     return numbers(meet())
 
 
+def swap_compiled() -> float:
+    """Exchange a number between two ranks in compiled code."""
+    import torch
+    import torch.distributed as dist
+
+    rank = meet()
+
+    def swap(x: Any) -> Any:
+        work = dist.isend(x + 1, 1) if rank == 0 else dist.irecv(x, 0)
+        work.wait()
+        return x * 2
+
+    return float(torch.compile(swap, backend="eager")(torch.ones(1)))
+
+
 def numbers(rank: int) -> list[int]:
     """The numbers that all ranks pass, in rank order."""
     if is_horovods():

@@ -31,7 +31,7 @@ from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.node.worker import commands, profiler, reporter, user_input
 from hydrogen_magic.transport import framing
 from hydrogen_magic.views.span_tracks import SpanTracks
-from tests import seconds, training
+from tests import ranks, seconds, training
 from tests.gangs import ended, notices_of, spans_of, until, until_reported_again
 from tests.observed import Ended, run
 
@@ -312,6 +312,13 @@ def test_observed_code_compiles_whole_and_once(in_process: Ended) -> None:
     after = in_process.events[notices[-1] :]
     names = [name for spans in after if isinstance(spans, ev.Spans) for name in spans.names]
     assert (names.count("forward"), names.count("backward")) == (12, 6)
+
+
+def test_compiled_code_sends_and_receives(cold: None) -> None:
+    """``isend`` and ``irecv`` are wrapped, and the compiler cannot trace what they call. A new agent has not
+    imported torch yet: its ranks wrap them before other modules of torch import them.
+    """
+    assert ended(launcher.launch(ranks.swap_compiled, np=2)).results == [2.0, 4.0]
 
 
 # ── orders ───────────────────────────────────────────────────────────────────────────────────────

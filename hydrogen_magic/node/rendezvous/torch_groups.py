@@ -50,17 +50,21 @@ def attach(module: ModuleType) -> None:
         module._new_process_group_helper = _noting_sockets(create)  # type: ignore[attr-defined]
 
 
-def pairwise(call: Callable[..., Any]) -> Callable[..., Any]:
+def pairwise(call: Callable[..., Any], torch: Any) -> Callable[..., Any]:
     """Return ``call``, which is ``isend`` or ``irecv``, noting whether it counts as a collective."""
 
     @functools.wraps(call)
     def exchange(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return call(*args, **kwargs)
         before = _sequence_number()
         try:
             return call(*args, **kwargs)
         finally:
             _process.n_pairwise += _sequence_number() - before
 
+    # As by torch.compiler.disable(), which would import the compiler: it cannot trace the call.
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return exchange
 
 

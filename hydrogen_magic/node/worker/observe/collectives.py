@@ -62,7 +62,7 @@ def attach(module: ModuleType) -> None:
         _replace(module, name, tracked_collective(name, call, torch, is_joining=is_joining))
     torch_groups.attach(module)
     for name in ("isend", "irecv"):
-        _replace(module, name, torch_groups.pairwise(getattr(module, name)))
+        _replace(module, name, torch_groups.pairwise(getattr(module, name), torch))
     _replace(module, "destroy_process_group", _tracked_destroy(module.destroy_process_group))
     module.Work.wait = _recorded_wait(torch, module.Work.wait)
 
