@@ -84,8 +84,7 @@ class RankSession:
         self.agents = agents
         self.since = time.time()
         """Unix time of its start."""
-        self.why_ended = ""
-        """Empty while it lives."""
+        self._why_ended = ""
         self.is_running = False
         """A cell runs."""
         self.ranks = {rank: RankHoldings() for rank in range(spec.np)}
@@ -108,6 +107,12 @@ class RankSession:
         agents.on_lost = self._on_lost
 
     # ── from any thread ──
+
+    @property
+    def why_ended(self) -> str:
+        """Why it has ended; empty before that."""
+        is_closed = self._loop.is_closed()  # with all agents, before it could call :meth:`_on_lost`
+        return self._why_ended or ("all agents of this process were ended" if is_closed else "")
 
     def refuse_if_running(self) -> None:
         """Raise HydrogenError while a cell runs."""
@@ -156,7 +161,7 @@ class RankSession:
             return ""
         # Ranks that returned before the kill still wait.
         self._ending = asyncio.ensure_future(self.agents.end_session())
-        self.why_ended = self.why_ended or "its ranks have ended with a cell"
+        self._why_ended = self._why_ended or "its ranks have ended with a cell"
         if self.name == UNNAMED:
             return ""
         return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
@@ -224,7 +229,7 @@ class RankSession:
         if self.why_ended:
             return
         self._cancel_timer()
-        self.why_ended = why
+        self._why_ended = why
         if not self.is_running:
             await self.agents.end_session()
         elif why == ENDED_BY_USER:

@@ -13,10 +13,11 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+import hydrogen_magic as hm
 from hydrogen_magic.capture import versions
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
-from hydrogen_magic.driver.placements import agent_client, local
+from hydrogen_magic.driver.placements import agent_client, local, local_agents
 from hydrogen_magic.errors import (
     CaptureError,
     GangStoppedError,
@@ -92,6 +93,17 @@ def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
             pid,
         )
         assert cells.all_ranks("hm.rank()") == [0, 1]
+
+
+def test_a_session_ends_with_all_agents_of_its_kernel() -> None:
+    """Also if the loop is closed before it has handled the loss."""
+    assert hm.run(os.getpid, np=1, session="held") > 0
+    (held,) = sessions.sessions()
+    held.agents.on_lost = lambda why: None
+    local_agents.close()
+    assert sessions.sessions() == []
+    assert hm.run(os.getpid, np=1, session="held") > 0
+    sessions.sessions()[0].end()
 
 
 def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
