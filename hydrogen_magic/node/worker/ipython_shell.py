@@ -16,12 +16,8 @@ from hydrogen_magic.node.worker.display_functions import display
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-
-
 _OF_FRONT_END = ("gui", "matplotlib")
 """Magics that choose how the notebook's page shows figures; a rank has no page."""
-
-
 _OF_LINES = ("fields", "grep", "nlstr", "p", "paths", "spstr")
 """Other attributes of IPython's list of lines."""
 
