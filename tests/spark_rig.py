@@ -260,6 +260,9 @@ class Site:
             "spark.cores.max": "4",
             "spark.executor.extraJavaOptions": _JVM_OPTIONS,
             "spark.python.daemon.module": DAEMON,
+            # Compiling an expression takes longer than to interpret it for a few rows.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
             "spark.ui.enabled": "false",
