@@ -16,8 +16,9 @@ from tests import spark_classes, spark_rig
 FOLDER = Path(__file__).parents[2] / "example_notebooks"
 MARKERS = ("horovod", "spark")
 """A notebook that has one of these in its name needs what the marker stands for."""
+FEWER_ROWS = "N_ROWS = 5_000\nTURNS = 1"
 SMALLER = {
-    "04_infer_dataframe": "N_ROWS = 5_000\nTURNS = 1",
+    "04_infer_dataframe": f"{FEWER_ROWS}\nWITH_SPARK = False",
     "05_sharded_models": 'EPOCHS = 5\nBACKEND = "eager"',
 }
 """Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
@@ -78,8 +79,13 @@ def test_every_framework_reads_digits(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.exhaustive
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_the_session_runs_on_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _run(FOLDER / "07_session.ipynb", ON_SPARK, tmp_path, monkeypatch)
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("04_infer_dataframe", FEWER_ROWS), ("07_session", ON_SPARK)]
+)
+def test_notebook_runs_on_spark(
+    name: str, parameters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(FOLDER / f"{name}.ipynb", parameters, tmp_path, monkeypatch)
 
 
 def _table(notebook: nbformat.NotebookNode) -> str:
