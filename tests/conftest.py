@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.driver.placements import forkserver
+from hydrogen_magic.driver.placements.local_agents import AgentPool
 from hydrogen_magic.frameworks.horovod import installation
 from hydrogen_magic.frameworks.jax import installation as jax_installation
 from hydrogen_magic.frameworks.tensorflow import installation as tensorflow_installation
@@ -161,6 +162,21 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 def no_imports_while_idle() -> None:
     """Agents of tests import nothing in advance: that takes a second of a processor, hundreds of times."""
     forkserver.PRELOADED_WHEN_IDLE = ()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def get_ready() -> Callable[..., None]:
+    """Have no agent started beside that of a session, to which the next test's gang returns: it would import
+    torch again, in two seconds of a processor. Return what starts one.
+    """
+    original = AgentPool.get_ready
+
+    def start_first(pool: AgentPool, *needs: Any) -> None:
+        if not pool.all:
+            original(pool, *needs)
+
+    AgentPool.get_ready = start_first  # type: ignore[method-assign]
+    return original
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,11 @@ def _touch_at_exit(path: str) -> bool:
 
 
 @pytest.mark.exhaustive  # the other tests warm up for gangs
-def test_a_gang_beside_a_session_finds_an_agent_too(tmp_path: Path) -> None:
+def test_a_gang_beside_a_session_finds_an_agent_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, get_ready: Callable[..., None]
+) -> None:
     """The session keeps the one that was warmed up, and its ranks may run their exit handlers there."""
+    monkeypatch.setattr(local_agents.AgentPool, "get_ready", get_ready)
     left = tmp_path / "left"
     local_agents.warm_up(["torch"])
     for _ in range(2):
