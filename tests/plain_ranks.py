@@ -33,6 +33,17 @@ def host_and_package() -> tuple[str, str]:
     return os.environ["GROUP_RANK"], hydrogen_magic.__file__
 
 
+def visible_gpus(over: str) -> str:
+    """Wait for the file ``over``; return this rank's GPUs."""
+    wait_for(over)
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def wait_for(over: str) -> None:
+    while not Path(over).exists():
+        time.sleep(0.01)
+
+
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

@@ -76,16 +76,6 @@ def wait_for(over: str) -> None:
         time.sleep(0.01)
 
 
-def wait_without_torch(over: str) -> None:
-    while not Path(over).exists():
-        time.sleep(0.01)
-
-
-def visible_gpus(over: str) -> str:
-    wait_without_torch(over)
-    return os.environ["CUDA_VISIBLE_DEVICES"]
-
-
 def block(over: str) -> None:
     """Have rank 1 wait in a collective that rank 0 never joins."""
     import torch
@@ -93,5 +83,6 @@ def block(over: str) -> None:
 
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
-        wait_without_torch(over)
+        while not Path(over).exists():
+            time.sleep(0.01)
     dist.all_reduce(torch.ones(1))

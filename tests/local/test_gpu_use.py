@@ -17,7 +17,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import session
 from hydrogen_magic.node.agent import command_line, gpus
-from tests import training
+from tests import plain_ranks
 from tests.gangs import PATIENCE_S, ended, until
 
 PID = 1 << 30
@@ -113,16 +113,16 @@ def test_gangs_at_the_same_time_use_free_gpus_first(
     over = tmp_path / "over"
     over.touch()
     here = str(over)
-    assert hm.run(training.visible_gpus, here, np=1, session="lab", quiet=True) == "0"
+    assert hm.run(plain_ranks.visible_gpus, here, np=1, session="lab", quiet=True) == "0"
     over.unlink()
-    waiting = hm.launch(training.visible_gpus, here, np=1)
-    third = hm.launch(training.visible_gpus, here, np=2)
+    waiting = hm.launch(plain_ranks.visible_gpus, here, np=1)
+    third = hm.launch(plain_ranks.visible_gpus, here, np=2)
     (held,) = session.sessions()
     held.end()
-    fourth = hm.launch(training.visible_gpus, here, np=1)
+    fourth = hm.launch(plain_ranks.visible_gpus, here, np=1)
     over.touch()
     assert [gang.result for gang in (waiting, third, fourth)] == ["1", "0,1", "0"]
-    assert hm.run(training.visible_gpus, here, np=1, quiet=True) == "0"
+    assert hm.run(plain_ranks.visible_gpus, here, np=1, quiet=True) == "0"
 
 
 @pytest.mark.usefixtures("cold")
@@ -133,7 +133,7 @@ def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     monkeypatch.setattr(command_line, "_CODE", code + command_line._CODE)
     over = tmp_path / "over"
-    gang = hm.launch(training.wait_without_torch, str(over), np=2, gpu=True)
+    gang = hm.launch(plain_ranks.wait_for, str(over), np=2, gpu=True)
     until(gang, lambda: gang.ranks and all(rank.gpu_percent is not None for rank in gang.ranks))
     over.touch()
     ended(gang)

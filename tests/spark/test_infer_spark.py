@@ -795,6 +795,7 @@ def check_resumed(result: Any, folder: Path) -> None:
     assert not list(run_log.runs_dir().glob("*/kept"))
 
 
+@mostly_on_classic
 def test_stop_returns_finished_partitions_and_resume_predicts_the_others(
     spark: Any, tmp_path: Path
 ) -> None:
