@@ -132,6 +132,20 @@ def test_step_rate_is_over_a_window() -> None:
     assert replay(events).ranks[0].steps_per_s == pytest.approx(10.0)
 
 
+def test_what_is_no_activity() -> None:
+    """A hanging rank of ``%%infer``, whose unchanged bar is reported again and again."""
+
+    def reports(*, closed: bool = False) -> list[ev.Event]:
+        bars = [(float(at), 0, 0, "", 500.0, None, "rows", closed) for at in range(1, 100)]
+        return [*running(1), *(ev.Progress(*bar) for bar in bars)]
+
+    [silent] = warnings(replay(reports()), 99.0)
+    assert silent.text.startswith("rank 0: no progress for 1:38")
+    assert warnings(replay(reports(closed=True)), 99.0) == [], "it waits for rows"
+    waits = [ev.CollectiveWait(6.0, 0, "barrier", 3, 5.0), ev.CollectiveWait(99.0, 0, "", 3, 5.0)]
+    assert warnings(replay([*running(1), *waits]), 100.0) == [], "it has just left a collective"
+
+
 @pytest.mark.parametrize("culprit", range(4))
 @pytest.mark.parametrize("clean_up_s", [0.0, 0.3, 3.0])
 def test_the_culprit_is_found_though_victims_complain_first(

@@ -35,7 +35,7 @@ class ProgressBar:
     updated_s: float
     closed: bool = False
     began_at: float = 0.0
-    """``n`` when the bar was first seen: a resumed one does not begin at 0."""
+    """``n`` at ``started_s``: a resumed bar does not begin at 0."""
 
     @property
     def fraction(self) -> float | None:
@@ -44,7 +44,7 @@ class ProgressBar:
 
     @property
     def per_s(self) -> float | None:
-        """Units per second since the bar was first seen, None before there is a rate."""
+        """Units per second since the bar was first seen or reset, None before there is a rate."""
         elapsed = self.updated_s - self.started_s
         return (self.n - self.began_at) / elapsed if elapsed > 0 else None
 
@@ -365,11 +365,16 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
 
 def _progress(rank: RankState, e: ev.Progress) -> RankState:
     known = rank.bars.get(e.bar)
-    started = known.started_s if known else e.at_s
-    began_at = min(known.began_at, e.n) if known else e.n
+    # A bar that goes back was reset, for the next epoch: its rate counts from here.
+    same = known if known is not None and e.n >= known.n else None
+    started, began_at = (same.started_s, same.began_at) if same else (e.at_s, e.n)
     bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed, began_at)
     kept = {key: old for key, old in rank.bars.items() if not old.closed or key == e.bar}
-    return replaced(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=e.at_s)
+    # %%infer reports bars again and again, for their rates: a rank that hangs is not active. One whose
+    # bar is closed has nothing to do.
+    is_active = e.closed or known is None or replaced(bar, updated_s=known.updated_s) != known
+    active_s = e.at_s if is_active else rank.active_s
+    return replaced(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=active_s)
 
 
 def _steps(rank: RankState, e: ev.Steps) -> RankState:
@@ -403,7 +408,7 @@ def _seen(rank: RankState, e: ev.Spans) -> RankState:
 
 def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
     name = f"{e.name} #{e.seq}" if e.name else ""
-    return replaced(rank, waiting_in=name, waiting_since_s=e.since_s)
+    return replaced(rank, waiting_in=name, waiting_since_s=e.since_s, active_s=e.at_s)
 
 
 def _entered(rank: RankState, e: ev.CollectivesEntered) -> RankState:
