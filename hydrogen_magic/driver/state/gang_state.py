@@ -106,13 +106,21 @@ class RankState:
         known = opened or list(self.bars.values())
         return known[-1] if known else None
 
-    @property
-    def steps_per_s(self) -> float | None:
-        """Optimizer steps per second over the last few seconds, None if there are none."""
-        if len(self.step_marks) < 2:
+    def steps_per_s(self, now_s: float) -> float | None:
+        """Return optimizer steps per second over the last few seconds, None if there are none.
+
+        Without new steps for that long, it is the rate that one more step now would result in, if that is
+        lower.
+        """
+        if len(self.step_marks) < 2 or self.is_over:
             return None
         (first_s, first_n), (last_s, last_n) = self.step_marks[0], self.step_marks[-1]
-        return (last_n - first_n) / (last_s - first_s) if last_s > first_s else None
+        if last_s <= first_s:
+            return None
+        rate = (last_n - first_n) / (last_s - first_s)
+        if now_s - last_s < _RATE_WINDOW_S:
+            return rate
+        return min(rate, (last_n - first_n + 1) / (now_s - first_s))
 
     @property
     def has_run(self) -> bool:
@@ -380,7 +388,9 @@ def _progress(rank: RankState, e: ev.Progress) -> RankState:
 def _steps(rank: RankState, e: ev.Steps) -> RankState:
     marks = (*rank.step_marks, (e.at_s, e.count))
     recent = tuple(mark for mark in marks if mark[0] >= e.at_s - _RATE_WINDOW_S)
-    return replaced(rank, steps=e.count, step_marks=recent, active_s=e.at_s)
+    # A step may take longer than the window: two marks are needed for a rate.
+    kept = recent if len(recent) > 1 else marks[-2:]
+    return replaced(rank, steps=e.count, step_marks=kept, active_s=e.at_s)
 
 
 def _active(rank: RankState, e: ev.Display) -> RankState:
