@@ -6,6 +6,17 @@ import { setStage } from "./stage";
 const stage = setStage();
 
 describe("the header", () => {
+  test("offers to kill an attempt that fails, and not the next one", async () => {
+    stage.say({ gang: gangWith({ state: "stopping", stop_reason: "failure" }) });
+    await stage.pass(2100);
+    expect(stage.button("Kill now")).toBeDefined();
+    stage.say({ gang: gangWith({ state: "starting", attempt: 1 }) });
+    expect(stage.button("Kill now")).toBeUndefined();
+    await stage.pass(5000);
+    stage.say({ gang: gangWith({ attempt: 1 }) });
+    expect(stage.button("Kill now")).toBeUndefined();
+  });
+
   test.each<GangWord>([
     "queued",
     "starting",
