@@ -159,9 +159,12 @@ export class Store {
     this.gang = gang;
   }
 
-  /** Rows that are no longer sent would become outdated. */
+  /** Rows and curves that are no longer sent would become outdated. */
   private takeSummary(summary: RankSummaryView): void {
+    const left = this.summary?.chosen.filter((rank) => !summary.chosen.includes(rank)) ?? [];
     this.summary = summary;
+    const isFollowed = (rank: number) => rank === 0 || this.phaseOf(rank) === "failed";
+    this.curves.drop(left.filter((rank) => !isFollowed(rank)));
     const shown = new Set(summary.shown);
     for (const rank of [...this.ranks.keys()]) if (!shown.has(rank)) this.ranks.delete(rank);
   }
