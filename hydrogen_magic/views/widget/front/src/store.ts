@@ -42,6 +42,8 @@ export class Store {
   /** Number of lines before `lines[0]`: removed here, or never sent. */
   linesBefore = 0;
   stacks: Stacks | null = null;
+  /** Whether the stacks were requested since this page opened, and not shown yet. */
+  areStacksNew = false;
   report: Report | null = null;
   /** Incremented by every change; components compare it. */
   version = 0;
@@ -149,7 +151,10 @@ export class Store {
     }
     this.spans.lacksBefore(delta.spans_since_s ?? 0);
     this.takeLines(delta);
-    if (delta.stacks) this.stacks = delta.stacks;
+    if (delta.stacks) {
+      this.stacks = delta.stacks;
+      this.areStacksNew = !delta.full;
+    }
     if (delta.report) this.report = delta.report;
   }
 
