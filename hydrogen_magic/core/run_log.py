@@ -270,13 +270,23 @@ def read(gang_id: str) -> list[ev.Event]:
     An incomplete last line (its kernel was killed) is left out. Raises HydrogenError if there is no
     such run, or its record is damaged.
     """
+    return read_on(gang_id, 0)[0]
+
+
+def read_on(gang_id: str, start: int) -> tuple[list[ev.Event], int]:
+    """Return the events from the byte ``start`` of the record on, and the byte where to read on.
+
+    See :func:`read`.
+    """
     try:
-        data = (run_dir(gang_id) / _EVENTS).read_bytes()
+        with open(run_dir(gang_id) / _EVENTS, "rb") as file:
+            file.seek(start)
+            data = file.read()
     except OSError:
         raise HydrogenError(f"there is no record of a run {gang_id!r}{_where()}") from None
     complete = data[: data.rfind(b"\n") + 1]
     try:
-        return [_decode(line, gang_id) for line in complete.splitlines()]
+        return [_decode(line, gang_id) for line in complete.splitlines()], start + len(complete)
     except ev.EventError as error:
         raise HydrogenError(str(error)) from error
 

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
@@ -132,27 +132,39 @@ def _lane(lanes: list[list[int]], start_ns: int, end_ns: int) -> int:
 
 
 def _phases(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
-    since: dict[int, ev.RankPhase] = {}
-    for event in events:
-        if not isinstance(event, (ev.RankPhase, ev.RankExited)):
-            continue
-        before = since.pop(event.rank, None)
-        if before is not None:
-            yield _slice(before.phase, event.rank, _PHASES, before.at_s, event.at_s)
-        if isinstance(event, ev.RankPhase):
-            since[event.rank] = event
+    for phase, end_s in _until_next(events, ev.RankPhase):
+        yield _slice(phase.phase, phase.rank, _PHASES, phase.at_s, end_s)
 
 
 def _waits(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
     recorded = set(_collectives(events))
-    waiting: dict[int, ev.CollectiveWait] = {}
+    for wait, end_s in _until_next(events, ev.CollectiveWait):
+        if wait.name and (wait.rank, wait.since_s) not in recorded:
+            yield _slice(wait.name, wait.rank, _WAITS, wait.since_s, end_s)
+
+
+_T = TypeVar("_T", ev.RankPhase, ev.CollectiveWait)
+
+
+def _until_next(events: list[ev.Event], kind: type[_T]) -> Iterator[tuple[_T, float]]:
+    """Yield each event of ``kind`` with the time of its rank's next one, or of the rank's end.
+
+    What is open at the end of a run, or at the last event of one that still runs, ends there.
+    """
+    current: dict[int, _T] = {}
     for event in events:
-        if isinstance(event, ev.CollectiveWait):
-            before = waiting.pop(event.rank, None)
-            if before is not None and (event.rank, before.since_s) not in recorded:
-                yield _slice(before.name, event.rank, _WAITS, before.since_s, event.at_s)
-            if event.name:
-                waiting[event.rank] = event
+        if isinstance(event, (kind, ev.RankExited)):
+            before = current.pop(event.rank, None)
+            if before is not None:
+                yield before, event.at_s
+            if isinstance(event, kind):
+                current[event.rank] = event
+        elif isinstance(event, ev.AttemptStarted):
+            yield from ((before, event.at_s) for before in current.values())
+            current.clear()
+    if current:
+        last_s = max(event.at_s for event in events)
+        yield from ((before, last_s) for before in current.values())
 
 
 def _collectives(events: list[ev.Event]) -> Iterator[tuple[int, float]]:

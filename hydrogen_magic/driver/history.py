@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.events import Event
+from hydrogen_magic.core.events import Event, GangEnded, GangLaunched
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.errors import HydrogenError
@@ -74,14 +74,21 @@ def states(limit: int | None = None) -> list[GangState]:
     return sorted(found, key=lambda state: state.wall_time)
 
 
-def as_of_now(state: GangState) -> GangState:
-    """Return a recorded state; a run whose kernel died was stopped by that."""
+def with_end(events: Sequence[Event]) -> list[Event]:
+    """Return the recorded ``events`` of a run, and its end if its kernel died without recording one."""
+    launched = events[0] if events else None
+    if not isinstance(launched, GangLaunched) or isinstance(events[-1], GangEnded):
+        return [*events]
+    if not run_log.is_owner_gone(launched.gang, launched.owner):
+        return [*events]
+    return [*events, GangEnded(events[-1].at_s, "STOPPED", run_log.why_over(launched))]
+
+
+def with_machine(state: GangState) -> GangState:
+    """Return the state after recorded events :func:`with_end`, with the machine if it runs on another."""
     if state.is_terminal or run_log.is_alive(state.owner):
         return state
-    if not run_log.is_owner_gone(state.gang, state.owner):
-        return replace(state, reason=f"runs on {state.host}")
-    ended = "owner process ended unexpectedly" if state.outlives else "kernel ended"
-    return replace(state, state="STOPPED", reason=f"its {ended}")
+    return replace(state, reason=f"runs on {state.host}")
 
 
 def _last_state(found: run_log.Summary) -> GangState:
@@ -90,4 +97,4 @@ def _last_state(found: run_log.Summary) -> GangState:
     if found.ended is None:
         with suppress(HydrogenError):  # the record is damaged, or another kernel has deleted it
             events = run_log.read(found.gang)
-    return as_of_now(replay(events))
+    return with_machine(replay(with_end(events)))

@@ -64,6 +64,7 @@ from hydrogen_magic.driver.placements import (
 from hydrogen_magic.driver.placements.forkserver import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
+from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.stored_results import StoredResults
 from hydrogen_magic.driver.tracking import SweepGroup
 from hydrogen_magic.errors import (
@@ -477,8 +478,18 @@ def _end(gang: Gang) -> None:
         gang.wait()
 
 
+class Followed(Protocol):
+    """A gang of this kernel, or one that another kernel runs."""
+
+    @property
+    def id(self) -> str: ...
+    def events(self, start: int = 0) -> list[ev.Event]: ...
+    def snapshot(self) -> GangState: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
 def show(
-    gang: Gang,
+    gang: Followed,
     view: View,
     seen: int = 0,
     ask: Callable[[Callable[[], bool]], None] = lambda update: None,
@@ -501,7 +512,7 @@ def show(
         ask(update)
 
 
-def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) -> None:
+def follow(gang: Followed, view: View, and_then: Callable[[], None] = lambda: None) -> None:
     """Show the gang in a thread while other cells run, and call ``and_then`` when it has ended."""
     # Its display belongs under the requesting cell, so it is created here.
     seen = gang.events()

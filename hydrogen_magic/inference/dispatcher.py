@@ -387,7 +387,8 @@ class Dispatcher:
                 self._report_rows(channel, is_last)
 
     def _report_rows(self, channel: RankChannel, is_last: bool = False) -> None:
-        bar = _ROWS_BAR, "", channel.rows, None, "rows", is_last
+        # A closed bar: the rank waits for rows, and not the other way round.
+        bar = _ROWS_BAR, "", channel.rows, None, "rows", is_last or not channel.in_flight
         self._emit(ev.Progress(self._now_s(), channel.rank, *bar))
 
     def _report_end(self) -> None:

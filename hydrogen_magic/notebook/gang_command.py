@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from hydrogen_magic.driver.rank_logs import RankLogs
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.failure_report import report
 from hydrogen_magic.driver.state.formatting import late_text
-from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.driver.state.output_lines import clean, final_lines
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
@@ -31,21 +33,36 @@ from hydrogen_magic.views.text_table import gang_lines
 
 _LISTED_RUNS = 10
 """Recorded runs in a list: about as many as a person remembers."""
+_POLL_S = 0.5
+"""Interval between looks at the record of a gang that runs elsewhere."""
 
 
-@dataclass(frozen=True)
 class RecordedGang:
-    """A gang known only from its record, of an earlier or another kernel."""
+    """A gang known only from its record, of an earlier or another kernel. Any thread may use it."""
 
-    id: str
+    def __init__(self, gang_id: str) -> None:
+        self.id = gang_id
+        self._lock = threading.RLock()
+        self._events: list[Event] = []
+        self._n_bytes = 0
+        """Bytes of the record that have been read."""
+        self._state = GangState()
+        self._n_folded = 0
 
     def events(self, start: int = 0) -> list[Event]:
-        """Return the recorded events, from the ``start``-th on."""
-        return run_log.read(self.id)[start:]
+        """Return the events, from the ``start``-th on; the end is among them if its kernel died."""
+        with self._lock:
+            fresh, self._n_bytes = run_log.read_on(self.id, self._n_bytes)
+            self._events += fresh
+            return history.with_end(self._events)[start:]
 
     def snapshot(self) -> GangState:
-        """Return its last state."""
-        return history.as_of_now(replay(self.events()))
+        """Return its state according to the record."""
+        with self._lock:
+            fresh = self.events(self._n_folded)
+            self._n_folded += len(fresh)
+            self._state = functools.reduce(fold, fresh, self._state)
+            return history.with_machine(self._state)
 
     @property
     def logs(self) -> Mapping[int, str]:
@@ -78,8 +95,14 @@ class RecordedGang:
         """Raise HydrogenError, like all commands: only its own kernel can reach the ranks."""
         raise self._out_of_reach("stop it")
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True: this kernel cannot wait for it."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended according to its record; False if ``timeout`` seconds passed."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.snapshot().is_terminal:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(_POLL_S, left_s))
         return True
 
     def ask_stacks(self) -> None:
@@ -141,9 +164,9 @@ def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 
 def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
-    """Show a gang in a notebook again: its final state, or a second view while it runs."""
+    """Show a gang in a notebook again: its final state, or a second view while it runs, here or elsewhere."""
     view = pick_view(detached=True, actions=gang)
-    if isinstance(gang, Gang) and not state.is_terminal:
+    if not state.is_terminal:
         launcher.follow(gang, view)
         return
     view.update(state, gang.events())

@@ -170,7 +170,7 @@ def _cells(
         " · ".join([*host, rank.device]),
         phase_text(rank, now_s),
         _bar_cell(rank.bar),
-        _rate_text(rank),
+        _rate_text(rank, now_s),
         _metrics_cell(rank, n_metrics),
         size_text(rank.rss_bytes) if rank.rss_bytes and not rank.is_over else "",
     ]
@@ -217,12 +217,13 @@ def _bar_cell(bar: ProgressBar | None) -> str:
     return f"{desc} {drawn} {number(bar.n)}/{number(bar.total or 0)}".strip()
 
 
-def _rate_text(rank: RankState) -> str:
+def _rate_text(rank: RankState, now_s: float) -> str:
     """Return the rank's rate, after its end its number of steps; empty if unknown."""
     if rank.is_over:
         return f"{rank.steps} steps" if rank.steps else ""
-    if rank.steps_per_s is not None:
-        return f"{number(rank.steps_per_s)} steps/s"
+    rate = rank.steps_per_s(now_s)
+    if rate is not None:
+        return f"{number(rate)} steps/s"
     bar = rank.bar
     if bar is not None and bar.per_s and not bar.closed:
         return f"{number(bar.per_s)} {clean_name(bar.unit)[:12]}/s"

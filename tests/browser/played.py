@@ -64,6 +64,11 @@ _PROBLEMS = """(widget) => {
     const style = getComputedStyle(e);
     const isCut = style.overflowX === "hidden" && e.scrollWidth > e.clientWidth + 1;
     if (isCut) problems.push(`clipped ${name(e)}`);
+    for (let up = e.parentElement; up !== widget && !scrolls(e); up = up.parentElement) {
+      const isHidden = getComputedStyle(up).overflowY === "hidden";
+      if (isHidden && box.bottom > up.getBoundingClientRect().bottom + 1)
+        problems.push(`clipped below ${name(e)}`);
+    }
   }
   for (const scroll of widget.querySelectorAll(".hm-scroll"))
     if (scroll.scrollWidth > scroll.clientWidth + 1) problems.push(`wide ${name(scroll)}`);

@@ -102,6 +102,7 @@ def _many_metrics() -> list[ev.Event]:
 SCENES: Mapping[str, Callable[[], Sequence[ev.Event]]] = {
     "running": lambda: launched(16),
     "training-2": lambda: _training(2),
+    "training-16": lambda: _training(16),
     "training-24": lambda: _training(24),
     "straggling-64": _straggling,
     "stopped-64": _stopped,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.notebook import gang_command
-from hydrogen_magic.notebook.arguments import ArgumentsError
+from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
+from hydrogen_magic.views.comparison import Comparison
+from hydrogen_magic.views.text_table import gang_lines
 from tests.records import ENDED, launched, write
 
 KNOWN = {"a1b2": "wide", "a9ff": "1", "b303": "1", "1c00": "a", "c0de": "c0"}
@@ -89,3 +94,46 @@ def test_of_one_name_the_newest_run_is_found_whichever_kernel_ran_it(
     assert gang_command.reachable(None) is mine
     monkeypatch.setattr(gang_command, "attach", lambda gang, take: f"attached to {gang}")
     assert gang_command.reachable("wide") == "attached to newer"
+
+
+def test_a_gang_of_another_kernel_is_followed_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launcher, "gangs", dict)
+    record = run_log.Record.create("a1b2")
+    record.append(launched("a1b2"))
+    record.append(ev.RankStarted(1.0, 0, 100, "here", "cpu"))
+    followed: list[gang_command.RecordedGang] = []
+    monkeypatch.setattr(gang_command, "draws_widgets", lambda: True)
+    monkeypatch.setattr(gang_command, "pick_view", lambda **options: None)
+    monkeypatch.setattr(launcher, "follow", lambda gang, view: followed.append(gang))
+    gang_command.manage(GangCommand("show", gang="a1b2"))
+    (gang,) = followed
+    assert (len(gang.events()), gang.snapshot().ranks[0].phase, gang.wait(0)) == (
+        2,
+        "starting",
+        False,
+    )
+    record.append(ev.RankPhase(2.0, 0, "running"))
+    assert gang.events(2) == [ev.RankPhase(2.0, 0, "running")]
+    assert gang.snapshot().ranks[0].phase == "running" and not gang.wait(0.01)
+    record.append(ENDED)
+    assert gang.wait() and gang.snapshot().state == "SUCCEEDED" and gang.events(3) == [ENDED]
+
+
+def test_a_gang_whose_kernel_died_has_ended_everywhere() -> None:
+    """In each view of its record, which has no end."""
+    dead = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
+    running = [ev.RankStarted(1.0, 0, 100, "here", "cpu"), ev.RankPhase(2.0, 0, "running")]
+    steps = [ev.Steps(7.0 + count, 0, count) for count in (1, 2)]
+    for name in ("a1b2", "c3d4"):
+        write(name, launched(name, owner=dead), *running, *steps)
+    gangs = [gang_command.RecordedGang(name) for name in ("a1b2", "c3d4")]
+    assert gangs[0].wait(0) and gangs[0].events()[-1] == ev.GangEnded(
+        9.0, "STOPPED", "its kernel ended"
+    )
+    (line, rank, *_) = gang_lines(gangs[0].snapshot(), 9.0, 100)
+    assert line.endswith("stopped after 9.0 s: its kernel ended")
+    assert "stopped" in rank and "steps/s" not in rank
+    for row in Comparison(gangs).lines(time.time())[1:]:
+        assert "STOPPED" in row and "9.0 s" in row

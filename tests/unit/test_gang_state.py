@@ -129,7 +129,32 @@ def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() ->
 
 def test_step_rate_is_over_a_window() -> None:
     events = [*running(1), *(ev.Steps(float(at), 0, 10 * at) for at in range(1, 30))]
-    assert replay(events).ranks[0].steps_per_s == pytest.approx(10.0)
+    [rank] = replay(events).ranks
+    assert rank.steps_per_s(29.0) == pytest.approx(10.0)
+    assert rank.steps_per_s(84.0) == pytest.approx(51 / 60), "no step for 55 s"
+    ended = replay([*events, ev.GangEnded(84.0, "STOPPED", "")])
+    assert ended.ranks[0].steps_per_s(84.0) is None
+
+
+def test_steps_longer_than_the_window_have_a_rate() -> None:
+    events = [*running(1), *(ev.Steps(20.0 * count, 0, count) for count in range(1, 4))]
+    [rank] = replay(events).ranks
+    assert rank.steps_per_s(60.0) == rank.steps_per_s(79.0) == pytest.approx(1 / 20)
+    assert rank.steps_per_s(140.0) == pytest.approx(2 / 100)
+
+
+def test_what_is_no_activity() -> None:
+    """A hanging rank of ``%%infer``, whose unchanged bar is reported again and again."""
+
+    def reports(*, closed: bool = False) -> list[ev.Event]:
+        bars = [(float(at), 0, 0, "", 500.0, None, "rows", closed) for at in range(1, 100)]
+        return [*running(1), *(ev.Progress(*bar) for bar in bars)]
+
+    [silent] = warnings(replay(reports()), 99.0)
+    assert silent.text.startswith("rank 0: no progress for 1:38")
+    assert warnings(replay(reports(closed=True)), 99.0) == [], "it waits for rows"
+    waits = [ev.CollectiveWait(6.0, 0, "barrier", 3, 5.0), ev.CollectiveWait(99.0, 0, "", 3, 5.0)]
+    assert warnings(replay([*running(1), *waits]), 100.0) == [], "it has just left a collective"
 
 
 @pytest.mark.parametrize("culprit", range(4))

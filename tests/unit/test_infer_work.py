@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import chunk_queue as works
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
+from hydrogen_magic.inference.dispatcher import Dispatcher
 from hydrogen_magic.node.prediction.options import InferOptions
 
 DOUBLES = pa.schema({"y": pa.float64()})
@@ -321,3 +324,13 @@ def test_a_column_without_a_single_value_is_one() -> None:
     assert book.is_done
     assert book.finish() == [None] * 50
     assert result.schema == pa.schema({"y": pa.null()})
+
+
+def test_only_a_rank_without_rows_has_a_closed_bar() -> None:
+    """An open bar that does not move is that of a rank that hangs."""
+    reported: list[ev.Progress] = []
+    dispatcher: Any = SimpleNamespace(_emit=reported.append, _now_s=lambda: 1.0)
+    for in_flight in ((1, 2), ()):
+        channel: Any = SimpleNamespace(rank=0, rows=500, in_flight=in_flight)
+        Dispatcher._report_rows(dispatcher, channel)
+    assert [bar.closed for bar in reported] == [False, True]

@@ -376,3 +376,22 @@ def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
         "tid": 0,
         "args": {"name": "rank 1"},
     } in entries
+
+
+def test_a_timeline_has_what_was_not_over_at_the_end_of_the_run(tmp_path: Path) -> None:
+    """The wait in which a rank hung until it was killed, and what a rank does that still runs."""
+    events = [
+        launched("g1"),
+        *(ev.RankPhase(1.0, rank, "running") for rank in (0, 1)),
+        *(ev.CollectiveWait(6.0, rank, "barrier", 3, 5.0) for rank in (0, 1)),
+        ev.RankExited(300.0, 0, None, "SIGKILL", True),
+        ev.RankHealth(301.0, 1, 10, 99.0, "R"),
+    ]
+    path = write_chrome_trace(events, tmp_path / "trace.json")
+    entries = json.loads(path.read_text())["traceEvents"]
+    assert {(e["pid"], e["name"], e["ts"], e["dur"]) for e in entries if e["ph"] == "X"} == {
+        (0, "running", 1e6, 299e6),
+        (0, "barrier", 5e6, 295e6),
+        (1, "running", 1e6, 300e6),
+        (1, "barrier", 5e6, 296e6),
+    }

@@ -190,9 +190,10 @@ def test_notices_and_the_rate_are_told() -> None:
         ev.Notice(3.0, "info", "all is well"),
         ev.Notice(3.0, "error", "no"),
     ]
-    parsed = checked(drawn(ended(events)))
+    parsed = checked(drawn(events))
     assert "all is well" in parsed.text and "! all" not in parsed.text and "! no" in parsed.text
     assert "local · torch · 100 steps/s" in parsed.text
+    assert "steps/s" not in checked(drawn(ended(events))).text, "as in the live view"
 
 
 def test_many_ranks_are_folded_to_those_that_differ() -> None:

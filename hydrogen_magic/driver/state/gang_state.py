@@ -35,7 +35,7 @@ class ProgressBar:
     updated_s: float
     closed: bool = False
     began_at: float = 0.0
-    """``n`` when the bar was first seen: a resumed one does not begin at 0."""
+    """``n`` at ``started_s``: a resumed bar does not begin at 0."""
 
     @property
     def fraction(self) -> float | None:
@@ -44,7 +44,7 @@ class ProgressBar:
 
     @property
     def per_s(self) -> float | None:
-        """Units per second since the bar was first seen, None before there is a rate."""
+        """Units per second since the bar was first seen or reset, None before there is a rate."""
         elapsed = self.updated_s - self.started_s
         return (self.n - self.began_at) / elapsed if elapsed > 0 else None
 
@@ -106,13 +106,21 @@ class RankState:
         known = opened or list(self.bars.values())
         return known[-1] if known else None
 
-    @property
-    def steps_per_s(self) -> float | None:
-        """Optimizer steps per second over the last few seconds, None if there are none."""
-        if len(self.step_marks) < 2:
+    def steps_per_s(self, now_s: float) -> float | None:
+        """Return optimizer steps per second over the last few seconds, None if there are none.
+
+        Without new steps for that long, it is the rate that one more step now would result in, if that is
+        lower.
+        """
+        if len(self.step_marks) < 2 or self.is_over:
             return None
         (first_s, first_n), (last_s, last_n) = self.step_marks[0], self.step_marks[-1]
-        return (last_n - first_n) / (last_s - first_s) if last_s > first_s else None
+        if last_s <= first_s:
+            return None
+        rate = (last_n - first_n) / (last_s - first_s)
+        if now_s - last_s < _RATE_WINDOW_S:
+            return rate
+        return min(rate, (last_n - first_n + 1) / (now_s - first_s))
 
     @property
     def has_run(self) -> bool:
@@ -365,17 +373,24 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
 
 def _progress(rank: RankState, e: ev.Progress) -> RankState:
     known = rank.bars.get(e.bar)
-    started = known.started_s if known else e.at_s
-    began_at = min(known.began_at, e.n) if known else e.n
+    # A bar that goes back was reset, for the next epoch: its rate counts from here.
+    same = known if known is not None and e.n >= known.n else None
+    started, began_at = (same.started_s, same.began_at) if same else (e.at_s, e.n)
     bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed, began_at)
     kept = {key: old for key, old in rank.bars.items() if not old.closed or key == e.bar}
-    return replaced(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=e.at_s)
+    # %%infer reports bars again and again, for their rates: a rank that hangs is not active. One whose
+    # bar is closed has nothing to do.
+    is_active = e.closed or known is None or replaced(bar, updated_s=known.updated_s) != known
+    active_s = e.at_s if is_active else rank.active_s
+    return replaced(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=active_s)
 
 
 def _steps(rank: RankState, e: ev.Steps) -> RankState:
     marks = (*rank.step_marks, (e.at_s, e.count))
     recent = tuple(mark for mark in marks if mark[0] >= e.at_s - _RATE_WINDOW_S)
-    return replaced(rank, steps=e.count, step_marks=recent, active_s=e.at_s)
+    # A step may take longer than the window: two marks are needed for a rate.
+    kept = recent if len(recent) > 1 else marks[-2:]
+    return replaced(rank, steps=e.count, step_marks=kept, active_s=e.at_s)
 
 
 def _active(rank: RankState, e: ev.Display) -> RankState:
@@ -403,7 +418,7 @@ def _seen(rank: RankState, e: ev.Spans) -> RankState:
 
 def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
     name = f"{e.name} #{e.seq}" if e.name else ""
-    return replaced(rank, waiting_in=name, waiting_since_s=e.since_s)
+    return replaced(rank, waiting_in=name, waiting_since_s=e.since_s, active_s=e.at_s)
 
 
 def _entered(rank: RankState, e: ev.CollectivesEntered) -> RankState:

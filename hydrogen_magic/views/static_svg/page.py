@@ -73,8 +73,8 @@ def _listed_ranks(state: GangState) -> list[int]:
 def _header(state: GangState) -> list[str]:
     mark = _MARKS.get(state.state, "●")
     where = [state.placement, state.rendezvous if state.rows is None else ""]
-    rates = [rank.steps_per_s for rank in state.ranks]
-    steps = [f"{number(min(r for r in rates if r is not None))} steps/s"] if any(rates) else []
+    rates = [rate for rank in state.ranks if (rate := rank.steps_per_s(state.now_s)) is not None]
+    steps = [f"{number(min(rates))} steps/s"] if rates and not state.is_terminal else []
     about = "".join(f" · {name_html(part)}" for part in [*where, *steps] if part)
     title = f"<p><b>{mark} {name_html(headline(state, state.now_s), 400)}</b>{about}</p>"
     says = [] if state.rows is None else [progress_text(state.rows, state.is_terminal)]

@@ -32,8 +32,6 @@ _UNKNOWN = 255
 _LEVELS = ("info", "warning", "error")
 _LONGEST_REMAINING_S = 1e9
 """Thirty years: a bar that never ends."""
-_RATE_STALE_S = 5.0
-"""Steps are counted a few times a second: without new steps for this long, the rate has dropped."""
 
 _ENDS = {"SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
 _PHASES = (
@@ -45,7 +43,7 @@ _PHASES = (
 def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
     """Return the gang as a ``Gang``."""
     running = [rank for rank in state.ranks if rank.phase == "running"]
-    rates = [rate for rank in running if (rate := _steps_per_s(rank, now_s)) is not None]
+    rates = [rate for rank in running if (rate := rank.steps_per_s(now_s)) is not None]
     notices = state.notices[-_MOST_NOTICES:]
     return {
         "id": plain(state.gang, 40),
@@ -103,7 +101,7 @@ def _gang_remaining_s(state: GangState, running: Sequence[RankState], now_s: flo
 def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[str, Any]:
     """Return a rank as a ``Rank``; ``mark`` is the result of :func:`marks`, ``why`` the reason."""
     phase = _phase(rank, mark)
-    rate = _steps_per_s(rank, now_s)
+    rate = rank.steps_per_s(now_s)
     last = list(rank.last_metrics.items())[:_MOST_METRICS]
     return {
         "rank": rank.rank,
@@ -202,14 +200,6 @@ def _slowest_remaining_s(running: Sequence[RankState], now_s: float) -> int | No
 
 def _level(level: str) -> str:
     return level if level in _LEVELS else "warning"
-
-
-def _steps_per_s(rank: RankState, now_s: float) -> float | None:
-    rate = rank.steps_per_s
-    if rate is None or rank.is_over:
-        return None
-    (first_s, first), (last_s, last) = rank.step_marks[0], rank.step_marks[-1]
-    return rate if now_s - last_s < _RATE_STALE_S else (last - first) / (now_s - first_s)
 
 
 def _three_digits(rate: float) -> float | None:

@@ -39,8 +39,9 @@ export function size(bytes: number): string {
   return `${value.toFixed(k >= 3 ? 2 : value >= 100 ? 0 : 1)} ${units[k - 1]}`;
 }
 
-/** Rates: three significant digits, `0.52`, `12.4`, `1,240`. */
+/** Rates: two or three significant digits, `0.0033`, `0.52`, `12.4`, `1,240`. */
 export function rate(perS: number): string {
+  if (perS > 0 && perS < 0.1) return String(Number(perS.toPrecision(2)));
   if (perS >= 100) return count(perS);
   return perS.toFixed(perS >= 10 ? 1 : 2);
 }

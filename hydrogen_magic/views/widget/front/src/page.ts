@@ -205,5 +205,6 @@ export class Page {
     const word = this.store.gang?.state;
     if (word === "stopping" || word === "killing") this.stopping.seen();
     else if (this.store.isOver) this.stopping.reset();
+    else this.stopping.passed();
   }
 }

@@ -57,7 +57,14 @@ export class Stopping {
     if (!this.isAsked && !this.isKillDue && this.timers.size === 0) this.offerKillSoon();
   }
 
-  /** Resets the state: the gang ended, or starts again. */
+  /** Called while the gang is not stopped: what `seen` saw is over, such as an attempt that failed. */
+  passed(): void {
+    if (this.isAsked) return;
+    this.close();
+    this.isKillDue = false;
+  }
+
+  /** Resets the state: the gang ended, or its kernel. */
   reset(): void {
     this.close();
     this.isAsked = this.isKilling = this.isKillDue = false;

@@ -42,6 +42,8 @@ export class Store {
   /** Number of lines before `lines[0]`: removed here, or never sent. */
   linesBefore = 0;
   stacks: Stacks | null = null;
+  /** Whether the stacks were requested since this page opened, and not shown yet. */
+  areStacksNew = false;
   report: Report | null = null;
   /** Incremented by every change; components compare it. */
   version = 0;
@@ -149,7 +151,10 @@ export class Store {
     }
     this.spans.lacksBefore(delta.spans_since_s ?? 0);
     this.takeLines(delta);
-    if (delta.stacks) this.stacks = delta.stacks;
+    if (delta.stacks) {
+      this.stacks = delta.stacks;
+      this.areStacksNew = !delta.full;
+    }
     if (delta.report) this.report = delta.report;
   }
 
@@ -159,9 +164,12 @@ export class Store {
     this.gang = gang;
   }
 
-  /** Rows that are no longer sent would become outdated. */
+  /** Rows and curves that are no longer sent would become outdated. */
   private takeSummary(summary: RankSummaryView): void {
+    const left = this.summary?.chosen.filter((rank) => !summary.chosen.includes(rank)) ?? [];
     this.summary = summary;
+    const isFollowed = (rank: number) => rank === 0 || this.phaseOf(rank) === "failed";
+    this.curves.drop(left.filter((rank) => !isFollowed(rank)));
     const shown = new Set(summary.shown);
     for (const rank of [...this.ranks.keys()]) if (!shown.has(rank)) this.ranks.delete(rank);
   }

@@ -9,10 +9,15 @@ import { packCurve } from "./data";
 import { rankWith } from "./kernel";
 import { THEME } from "./scenes";
 
+const held = vi.hoisted(() => ({ look: (_: [number, number]) => {} }));
+
 /** happy-dom has no canvas to draw on. */
 vi.mock("../src/curves/plot", () => ({
   Plot: class {
     canvas = document.createElement("canvas");
+    constructor(_element: unknown, _key: unknown, actions: typeof held) {
+      held.look = actions.look;
+    }
     paint({ shape }: PlotInput) {
       this.canvas.title = `${shape.steps.length} steps`;
     }
@@ -37,9 +42,8 @@ function shown(
   store: CurveStore,
   ask: (command: unknown) => Promise<Ack>,
   ranks: ReadonlyMap<number, Rank> = new Map(),
+  root: HTMLElement = document.body.appendChild(document.createElement("div")),
 ): HTMLElement {
-  const root = document.createElement("div");
-  document.body.append(root);
   act(() => {
     render(
       <Curves
@@ -74,6 +78,65 @@ afterEach(() => {
     root.remove();
   }
   vi.restoreAllMocks();
+});
+
+describe("a range that the user has zoomed to", () => {
+  const WIDTH = 64;
+  const buckets = (from: number, until: number, width: number) =>
+    Array.from({ length: Math.ceil((until - from) / width) }, (_, k) => {
+      const count = Math.min(width, until - from - k * width);
+      return { key: from / width + k, count, mean: 1, min: 1, max: 1 };
+    });
+
+  beforeEach(() => void vi.useFakeTimers());
+  afterEach(() => void vi.useRealTimers());
+
+  it.each([
+    [
+      [1984, 2047],
+      [2001, 2021, 2041, 2201, 5001],
+    ],
+    [
+      [1500, 2047],
+      [1991, 2011, 2048, 3001, 9001],
+    ],
+    [
+      [1900, 2047],
+      [1991, 2011],
+    ],
+  ] as const)("%j has every step that was logged later", async (range, ends) => {
+    const store = new CurveStore();
+    let n_steps = 0;
+    const ask = vi.fn(async (command: unknown) => {
+      const { from, until } = command as { from: number; until: number };
+      const { delta, buffers } = packCurve("loss", 1, [
+        { rank: 0, buckets: buckets(from, Math.min(until, n_steps), 1) },
+      ]);
+      store.applyDetail({ ...delta, kind: "detail", to: "", id: "", from, until }, buffers);
+      return ack(true);
+    });
+    const root = shown(store, ask);
+    const log = async (n: number) => {
+      n_steps = n;
+      const { delta, buffers } = packCurve("loss", WIDTH, [
+        { rank: 0, buckets: buckets(0, n, WIDTH) },
+      ]);
+      store.apply([delta], buffers);
+      for (let k = 0; k < 5; k++) {
+        shown(store, ask, new Map(), root);
+        await act(async () => void (await vi.advanceTimersByTimeAsync(500)));
+      }
+    };
+    await log(ends[0]);
+    act(() => held.look([range[0], range[1]]));
+    for (const n of ends) await log(n);
+    const detail = store.detailFor("loss", range[0], range[1])?.metric.series.get(0);
+    expect(detail?.keys[detail.n - 1]).toBeGreaterThanOrEqual(Math.min(range[1], n_steps - 1));
+    const n_requests = ask.mock.calls.length;
+    await log(n_steps + 5000);
+    await log(n_steps + 5000);
+    expect(ask.mock.calls.length).toBeLessThanOrEqual(n_requests + 2);
+  });
 });
 
 describe("the section of curves", () => {

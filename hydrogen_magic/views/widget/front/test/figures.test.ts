@@ -38,6 +38,17 @@ test("the bar is named where all ranks name it alike", () => {
   expect(barTitle([rankWith(0, { bar }), rankWith(1, { bar: other })])).toBe("progress");
 });
 
+test("a bar of fractions is not rounded to whole numbers", () => {
+  const done = (n: number, total: number | null) =>
+    columnsOf([rankWith(0, { bar: { ...bar, n, total } })]).after[0]?.texts[0];
+  expect([done(1200, 4000), done(7, null)]).toEqual(["1,200/4,000", "7"]);
+  expect([done(0.5, 1), done(1.2, 2.5), done(0.5, null)]).toEqual([
+    "0.500/1.000",
+    "1.200/2.500",
+    "0.5000",
+  ]);
+});
+
 test("a mark's word is said once", () => {
   expect(stateText(rankWith(0, { mark: "stopped", doing: "stopped by SIGSTOP" }))).toBe(
     "stopped by SIGSTOP",

@@ -20,8 +20,9 @@ test.each([
   [5e15, "5000.00 TB"],
 ])("%d bytes are %s", (bytes, text) => expect(size(bytes)).toBe(text));
 
-test("rates have three digits that mean something", () => {
+test("rates have two or three digits that mean something", () => {
   expect([0.523, 12.44, 1240.4].map(rate)).toEqual(["0.52", "12.4", "1,240"]);
+  expect([0.00333, 0.0521, 0].map(rate)).toEqual(["0.0033", "0.052", "0.00"]);
 });
 
 test("figures of a column have their points under each other", () => {

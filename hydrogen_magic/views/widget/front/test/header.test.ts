@@ -6,6 +6,17 @@ import { setStage } from "./stage";
 const stage = setStage();
 
 describe("the header", () => {
+  test("offers to kill an attempt that fails, and not the next one", async () => {
+    stage.say({ gang: gangWith({ state: "stopping", stop_reason: "failure" }) });
+    await stage.pass(2100);
+    expect(stage.button("Kill now")).toBeDefined();
+    stage.say({ gang: gangWith({ state: "starting", attempt: 1 }) });
+    expect(stage.button("Kill now")).toBeUndefined();
+    await stage.pass(5000);
+    stage.say({ gang: gangWith({ attempt: 1 }) });
+    expect(stage.button("Kill now")).toBeUndefined();
+  });
+
   test.each<GangWord>([
     "queued",
     "starting",
@@ -27,9 +38,10 @@ describe("the header", () => {
   test("says how much of the closure has arrived while the gang starts", () => {
     const sending = "sending the closure: 3.1 GB of 100 GB, complete on 12 of 100 hosts";
     stage.say({ gang: gangWith({ state: "starting", sending }) });
-    expect(stage.find(".hm-pill").textContent).toBe(`starting · ${sending}`);
+    expect(stage.find(".hm-pill").textContent).toBe("starting"); // a screen reader reads it aloud
+    expect(stage.find(".hm-facts").textContent).toContain(sending);
     stage.say({ gang: gangWith({ state: "stopping", stop_reason: "user", sending }) });
-    expect(stage.find(".hm-pill").textContent).toBe("stopping");
+    expect(stage.find(".hm-facts").textContent).not.toContain(sending);
   });
 
   test("tells how far all ranks are where rows are counted", () => {

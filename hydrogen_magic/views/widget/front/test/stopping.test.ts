@@ -119,6 +119,18 @@ describe("kill", () => {
     expect(commands).toEqual([]);
   });
 
+  test("is offered no longer when the gang goes on, unless it was asked to stop here", () => {
+    stopping.seen();
+    vi.advanceTimersByTime(1000);
+    stopping.passed();
+    vi.advanceTimersByTime(5000);
+    expect(stopping.isKillOffered).toBe(false);
+    stopping.stop();
+    stopping.passed();
+    vi.advanceTimersByTime(2100);
+    expect([stopping.isAsked, stopping.isKillOffered]).toEqual([true, true]);
+  });
+
   test("not heard interrupts the kernel again: the second interrupt kills", async () => {
     stopping.stop();
     await vi.advanceTimersByTimeAsync(2100);

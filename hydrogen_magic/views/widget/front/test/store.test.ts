@@ -111,6 +111,29 @@ describe("what is applied", () => {
     expect([...store.ranks.keys()]).toEqual([1]);
   });
 
+  test("a rank that is no longer chosen loses its curve, which is no longer sent", () => {
+    const { store } = storeAt();
+    const bucket = { key: 0, count: 1, mean: 1, min: 1, max: 1 };
+    const { delta, buffers } = packCurve("loss", 1, [
+      ...[-1, 0, 1, 2, 3].map((rank) => ({ rank, buckets: [bucket] })),
+      { rank: 4, buckets: [bucket], badStep: 7 },
+    ]);
+    store.apply(deltaWith(1, { curves: [delta] }), buffers);
+    [[0, 1, 2, 3, 4], [3]].forEach((chosen, k) => {
+      const summary = { counts: {}, phases: ["running", "failed"], shown: [], chosen, at: 0 };
+      const failed = bytes(0, 0, 1, 0, 0, ...new Array<number>(10).fill(0));
+      store.apply(deltaWith(2 + k, { summary }), [failed]);
+    });
+    const { series } = store.curves.metrics.get("loss") ?? {};
+    expect([...(series?.entries() ?? [])].map(([rank, b]) => [rank, b.n, b.badStep])).toEqual([
+      [-1, 1, null],
+      [0, 1, null],
+      [2, 1, null],
+      [3, 1, null],
+      [4, 0, 7],
+    ]);
+  });
+
   test("a summary without its buffer is an error that names the buffer", () => {
     const { store } = storeAt();
     const summary = { counts: {}, phases: [], shown: [], chosen: [], at: 2 };

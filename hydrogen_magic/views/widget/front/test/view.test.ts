@@ -51,6 +51,20 @@ test("the failure comes first, with its lines and the line that raised", () => {
   expect(stage.find<HTMLDetailsElement>(".hm-failure details").open).toBe(false);
 });
 
+test("new stacks are scrolled to once, and not when the cell is shown again", () => {
+  const scroll = vi.spyOn(HTMLElement.prototype, "scrollIntoView").mockReturnValue();
+  stage.say({ gang: gangWith(), stacks: stacksOf([[0], "read"]) });
+  expect(scroll).toHaveBeenCalledTimes(1);
+  stage.leave();
+  stage.show();
+  stage.say({});
+  expect(stage.all("summary")).toEqual(["rank 0"]);
+  stage.say({ full: true, gang: gangWith(), stacks: stacksOf([[0], "read"]) });
+  expect(scroll).toHaveBeenCalledTimes(1);
+  stage.say({ stacks: stacksOf([[0], "wait"]) });
+  expect(scroll).toHaveBeenCalledTimes(2);
+});
+
 test("stacks name their ranks, and how many ranks have none here", () => {
   const stacks = stacksOf([[2], "read"], [[0, 1, 3], "wait"]);
   stage.say({ gang: gangWith(), stacks });

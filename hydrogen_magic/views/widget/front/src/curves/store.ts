@@ -102,6 +102,14 @@ export class Metric {
     this.version += 1;
   }
 
+  /** Drops the curve of a rank; where its values stopped being finite is known of every rank. */
+  drop(rank: number): void {
+    const badStep = this.series.get(rank)?.badStep ?? null;
+    if (!this.series.delete(rank)) return;
+    if (badStep !== null) this.seriesOf(rank).badStep = badStep;
+    this.version += 1;
+  }
+
   /**
    * The first and the last step of any rank, including the first one with a non-finite value; null
    * without data.
@@ -167,6 +175,12 @@ export class CurveStore {
       }
       metric.apply(delta, buffers);
     }
+  }
+
+  /** Drops the curves of ranks that are no longer sent. */
+  drop(ranks: readonly number[]): void {
+    const details = [...this.details.values()].map((detail) => detail.metric);
+    for (const metric of [...this.metrics.values(), ...details]) ranks.forEach(metric.drop, metric);
   }
 
   /** One detail per metric is kept: that of the visible range. */

@@ -4,7 +4,7 @@ import { Bins, SLOTS } from "./bins";
 /** Starts, durations, names of spans of one depth. */
 export type SpanColumns = [Float64Array, Float32Array, Uint16Array];
 
-/** Rows with fewer spans are summed span by span. */
+/** Rows with fewer spans are summed span by span, until some are dropped. */
 export const ENOUGH_FOR_BINS = 4096;
 
 /** The spans of one lane that have the same depth, sorted by start. */
@@ -54,10 +54,7 @@ export class Row {
     for (const name of fresh[2]) this.namesSeen.add(name);
     this.firstS = Math.min(this.firstS, fresh[0][0] ?? this.firstS);
     if (this.bins !== null) this.fill(this.bins, fresh, fresh[0].length);
-    else if (this.n > ENOUGH_FOR_BINS) {
-      this.bins = new Bins();
-      this.fill(this.bins, this.table.columns, this.n);
-    }
+    else if (this.n > ENOUGH_FOR_BINS) this.makeBins();
   }
 
   /** Indices `[first, last)` of the spans between two times, possibly with some more. */
@@ -82,7 +79,10 @@ export class Row {
     return lowerBound(this.starts, this.n, timeS);
   }
 
+  /** Removes the oldest spans; the bins keep their seconds. */
   dropFirst(n: number): void {
+    if (n === 0) return;
+    if (this.bins === null) this.makeBins();
     this.table.dropFirst(n);
     this.extendReach(0);
   }
@@ -107,6 +107,11 @@ export class Row {
         sums[at] = num(sums, at) + share * columnS;
       }
     }
+  }
+
+  private makeBins(): void {
+    this.bins = new Bins();
+    this.fill(this.bins, this.table.columns, this.n);
   }
 
   private fill(bins: Bins, [starts, durations, names]: SpanColumns, n: number): void {

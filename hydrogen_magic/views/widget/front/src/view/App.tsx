@@ -53,7 +53,7 @@ function Body({ page, theme, version }: BodyProps) {
         nowS={() => store.nowS()}
       />
       <Output {...common} store={store} />
-      {store.stacks && <Stacks stacks={store.stacks} />}
+      {store.stacks && <Stacks store={store} stacks={store.stacks} />}
     </>
   );
 }

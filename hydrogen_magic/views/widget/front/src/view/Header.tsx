@@ -46,13 +46,11 @@ function Pill({ gang, isLost, isAsked }: PillProps) {
   const word = isLost ? "no contact" : isStopping ? "stopping" : gang.state;
   const { shape, tone } = STATES[word];
   const places = gang.queued && gang.state === "queued" ? ` ${gang.queued.join("/")}` : "";
-  const sending = gang.sending && !isLost && !gang.stop_reason ? ` · ${gang.sending}` : "";
   return (
     <span class={`hm-pill hm-${tone}`} role="status" data-state={word}>
       <Shape name={shape} />
       {word}
       {places}
-      {sending}
     </span>
   );
 }
@@ -74,6 +72,9 @@ function Facts({ gang, store, isLost }: FactsProps) {
     <div class="hm-facts">
       <b title={gang.title}>{gang.id}</b>
       <span class="hm-quiet">{setup}</span>
+      {gang.sending && !isLost && !gang.stop_reason && (
+        <span class="hm-sending">{gang.sending}</span>
+      )}
       <Elapsed store={store} isLive={isLive} />
       {isLive && !isLost && !gang.rows && gang.remaining_s !== null && (
         <span>~{roughly(gang.remaining_s)} left</span>

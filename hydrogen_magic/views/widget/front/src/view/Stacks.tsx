@@ -2,6 +2,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { parseAnsi } from "../ansi";
 import { count } from "../format";
 import type { Stacks as RankStacks } from "../protocol";
+import type { Store } from "../store";
 import { CopyButton } from "./Failure";
 import { Section } from "./Section";
 import { Text } from "./Text";
@@ -18,11 +19,19 @@ export function ranksText(ranks: readonly number[]): string {
   return `${ranks.length === 1 ? "rank" : "ranks"} ${parts.join(", ")}`;
 }
 
-/** The stacks of all threads at the time of the request. */
-export function Stacks({ stacks }: { stacks: RankStacks }) {
+interface Props {
+  store: Store;
+  stacks: RankStacks;
+}
+
+/** The stacks of all threads at the time of the request; new ones are scrolled to, once. */
+export function Stacks({ store, stacks }: Props) {
   const { groups, n_left_out } = stacks;
   const end = useRef<HTMLDivElement>(null);
-  useEffect(() => end.current?.scrollIntoView({ block: "nearest" }), [stacks]);
+  useEffect(() => {
+    if (store.areStacksNew) end.current?.scrollIntoView({ block: "nearest" });
+    store.areStacksNew = false;
+  }, [store, stacks]);
   return (
     <Section name="stacks" title="Stacks" tools={<CopyButton text={allText(groups)} />}>
       {groups.map((group) => (

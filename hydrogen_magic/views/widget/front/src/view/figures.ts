@@ -71,7 +71,8 @@ const optional = (n: number | null, write: (n: number) => string) => (n === null
 
 function countText({ bar }: Rank): string {
   if (bar === null) return "";
-  return bar.total === null ? count(bar.n) : `${count(bar.n)}/${count(bar.total)}`;
+  const figures = bar.total === null ? [bar.n] : [bar.n, bar.total];
+  return (figures.every(Number.isInteger) ? figures.map(count) : column(figures)).join("/");
 }
 
 /** The bars' own count, which does not always count optimizer steps. */
