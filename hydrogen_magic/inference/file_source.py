@@ -189,7 +189,11 @@ class _File:
             # A Dataset would decode whole row groups, and read ahead while its batches are not taken.
             n_bytes = _READ_BYTES if self.filesystem is None else _READ_BYTES_OF_STORES
             with pq.ParquetFile(
-                path, pre_buffer=False, buffer_size=n_bytes, filesystem=self.filesystem
+                path,
+                pre_buffer=False,
+                buffer_size=n_bytes,
+                filesystem=self.filesystem,
+                coerce_int96_timestamp_unit=data_files.INT96_UNIT,
             ) as file:
                 found = tuple(file.schema_arrow.names), file.metadata.num_rows
                 if found != (self.names, self.n_rows):
@@ -217,7 +221,7 @@ def _dataset(found: DataFiles) -> Any:
     try:
         return ds.dataset(
             [str(file) for file in found.files],
-            format=kind,
+            format=data_files.parquet_format() if kind == "parquet" else kind,
             filesystem=found.filesystem,
             partitioning=ds.HivePartitioning.discover() if is_partitioned else None,
             partition_base_dir=str(found.root) if is_partitioned else None,

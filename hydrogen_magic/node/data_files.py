@@ -36,6 +36,8 @@ _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _PACKAGES = {"abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs", "s3": "s3fs"}
 """Packages by which fsspec reads a scheme. It does not know those of Azure before they are installed."""
 _BY_ARROW = ("abfs", "abfss", "gs", "hdfs", "s3", "viewfs")
+INT96_UNIT = "us"
+"""Of timestamps of INT96, as Spark writes them: in PyArrow's own ns, those outside 1677 to 2262 overflow."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,13 @@ def delete_folder(path: AnyPath) -> None:
     filesystem, place = _opened(_without_alias(os.fspath(path)))
     with suppress(FileNotFoundError):
         filesystem.delete_dir(place)
+
+
+def parquet_format() -> Any:
+    """Return PyArrow's format of Parquet data, for a Dataset."""
+    import pyarrow.dataset as ds
+
+    return ds.ParquetFileFormat(coerce_int96_timestamp_unit=INT96_UNIT)
 
 
 def _find(path: str) -> DataFiles:

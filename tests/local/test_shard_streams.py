@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import Counter
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -363,6 +364,18 @@ def test_row_groups_with_lists_of_other_lengths(
     assert len(list(part)) == len(part)
     with pytest.raises(ValueError, match="'x' has lists of different lengths"):
         list(part.to_numpy())
+
+
+def test_timestamps_that_spark_writes(tmp_path: Path) -> None:
+    """INT96, which PyArrow reads as ns: the first and the last year of Spark overflow there."""
+    times = [datetime(1, 1, 1), datetime(2020, 1, 1), datetime(9999, 12, 31)]
+    rows = pa.table({"at": pa.array(times, pa.timestamp("us"))})
+    file = tmp_path / "rows.parquet"
+    pq.write_table(rows, file, use_deprecated_int96_timestamps=True)
+    assert hm.dataset(file).columns == (("at", "timestamp[us]"),)
+    assert hm.shard(file) == rows
+    (batch,) = hm.shard(file, batch_size=3).to_numpy()
+    assert batch["at"].tolist() == times
 
 
 # ── places ───────────────────────────────────────────────────────────────────────────────────────

@@ -43,7 +43,7 @@ def open_dataset(source: Any) -> Any:
     try:
         return ds.dataset(
             [str(file) for file in found.files],
-            format="parquet",
+            format=data_files.parquet_format(),
             filesystem=found.filesystem,
             partitioning="hive",
             partition_base_dir=None if found.is_single else str(found.root),
