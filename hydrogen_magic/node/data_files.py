@@ -157,8 +157,26 @@ def _find_here(path: str) -> DataFiles:
     else:
         nearest = next(folder for folder in place.parents if folder.is_dir())
         raise _missing(f"{path} (from {os.getcwd()})", str(nearest))
-    inside = (file for match in matches for file in (match, *match.rglob("*")) if file.is_file())
+    inside = (file for match in matches for file in _files_at(match))
     return _visible(None, root, inside, pattern, f"{path} (from {os.getcwd()})")
+
+
+def _files_at(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Yield a file, or those in a folder; links to folders are followed, except to one of those ``above``.
+
+    Raises OSError for a folder that cannot be read: without its rows the data would not be complete.
+    """
+    if path.is_file():
+        yield path
+    elif path.is_dir() and (here := _identity(path)) not in above:
+        for entry in path.iterdir():
+            if not entry.name.startswith(_HIDDEN):
+                yield from _files_at(entry, above | {here})
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _missing(what: str, nearest: str) -> FileNotFoundError:
