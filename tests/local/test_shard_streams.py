@@ -352,6 +352,20 @@ def test_columns_that_form_no_tensor(tmp_path: Path, values: Any, said: str) -> 
         list(part.to_torch())
 
 
+@pytest.mark.parametrize("kind", ["torch", "jax"])
+@pytest.mark.parametrize("unit", ["timestamp[us]", "date32", "duration[s]"])
+def test_dates_and_times_that_are_null(tmp_path: Path, unit: str, kind: str) -> None:
+    """As an integer NaT would be a time before all others."""
+    pytest.importorskip(kind)
+    pq.write_table(pa.table({"at": pa.array([1, None], unit)}), tmp_path / "rows.parquet")
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=1)
+    assert np.isnat([batch["at"][0] for batch in part.to_numpy()]).tolist() == [False, True]
+    batches = iter(getattr(part, f"to_{kind}")())
+    assert next(batches)["at"].tolist() == [1]
+    with pytest.raises(ValueError, match=r"column 'at' is .* and has nulls"):
+        next(batches)
+
+
 @pytest.mark.parametrize("batch_size", [4, 3], ids=["of one row group", "of two"])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.usefixtures("small_pools")

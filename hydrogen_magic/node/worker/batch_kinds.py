@@ -80,19 +80,19 @@ def _to_numpy(arrays: dict[str, Any]) -> dict[str, Any]:
 def _to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
     from hydrogen_magic.node.prediction.inputs import tensor_of
 
-    return {name: _converted(array, tensor_of) for name, array in arrays.items()}
+    return {name: _converted(array, name, tensor_of) for name, array in arrays.items()}
 
 
 def _to_jax(arrays: dict[str, Any]) -> dict[str, Any]:
     import jax.numpy as jnp
 
-    return {name: _converted(array, jnp.asarray) for name, array in arrays.items()}
+    return {name: _converted(array, name, jnp.asarray) for name, array in arrays.items()}
 
 
 def _to_tf(arrays: dict[str, Any]) -> dict[str, Any]:
     import tensorflow as tf
 
-    return {name: tf.convert_to_tensor(_converted(array)) for name, array in arrays.items()}
+    return {name: tf.convert_to_tensor(_converted(array, name)) for name, array in arrays.items()}
 
 
 def _same(value: Any) -> Any:
@@ -142,8 +142,17 @@ def _ragged(name: str) -> ValueError:
     )
 
 
-def _converted(array: Any, convert: Callable[[Any], Any] = _same) -> Any:
+def _converted(array: Any, name: str, convert: Callable[[Any], Any] = _same) -> Any:
     """Return numbers, dates and times as ``convert`` makes them of an array, other values as a list."""
+    import numpy as np
+
     if array.dtype == object:
         return array.tolist()
-    return convert(array.view("int64") if array.dtype.kind in "mM" else array)
+    if array.dtype.kind in "mM":
+        if np.isnat(array).any():
+            raise ValueError(
+                f"hm.shard(): column {name!r} is {array.dtype} and has nulls, which integers have no value "
+                "for: fill them before hm.dataset(), or use to_numpy(), which has NaT for them"
+            )
+        array = array.view("int64")
+    return convert(array)
