@@ -164,6 +164,24 @@ def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:
     assert len(rows_of(again)) == 23
 
 
+@pytest.mark.parametrize("n_taken", [3, 5], ids=["some", "all"])
+def test_a_pass_inside_of_another_has_its_own_place(parquet: Path, n_taken: int) -> None:
+    part = hm.shard(parquet, batch_size=5)
+    for n_done, _ in enumerate(part, 1):
+        if n_done == 2:
+            assert len(list(zip(range(n_taken), part, strict=False))) == n_taken
+        assert part.state_dict()["batch"] == n_done
+    assert part.state_dict()["batch"] == n_done == 5
+
+
+def test_an_iteration_that_nobody_continues_is_not_the_outer_one(parquet: Path) -> None:
+    part = hm.shard(parquet, batch_size=5)
+    kept = iter(part)  # as by the traceback of a loop that failed
+    next(kept)
+    part.set_epoch(0)
+    assert len(list(part)) == part.state_dict()["batch"] == 5
+
+
 def test_a_state_of_another_stream_is_refused(parquet: Path) -> None:
     state = hm.shard(parquet, batch_size=5, shuffle=True).state_dict()
     other = parts(parquet, 2, batch_size=5, shuffle=True, seed=1)[0]
