@@ -47,10 +47,14 @@ class DatasetFolder:
         return self in _owned
 
     def delete(self) -> None:
-        """Delete the data and the record. A second call has no effect."""
-        descriptor = _owned.pop(self, None)
+        """Delete the data and the record. A second call has no effect, unless the first one failed.
+
+        Raises what the data's file system raises.
+        """
+        descriptor = _owned.get(self)
         if descriptor is not None:
             self.remove()
+            del _owned[self]
             os.close(descriptor)
 
     def remove(self) -> None:
@@ -69,9 +73,9 @@ def new(parent: AnyPath | None) -> DatasetFolder:
 
     Raises OSError if the state directory is not writable.
     """
+    prune()
     name = secrets.token_hex(8)
     with _locked_records() as records:
-        _prune(records)
         record = records / name
         data = str(record / "data") if parent is None else _inside(parent, _PREFIX + name)
         record.mkdir(mode=0o700)
@@ -82,19 +86,27 @@ def new(parent: AnyPath | None) -> DatasetFolder:
 
 
 def prune() -> None:
-    """Delete what processes that have ended have left."""
-    with suppress(OSError), _locked_records() as records:
-        _prune(records)
+    """Delete what processes that have ended have left.
 
-
-def _prune(records: Path) -> None:
+    What cannot be deleted now, in a store that does not answer or whose driver is not installed, stays for a
+    later process.
+    """
     own = {folder.record for folder in _owned}
-    for record in records.iterdir():
-        if record not in own:
-            with suppress(BlockingIOError, FileNotFoundError):
-                descriptor = _locked(record / _OWNER)
-                DatasetFolder(record, (record / _OWNER).read_text()).remove()
-                os.close(descriptor)
+    with suppress(OSError):
+        for record in set(run_log.state_dir("datasets").iterdir()) - own:
+            with suppress(Exception), _claimed(record) as folder:
+                folder.remove()
+
+
+@contextmanager
+def _claimed(record: Path) -> Iterator[DatasetFolder]:
+    """Give a folder whose process has ended. Raises OSError if that runs, or this is no record."""
+    with _locked_records():  # not while the process makes it
+        descriptor = _locked(record / _OWNER)
+    try:
+        yield DatasetFolder(record, (record / _OWNER).read_text())
+    finally:
+        os.close(descriptor)
 
 
 def _inside(parent: AnyPath, name: str) -> str:
@@ -142,7 +154,8 @@ def _forget() -> None:
 @atexit.register
 def _delete_all() -> None:
     for folder in list(_owned):
-        folder.delete()
+        with suppress(Exception):  # it stays for a later process
+            folder.delete()
 
 
 os.register_at_fork(after_in_child=_forget)
