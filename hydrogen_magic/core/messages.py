@@ -939,6 +939,7 @@ class OwnGang(Message):
     preload: tuple[str, ...]
     required_modules: tuple[str, ...]
     datasets: Mapping[str, str]
+    data_places: tuple[str, ...]
     warnings: tuple[str, ...]
     """As in :class:`~hydrogen_magic.capture.values.Captured`."""
     env: Mapping[str, str] = field(repr=False)

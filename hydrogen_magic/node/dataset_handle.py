@@ -51,7 +51,8 @@ class DatasetHandle:
     def delete(self) -> None:
         """Delete the data, if :func:`hydrogen_magic.dataset` has written it, and in the notebook only.
 
-        Ranks that still read it fail. A second call has no effect.
+        Ranks that still read it fail. Those of an ``--outlive`` gang do not: the data stays until its end.
+        A second call has no effect.
         """
         if self._remove is not None:
             self._remove()
