@@ -58,8 +58,9 @@ def check_shapes(block: Any, known: dict[str, Any]) -> None:
     """Raise ValueError if lists of a column differ in length from those in ``known``, of earlier blocks."""
     if isinstance(block, dict):
         for name, array in block.items():
-            if known.setdefault(name, array.shape[1:]) != array.shape[1:]:
-                raise _ragged(name)
+            shape = array.shape[1:]
+            if known.setdefault(name, shape) != shape:
+                raise _without_lists(name) if 0 in (*shape, *known[name]) else _ragged(name)
 
 
 def _arrays(rows: Any) -> dict[str, Any]:
@@ -121,10 +122,12 @@ def _array(column: Any, name: str) -> Any:
     from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
     from hydrogen_magic.node.prediction.ndarray_columns import array_of
 
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     kind = column.type
     if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
-    if column.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+    if _lacks_values(column):
         raise ValueError(
             f"hm.shard(): column {name!r} is {kind} and has nulls, which only floats have a value for: "
             "fill them, or cast the column to double, before hm.dataset()"
@@ -133,6 +136,27 @@ def _array(column: Any, name: str) -> Any:
     if array.dtype == object and is_list_of_numbers(kind):
         raise _ragged(name)
     return array
+
+
+def _lacks_values(column: Any, has_nulls: bool = False) -> bool:
+    """Return whether there are nulls among integers or booleans, also in lists or in the place of lists.
+
+    As floats, they would make a batch of another type than the batches without a null.
+    """
+    from hydrogen_magic.node.prediction.arrow_types import family
+
+    column = getattr(column, "storage", column)  # of a tensor
+    has_nulls = has_nulls or column.null_count > 0
+    if family(column.type) == "list":
+        return _lacks_values(column.flatten(), has_nulls)
+    return has_nulls and family(column.type) in ("integer", "boolean")
+
+
+def _without_lists(name: str) -> ValueError:
+    return ValueError(
+        f"hm.shard(): column {name!r} has only nulls or empty lists in a row group, and longer lists in "
+        "others, which form no tensor: fill them before hm.dataset(), or use to_arrow()"
+    )
 
 
 def _ragged(name: str) -> ValueError:
