@@ -342,6 +342,24 @@ def test_columns_as_arrays_of_jax(mixed: Path) -> None:
     assert first["text"] == ["a", None] and last["nested"].tolist() == [[[1.0], [2.0]]]
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint64", "timestamp[us]"])
+def test_integers_that_jax_would_truncate(tmp_path: Path, kind: str) -> None:
+    jax = pytest.importorskip("jax")
+    pq.write_table(pa.table({"x": pa.array([7, 1 << 40], kind)}), tmp_path / "rows.parquet")
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=1).to_jax()
+    batches = iter(part)
+    assert next(batches)["x"].tolist() == [7]
+    with pytest.raises(
+        ValueError, match=r"column 'x' has integers or times that u?int32 cannot hold"
+    ):
+        next(batches)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        assert rows_of(part) == [7, 1 << 40]
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
 @pytest.mark.tensorflow
 def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     tf = pytest.importorskip("tensorflow")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -85,9 +86,25 @@ def _to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_jax(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _converted(array, name, partial(_jax_array, name)) for name, array in arrays.items()
+    }
+
+
+def _jax_array(name: str, array: Any) -> Any:
+    """Return an array of JAX, which without ``jax_enable_x64`` truncates integers of 64 bits to 32."""
     import jax.numpy as jnp
 
-    return {name: _converted(array, name, jnp.asarray) for name, array in arrays.items()}
+    found = jnp.asarray(array)
+    if found.dtype.itemsize < array.itemsize and array.dtype.kind in "iu" and array.size:
+        held = jnp.iinfo(found.dtype)
+        if array.min() < held.min or array.max() > held.max:
+            raise ValueError(
+                f"hm.shard(): column {name!r} has integers or times that {found.dtype} cannot hold, JAX's "
+                f"type for {array.dtype}: call jax.config.update('jax_enable_x64', True) before, or cast the "
+                "column before hm.dataset()"
+            )
+    return found
 
 
 def _to_tf(arrays: dict[str, Any]) -> dict[str, Any]:
