@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from hydrogen_magic.node.prediction.column_names import listed
+
 AnyPath = str | os.PathLike[str]
 
 _HIDDEN = (".", "_")
@@ -134,6 +136,37 @@ def parquet_format() -> Any:
     import pyarrow.dataset as ds
 
     return ds.ParquetFileFormat(coerce_int96_timestamp_unit=INT96_UNIT)
+
+
+def unified(common: Any, schema: Any, path: str) -> Any:
+    """Return the schema of the files up to ``path``, of ``common`` and its own: each type as wide as needed.
+
+    ``common``: of the files before; None before the first one. Raises ValueError if they have other columns
+    or types without a common one.
+    """
+    import pyarrow as pa
+
+    if common is None:
+        return schema
+    remedy = "write the files alike, or read each kind on its own, for example with a glob"
+    different = sorted(set(common.names) ^ set(schema.names))
+    if different:
+        raise ValueError(f"{path} and the files before it differ in {listed(different)}: {remedy}")
+    try:
+        return pa.unify_schemas([common, schema], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"{path} has a column of another type than the files before it ({error}): {remedy}"
+        ) from None
+
+
+def with_folders(common: Any, of_dataset: Any) -> Any:
+    """Return the schema of all files with the columns of a PyArrow Dataset that its folders' names make."""
+    import pyarrow as pa
+
+    in_files = set(common.names)
+    from_folders = [field for field in of_dataset if field.name not in in_files]
+    return pa.schema([*common, *from_folders], metadata=common.metadata)
 
 
 def _find(path: str) -> DataFiles:

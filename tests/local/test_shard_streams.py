@@ -459,6 +459,24 @@ def test_globs_urls_and_datasets(parquet: Path) -> None:
         memory.pseudo_dirs[:] = [""]
 
 
+def test_files_of_other_types_or_columns(tmp_path: Path) -> None:
+    """A Dataset of PyArrow has the columns of its first file: others would vanish."""
+    first, second = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    pq.write_table(pa.table({"x": pa.array([1], pa.int32()), "y": pa.nulls(1)}), first)
+    pq.write_table(pa.table({"y": ["b"], "x": [1 << 40]}), second)
+    assert rows_of(hm.shard(tmp_path, batch_size=1)) == [1, 1 << 40]
+    table = hm.shard(tmp_path)
+    assert (table["x"].to_pylist(), table["y"].to_pylist()) == ([1, 1 << 40], [None, "b"])
+    assert hm.dataset(tmp_path).columns == (("x", "int64"), ("y", "string"))
+    for read in (hm.shard, hm.dataset):
+        pq.write_table(pa.table({"x": [1], "y": [1]}), first)
+        with pytest.raises(ValueError, match=r"b\.parquet has a column of another type"):
+            read(tmp_path)
+        pq.write_table(pa.table({"x": [1]}), first)
+        with pytest.raises(ValueError, match=r"b\.parquet and the files before it differ in 'y'"):
+            read(tmp_path)
+
+
 def test_a_batch_has_a_row(parquet: Path) -> None:
     with pytest.raises(ValueError, match="batch_size of at least 1, got 0"):
         hm.shard(parquet, batch_size=0)
