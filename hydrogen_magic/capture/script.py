@@ -23,9 +23,10 @@ from hydrogen_magic.capture.scopes import reads_in_source
 from hydrogen_magic.capture.values import CellText
 from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import imported_names
 from hydrogen_magic.serialization.pickler import is_main
-from hydrogen_magic.serialization.pickling_errors import explain, walk
+from hydrogen_magic.serialization.pickling_errors import RefusedError, explain, walk
 
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
@@ -311,6 +312,12 @@ class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
+        if isinstance(obj, DatasetHandle) and obj.is_temporary:
+            raise RefusedError(
+                obj,
+                "its data is deleted with the notebook",
+                "write the frame as Parquet yourself, and make the handle with hm.dataset(path)",
+            )
         if issubclass(type(obj), (type, types.FunctionType)) and is_main(obj):
             root, *rest = obj.__qualname__.split(".")
             found: Any = self.namespace.get(root)

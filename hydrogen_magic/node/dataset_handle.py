@@ -42,6 +42,11 @@ class DatasetHandle:
         return Path(self.path).parent.name if isinstance(self.path, str) and self.is_private else ""
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether the data is deleted with this process, which has written it."""
+        return self._remove is not None
+
+    @property
     def place(self) -> str:
         """The path in messages."""
         if isinstance(self.path, str):

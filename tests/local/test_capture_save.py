@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+import hydrogen_magic as hm
 from hydrogen_magic.capture import CellText, write_script
 from hydrogen_magic.errors import CaptureError
 from tests.capture_rig import Notebook, write
@@ -105,6 +106,23 @@ def test_what_cannot_stand_in_a_script(notebook: Notebook, tmp_path: Path) -> No
         save(notebook, "x = 1", "mine.py")
     assert (tmp_path / "mine.py").read_text() == "precious"
     assert not (tmp_path / "s.py").exists()
+
+
+def test_data_that_is_deleted_with_the_notebook(notebook: Notebook, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"x": [1, 2, 3]})
+    with hm.dataset(table) as rows:
+        notebook.names["parts"] = {"train": rows}
+        with pytest.raises(
+            CaptureError, match=r"\['parts'\]\['train'\]`.*deleted with the notebook; write"
+        ):
+            save(notebook, "print(parts)\n", "train.py")
+    assert not list(tmp_path.glob("train*"))
+    pq.write_table(table, "rows.parquet")
+    notebook.names["parts"] = {"train": hm.dataset("rows.parquet")}
+    save(notebook, "print(parts['train'].n_rows)\n", "train.py")
+    done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
+    assert done.stdout == "3\n"
 
 
 def test_a_data_file_is_replaced_with_its_own_script_only(
