@@ -44,8 +44,8 @@ def write(
 
     ``launcher``: command that starts it, named in its first line; may be empty.
 
-    Raises CaptureError if an object has no source, if a line of the cell is IPython's, or if one of the two
-    files exists and is not ours.
+    Raises CaptureError if an object has no source, if a line of the cell is IPython's, if one of the two
+    files exists and is not ours, or if they cannot be written.
     """
     target = Path(path)
     replaced = _replaced(target)
@@ -55,11 +55,15 @@ def write(
     text = _MARKER + f'"""{cell.label} as a script{run}"""\n\n'
     text += parts.text(body) + f"\n# ── {cell.label} ──\n\n" + body
     has_data_of_ours = parts.data_line in replaced
+    files = {target: text.encode()}
     if parts.data:
         if parts.data_path.exists() and not has_data_of_ours:
             raise _not_ours(target, parts.data_path)
-        _write(parts.data_path, parts.data)
-    _write(target, text.encode())
+        files[parts.data_path] = parts.data
+    try:
+        _write(files)
+    except OSError as error:
+        raise CaptureError(f"--save {target}: it cannot be written ({error.strerror})") from error
     if has_data_of_ours and not parts.data:
         parts.data_path.unlink(missing_ok=True)
 
@@ -83,10 +87,17 @@ def _not_ours(target: Path, path: Path) -> CaptureError:
     )
 
 
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+def _write(files: Mapping[Path, bytes]) -> None:
+    """Write all of the files or, if one does not fit on the disk, none."""
+    partial = {path: path.with_name(path.name + ".partial") for path in files}
+    try:
+        for path, data in files.items():
+            partial[path].write_bytes(data)
+        for path in files:
+            os.replace(partial[path], path)
+    finally:
+        for each in partial.values():
+            each.unlink(missing_ok=True)
 
 
 def _body(cell: CellText) -> str:

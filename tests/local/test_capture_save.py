@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +144,29 @@ def test_a_data_file_is_replaced_with_its_own_script_only(
     for text in ("third", "third", "x = 1", "third"):
         save(notebook, text, "s.py")
         assert data.exists() == (text == "third")
+
+
+@pytest.mark.parametrize("full", ["s.py", "s.data.pkl"])
+def test_a_full_disk_leaves_the_script_and_its_data_as_they_were(
+    full: str, notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def write_bytes(path: Path, data: bytes) -> int:
+        if path.name == f"{full}.partial":
+            path.touch()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_whole(path, data)
+
+    notebook.cell("import fractions; third = fractions.Fraction(1, 3)")
+    save(notebook, "third", "s.py")
+    before, write_whole = written(), Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    notebook.cell("third = fractions.Fraction(2, 3)")
+    with pytest.raises(CaptureError, match=r"--save s\.py: it cannot be written \(No space left"):
+        save(notebook, "third, third", "s.py")
+    assert written() == before
 
 
 def test_a_script_computes_what_the_cell_does(notebook: Notebook, tmp_path: Path) -> None:
