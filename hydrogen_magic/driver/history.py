@@ -80,6 +80,10 @@ def as_of_now(state: GangState) -> GangState:
         return state
     if not run_log.is_owner_gone(state.gang, state.owner):
         return replace(state, reason=f"runs on {state.host}")
+    if run_log.is_elsewhere(state.owner, state.host):
+        written = time.localtime(run_log.written_at(state.gang))
+        since = time.strftime("%Y-%m-%d %H:%M", written)
+        return replace(state, reason=f"runs on {state.host}, not heard of since {since}")
     ended = "owner process ended unexpectedly" if state.outlives else "kernel ended"
     return replace(state, state="STOPPED", reason=f"its {ended}")
 
