@@ -178,6 +178,12 @@ def test_what_is_no_frame(datasets: Callable[[], list[str]]) -> None:
     ) as error:
         hm.dataset({"x": [1]})
     assert "or Parquet data" in str(error.value) and "CSV" not in str(error.value)
+    interval = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    for values in (interval, pa.array([[(1, 2, 3)]], pa.list_(interval.type))):
+        with pytest.raises(
+            TypeError, match=r"column 'y' is .*_interval.* Parquet does not have: cast"
+        ):
+            hm.dataset(pa.table({"x": [1], "y": values}))
     with pytest.raises(ValueError, match="without rows"):
         hm.dataset(pa.table({"x": pa.array([], pa.int64())}))
     assert datasets() == []
