@@ -423,6 +423,15 @@ def test_row_groups_with_lists_of_other_lengths(
         list(part.to_numpy())
 
 
+@pytest.mark.parametrize("kind", ["time32[ms]", "time64[us]", "time64[ns]"])
+def test_times_of_day(tmp_path: Path, kind: str) -> None:
+    pq.write_table(pa.table({"x": pa.array([1, 2], kind)}), tmp_path / "rows.parquet")
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=2)
+    (batch,) = part.to_numpy()
+    assert batch["x"].dtype == np.dtype(f"timedelta64[{kind[-3:-1]}]")
+    assert rows_of(part.to_torch()) == [1, 2]
+
+
 def test_timestamps_that_spark_writes(tmp_path: Path) -> None:
     """INT96, which PyArrow reads as ns: the first and the last year of Spark overflow there."""
     times = [datetime(1, 1, 1), datetime(2020, 1, 1), datetime(9999, 12, 31)]

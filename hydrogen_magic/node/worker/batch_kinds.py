@@ -144,6 +144,9 @@ def _array(column: Any, name: str) -> Any:
     kind = column.type
     if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
+    if pa.types.is_time(kind):  # NumPy would have objects
+        numbers = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+        column = numbers.cast(pa.int64()).cast(pa.duration(kind.unit))
     if _lacks_values(column):
         raise ValueError(
             f"hm.shard(): column {name!r} is {kind} and has nulls, which only floats have a value for: "
