@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import hydrogen_magic as hm
@@ -60,6 +62,26 @@ def resume(steps: int, folder: str | None = None) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
     best = None if state is None else (type(state["best"]) is Best, state["best"].loss)
     return {"start": start, "best": best, "steps": len(optimizer.state_dict()["state"])}
+
+
+def save_two(kept: str, spoil: bool = False) -> int:
+    """Save two states and fail in the first attempt; return where the next one begins.
+
+    ``kept``: a file that is there once the first state has arrived. ``spoil``: rank 1 leaves a file in the
+    place of its host's folder of checkpoints.
+    """
+    began = hm.checkpoint.load() or 0
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        hm.checkpoint.save(1)
+        while not os.path.exists(kept):
+            time.sleep(0.01)
+        hm.checkpoint.save(2)
+        if spoil and hm.rank() == 1:
+            folder = Path(os.environ["HYDROGEN_MAGIC_CHECKPOINTS"])
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.touch()
+        raise RuntimeError("on purpose")
+    return began
 
 
 def die_after_save(culprit: int) -> None:

@@ -208,6 +208,7 @@ class Builder:
             self._digests,
             lambda: self._digests_of(self._settings.of_objects()),
             datasets=dict(pickler.datasets),
+            data_places=tuple(sorted(pickler.data_places)),
             session=self.use,
         )
 

@@ -120,6 +120,8 @@ class CapturePickler(Pickler):
         self._is_local = is_local
         self.datasets: dict[str, str] = {}
         """Data of ``hm.dataset`` that only this machine has: its name -> its folder."""
+        self.data_places: set[str] = set()
+        """Paths and URLs of all data of ``hm.dataset``."""
         self.handlers[type(sys.stdout)] = self._reduce_stream
         self.handlers[DatasetHandle] = self._reduce_dataset
         for kind in _FILES:
@@ -133,6 +135,7 @@ class CapturePickler(Pickler):
     def _reduce_dataset(self, handle: DatasetHandle) -> Any:
         if handle.name:
             self.datasets[handle.name] = str(handle.path)
+        self.data_places.update([handle.path] if isinstance(handle.path, str) else handle.path)
         return handle.__reduce__()
 
     def is_of_main(self, func: types.FunctionType) -> bool:

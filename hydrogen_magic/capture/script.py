@@ -23,9 +23,10 @@ from hydrogen_magic.capture.scopes import reads_in_source
 from hydrogen_magic.capture.values import CellText
 from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import imported_names
 from hydrogen_magic.serialization.pickler import is_main
-from hydrogen_magic.serialization.pickling_errors import explain, walk
+from hydrogen_magic.serialization.pickling_errors import RefusedError, explain, walk
 
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
@@ -43,8 +44,8 @@ def write(
 
     ``launcher``: command that starts it, named in its first line; may be empty.
 
-    Raises CaptureError if an object has no source, if a line of the cell is IPython's, or if one of the two
-    files exists and is not ours.
+    Raises CaptureError if an object has no source, if a line of the cell is IPython's, if one of the two
+    files exists and is not ours, or if they cannot be written.
     """
     target = Path(path)
     replaced = _replaced(target)
@@ -54,11 +55,15 @@ def write(
     text = _MARKER + f'"""{cell.label} as a script{run}"""\n\n'
     text += parts.text(body) + f"\n# ── {cell.label} ──\n\n" + body
     has_data_of_ours = parts.data_line in replaced
+    files = {target: text.encode()}
     if parts.data:
         if parts.data_path.exists() and not has_data_of_ours:
             raise _not_ours(target, parts.data_path)
-        _write(parts.data_path, parts.data)
-    _write(target, text.encode())
+        files[parts.data_path] = parts.data
+    try:
+        _write(files)
+    except OSError as error:
+        raise CaptureError(f"--save {target}: it cannot be written ({error.strerror})") from error
     if has_data_of_ours and not parts.data:
         parts.data_path.unlink(missing_ok=True)
 
@@ -82,10 +87,17 @@ def _not_ours(target: Path, path: Path) -> CaptureError:
     )
 
 
-def _write(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+def _write(files: Mapping[Path, bytes]) -> None:
+    """Write all of the files or, if one does not fit on the disk, none."""
+    partial = {path: path.with_name(path.name + ".partial") for path in files}
+    try:
+        for path, data in files.items():
+            partial[path].write_bytes(data)
+        for path in files:
+            os.replace(partial[path], path)
+    finally:
+        for each in partial.values():
+            each.unlink(missing_ok=True)
 
 
 def _body(cell: CellText) -> str:
@@ -311,6 +323,12 @@ class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
+        if isinstance(obj, DatasetHandle) and obj.is_temporary:
+            raise RefusedError(
+                obj,
+                "its data is deleted with the notebook",
+                "write the frame as Parquet yourself, and make the handle with hm.dataset(path)",
+            )
         if issubclass(type(obj), (type, types.FunctionType)) and is_main(obj):
             root, *rest = obj.__qualname__.split(".")
             found: Any = self.namespace.get(root)

@@ -70,5 +70,7 @@ class Captured:
     """Text of the cell as typed; empty for a script or a function."""
     datasets: Mapping[str, str] = field(default_factory=dict)
     """Data of ``hm.dataset`` that it refers to and only this machine has: its name -> its folder."""
+    data_places: tuple[str, ...] = ()
+    """Paths and URLs of all data of ``hm.dataset`` that it refers to."""
     session: SessionUse | None = None
     """What happens to the names that a cell of a session uses."""

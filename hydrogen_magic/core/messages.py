@@ -328,7 +328,7 @@ class ForgetCheckpoints(AgentCommand):
 
 @dataclass(frozen=True)
 class KeepDataset(AgentCommand):
-    """All files of the dataset have been sent: ranks may read it; answer with :class:`DatasetKept`."""
+    """All files of the dataset have been sent: ranks may read it; answer with :class:`TransferKept`."""
 
     dataset: str
     transfer: int
@@ -688,9 +688,11 @@ class ClosureLabel(Message):
 
 @dataclass(frozen=True)
 class CheckpointCopy(Message):
-    """A gang's checkpoint, for the agents of its next attempt."""
+    """A gang's checkpoint, for the agents of its next attempt, which answer with :class:`TransferKept`."""
 
     gang: str
+    transfer: int
+    """As in :class:`DatasetFile`."""
     file_name: str
 
 
@@ -701,7 +703,7 @@ class DatasetFile(Message):
     dataset: str
     """:attr:`~hydrogen_magic.node.dataset_handle.DatasetHandle.name` of the dataset."""
     transfer: int
-    """The kernel's number of this transfer of the dataset to the host; later ones have higher numbers."""
+    """The kernel's number of this transfer to the host; later ones have higher numbers."""
     file_name: str
 
 
@@ -718,10 +720,11 @@ class FilePart(AgentCommand, AgentReport):
 
 
 @dataclass(frozen=True)
-class DatasetKept(AgentReport):
-    """The dataset is complete on the host, or, with an error, it cannot be stored there."""
+class TransferKept(AgentReport):
+    """A dataset or a checkpoint is complete on the host, or, with an error, cannot be stored there."""
 
     transfer: int
+    """As in :class:`DatasetFile` and :class:`CheckpointCopy`."""
     error: str = ""
 
 
@@ -939,6 +942,7 @@ class OwnGang(Message):
     preload: tuple[str, ...]
     required_modules: tuple[str, ...]
     datasets: Mapping[str, str]
+    data_places: tuple[str, ...]
     warnings: tuple[str, ...]
     """As in :class:`~hydrogen_magic.capture.values.Captured`."""
     env: Mapping[str, str] = field(repr=False)

@@ -46,7 +46,7 @@ _KEEP_RUNS = 50
 """Weeks of work for one person; most records are well below a megabyte."""
 
 _OTHER_MACHINE_S = 60.0
-"""Health is recorded about once a second: after this silence, a run on another machine is over."""
+"""Health is recorded about once a second: after this silence, a run on another machine seems over."""
 
 _TAIL_BYTES = 1 << 16
 """Number of bytes read first to find the last line; stacks of many threads can make a longer one."""
@@ -354,10 +354,16 @@ def _last_line(fd: int) -> bytes:
 def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
     """Return the unreported runs that ended because their kernel did, newest first.
 
+    Not those of other machines: a gang that waits for slots there is silent, too, and goes on.
     ``is_alive`` tells whether the process of an owner string (:func:`owner_of_this_process`) is
     alive.
     """
-    return [found.gang for found in recent() if _is_abandoned(found, is_alive)]
+    return [
+        found.gang
+        for found in recent()
+        if _is_abandoned(found, is_alive)
+        and not is_elsewhere(found.launched.owner, found.launched.host)
+    ]
 
 
 def end_abandoned(gang_id: str) -> None:
@@ -479,18 +485,26 @@ def is_alive(owner: str) -> bool:
 
 
 def is_owner_gone(gang_id: str, owner: str, is_alive: Callable[[str], bool] = is_alive) -> bool:
-    """Return whether ``owner``, of this run, no longer runs, here or on another machine."""
+    """Return whether ``owner``, of this run, no longer runs; on another machine, whether it seems so."""
     if is_alive(owner):
         return False
     if _machine_of(owner) == _machine():
         return True
-    # A home directory shared between machines: only the file's age shows whether that kernel is
-    # alive.
+    # A home directory shared between machines: only the file's age tells of that kernel.
+    return time.time() - written_at(gang_id) > _OTHER_MACHINE_S
+
+
+def is_elsewhere(owner: str, host: str) -> bool:
+    """Return whether ``owner`` is, or was, on a machine of another name, whose processes are out of sight."""
+    return _machine_of(owner) != _machine() and host != os.uname().nodename
+
+
+def written_at(gang_id: str) -> float:
+    """Return when a record was last written to, 0 if it was deleted."""
     try:
-        written = (run_dir(gang_id) / _EVENTS).stat().st_mtime
-    except OSError:  # another kernel has deleted the record
-        return True
-    return time.time() - written > _OTHER_MACHINE_S
+        return (run_dir(gang_id) / _EVENTS).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def is_stopped(owner: str) -> bool:

@@ -79,7 +79,8 @@ def with_end(events: Sequence[Event]) -> list[Event]:
     launched = events[0] if events else None
     if not isinstance(launched, GangLaunched) or isinstance(events[-1], GangEnded):
         return [*events]
-    if not run_log.is_owner_gone(launched.gang, launched.owner):
+    is_known = not run_log.is_elsewhere(launched.owner, launched.host)
+    if not (is_known and run_log.is_owner_gone(launched.gang, launched.owner)):
         return [*events]
     return [*events, GangEnded(events[-1].at_s, "STOPPED", run_log.why_over(launched))]
 
@@ -88,7 +89,11 @@ def with_machine(state: GangState) -> GangState:
     """Return the state after recorded events :func:`with_end`, with the machine if it runs on another."""
     if state.is_terminal or run_log.is_alive(state.owner):
         return state
-    return replace(state, reason=f"runs on {state.host}")
+    reason = f"runs on {state.host}"
+    if run_log.is_owner_gone(state.gang, state.owner):
+        written = time.localtime(run_log.written_at(state.gang))
+        reason += f", not heard of since {time.strftime('%Y-%m-%d %H:%M', written)}"
+    return replace(state, reason=reason)
 
 
 def _last_state(found: run_log.Summary) -> GangState:

@@ -22,7 +22,7 @@ from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
 from hydrogen_magic.node import data_files
 from hydrogen_magic.node.data_files import AnyPath, DataFiles
 from hydrogen_magic.node.prediction import chunking
-from hydrogen_magic.node.prediction.column_names import listed, refuse_repeated
+from hydrogen_magic.node.prediction.column_names import refuse_repeated
 
 if TYPE_CHECKING:
     from hydrogen_magic.node.prediction.options import InferOptions
@@ -189,7 +189,11 @@ class _File:
             # A Dataset would decode whole row groups, and read ahead while its batches are not taken.
             n_bytes = _READ_BYTES if self.filesystem is None else _READ_BYTES_OF_STORES
             with pq.ParquetFile(
-                path, pre_buffer=False, buffer_size=n_bytes, filesystem=self.filesystem
+                path,
+                pre_buffer=False,
+                buffer_size=n_bytes,
+                filesystem=self.filesystem,
+                coerce_int96_timestamp_unit=data_files.INT96_UNIT,
             ) as file:
                 found = tuple(file.schema_arrow.names), file.metadata.num_rows
                 if found != (self.names, self.n_rows):
@@ -217,7 +221,7 @@ def _dataset(found: DataFiles) -> Any:
     try:
         return ds.dataset(
             [str(file) for file in found.files],
-            format=kind,
+            format=data_files.parquet_format() if kind == "parquet" else kind,
             filesystem=found.filesystem,
             partitioning=ds.HivePartitioning.discover() if is_partitioned else None,
             partition_base_dir=str(found.root) if is_partitioned else None,
@@ -228,7 +232,7 @@ def _dataset(found: DataFiles) -> Any:
 
 def _common_schema(dataset: Any, fragments: list[Any], format_name: str) -> pa.Schema:
     """Return the columns of all files. Raises InferError if files differ."""
-    common: Any = None
+    common = None
     for fragment in fragments:
         try:
             schema = fragment.physical_schema
@@ -238,23 +242,8 @@ def _common_schema(dataset: Any, fragments: list[Any], format_name: str) -> pa.S
                 " with a glob"
             ) from None
         refuse_repeated(schema.names, f"{fragment.path} has", "write it with unique names")
-        common = schema if common is None else _unified(common, schema, fragment.path)
-    in_files = set(common.names)
-    from_folders = [field for field in dataset.schema if field.name not in in_files]
-    return pa.schema([*common, *from_folders], metadata=common.metadata)
-
-
-def _unified(common: pa.Schema, schema: pa.Schema, path: str) -> pa.Schema:
-    different = set(common.names) ^ set(schema.names)
-    if different:
-        raise InferError(
-            f"{path} and the files before it differ in {listed(sorted(different))}: run %%infer on each"
-            " kind of files, for example with a glob"
-        )
-    try:
-        return pa.unify_schemas([common, schema])
-    except pa.ArrowException as error:
-        raise InferError(
-            f"{path} has a column of another type than the files before it ({error}): write the files"
-            " with the same types, or run %%infer on each kind, for example with a glob"
-        ) from None
+        try:
+            common = data_files.unified(common, schema, fragment.path)
+        except ValueError as error:
+            raise InferError(str(error)) from None
+    return data_files.with_folders(common, dataset.schema)

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from hydrogen_magic.node.prediction.column_names import listed
+
 AnyPath = str | os.PathLike[str]
 
 _HIDDEN = (".", "_")
@@ -36,6 +38,8 @@ _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _PACKAGES = {"abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs", "s3": "s3fs"}
 """Packages by which fsspec reads a scheme. It does not know those of Azure before they are installed."""
 _BY_ARROW = ("abfs", "abfss", "gs", "hdfs", "s3", "viewfs")
+INT96_UNIT = "us"
+"""Of timestamps of INT96, as Spark writes them: in PyArrow's own ns, those outside 1677 to 2262 overflow."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,44 @@ def delete_folder(path: AnyPath) -> None:
         filesystem.delete_dir(place)
 
 
+def parquet_format() -> Any:
+    """Return PyArrow's format of Parquet data, for a Dataset."""
+    import pyarrow.dataset as ds
+
+    return ds.ParquetFileFormat(coerce_int96_timestamp_unit=INT96_UNIT)
+
+
+def unified(common: Any, schema: Any, path: str) -> Any:
+    """Return the schema of the files up to ``path``, of ``common`` and its own: each type as wide as needed.
+
+    ``common``: of the files before; None before the first one. Raises ValueError if they have other columns
+    or types without a common one.
+    """
+    import pyarrow as pa
+
+    if common is None:
+        return schema
+    remedy = "write the files alike, or read each kind on its own, for example with a glob"
+    different = sorted(set(common.names) ^ set(schema.names))
+    if different:
+        raise ValueError(f"{path} and the files before it differ in {listed(different)}: {remedy}")
+    try:
+        return pa.unify_schemas([common, schema], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"{path} has a column of another type than the files before it ({error}): {remedy}"
+        ) from None
+
+
+def with_folders(common: Any, of_dataset: Any) -> Any:
+    """Return the schema of all files with the columns of a PyArrow Dataset that its folders' names make."""
+    import pyarrow as pa
+
+    in_files = set(common.names)
+    from_folders = [field for field in of_dataset if field.name not in in_files]
+    return pa.schema([*common, *from_folders], metadata=common.metadata)
+
+
 def _find(path: str) -> DataFiles:
     return _find_remote(path) if is_url(path) else _find_here(local_path(path))
 
@@ -148,8 +190,26 @@ def _find_here(path: str) -> DataFiles:
     else:
         nearest = next(folder for folder in place.parents if folder.is_dir())
         raise _missing(f"{path} (from {os.getcwd()})", str(nearest))
-    inside = (file for match in matches for file in (match, *match.rglob("*")) if file.is_file())
+    inside = (file for match in matches for file in _files_at(match))
     return _visible(None, root, inside, pattern, f"{path} (from {os.getcwd()})")
+
+
+def _files_at(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+    """Yield a file, or those in a folder; links to folders are followed, except to one of those ``above``.
+
+    Raises OSError for a folder that cannot be read: without its rows the data would not be complete.
+    """
+    if path.is_file():
+        yield path
+    elif path.is_dir() and (here := _identity(path)) not in above:
+        for entry in path.iterdir():
+            if not entry.name.startswith(_HIDDEN):
+                yield from _files_at(entry, above | {here})
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _missing(what: str, nearest: str) -> FileNotFoundError:

@@ -42,6 +42,11 @@ class DatasetHandle:
         return Path(self.path).parent.name if isinstance(self.path, str) and self.is_private else ""
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether the data is deleted with this process, which has written it."""
+        return self._remove is not None
+
+    @property
     def place(self) -> str:
         """The path in messages."""
         if isinstance(self.path, str):
@@ -51,7 +56,8 @@ class DatasetHandle:
     def delete(self) -> None:
         """Delete the data, if :func:`hydrogen_magic.dataset` has written it, and in the notebook only.
 
-        Ranks that still read it fail. A second call has no effect.
+        Ranks that still read it fail. Those of an ``--outlive`` gang do not: the data stays until its end.
+        A second call has no effect.
         """
         if self._remove is not None:
             self._remove()

@@ -172,7 +172,11 @@ def keep(fd: int, path: Path) -> None:
     The file has the suffix ``.arriving`` until then. Raises OSError.
     """
     arriving = path.with_name(".arriving")
-    with open(fd, "rb", closefd=False) as source, arriving.open("wb") as target:
-        source.seek(0)
-        shutil.copyfileobj(source, target)
-    arriving.rename(path)
+    try:
+        with open(fd, "rb", closefd=False) as source, arriving.open("wb") as target:
+            source.seek(0)
+            shutil.copyfileobj(source, target)
+        arriving.rename(path)
+    except OSError:
+        arriving.unlink(missing_ok=True)
+        raise

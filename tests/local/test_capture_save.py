@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+import hydrogen_magic as hm
 from hydrogen_magic.capture import CellText, write_script
 from hydrogen_magic.errors import CaptureError
 from tests.capture_rig import Notebook, write
@@ -107,6 +110,23 @@ def test_what_cannot_stand_in_a_script(notebook: Notebook, tmp_path: Path) -> No
     assert not (tmp_path / "s.py").exists()
 
 
+def test_data_that_is_deleted_with_the_notebook(notebook: Notebook, tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"x": [1, 2, 3]})
+    with hm.dataset(table) as rows:
+        notebook.names["parts"] = {"train": rows}
+        with pytest.raises(
+            CaptureError, match=r"\['parts'\]\['train'\]`.*deleted with the notebook; write"
+        ):
+            save(notebook, "print(parts)\n", "train.py")
+    assert not list(tmp_path.glob("train*"))
+    pq.write_table(table, "rows.parquet")
+    notebook.names["parts"] = {"train": hm.dataset("rows.parquet")}
+    save(notebook, "print(parts['train'].n_rows)\n", "train.py")
+    done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
+    assert done.stdout == "3\n"
+
+
 def test_a_data_file_is_replaced_with_its_own_script_only(
     notebook: Notebook, tmp_path: Path
 ) -> None:
@@ -124,6 +144,29 @@ def test_a_data_file_is_replaced_with_its_own_script_only(
     for text in ("third", "third", "x = 1", "third"):
         save(notebook, text, "s.py")
         assert data.exists() == (text == "third")
+
+
+@pytest.mark.parametrize("full", ["s.py", "s.data.pkl"])
+def test_a_full_disk_leaves_the_script_and_its_data_as_they_were(
+    full: str, notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def write_bytes(path: Path, data: bytes) -> int:
+        if path.name == f"{full}.partial":
+            path.touch()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_whole(path, data)
+
+    notebook.cell("import fractions; third = fractions.Fraction(1, 3)")
+    save(notebook, "third", "s.py")
+    before, write_whole = written(), Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    notebook.cell("third = fractions.Fraction(2, 3)")
+    with pytest.raises(CaptureError, match=r"--save s\.py: it cannot be written \(No space left"):
+        save(notebook, "third, third", "s.py")
+    assert written() == before
 
 
 def test_a_script_computes_what_the_cell_does(notebook: Notebook, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.datasets import folders
+from hydrogen_magic.node import data_files
 from hydrogen_magic.views.row_progress import RowProgress
 from tests.gangs import ended, failure_of, wait_until
 from tests.shards import rows_of, write_parquet
@@ -177,6 +178,12 @@ def test_what_is_no_frame(datasets: Callable[[], list[str]]) -> None:
     ) as error:
         hm.dataset({"x": [1]})
     assert "or Parquet data" in str(error.value) and "CSV" not in str(error.value)
+    interval = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    for values in (interval, pa.array([[(1, 2, 3)]], pa.list_(interval.type))):
+        with pytest.raises(
+            TypeError, match=r"column 'y' is .*_interval.* Parquet does not have: cast"
+        ):
+            hm.dataset(pa.table({"x": [1], "y": values}))
     with pytest.raises(ValueError, match="without rows"):
         hm.dataset(pa.table({"x": pa.array([], pa.int64())}))
     assert datasets() == []
@@ -261,6 +268,51 @@ def test_a_forked_child_leaves_the_data_to_its_parent(datasets: Callable[[], lis
         os._exit(0)
     os.waitpid(child, 0)
     assert len(datasets()) == 1
+
+
+@pytest.fixture
+def unreachable(
+    datasets: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Return a function that makes a store fail with an error, or with None answer again."""
+    deleted = data_files.delete_folder
+
+    def fail(error: Exception | None) -> None:
+        def delete(path: str) -> None:
+            if data_files.is_url(path) and error is not None:
+                raise error
+            deleted(path)
+
+        monkeypatch.setattr(data_files, "delete_folder", delete)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("adlfs"), OSError(), pa.ArrowException(), ValueError()]
+)
+def test_a_store_that_does_not_answer_delays_nothing_else(
+    error: Exception,
+    datasets: Callable[[], list[str]],
+    unreachable: Callable[..., Any],
+    hydrogen_home: Path,
+) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    rows = hm.dataset(frame(), path="memory://lake/tmp")
+    here = hm.dataset(frame())
+    unreachable(error)
+    with pytest.raises(type(error)):
+        rows.delete()
+    folders._delete_all()  # as at the end of a process
+    assert len(datasets()) == 1 and not os.path.exists(str(here.path))
+    folders._forget()
+    (hydrogen_home / "datasets" / "stray").touch()
+    launcher.clean_up_abandoned()
+    hm.dataset(frame()).delete()
+    assert len(datasets()) == 2 and memory.find("/lake")
+    unreachable(None)
+    launcher.clean_up_abandoned()
+    assert datasets() == ["stray"] and not memory.find("/lake")
 
 
 WRITES = """

@@ -16,8 +16,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_core.utils import ensure_event_loop
 
+import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.owner import connection, local_socket
 from hydrogen_magic.driver.owner.connection import AttachedGang, attach
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
@@ -124,6 +127,33 @@ def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
         "results-0",
         "results-1",
     ]
+
+
+READING = """
+import pathlib, time
+import hydrogen_magic as hm
+while not pathlib.Path({go!r}).exists():
+    time.sleep(0.02)
+[sum(len(batch["x"]) for batch in hm.shard(rows, batch_size=4)) for rows in (here, there)]
+"""
+
+
+def test_the_data_of_its_notebook_stays_until_its_end(
+    notebook_shell: InteractiveShell, launched: Launch, tmp_path: Path, hydrogen_home: Path
+) -> None:
+    table = pytest.importorskip("pyarrow").table({"x": range(10)})
+    here, there = hm.dataset(table), hm.dataset(table, path=tmp_path / "shared")
+    notebook_shell.push({"here": here, "there": there})
+    gang = launched("--np 2", READING.format(go=str(tmp_path / "go")))
+    there.delete()
+    folders._delete_all()  # as at the end of the kernel
+    launcher.clean_up_abandoned()  # as in the next one
+    owner = owner_of(gang.id)
+    (tmp_path / "go").touch()
+    assert ended(gang).results == [[5, 5], [5, 5]]
+    wait_until_gone([owner])
+    assert not list((hydrogen_home / "datasets").iterdir())
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_one_controls_and_others_watch(launched: Launch) -> None:

@@ -11,6 +11,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.core import run_log
+from hydrogen_magic.driver.owner import connection
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import magics
 from tests.records import ENDED, METRICS, launched, write
 
@@ -31,9 +33,25 @@ def test_runs_whose_kernel_died_are_unfinished_and_old_ones_pruned() -> None:
     assert [found.gang for found in run_log.recent()] == ["away", "here", "over", "dead"]
     assert run_log.unfinished(run_log.is_alive) == ["dead"]
     os.utime(away / "events.jsonl", (0, 0))  # silent for long
-    assert run_log.unfinished(run_log.is_alive) == ["away", "dead"]
+    assert run_log.unfinished(run_log.is_alive) == ["dead"]
     run_log.prune(keep=1)
     assert sorted(run_log.recent_ids()) == ["here", "over"]
+
+
+@pytest.mark.parametrize("host", ["another", os.uname().nodename])
+def test_a_silent_run_of_another_machine_is_ended_there(host: str) -> None:
+    """A gang that waits for slots is silent. A machine of this name was this one, before it restarted."""
+    folder = write(
+        "away", replace(launched("away", owner="another machine:1:1"), host=host), METRICS
+    )
+    os.utime(folder / "events.jsonl", (0, 0))
+    magics._report_stopped_runs()  # as %load_ext does it
+    is_here = host != "another"
+    if not is_here:
+        with pytest.raises(HydrogenError, match="runs on another: attach to it there"):
+            connection.attach("away")
+    found = run_log.summary("away")
+    assert found is not None and (found.ended is not None) == is_here
 
 
 def test_a_run_is_reported_before_its_record_is_deleted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import hashlib
 import json
@@ -52,8 +53,17 @@ from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
+from hydrogen_magic.transport import file_transfer
 from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
-from tests import closure_bytes, directory_hosts, plain_ranks, ranks, shards, spark_ranks
+from tests import (
+    checkpoints,
+    closure_bytes,
+    directory_hosts,
+    plain_ranks,
+    ranks,
+    shards,
+    spark_ranks,
+)
 from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, LIBRARY, SILENT_END, STANDS_STILL, rarely
 from tests.directory_hosts import DirectoryHosts
 from tests.gangs import (
@@ -63,6 +73,7 @@ from tests.gangs import (
     family_of,
     free_ports,
     hosts_on_other_disks,
+    notices_of,
     said,
     until,
     wait_until,
@@ -659,6 +670,33 @@ def test_a_dataset_that_is_deleted_on_its_way_is_reported_by_the_ranks(
     monkeypatch.setattr(RemoteAgent, "send_dataset", delete)
     failure = str(failure_of(launch(shards.read_here, rows, np=2)))
     assert "FileNotFoundError: the data of hm.dataset() is in" in failure
+
+
+@pytest.mark.usefixtures("no_shared_disk")
+def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the notebook's machine: the ranks go on, and the next attempt continues from what is there."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def keep(fd: int, path: Path) -> None:
+        if (tmp_path / "kept").exists():
+            raise full
+        file_transfer.keep(fd, path)
+        (tmp_path / "kept").touch()
+
+    monkeypatch.setattr(agents, "keep", keep)
+    gang = ended(launch(checkpoints.save_two, str(tmp_path / "kept"), np=2, retries=1))
+    assert gang.results == [1, 1]
+    assert notices_of(gang).count("(No space left on device: ") == 1
+
+
+@pytest.mark.usefixtures("no_shared_disk")
+def test_a_host_that_cannot_store_a_checkpoint_is_named(tmp_path: Path) -> None:
+    gang = launch(checkpoints.save_two, str(tmp_path), True, np=2, retries=1)
+    problem = r"host .* cannot store the checkpoint, .*B: File exists \(.*\); free space there"
+    with pytest.raises(HydrogenError, match=problem):
+        ended(gang).raise_for_state()
 
 
 @pytest.mark.exhaustive

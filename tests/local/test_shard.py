@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 import hydrogen_magic as hm
+from tests.shards import parts
 
 
 def test_a_stream_is_read_by_a_loaders_fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +23,13 @@ def test_a_stream_is_read_by_a_loaders_fresh_workers(monkeypatch: pytest.MonkeyP
         part, batch_size=None, num_workers=1, multiprocessing_context="spawn"
     )
     assert list(loader) == [1, 5, 9]
+
+
+def test_an_array_of_a_file_is_shuffled(tmp_path: Path) -> None:
+    """h5py reads rows in increasing order only."""
+    h5py = pytest.importorskip("h5py")
+    rows = np.arange(20).reshape(10, 2)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["x"] = rows
+        found = parts(file["x"], 2, shuffle=True)
+    assert np.array_equal(found, parts(rows, 2, shuffle=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import Counter
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +162,24 @@ def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:
     again.load_state_dict(state)
     again.set_epoch(4)
     assert len(rows_of(again)) == 23
+
+
+@pytest.mark.parametrize("n_taken", [3, 5], ids=["some", "all"])
+def test_a_pass_inside_of_another_has_its_own_place(parquet: Path, n_taken: int) -> None:
+    part = hm.shard(parquet, batch_size=5)
+    for n_done, _ in enumerate(part, 1):
+        if n_done == 2:
+            assert len(list(zip(range(n_taken), part, strict=False))) == n_taken
+        assert part.state_dict()["batch"] == n_done
+    assert part.state_dict()["batch"] == n_done == 5
+
+
+def test_an_iteration_that_nobody_continues_is_not_the_outer_one(parquet: Path) -> None:
+    part = hm.shard(parquet, batch_size=5)
+    kept = iter(part)  # as by the traceback of a loop that failed
+    next(kept)
+    part.set_epoch(0)
+    assert len(list(part)) == part.state_dict()["batch"] == 5
 
 
 def test_a_state_of_another_stream_is_refused(parquet: Path) -> None:
@@ -323,6 +342,24 @@ def test_columns_as_arrays_of_jax(mixed: Path) -> None:
     assert first["text"] == ["a", None] and last["nested"].tolist() == [[[1.0], [2.0]]]
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint64", "timestamp[us]"])
+def test_integers_that_jax_would_truncate(tmp_path: Path, kind: str) -> None:
+    jax = pytest.importorskip("jax")
+    pq.write_table(pa.table({"x": pa.array([7, 1 << 40], kind)}), tmp_path / "rows.parquet")
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=1).to_jax()
+    batches = iter(part)
+    assert next(batches)["x"].tolist() == [7]
+    with pytest.raises(
+        ValueError, match=r"column 'x' has integers or times that u?int32 cannot hold"
+    ):
+        next(batches)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        assert rows_of(part) == [7, 1 << 40]
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
 @pytest.mark.tensorflow
 def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     tf = pytest.importorskip("tensorflow")
@@ -339,16 +376,37 @@ def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     ("values", "said"),
     [
         (pa.array([1, None]), "'x' is int64 and has nulls"),
+        (pa.array([[1, 2], [3, None]]), "'x' is list<.*int64> and has nulls"),
+        (pa.array([[[1]], [None]]), "'x' is list<.*int64>> and has nulls"),
+        (pa.array([[True], None]), "'x' is list<.*bool> and has nulls"),
+        (pa.array([[1], None], pa.list_(pa.int8(), 1)), "'x' is fixed_size_list<.*and has nulls"),
+        (pa.array([1, None]).dictionary_encode(), "'x' is int64 and has nulls"),
         (pa.array([[1], [1, 2]]), "'x' has lists of different lengths"),
+        (pa.array([[1.0], None]), "'x' has only nulls or empty lists in a row group"),
+        (pa.array([None, [1.0]]), "'x' has only nulls or empty lists in a row group"),
     ],
-    ids=["nulls", "ragged"],
 )
 def test_columns_that_form_no_tensor(tmp_path: Path, values: Any, said: str) -> None:
-    pq.write_table(pa.table({"x": values}), tmp_path / "rows.parquet")
+    n_rows = 1 if "in a row group" in said else 2
+    pq.write_table(pa.table({"x": values}), tmp_path / "rows.parquet", row_group_size=n_rows)
     part = hm.shard(tmp_path / "rows.parquet", batch_size=2)
-    assert next(iter(part)).num_rows == 2
+    assert next(iter(part.to_arrow())).num_rows == 2
     with pytest.raises(ValueError, match=said):
         list(part.to_torch())
+
+
+@pytest.mark.parametrize("kind", ["torch", "jax"])
+@pytest.mark.parametrize("unit", ["timestamp[us]", "date32", "duration[s]"])
+def test_dates_and_times_that_are_null(tmp_path: Path, unit: str, kind: str) -> None:
+    """As an integer NaT would be a time before all others."""
+    pytest.importorskip(kind)
+    pq.write_table(pa.table({"at": pa.array([1, None], unit)}), tmp_path / "rows.parquet")
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=1)
+    assert np.isnat([batch["at"][0] for batch in part.to_numpy()]).tolist() == [False, True]
+    batches = iter(getattr(part, f"to_{kind}")())
+    assert next(batches)["at"].tolist() == [1]
+    with pytest.raises(ValueError, match=r"column 'at' is .* and has nulls"):
+        next(batches)
 
 
 @pytest.mark.parametrize("batch_size", [4, 3], ids=["of one row group", "of two"])
@@ -363,6 +421,27 @@ def test_row_groups_with_lists_of_other_lengths(
     assert len(list(part)) == len(part)
     with pytest.raises(ValueError, match="'x' has lists of different lengths"):
         list(part.to_numpy())
+
+
+@pytest.mark.parametrize("kind", ["time32[ms]", "time64[us]", "time64[ns]"])
+def test_times_of_day(tmp_path: Path, kind: str) -> None:
+    pq.write_table(pa.table({"x": pa.array([1, 2], kind)}), tmp_path / "rows.parquet")
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=2)
+    (batch,) = part.to_numpy()
+    assert batch["x"].dtype == np.dtype(f"timedelta64[{kind[-3:-1]}]")
+    assert rows_of(part.to_torch()) == [1, 2]
+
+
+def test_timestamps_that_spark_writes(tmp_path: Path) -> None:
+    """INT96, which PyArrow reads as ns: the first and the last year of Spark overflow there."""
+    times = [datetime(1, 1, 1), datetime(2020, 1, 1), datetime(9999, 12, 31)]
+    rows = pa.table({"at": pa.array(times, pa.timestamp("us"))})
+    file = tmp_path / "rows.parquet"
+    pq.write_table(rows, file, use_deprecated_int96_timestamps=True)
+    assert hm.dataset(file).columns == (("at", "timestamp[us]"),)
+    assert hm.shard(file) == rows
+    (batch,) = hm.shard(file, batch_size=3).to_numpy()
+    assert batch["at"].tolist() == times
 
 
 # ── places ───────────────────────────────────────────────────────────────────────────────────────
@@ -387,6 +466,24 @@ def test_globs_urls_and_datasets(parquet: Path) -> None:
     finally:
         memory.store.clear()
         memory.pseudo_dirs[:] = [""]
+
+
+def test_files_of_other_types_or_columns(tmp_path: Path) -> None:
+    """A Dataset of PyArrow has the columns of its first file: others would vanish."""
+    first, second = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    pq.write_table(pa.table({"x": pa.array([1], pa.int32()), "y": pa.nulls(1)}), first)
+    pq.write_table(pa.table({"y": ["b"], "x": [1 << 40]}), second)
+    assert rows_of(hm.shard(tmp_path, batch_size=1)) == [1, 1 << 40]
+    table = hm.shard(tmp_path)
+    assert (table["x"].to_pylist(), table["y"].to_pylist()) == ([1, 1 << 40], [None, "b"])
+    assert hm.dataset(tmp_path).columns == (("x", "int64"), ("y", "string"))
+    for read in (hm.shard, hm.dataset):
+        pq.write_table(pa.table({"x": [1], "y": [1]}), first)
+        with pytest.raises(ValueError, match=r"b\.parquet has a column of another type"):
+            read(tmp_path)
+        pq.write_table(pa.table({"x": [1]}), first)
+        with pytest.raises(ValueError, match=r"b\.parquet and the files before it differ in 'y'"):
+            read(tmp_path)
 
 
 def test_a_batch_has_a_row(parquet: Path) -> None:

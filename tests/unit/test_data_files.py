@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,21 @@ fs = pytest.importorskip("pyarrow.fs")
 def test_paths_that_the_operating_system_reads(path: str, place: str) -> None:
     assert not data_files.is_url(path)
     assert data_files.local_path(path) == place == str(data_files.absolute(path))
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    """But not in a circle."""
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for file in (data / "a.parquet", elsewhere / "more" / "b.parquet"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    (data / "part").symlink_to(elsewhere)
+    (elsewhere / "more" / "up").symlink_to(data)
+    (data / "gone").symlink_to(tmp_path / "nowhere")
+    (data / "itself").symlink_to("itself")
+    found = data_files.find(data).files
+    assert found == (data / "a.parquet", data / "part" / "more" / "b.parquet")
+    assert data_files.find(f"{data}/p*").files[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,15 @@ def test_parquet_comes_back_as_parquet(
     assert same(pq.read_table(done), twice(before))
 
 
+def test_timestamps_that_spark_writes_to_parquet(tmp_path: Path) -> None:
+    """INT96, which PyArrow reads as ns: the first and the last year of Spark overflow there."""
+    times = [dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31)]
+    rows = pa.table({"at": pa.array(times, pa.timestamp("us"))})
+    pq.write_table(rows, tmp_path / "rows.parquet", use_deprecated_int96_timestamps=True)
+    source = sources.source(tmp_path / "rows.parquet")
+    assert pa.concat_tables(source.chunks(9)) == rows
+
+
 def test_files_of_other_file_systems_and_lists(tmp_path: Path) -> None:
     memory = pytest.importorskip("fsspec").filesystem("memory")
     table = pa.table({"x": range(20), "country": ["de"] * 10 + ["fr"] * 10})

@@ -30,8 +30,9 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
 
     The handle has the size of a few names. The rows are written once as Parquet, and deleted when the
     process of the notebook ends, or by ``handle.delete()``; ``with hm.dataset(frame) as rows:`` does that at
-    its end. What a killed process has left is deleted by the next one that calls this function or loads the
-    extension. A write that fails or is interrupted leaves nothing.
+    its end. Data that an ``--outlive`` gang uses stays until the end of the gang. What a killed process has
+    left is deleted by the next one that calls this function or loads the extension. A write that fails or is
+    interrupted leaves nothing.
 
     Args:
         frame: One of

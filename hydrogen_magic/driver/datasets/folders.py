@@ -1,10 +1,11 @@
 """Folders of ``hm.dataset``, each of which is deleted with the process that has written it.
 
-    $HYDROGEN_MAGIC_HOME/datasets/<id>/owner    locked by the process; names the folder of the data
+    $HYDROGEN_MAGIC_HOME/datasets/<id>/owner    locked by those who need the data; names its folder
                                        data/    the Parquet files, unless the user chose another folder
 
-The system releases the lock when the process ends, however it ends: the next process that writes a dataset or
-starts a gang deletes what an ended one has left.
+The process has a shared lock, and so has the owner of a gang that outlives it. Deleting needs the exclusive
+lock, which only the last of them can get. The system releases a lock when its process ends, however it ends:
+the next process that writes a dataset or starts a gang deletes what an ended one has left.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,14 +48,20 @@ class DatasetFolder:
         return self in _owned
 
     def delete(self) -> None:
-        """Delete the data and the record. A second call has no effect."""
-        descriptor = _owned.pop(self, None)
+        """Delete the data and the record, or leave them to the gangs that use them and outlive this process.
+
+        A second call has no effect, unless the first one failed. Raises what the data's file system raises.
+        """
+        descriptor = _owned.get(self)
         if descriptor is not None:
-            self.remove()
+            with suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.remove()
+            del _owned[self]
             os.close(descriptor)
 
     def remove(self) -> None:
-        """Delete what a process has left, whose lock this process has."""
+        """Delete a folder that is no longer used: this process has the exclusive lock."""
         if self.is_private or _PREFIX in self.data.rpartition("/")[2]:
             data_files.delete_folder(self.data)
         shutil.rmtree(self.record, ignore_errors=True)
@@ -69,32 +76,56 @@ def new(parent: AnyPath | None) -> DatasetFolder:
 
     Raises OSError if the state directory is not writable.
     """
+    prune()
     name = secrets.token_hex(8)
     with _locked_records() as records:
-        _prune(records)
         record = records / name
         data = str(record / "data") if parent is None else _inside(parent, _PREFIX + name)
         record.mkdir(mode=0o700)
         (record / _OWNER).write_text(data)
         folder = DatasetFolder(record, data)
-        _owned[folder] = _locked(record / _OWNER)
+        _owned[folder] = _locked(record / _OWNER, fcntl.LOCK_SH)
     return folder
 
 
+@contextmanager
+def kept(places: Collection[str]) -> Iterator[None]:
+    """Keep the data at these paths and URLs even if the process ends that has written it.
+
+    Deletes it at the end, if that process has ended.
+    """
+    with ExitStack() as locks:
+        locks.callback(prune)
+        with suppress(OSError):
+            for record in run_log.state_dir("datasets").iterdir():
+                with suppress(OSError):  # it is no record
+                    if (record / _OWNER).read_text() in places:
+                        locks.callback(os.close, _locked(record / _OWNER, fcntl.LOCK_SH))
+        yield
+
+
 def prune() -> None:
-    """Delete what processes that have ended have left."""
-    with suppress(OSError), _locked_records() as records:
-        _prune(records)
+    """Delete what processes that have ended have left.
 
-
-def _prune(records: Path) -> None:
+    What cannot be deleted now, in a store that does not answer or whose driver is not installed, stays for a
+    later process.
+    """
     own = {folder.record for folder in _owned}
-    for record in records.iterdir():
-        if record not in own:
-            with suppress(BlockingIOError, FileNotFoundError):
-                descriptor = _locked(record / _OWNER)
-                DatasetFolder(record, (record / _OWNER).read_text()).remove()
-                os.close(descriptor)
+    with suppress(OSError):
+        for record in set(run_log.state_dir("datasets").iterdir()) - own:
+            with suppress(Exception), _claimed(record) as folder:
+                folder.remove()
+
+
+@contextmanager
+def _claimed(record: Path) -> Iterator[DatasetFolder]:
+    """Give a folder that is no longer used. Raises OSError if it is used, or if this is no record."""
+    with _locked_records():  # not while the process makes it
+        descriptor = _locked(record / _OWNER, fcntl.LOCK_EX)
+    try:
+        yield DatasetFolder(record, (record / _OWNER).read_text())
+    finally:
+        os.close(descriptor)
 
 
 def _inside(parent: AnyPath, name: str) -> str:
@@ -118,14 +149,14 @@ def _locked_records() -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _locked(owner: Path) -> int:
+def _locked(owner: Path, kind: int) -> int:
     """Return a descriptor of the file, which is locked as long as this is open.
 
-    Raises BlockingIOError if another process holds the lock.
+    Raises BlockingIOError if another process holds a lock that excludes this ``kind`` of lock.
     """
     descriptor = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BaseException:
         os.close(descriptor)
         raise
@@ -142,7 +173,8 @@ def _forget() -> None:
 @atexit.register
 def _delete_all() -> None:
     for folder in list(_owned):
-        folder.delete()
+        with suppress(Exception):  # it stays for a later process
+            folder.delete()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -15,8 +15,9 @@ ranks divide the data by row groups."""
 def write(tables: Iterable[Any], schema: Any, folder: str, report: Callable[[int], None]) -> None:
     """Write all rows to a new file in ``folder``; call ``report`` with the number of rows after each group.
 
-    ``folder``: path or URL. Raises OSError, and ``pyarrow.ArrowException`` for types that Parquet lacks.
+    ``folder``: path or URL. Raises OSError, and TypeError for types that Parquet lacks.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     from hydrogen_magic.node.prediction.arrow_types import family
@@ -28,12 +29,33 @@ def write(tables: Iterable[Any], schema: Any, folder: str, report: Callable[[int
     texts = [
         field.name for field in schema if family(field.type) in ("text", "bytes", "dictionary")
     ]
-    with pq.ParquetWriter(
-        path, schema, filesystem=filesystem, compression="lz4", use_dictionary=texts
-    ) as writer:
-        for table in _groups(tables):
-            writer.write_table(table.cast(schema), row_group_size=max(1, table.num_rows))
-            report(table.num_rows)
+    try:
+        with pq.ParquetWriter(
+            path, schema, filesystem=filesystem, compression="lz4", use_dictionary=texts
+        ) as writer:
+            for table in _groups(tables):
+                writer.write_table(table.cast(schema), row_group_size=max(1, table.num_rows))
+                report(table.num_rows)
+    except pa.ArrowNotImplementedError as error:
+        refused = next((field for field in schema if _is_refused(field)), None)
+        if refused is None:
+            raise
+        raise TypeError(
+            f"hm.dataset(): column {refused.name!r} is {refused.type}, which Parquet does not have: cast it, "
+            "or leave it out"
+        ) from error
+
+
+def _is_refused(field: Any) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.schema([field]).empty_table()
+    try:
+        pq.write_table(table, pa.BufferOutputStream())
+    except pa.ArrowNotImplementedError:
+        return True
+    return False
 
 
 def _groups(tables: Iterable[Any]) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.messages import LaunchRefused, OwnGang, decode
 from hydrogen_magic.driver import launcher, tracking
+from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner import local_socket
 from hydrogen_magic.driver.owner.server import OwnerServer
@@ -39,9 +40,10 @@ def main(arguments: Sequence[str]) -> None:
     if received is None:
         return  # the kernel has already exited
     request, (closure,) = decode(received[0], OwnGang), received[1]
-    with ExitStack() as placement:
+    with ExitStack() as data, ExitStack() as placement:
         try:
             _become_like_kernel(request)
+            data.enter_context(folders.kept(request.data_places))
             placement.enter_context(_in_owner(request))
             gang, listener = _launched(request, closure)
         except Exception as error:  # the kernel raises it

@@ -49,6 +49,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
         preload=tuple(captured.preload),
         required_modules=tuple(captured.required_modules),
         datasets=dict(captured.datasets),
+        data_places=captured.data_places,
         warnings=(*captured.warnings, *captured.hints),
         env={name: value for name, value in around.env.items() if name not in _MARKS},
         cwd=around.directory,

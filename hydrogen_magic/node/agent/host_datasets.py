@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hydrogen_magic.core.messages import DatasetFile, DatasetKept, FilePart, KeepDataset
+from hydrogen_magic.core.messages import DatasetFile, FilePart, KeepDataset, TransferKept
 
 
 class HostDatasets:
@@ -16,7 +16,7 @@ class HostDatasets:
     when it is complete; until then its files are in a folder of the transfer.
     """
 
-    def __init__(self, folder: Path, send: Callable[[DatasetKept], None]) -> None:
+    def __init__(self, folder: Path, send: Callable[[TransferKept], None]) -> None:
         """``folder``: created when the first file arrives. ``send``: sends a message to the kernel."""
         self.folder = folder
         self._send = send
@@ -61,11 +61,11 @@ class HostDatasets:
             return
         del self._arriving[number]
         self._names.add(command.dataset)
-        self._send(DatasetKept(number))
+        self._send(TransferKept(number))
 
     def _refuse(self, number: int, error: OSError) -> None:
         shutil.rmtree(self._arriving.pop(number), ignore_errors=True)
-        self._send(DatasetKept(number, f"{error.strerror} ({self.folder})"))
+        self._send(TransferKept(number, f"{error.strerror} ({self.folder})"))
 
     def drop_incomplete(self) -> None:
         """Delete what was on its way when the gang was stopped."""

@@ -56,6 +56,7 @@ from hydrogen_magic.core.messages import (
     TaskPong,
     TaskReleased,
     TimelinePart,
+    TransferKept,
     decode,
 )
 from hydrogen_magic.core.timeline_files import given_path, path_of_given
@@ -380,15 +381,18 @@ class RemoteLink(KernelLink):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _store_checkpoint(self, label: CheckpointCopy, fd: int) -> None:
+        folder, problem = self._own_checkpoints(label.gang), ""
         try:
-            keep(fd, self._own_checkpoints(label.gang) / Path(label.file_name).name)
+            folder.mkdir(parents=True, exist_ok=True)
+            keep(fd, folder / Path(label.file_name).name)
+        except OSError as error:
+            problem = f"{error.strerror} ({folder})"
         finally:
             os.close(fd)
+        self._link.send(TransferKept(label.transfer, problem))
 
     def _own_checkpoints(self, gang: str) -> Path:
-        folder = self._folder / "checkpoints" / gang
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return self._folder / "checkpoints" / gang
 
     # ── a gang ──
 
@@ -435,6 +439,8 @@ class RemoteLink(KernelLink):
         """Return where checkpoints go: the kernel's own directory where all machines see it."""
         shared = request.checkpoint_dir
         folder = Path(shared) if shared else self._own_checkpoints(request.gang)
+        if not shared:
+            folder.mkdir(parents=True, exist_ok=True)
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
     async def launch_files(self, group: RankGroup) -> list[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -58,8 +59,9 @@ def check_shapes(block: Any, known: dict[str, Any]) -> None:
     """Raise ValueError if lists of a column differ in length from those in ``known``, of earlier blocks."""
     if isinstance(block, dict):
         for name, array in block.items():
-            if known.setdefault(name, array.shape[1:]) != array.shape[1:]:
-                raise _ragged(name)
+            shape = array.shape[1:]
+            if known.setdefault(name, shape) != shape:
+                raise _without_lists(name) if 0 in (*shape, *known[name]) else _ragged(name)
 
 
 def _arrays(rows: Any) -> dict[str, Any]:
@@ -80,19 +82,35 @@ def _to_numpy(arrays: dict[str, Any]) -> dict[str, Any]:
 def _to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
     from hydrogen_magic.node.prediction.inputs import tensor_of
 
-    return {name: _converted(array, tensor_of) for name, array in arrays.items()}
+    return {name: _converted(array, name, tensor_of) for name, array in arrays.items()}
 
 
 def _to_jax(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _converted(array, name, partial(_jax_array, name)) for name, array in arrays.items()
+    }
+
+
+def _jax_array(name: str, array: Any) -> Any:
+    """Return an array of JAX, which without ``jax_enable_x64`` truncates integers of 64 bits to 32."""
     import jax.numpy as jnp
 
-    return {name: _converted(array, jnp.asarray) for name, array in arrays.items()}
+    found = jnp.asarray(array)
+    if found.dtype.itemsize < array.itemsize and array.dtype.kind in "iu" and array.size:
+        held = jnp.iinfo(found.dtype)
+        if array.min() < held.min or array.max() > held.max:
+            raise ValueError(
+                f"hm.shard(): column {name!r} has integers or times that {found.dtype} cannot hold, JAX's "
+                f"type for {array.dtype}: call jax.config.update('jax_enable_x64', True) before, or cast the "
+                "column before hm.dataset()"
+            )
+    return found
 
 
 def _to_tf(arrays: dict[str, Any]) -> dict[str, Any]:
     import tensorflow as tf
 
-    return {name: tf.convert_to_tensor(_converted(array)) for name, array in arrays.items()}
+    return {name: tf.convert_to_tensor(_converted(array, name)) for name, array in arrays.items()}
 
 
 def _same(value: Any) -> Any:
@@ -121,10 +139,15 @@ def _array(column: Any, name: str) -> Any:
     from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
     from hydrogen_magic.node.prediction.ndarray_columns import array_of
 
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     kind = column.type
     if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
-    if column.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+    if pa.types.is_time(kind):  # NumPy would have objects
+        numbers = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+        column = numbers.cast(pa.int64()).cast(pa.duration(kind.unit))
+    if _lacks_values(column):
         raise ValueError(
             f"hm.shard(): column {name!r} is {kind} and has nulls, which only floats have a value for: "
             "fill them, or cast the column to double, before hm.dataset()"
@@ -135,6 +158,27 @@ def _array(column: Any, name: str) -> Any:
     return array
 
 
+def _lacks_values(column: Any, has_nulls: bool = False) -> bool:
+    """Return whether there are nulls among integers or booleans, also in lists or in the place of lists.
+
+    As floats, they would make a batch of another type than the batches without a null.
+    """
+    from hydrogen_magic.node.prediction.arrow_types import family
+
+    column = getattr(column, "storage", column)  # of a tensor
+    has_nulls = has_nulls or column.null_count > 0
+    if family(column.type) == "list":
+        return _lacks_values(column.flatten(), has_nulls)
+    return has_nulls and family(column.type) in ("integer", "boolean")
+
+
+def _without_lists(name: str) -> ValueError:
+    return ValueError(
+        f"hm.shard(): column {name!r} has only nulls or empty lists in a row group, and longer lists in "
+        "others, which form no tensor: fill them before hm.dataset(), or use to_arrow()"
+    )
+
+
 def _ragged(name: str) -> ValueError:
     return ValueError(
         f"hm.shard(): column {name!r} has lists of different lengths, which form no tensor: pad them before "
@@ -142,8 +186,17 @@ def _ragged(name: str) -> ValueError:
     )
 
 
-def _converted(array: Any, convert: Callable[[Any], Any] = _same) -> Any:
+def _converted(array: Any, name: str, convert: Callable[[Any], Any] = _same) -> Any:
     """Return numbers, dates and times as ``convert`` makes them of an array, other values as a list."""
+    import numpy as np
+
     if array.dtype == object:
         return array.tolist()
-    return convert(array.view("int64") if array.dtype.kind in "mM" else array)
+    if array.dtype.kind in "mM":
+        if np.isnat(array).any():
+            raise ValueError(
+                f"hm.shard(): column {name!r} is {array.dtype} and has nulls, which integers have no value "
+                "for: fill them before hm.dataset(), or use to_numpy(), which has NaT for them"
+            )
+        array = array.view("int64")
+    return convert(array)

@@ -27,8 +27,9 @@ _POOL_BYTES = 128 << 20
 def open_dataset(source: Any) -> Any:
     """Return the PyArrow Dataset of Parquet files at a path; ``source`` may be a Dataset already.
 
-    Columns from directory names (``year=2026``) are included. Raises the errors of
-    :func:`~hydrogen_magic.node.data_files.find`, and ValueError for other files.
+    Columns from directory names (``year=2026``) are included. The footers of all files are read. Raises the
+    errors of :func:`~hydrogen_magic.node.data_files.find`, and ValueError for files that are not Parquet or
+    have different columns.
     """
     import pyarrow as pa
     import pyarrow.dataset as ds
@@ -41,19 +42,27 @@ def open_dataset(source: Any) -> Any:
         return source
     found = data_files.find(source)
     try:
-        return ds.dataset(
+        dataset = ds.dataset(
             [str(file) for file in found.files],
-            format="parquet",
+            format=data_files.parquet_format(),
             filesystem=found.filesystem,
             partitioning="hive",
             partition_base_dir=None if found.is_single else str(found.root),
         )
+        fragments = list(dataset.get_fragments())
+        schemas = {fragment.path: fragment.physical_schema for fragment in fragments}
     except pa.ArrowInvalid as error:
         raise ValueError(
             f"{source} cannot be read as Parquet data ({error}); read other formats into a frame in the "
             "notebook, and pass hm.shard() the handle of hm.dataset(frame), as in "
             "rows = hm.dataset(pd.read_csv('rows.csv'))"
         ) from None
+    # A Dataset by itself has the columns and types of its first file.
+    common = None
+    for path, schema in schemas.items():
+        common = data_files.unified(common, schema, path)
+    schema = data_files.with_folders(common, dataset.schema)
+    return ds.FileSystemDataset(fragments, schema, dataset.format, dataset.filesystem)
 
 
 def table(dataset: Any, share: IndexShare, seed: int | None) -> Any:

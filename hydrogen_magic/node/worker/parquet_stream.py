@@ -44,6 +44,17 @@ def stream(dataset: Any, options: StreamOptions) -> ParquetStream:
     return found
 
 
+@dataclass
+class _Place:
+    """How far an iteration is."""
+
+    n_done: int = 0
+    """Batches that it has yielded, with those that it skipped."""
+    outer: _Place | None = None
+    """Of the iteration in whose loop this one began."""
+    is_running: bool = False
+
+
 class ParquetStream:
     """The batches of one rank: what :func:`hydrogen_magic.shard` returns for Parquet data in batches.
 
@@ -55,8 +66,8 @@ class ParquetStream:
         self._dataset = dataset
         self._options = options
         self._epoch = 0
-        self._n_done = 0
-        """Batches that the current iteration has yielded, with those that it skipped."""
+        self._place = _Place()
+        """The one in :meth:`state_dict`: of the last iteration, or of the outer one after its end."""
         self.n_skipped = 0
         """Batches that the next iteration skips: a loaded state has them."""
         self._n_state_workers = 0
@@ -70,8 +81,21 @@ class ParquetStream:
         return -(-self.n_rows // self._options.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        self._n_done, self.n_skipped = self.n_skipped, 0
-        return self._batches(self._n_done)
+        outer = self._place if self._place.is_running else None
+        self._place, self.n_skipped = _Place(self.n_skipped, outer), 0
+        return self._counted(self._place)
+
+    def _counted(self, place: _Place) -> Iterator[Any]:
+        place.is_running = True
+        try:
+            for batch in self._batches(place.n_done):
+                place.n_done += 1
+                self._place = place
+                yield batch
+        finally:
+            place.is_running = False
+            if place.outer is not None and place.outer.is_running:
+                self._place = place.outer
 
     def _batches(self, n_skipped: int) -> Iterator[Any]:
         if n_skipped:
@@ -82,9 +106,7 @@ class ParquetStream:
         kind = batch_kinds.KINDS[self._options.kind]
         blocks = _ahead(self._blocks(start, stop, n_skipped * size, kind))
         for rows in _in_batches(blocks, size):
-            batch = kind.batch(rows)
-            self._n_done += 1
-            yield batch
+            yield kind.batch(rows)
 
     def _blocks(
         self, start: int, stop: int, n_skipped: int, kind: BatchKind
@@ -124,19 +146,24 @@ class ParquetStream:
 
         The epoch of a loaded state keeps its place in the epoch, another one begins at its start.
         """
-        if epoch != self._epoch:
-            self.n_skipped = self._n_done = 0
+        is_same = epoch == self._epoch
+        self.n_skipped = self.n_skipped if is_same else 0
+        self._place = _Place(
+            self._place.n_done if is_same else 0
+        )  # the next iteration is not nested
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, int | None]:
         """Return the epoch and the number of batches that were taken from it, for :meth:`load_state_dict`.
 
+        An iteration inside the loop of another, such as one for evaluation, has a place of its own: after its
+        end the state is that of the outer one again.
         Ranks that take the same number of batches have equal states, so that the one that rank 0 saves
         with ``hm.checkpoint`` is right for all. In workers of a DataLoader each has its own:
         ``torchdata``'s ``StatefulDataLoader`` collects these, a plain ``DataLoader`` does not. To continue,
         the loader needs the same ``num_workers``.
         """
-        place = {"epoch": self._epoch, "batch": self._n_done, "workers": _loader_worker()[1]}
+        place = {"epoch": self._epoch, "batch": self._place.n_done, "workers": _loader_worker()[1]}
         return {**place, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int | None]) -> None:
@@ -155,7 +182,8 @@ class ParquetStream:
                 "restore these, or start the epoch again with set_epoch()"
             )
         self._epoch = int(state["epoch"] or 0)
-        self._n_done = self.n_skipped = int(state["batch"] or 0)
+        self.n_skipped = int(state["batch"] or 0)
+        self._place = _Place(self.n_skipped)
         self._n_state_workers = int(state.get("workers") or 0)
 
     def _identity(self) -> dict[str, int | None]:
@@ -205,7 +233,7 @@ class ParquetStream:
 def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int, int]) -> ParquetStream:
     found = stream(dataset, options)
     found._epoch, found.n_skipped, found._n_state_workers = state
-    found._n_done = found.n_skipped
+    found._place = _Place(found.n_skipped)
     return found
 
 

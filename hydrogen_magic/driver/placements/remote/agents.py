@@ -23,7 +23,6 @@ from hydrogen_magic.core.messages import (
     ClosureLabel,
     ClosureServed,
     DatasetFile,
-    DatasetKept,
     FilePart,
     ForgetCheckpoints,
     ForgetDatasets,
@@ -44,11 +43,13 @@ from hydrogen_magic.core.messages import (
     TaskDetached,
     TaskHello,
     TimelinePart,
+    TransferKept,
 )
 from hydrogen_magic.core.network import PortRange
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep, read_disk
@@ -90,9 +91,9 @@ class RemoteAgent(AgentClient):
         self.datasets: dict[str, str] = {}
         """Datasets that are there: name -> their folder here."""
         self._kept: dict[int, asyncio.Future[str]] = {}
-        """Transfers of datasets on the way there, by number; with the error that ends one."""
+        """Transfers of datasets and checkpoints on the way there; with the error that ends one."""
         self._transfers = itertools.count(1)
-        self._log_problem = ""
+        self._log_problem = self._checkpoint_problem = ""
 
     def _send_part(self, part: Part, data: memoryview) -> None:
         self.hub.send(self.keys.key, part, data)
@@ -116,7 +117,7 @@ class RemoteAgent(AgentClient):
             case ClosureServed() | SendClosure() | ClosureArriving():
                 if self.on_closure_report is not None and report.gang == self.gang:
                     self.on_closure_report(self, report)
-            case DatasetKept():
+            case TransferKept():
                 if (kept := self._kept.get(report.transfer)) and not kept.done():
                     kept.set_result(report.error)
             case TaskAttached():
@@ -173,10 +174,20 @@ class RemoteAgent(AgentClient):
                 self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", self._log_problem))
 
     def _keep_checkpoint(self, name: str, fd: int) -> None:
-        assert self.job is not None
-        folder = self.job.job.checkpoints
-        folder.mkdir(exist_ok=True)
-        keep(fd, folder / name)
+        """Store a checkpoint for the next attempt. If that fails, the ranks are well, and go on."""
+        assert self.job is not None and self.sink is not None
+        folder, problem = self.job.job.checkpoints, ""
+        try:
+            folder.mkdir(exist_ok=True)
+            keep(fd, folder / name)
+        except OSError as error:
+            problem = (
+                f"the last checkpoint cannot be kept here ({error.strerror}: {folder}): free space there; "
+                "until a later one is kept, the next attempt continues from the one before"
+            )
+        if problem and problem != self._checkpoint_problem:
+            self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", problem))
+        self._checkpoint_problem = problem
 
     # ── messages to the agent ──
 
@@ -191,12 +202,26 @@ class RemoteAgent(AgentClient):
         return cleaned_up
 
     async def bring_checkpoint(self, attempt: Attempt) -> None:
-        """Have there what earlier attempts have saved last, and nothing else: hosts must agree."""
+        """Have there what earlier attempts have saved last, and nothing else: hosts must agree.
+
+        Raises HydrogenError if it cannot be stored there.
+        """
         self.send(ForgetCheckpoints(attempt.gang))
         for path in sorted(attempt.job.checkpoints.glob("[!.]*")):
-            with path.open("rb") as file:
-                label = CheckpointCopy(attempt.gang, path.name)
-                await self.outgoing.send_file(label, file.fileno())
+            number = next(self._transfers)
+            kept = self._kept[number] = asyncio.get_running_loop().create_future()
+            try:
+                with path.open("rb") as file:
+                    label = CheckpointCopy(attempt.gang, number, path.name)
+                    await self.outgoing.send_file(label, file.fileno())
+                error: str = await kept
+            finally:
+                del self._kept[number]
+            if error:
+                size = size_text(path.stat().st_size)
+                raise HydrogenError(
+                    f"host {self.host} cannot store the checkpoint, {size}: {error}; free space there"
+                )
 
     async def send_dataset(
         self,
@@ -271,7 +296,7 @@ class RemoteAgent(AgentClient):
         if self.job is not attempt:
             return
         self.sink = self.attempt = self.job = None
-        self._log_problem = ""
+        self._log_problem = self._checkpoint_problem = ""
 
     def end(self) -> None:
         """Stop all communication."""
