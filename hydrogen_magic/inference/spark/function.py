@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hydrogen_magic import capture
@@ -45,7 +45,7 @@ def udf(
     ``predict`` is sent as it is now, with the functions, values and local modules that it uses. Its
     annotation selects the kind of batch, a pandas DataFrame by default. The columns of a batch have the
     names of the arguments: of columns or of aliases. SQL passes arguments without names, so pass a struct
-    there, or set ``columns``.
+    there, or set ``columns``. A predicted column may have the name of an argument.
 
     As with any UDF, Spark may call ``predict`` a second time for a filter of its values.
     ``score.asNondeterministic()`` is called once; Spark then also moves no other filter in front of it.
@@ -90,7 +90,7 @@ def function_of(
     config = task_config(captured, spec, sent, has_gpu=has_gpu)
     stored = spark_schema(parse_schema(options.schema or ""))
     task = CellTask(session, sent, config).with_config(
-        options=asdict(options),
+        options=asdict(replace(options, of_function=True)),
         columns=b"",
         of_spark=stored.serialize().to_pybytes(),
         names=None if columns is None else list(columns),
