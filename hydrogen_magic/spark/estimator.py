@@ -231,7 +231,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         def fit(number: int, launched: Callable[[Gang], None]) -> Any:
             return estimators[number]._fit_on(rows, arguments[number], launched)
 
-        return Trainings(fit, len(estimators))
+        return Trainings(fit, len(estimators), rows.cancel)
 
     def _rows(self) -> RowSpec:
         return RowSpec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.errors import RankFailedError
+from hydrogen_magic.errors import GangStoppedError, RankFailedError
 from tests import estimator_ranks, spark_rig
+from tests.gangs import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -176,6 +178,37 @@ def test_null_vectors_are_null_arrays(spark: Any) -> None:
     frame = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (None,)], ["v"])
     arrays = frame.select(*rows.columns(frame, ["v"], "featuresCols")).collect()
     assert [row.v for row in arrays] == [[1.0, 2.0], None]
+
+
+@on_classic
+def test_a_thread_that_writes_rows_ends_with_the_other_trainings(
+    spark: Any, hydrogen_home: Path
+) -> None:
+    """CrossValidator calls the trainings in threads, which an interrupt does not reach."""
+    from hydrogen_magic.spark.rows import RowSpec, SharedRows
+
+    slow = "double(id) + double(java_method('java.lang.Thread', 'sleep', 1000L) is null)"
+    frame = spark.range(0, 1000, 1, 2).selectExpr(f"{slow} as x", "id as label")
+    spec = RowSpec(("x",), "label", None, shuffle=False, seed=0, path=None)
+    shared, errors = SharedRows(frame, [spec, spec]), []
+
+    def train() -> None:
+        try:
+            with shared.of(spec):
+                pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    tracker = spark.sparkContext.statusTracker()
+    wait_until(tracker.getActiveJobsIds)
+    shared.cancel()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [type(error) for error in errors] == [GangStoppedError] * 2
+    assert not tracker.getActiveJobsIds() and datasets(hydrogen_home) == []
 
 
 @pytest.mark.exhaustive

@@ -245,6 +245,58 @@ def test_trainings_share_rows_and_the_last_one_deletes_them(written: list[str]) 
     assert written == []
 
 
+def test_rows_are_deleted_when_a_training_has_failed(written: list[str]) -> None:
+    """As soon as no other training uses them."""
+    shared = SharedRows(None, [spec("x"), spec("x"), spec("x"), spec("y")])
+
+    def fit(number: int, launched: Any) -> None:
+        with shared.of(spec("x")):
+            if number == 0:
+                with shared.of(spec("y")):
+                    pass
+                with pytest.raises(RuntimeError):
+                    next(trainings)
+                assert written == ["x"]
+            raise RuntimeError
+
+    trainings = Trainings(fit, 3, shared.cancel)
+    with pytest.raises(RuntimeError):
+        next(trainings)
+    assert written == []
+
+
+def test_nothing_is_written_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a gang launched with what was written meanwhile."""
+    calls = []
+
+    def fail(frame: Any, spec: RowSpec) -> TrainingRows:
+        calls.append(spec)
+        raise RuntimeError
+
+    monkeypatch.setattr(rows, "_write", fail)
+    shared = SharedRows(None, [spec("x"), spec("x")])
+    for error in (RuntimeError, GangStoppedError):
+        with pytest.raises(error), shared.of(spec("x")):
+            pass
+    assert len(calls) == 1
+
+
+def test_a_training_that_is_cancelled_while_rows_are_written_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deleted = []
+
+    def write(frame: Any, spec: RowSpec) -> TrainingRows:
+        shared.cancel()
+        return TrainingRows(DatasetHandle("", 1, 1, (), _remove=lambda: deleted.append(spec)))
+
+    monkeypatch.setattr(rows, "_write", write)
+    shared = SharedRows(None, [spec("x"), spec("x")])
+    with pytest.raises(GangStoppedError), shared.of(spec("x")):
+        pytest.fail("the training has begun")
+    assert deleted == [spec("x")]
+
+
 def test_rows_of_trainings_that_never_begin_are_deleted(written: list[str]) -> None:
     shared = SharedRows(None, [spec("x"), spec("x")])
     with pytest.raises(RuntimeError), shared.of(spec("x")):
