@@ -17,7 +17,6 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from hydrogen_magic.core.argument_types import not_one_of
-from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
@@ -254,23 +253,22 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     def _fit_on(
         self, rows: SharedRows, arguments: dict[str, Any], launched: Callable[[Gang], None]
     ) -> TorchModel:
-        launcher.plan(self._spec())  # before the rows are written
+        options = self._options()
+        quiet = options.pop("quiet", False)
+        launcher.plan(launcher.spec_of(**options))  # before the rows are written
         with rows.of(self._rows()) as written:
             self._check_size(written)
-            gang = self._run(self._task(written, arguments), launched)
+            gang = _run(self._task(written, arguments), options, quiet, launched)
         trained = gang.result
         types = _types_of(trained.schema)
         model = TorchModel(trained.model.cpu(), types, gang.metrics)._resetUid(self.uid)
         fitted: TorchModel = self._copyValues(model)
         return fitted
 
-    def _spec(self) -> JobSpec:
-        return JobSpec(
-            np=self.getOrDefault("np"),
-            placement=self.getOrDefault("on"),
-            rendezvous=self.getOrDefault("rendezvous"),
-            gpu=self.getOrDefault("gpu"),
-        )
+    def _options(self) -> dict[str, Any]:
+        """Return the options of ``launcher.launch``, and ``quiet``."""
+        own = {name: self.getOrDefault(name) for name in ("np", "on", "rendezvous", "gpu")}
+        return {**(self.getOrDefault("options") or {}), **own}
 
     def _check_size(self, rows: TrainingRows) -> None:
         n_ranks = self.getOrDefault("np")
@@ -295,27 +293,6 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             seed=self.getSeed(),
             predict=self.getOrDefault("predict"),
         )
-
-    def _run(self, task: TrainingTask, launched: Callable[[Gang], None]) -> Gang:
-        """Run the gang and show it; return it after its end."""
-        options = dict(self.getOrDefault("options") or {})
-        quiet = options.pop("quiet", False)
-        call = functools.partial(train_on_rank, task)
-        name = getattr(task.train, "__qualname__", "train")
-        vars(call)["__qualname__"] = f"TorchEstimator.fit({name})"  # the gang's title
-        with launcher.interrupts_held():
-            gang = launcher.launch(
-                call,
-                np=self.getOrDefault("np"),
-                on=self.getOrDefault("on"),
-                rendezvous=self.getOrDefault("rendezvous"),
-                gpu=self.getOrDefault("gpu"),
-                **options,
-            )
-            launched(gang)
-            launcher.attend(gang, pick_view(quiet=quiet, actions=gang))
-        gang.raise_for_state()
-        return gang
 
     # ── saving ──
 
@@ -376,6 +353,21 @@ def _signature(train: Callable[..., Any]) -> inspect.Signature:
             f"train{signature} cannot be called with a model and data: write def train(model, data, …)"
         ) from None
     return signature
+
+
+def _run(
+    task: TrainingTask, options: dict[str, Any], quiet: bool, launched: Callable[[Gang], None]
+) -> Gang:
+    """Run the gang and show it; return it after its end."""
+    call = functools.partial(train_on_rank, task)
+    name = getattr(task.train, "__qualname__", "train")
+    vars(call)["__qualname__"] = f"TorchEstimator.fit({name})"  # the gang's title
+    with launcher.interrupts_held():
+        gang = launcher.launch(call, **options)
+        launched(gang)
+        launcher.attend(gang, pick_view(quiet=quiet, actions=gang))
+    gang.raise_for_state()
+    return gang
 
 
 def _types_of(serialized: bytes) -> dict[str, str]:

@@ -12,7 +12,10 @@ import pytest
 import torch
 from IPython.core.events import EventManager, available_events
 
-from hydrogen_magic.errors import GangStoppedError, InferError
+import hydrogen_magic as hm
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.errors import GangStoppedError, InferError, PlacementError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.spark import TorchEstimator, rows
@@ -108,6 +111,26 @@ def test_what_train_needs_is_checked_before_rows_are_written() -> None:
     grid = [{}, {estimator.train: lambda model, data, depth: None}]
     with pytest.raises(ValueError, match="parameter 'depth' without a value: give it a default"):
         estimator.fitMultiple(None, grid)
+
+
+def test_the_gang_is_planned_with_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[JobSpec] = []
+
+    def refuse(spec: JobSpec) -> None:
+        planned.append(spec)
+        raise PlacementError("no room")
+
+    monkeypatch.setattr(launcher, "plan", refuse)
+    options: dict[str, Any] = {"wait": 600.0, "pack": True, "env": {"A": "1"}, "quiet": True}
+    estimator = TorchEstimator(
+        model=MODEL, train=train_with_any, np=3, on="spark", gpu=False, options=options
+    )
+    with pytest.raises(PlacementError, match="no room"):
+        estimator._fit(None)
+    with pytest.raises(PlacementError, match="no room"):
+        hm.run(len, "", np=3, on="spark", gpu=False, **options)
+    (spec, same) = planned
+    assert spec == same and (spec.wait_s, spec.pack, spec.env) == (600.0, True, (("A", "1"),))
 
 
 # ── trainings ────────────────────────────────────────────────────────────────────────────────────
