@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.errors import GangStoppedError, RankFailedError
+from hydrogen_magic.errors import GangStoppedError, HydrogenError, RankFailedError
 from tests import estimator_ranks, spark_rig
 from tests.gangs import PATIENCE_S, wait_until
 
@@ -167,6 +167,33 @@ def test_columns_by_name_and_another_model(
     with pytest.raises(TypeError, match=r"fit\(\) does not support a streaming"):
         estimator(**given, featuresCols=names, validation=0.5).fit(stream)
     assert datasets(hydrogen_home) == []
+
+
+@on_classic
+def test_an_interrupted_overwrite_is_not_loaded(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New objects beside the old metadata."""
+    from hydrogen_magic.spark import TorchEstimator
+
+    def interrupted(writer: Any, path: str) -> None:
+        if path.endswith("metadata"):
+            raise KeyboardInterrupt
+        text(writer, path)
+
+    path = str(tmp_path / "saved")
+    estimator(epochs=2).save(path)
+    assert TorchEstimator.load(path).getOrDefault("epochs") == 2
+    writer_class = type(spark.range(1).write)
+    text = writer_class.text
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_class, "text", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            estimator(epochs=3).write().overwrite().save(path)
+    with pytest.raises(HydrogenError, match="has parts of two instances, since a save was interru"):
+        TorchEstimator.load(path)
+    estimator(epochs=4).write().overwrite().save(path)
+    assert TorchEstimator.load(path).getOrDefault("epochs") == 4
 
 
 @on_classic
