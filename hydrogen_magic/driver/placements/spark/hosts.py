@@ -16,7 +16,7 @@ from hydrogen_magic.core import network
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
-from hydrogen_magic.driver.placements.remote.agents import RelayRoute, agent_pool
+from hydrogen_magic.driver.placements.remote.agents import RelayRoute, RemoteAgentPool, agent_pool
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
 from hydrogen_magic.driver.placements.spark.barrier_job import as_error, is_unreachable, submit
@@ -242,8 +242,8 @@ def endpoints(session: Session, ports: PortRange | None) -> list[str]:
     """
     pool = agent_pool()
     relay = pool.relays.get(session.application)
-    if relay is not None:
-        return [relay.endpoint]
+    if relay is not None and relay.endpoint.done():
+        return [relay.endpoint.result()]
     bind = session.bind_address()
     if not bind:
         return pool.listen(session.addresses(), ports)
@@ -260,13 +260,34 @@ async def _use_relay(session: Session, ports: PortRange | None) -> str:
     ``ports``: of the relay. Raises PlacementError if the server does not allow that.
     """
     pool = agent_pool()
+    # Gangs of one application share a relay, and a stop of one of them leaves it to the others: the pool
+    # closes it, also while it starts.
+    route = pool.relays.get(session.application) or _start_relay(pool, session, ports)
+    where = await asyncio.shield(route.endpoint)
+    return f"{where.removeprefix('tcp://')}, on the Spark driver's host"
+
+
+def _start_relay(pool: RemoteAgentPool, session: Session, ports: PortRange | None) -> RelayRoute:
     relay = Relay(session.spark, network.host_and_port(pool.hub.listen("127.0.0.1")), ports)
 
-    def forget(text: str) -> None:
-        """Called in a thread of the relay. The agents behind it detect its failure themselves."""
-        pool.hub.loop.call_soon_threadsafe(pool.relays.pop, session.application, None)
+    async def start() -> str:
+        try:
+            return network.endpoint(*await asyncio.to_thread(relay.start))
+        except BaseException:
+            forget()
+            raise
 
-    relay.on_failure = forget
-    where = network.endpoint(*await asyncio.to_thread(relay.start))
-    pool.relays[session.application] = RelayRoute(where, relay.close)
-    return f"{where.removeprefix('tcp://')}, on the Spark driver's host"
+    def forget() -> None:
+        if pool.relays.get(session.application) is route:
+            del pool.relays[session.application]
+
+    def failed(text: str) -> None:
+        """Called in a thread of the relay. The agents behind it detect its failure themselves."""
+        pool.hub.loop.call_soon_threadsafe(forget)
+
+    relay.on_failure = failed
+    route = RelayRoute(asyncio.ensure_future(start()), relay.close)
+    # Perhaps nobody waits any more; asyncio would log the exception.
+    route.endpoint.add_done_callback(lambda started: started.cancelled() or started.exception())
+    pool.relays[session.application] = route
+    return route
