@@ -143,6 +143,10 @@ def test_columns_by_name_and_another_model(
     assert [(row["sum"], row["numbers_too"]) for row in scored.collect()] == [
         (5.0, [n, 0.5]) for n in range(5)
     ]
+    others = spark.range(5)
+    joined = fitted.transform(frame.join(others, frame["id"] == others["id"]))
+    assert joined.columns.count("id") == 2
+    assert [row["sum"] for row in joined.select("sum").collect()] == [5.0] * 5
     for name in ("sum", "Sum"):  # the same to Spark
         with pytest.raises(ValueError, match=f"already has a column '{name}': drop it"):
             fitted.transform(frame.withColumn(name, frame.label))
