@@ -533,6 +533,8 @@ def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
             spark.sql("SELECT score(id, `a.b`) FROM rows_of_udf").collect()
         shell.run_cell("named = hm.udf(predict, 'p double', columns=['id', 'a.b'])").raise_error()
         spark.udf.register("named", shell.user_ns["named"])
+        of_one_name = frame.select(shell.user_ns["named"]("id", (frame["id"] * 10).alias("id")))
+        assert [row[0] for row in of_one_name.collect()] == expected
         by_place = spark.sql("SELECT named(id, `a.b`) AS p FROM rows_of_udf")
         assert [row.p for row in by_place.collect()] == expected
 
