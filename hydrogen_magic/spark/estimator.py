@@ -52,7 +52,8 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     does, for example by ``DistributedDataParallel``. If it returns a module, that one replaces ``model``.
 
     Further parameters of ``train`` become Params of the estimator, so that a ``ParamGridBuilder`` can vary
-    them; those named like a Param (``epochs``, ``batchSize``, ``seed``, …) get its value.
+    them; those named like a Param (``epochs``, ``batchSize``, ``seed``, …) get its value, even if they have
+    a default.
 
     Example::
 
@@ -180,7 +181,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         return [param.name for param in self.params if param.name not in _OWN_PARAMS]
 
     def _arguments(self, train: Callable[..., Any]) -> dict[str, Any]:
-        """Return the arguments of ``train`` after the first two; its own defaults are left to it.
+        """Return the arguments of ``train`` after the first two, without those that its defaults set.
 
         Raises ValueError if one has no value.
         """
@@ -208,7 +209,8 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     def _has_value(self, name: str, is_needed: bool) -> bool:
         if not self.hasParam(name):
             return False
-        return bool(self.isSet(name) or (is_needed and self.hasDefault(name)))
+        has_default = self.hasDefault(name) and (is_needed or name != "epochs")
+        return bool(self.isSet(name) or has_default)
 
     # ── fit ──
 

@@ -48,6 +48,8 @@ def test_parameters_of_train_are_params() -> None:
     assert arguments(TorchEstimator(train=lambda model, data, epochs: None)) == {"epochs": 1}
     ten = TorchEstimator(train=lambda model, data, epochs=10: None)
     assert arguments(ten) == {} and arguments(ten.setParams(epochs=2)) == {"epochs": 2}
+    sizes = TorchEstimator(train=lambda model, data, seed=7, np=1: None, np=3)
+    assert arguments(sizes) == {"seed": 0, "np": 3}, "as the gang has"
 
 
 def test_train_may_take_the_model_and_data_among_others() -> None:
