@@ -143,7 +143,10 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         self.setParams(**self._input_kwargs)
 
     def setParams(self, **params: Any) -> TorchEstimator:
-        """Set Params by name: those of the constructor, and arguments of ``train``."""
+        """Set Params by name: those of the constructor, for which None is the default, and of ``train``."""
+        for name in [each for each in params if params[each] is None and each in _OWN_PARAMS]:
+            self.clear(self.getParam(name))
+            del params[name]
         if "train" in params:
             self._set(train=params["train"])
             for name in _parameters_of(self.getOrDefault("train")):
@@ -313,7 +316,8 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     def _without_environment(self) -> TorchEstimator:
         if not self.isSet("options"):
             return self
-        options = {k: v for k, v in self.getOrDefault("options").items() if k != "env"}
+        given = self.getOrDefault("options") or {}  # None: of a grid
+        options = {name: value for name, value in given.items() if name != "env"}
         public: TorchEstimator = self.copy({self.options: options})
         return public
 

@@ -74,6 +74,19 @@ def test_environment_variables_are_neither_explained_nor_saved() -> None:
     assert estimator.getOrDefault("options") == options
 
 
+def test_none_is_the_default_of_a_param() -> None:
+    given: dict[str, Any] = dict.fromkeys(["model", "train", "options", "validation", "np", "gpu"])
+    estimator = TorchEstimator(**given)
+    assert estimator.getOrDefault("np") == 2 and not estimator.isDefined("train")
+    assert "options: further options" in estimator.explainParams()
+    assert estimator.write()._instance is estimator
+    assert estimator.setParams(np=3, gpu=True).setParams(np=None, gpu=None).getOrDefault("np") == 2
+    assert not estimator.isSet("gpu")
+    of_grid = estimator.copy({estimator.options: None})
+    assert of_grid.write()._instance.getOrDefault("options") == {}
+    assert arguments(TorchEstimator(train=train, epochs=None, lr=None)) == {"epochs": 1, "lr": None}
+
+
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
     "rank count": ({"np": 0}, r"np should be 1 or more ranks, got 0$"),
     "fraction": ({"validation": 1.5}, r"validation should be a fraction between 0 and 1, or the"),
