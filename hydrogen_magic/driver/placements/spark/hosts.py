@@ -80,8 +80,9 @@ class SparkHosts(HostProvider):
         its tasks as soon as enough slots are free.
         """
         is_first, wait_s = attempt.number == 0, attempt.job.spec.wait_s
+        begun_s = time.monotonic()
         if wait_s is not None:
-            self._late_s = time.monotonic() + wait_s
+            self._late_s = begun_s + wait_s
         while not (is_first and self._capacity.slots is not None):
             slots = await self._slots(self._usable_slots)
             reason = await self._reason(slots, attempt)
@@ -90,7 +91,8 @@ class SparkHosts(HostProvider):
                 return
             if time.monotonic() > self._late_s:
                 raise _late(attempt, f"the cluster has {_n_slots(slots)}", reason)
-            if is_first:  # executors were still starting; refused when no more are expected
+            # Executors are still starting, or Spark replaces lost ones: refused when no more are expected.
+            if is_first or time.monotonic() > begun_s + _UNNOTICED_S:
                 self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
             await asyncio.sleep(_ROOM_S)
 
