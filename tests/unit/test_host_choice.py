@@ -175,6 +175,30 @@ def test_hosts_that_spark_cannot_be_given_are_refused_only_if_requested(
     assert chosen(monkeypatch, JobSpec(np=2), TWO, gpus=True, **settings) is None
 
 
+def test_threads_that_plan_at_once_get_their_own_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here another plan comes in between at each look at the clock."""
+    cluster, is_nested = placement._Cluster(), False
+
+    def clock() -> float:
+        nonlocal is_nested
+        if not is_nested:
+            is_nested = True
+            assert cluster.look(JobSpec(np=2))[1].slots == 2
+            is_nested = False
+        return 1.0
+
+    found = SimpleNamespace(spark=object())
+    monkeypatch.setattr(placement.session, "find", lambda: found)
+    monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(
+        placement.capacity_check,
+        "capacity",
+        lambda session, spec: ClusterCapacity(spec.np, False, None),
+    )
+    for _ in range(3):
+        assert cluster.look(JobSpec(np=3))[1].slots == 3
+
+
 def test_a_dry_run_shows_the_hosts_and_the_reason() -> None:
     plan = expected(unassigned(JobSpec(np=2), "spark://there:7077"), ("a", "b"), "the reason")
     assert plan_table(plan)[1:4] == [
