@@ -692,38 +692,30 @@ def launch(
         TypeError, ValueError: an option is invalid, or the function does not take these arguments.
     """
     _check_call(function, args, kwargs)
-    if isinstance(np, Integral) and np < 0 and on not in (None, "local"):
-        raise OptionValueError(
-            f"np={np} means {-np} ranks on this machine, which contradicts on={on!r}: pass np={-np}, or "
-            "drop on"
-        )
-    given: dict[str, Any] = {
-        "np": -np if isinstance(np, Integral) and np < 0 else np,
-        "placement": on,
-        "rendezvous": rendezvous,
-        "gpu": gpu,
-        "pack": pack,
-        "idle_s": idle,
-        "retries": retries or None,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    spec = JobSpec(
-        **given,
-        env=variables(env),
-        timeout_s=timeout,
-        wait_s=wait,
-        start_timeout_s=start_timeout,
-        grace_s=grace,
-        ports=None if ports is None else _port_range(ports),
-        max_closure_bytes=max_closure,
-        name=run_name,
+    fields = _fields_of(
+        np=np,
+        on=on,
+        rendezvous=rendezvous,
+        gpu=gpu,
+        pack=pack,
+        env=env,
+        retries=retries,
+        timeout=timeout,
+        wait=wait,
+        start_timeout=start_timeout,
+        grace=grace,
+        ports=ports,
+        max_closure=max_closure,
+        run_name=run_name,
         track=track,
         session=session,
-        on_ranks=tuple(ranks),
-        push=tuple(push),
+        ranks=ranks,
+        push=push,
+        idle=idle,
     )
+    spec = JobSpec(**fields)
     if session is not None:
-        spec = sessions.fitted(spec, given)
+        spec = sessions.fitted(spec, fields)
     planned = plan(spec)
     with sessions.explained(spec):
         captured = capture.capture_call(
@@ -735,6 +727,32 @@ def launch(
             session=sessions.capture_for(spec),
         )
     return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
+
+
+def spec_of(**options: Any) -> JobSpec:
+    """Return the job that :func:`launch` runs with these options, for a plan of it; without a session."""
+    return JobSpec(**_fields_of(**options))
+
+
+def _fields_of(np: Any = None, on: str | None = None, **options: Any) -> dict[str, Any]:
+    """Return the fields of a JobSpec; None stands for the default of an option."""
+    if isinstance(np, Integral) and np < 0:
+        if on not in (None, "local"):
+            raise OptionValueError(
+                f"np={np} means {-np} ranks on this machine, which contradicts on={on!r}: pass np={-np}, or "
+                "drop on"
+            )
+        np = -np
+    given = {"np": np, "on": on, **options}
+    return {
+        _FIELDS.get(name, name): _CONVERSIONS.get(name, _as_it_is)(value)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -770,6 +788,26 @@ def _port_range(text: str) -> PortRange:
         return PortRange.parse(text)
     except ValueError as error:
         raise OptionValueError(f"ports {error}") from None
+
+
+_FIELDS = {
+    "on": "placement",
+    "timeout": "timeout_s",
+    "wait": "wait_s",
+    "start_timeout": "start_timeout_s",
+    "grace": "grace_s",
+    "max_closure": "max_closure_bytes",
+    "run_name": "name",
+    "ranks": "on_ranks",
+    "idle": "idle_s",
+}
+"""Options of :func:`launch` whose fields of ``JobSpec`` have other names."""
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
+    "env": variables,
+    "ports": _port_range,
+    "ranks": tuple,
+    "push": tuple,
+}
 
 
 def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options: Any) -> Any:

@@ -17,7 +17,6 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from hydrogen_magic.core.argument_types import not_one_of
-from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
@@ -53,7 +52,8 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     does, for example by ``DistributedDataParallel``. If it returns a module, that one replaces ``model``.
 
     Further parameters of ``train`` become Params of the estimator, so that a ``ParamGridBuilder`` can vary
-    them; those named like a Param (``epochs``, ``batchSize``, ``seed``, …) get its value.
+    them; those named like a Param (``epochs``, ``batchSize``, ``seed``, …) get its value, even if they have
+    a default.
 
     Example::
 
@@ -143,7 +143,10 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         self.setParams(**self._input_kwargs)
 
     def setParams(self, **params: Any) -> TorchEstimator:
-        """Set Params by name: those of the constructor, and arguments of ``train``."""
+        """Set Params by name: those of the constructor, for which None is the default, and of ``train``."""
+        for name in [each for each in params if params[each] is None and each in _OWN_PARAMS]:
+            self.clear(self.getParam(name))
+            del params[name]
         if "train" in params:
             self._set(train=params["train"])
             for name in _parameters_of(self.getOrDefault("train")):
@@ -181,7 +184,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         return [param.name for param in self.params if param.name not in _OWN_PARAMS]
 
     def _arguments(self, train: Callable[..., Any]) -> dict[str, Any]:
-        """Return the arguments of ``train`` after the first two; its own defaults are left to it.
+        """Return the arguments of ``train`` after the first two, without those that its defaults set.
 
         Raises ValueError if one has no value.
         """
@@ -209,7 +212,8 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     def _has_value(self, name: str, is_needed: bool) -> bool:
         if not self.hasParam(name):
             return False
-        return bool(self.isSet(name) or (is_needed and self.hasDefault(name)))
+        has_default = self.hasDefault(name) and (is_needed or name != "epochs")
+        return bool(self.isSet(name) or has_default)
 
     # ── fit ──
 
@@ -231,7 +235,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         def fit(number: int, launched: Callable[[Gang], None]) -> Any:
             return estimators[number]._fit_on(rows, arguments[number], launched)
 
-        return Trainings(fit, len(estimators))
+        return Trainings(fit, len(estimators), rows.cancel)
 
     def _rows(self) -> RowSpec:
         return RowSpec(
@@ -254,23 +258,22 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     def _fit_on(
         self, rows: SharedRows, arguments: dict[str, Any], launched: Callable[[Gang], None]
     ) -> TorchModel:
-        launcher.plan(self._spec())  # before the rows are written
+        options = self._options()
+        quiet = options.pop("quiet", False)
+        launcher.plan(launcher.spec_of(**options))  # before the rows are written
         with rows.of(self._rows()) as written:
             self._check_size(written)
-            gang = self._run(self._task(written, arguments), launched)
+            gang = _run(self._task(written, arguments), options, quiet, launched)
         trained = gang.result
         types = _types_of(trained.schema)
         model = TorchModel(trained.model.cpu(), types, gang.metrics)._resetUid(self.uid)
         fitted: TorchModel = self._copyValues(model)
         return fitted
 
-    def _spec(self) -> JobSpec:
-        return JobSpec(
-            np=self.getOrDefault("np"),
-            placement=self.getOrDefault("on"),
-            rendezvous=self.getOrDefault("rendezvous"),
-            gpu=self.getOrDefault("gpu"),
-        )
+    def _options(self) -> dict[str, Any]:
+        """Return the options of ``launcher.launch``, and ``quiet``."""
+        own = {name: self.getOrDefault(name) for name in ("np", "on", "rendezvous", "gpu")}
+        return {**(self.getOrDefault("options") or {}), **own}
 
     def _check_size(self, rows: TrainingRows) -> None:
         n_ranks = self.getOrDefault("np")
@@ -296,27 +299,6 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             predict=self.getOrDefault("predict"),
         )
 
-    def _run(self, task: TrainingTask, launched: Callable[[Gang], None]) -> Gang:
-        """Run the gang and show it; return it after its end."""
-        options = dict(self.getOrDefault("options") or {})
-        quiet = options.pop("quiet", False)
-        call = functools.partial(train_on_rank, task)
-        name = getattr(task.train, "__qualname__", "train")
-        vars(call)["__qualname__"] = f"TorchEstimator.fit({name})"  # the gang's title
-        with launcher.interrupts_held():
-            gang = launcher.launch(
-                call,
-                np=self.getOrDefault("np"),
-                on=self.getOrDefault("on"),
-                rendezvous=self.getOrDefault("rendezvous"),
-                gpu=self.getOrDefault("gpu"),
-                **options,
-            )
-            launched(gang)
-            launcher.attend(gang, pick_view(quiet=quiet, actions=gang))
-        gang.raise_for_state()
-        return gang
-
     # ── saving ──
 
     def write(self) -> Writer:
@@ -334,7 +316,8 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     def _without_environment(self) -> TorchEstimator:
         if not self.isSet("options"):
             return self
-        options = {k: v for k, v in self.getOrDefault("options").items() if k != "env"}
+        given = self.getOrDefault("options") or {}  # None: of a grid
+        options = {name: value for name, value in given.items() if name != "env"}
         public: TorchEstimator = self.copy({self.options: options})
         return public
 
@@ -376,6 +359,21 @@ def _signature(train: Callable[..., Any]) -> inspect.Signature:
             f"train{signature} cannot be called with a model and data: write def train(model, data, …)"
         ) from None
     return signature
+
+
+def _run(
+    task: TrainingTask, options: dict[str, Any], quiet: bool, launched: Callable[[Gang], None]
+) -> Gang:
+    """Run the gang and show it; return it after its end."""
+    call = functools.partial(train_on_rank, task)
+    name = getattr(task.train, "__qualname__", "train")
+    vars(call)["__qualname__"] = f"TorchEstimator.fit({name})"  # the gang's title
+    with launcher.interrupts_held():
+        gang = launcher.launch(call, **options)
+        launched(gang)
+        launcher.attend(gang, pick_view(quiet=quiet, actions=gang))
+    gang.raise_for_state()
+    return gang
 
 
 def _types_of(serialized: bytes) -> dict[str, str]:

@@ -64,7 +64,7 @@ class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: igno
         value = function(*rows.columns(dataset, features, "featuresCols"))
         parts = {name: value if len(types) == 1 else value.getField(name) for name in types}
         return dataset.withColumns(
-            {name: called_once(part, dataset, session) for name, part in parts.items()}
+            {name: called_once(part, features[0], session) for name, part in parts.items()}
         )
 
     def write(self) -> Writer:

@@ -3,7 +3,8 @@
     PATH/metadata   as all of Spark ML writes it: class, uid and Params, as JSON
     PATH/objects    a pickle of the others, in parts: functions, models, metrics
 
-Both are written by Spark, so PATH may be on any file system that Spark knows.
+Both are written by Spark, so PATH may be on any file system that Spark knows. They have the same id: an
+overwrite that was interrupted leaves new objects beside old metadata.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import io
 import json
 import os
 import pickle
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.serialization.pickler import Pickler
 
 _PART_BYTES = 8 << 20
@@ -33,15 +36,18 @@ class Writer(MLWriter):  # type: ignore[misc]  # pyspark's classes are Any here
         self._attributes = attributes
 
     def save(self, path: str) -> None:
-        """Save it to ``path``, which must not exist unless :meth:`overwrite` was called."""
+        """Save it to ``path``, which must not have a saved instance unless :meth:`overwrite` was called."""
         values = {param.name: value for param, value in self._instance._paramMap.items()}
         plain = {name: value for name, value in values.items() if _is_json(value)}
         others = {name: value for name, value in values.items() if name not in plain}
-        spark = self.sparkSession
-        metadata = DefaultParamsWriter._get_metadata_to_save(self._instance, spark, None, plain)
+        spark, saving = self.sparkSession, secrets.token_hex(8)
+        metadata = DefaultParamsWriter._get_metadata_to_save(
+            self._instance, spark, {"saving": saving}, plain
+        )
         folder, mode = os.path.join(path, "objects"), self._mode()
         for parts in _writes({"params": others, "attributes": self._attributes}, spark):
-            objects = spark.createDataFrame(parts, "start long, data binary")
+            rows = [(saving, start, data) for start, data in parts]
+            objects = spark.createDataFrame(rows, "saving string, start long, data binary")
             objects.write.mode(mode).parquet(folder)
             mode = "append"
         # Last: what could not be written completely is not loaded.
@@ -60,11 +66,16 @@ class Reader(MLReader):  # type: ignore[misc]
         self._kind = kind
 
     def load(self, path: str) -> Any:
-        """Return the instance that was saved to ``path``."""
+        """Return the instance that was saved to ``path``. Raises HydrogenError if that was interrupted."""
         spark = self.sparkSession
         expected = f"{self._kind.__module__}.{self._kind.__name__}"
         metadata = DefaultParamsReader.loadMetadata(path, spark, expected)
-        objects = _loaded(spark.read.parquet(os.path.join(path, "objects")))
+        parts = spark.read.parquet(os.path.join(path, "objects")).orderBy("start")
+        if any(row["saving"] != metadata["saving"] for row in parts.select("saving").collect()):
+            raise HydrogenError(
+                f"{path} has parts of two instances, since a save was interrupted: save it again"
+            )
+        objects = pickle.loads(b"".join(bytes(row["data"]) for row in parts.toLocalIterator()))
         instance = self._kind._restored(objects["attributes"])
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
@@ -89,8 +100,3 @@ def _writes(value: Any, spark: Any) -> Iterator[list[tuple[int, bytearray]]]:
     for first in range(0, len(starts), n_parts):
         chosen = starts[first : first + n_parts]
         yield [(start, bytearray(data[start : start + _PART_BYTES])) for start in chosen]
-
-
-def _loaded(parts: Any) -> Any:
-    rows = parts.orderBy("start").toLocalIterator()
-    return pickle.loads(b"".join(bytes(row["data"]) for row in rows))

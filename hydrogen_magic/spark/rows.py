@@ -12,12 +12,14 @@ from typing import Any
 
 from hydrogen_magic.driver.datasets.dataset import dataset
 from hydrogen_magic.driver.datasets.handles import NO_ROWS
+from hydrogen_magic.driver.datasets.spark import while_wanted
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.errors import OptionTypeError, OptionValueError
+from hydrogen_magic.errors import GangStoppedError, OptionTypeError, OptionValueError
 from hydrogen_magic.inference.spark.cell_task import quoted
 from hydrogen_magic.inference.spark.prepared import as_array
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.column_names import listed
+from hydrogen_magic.spark.trainings import NOT_TRAINED
 
 _IS_VALIDATION = "hydrogen_magic is validation"
 """A column that is in no data."""
@@ -56,24 +58,62 @@ class SharedRows:
         """``specs``: one for each training."""
         self._frame = frame
         self._left = Counter(specs)
+        """Trainings that have not ended."""
+        self._begun: Counter[RowSpec] = Counter()
+        """Those of them that have begun."""
         self._written: dict[RowSpec, TrainingRows] = {}
+        self._is_cancelled = False
+        self._writing = threading.Lock()
         self._lock = threading.Lock()
+        """Of the attributes; never held for long."""
         weakref.finalize(self, _delete, self._written)  # if some of them never begin
 
     @contextmanager
     def of(self, spec: RowSpec) -> Iterator[TrainingRows]:
-        """Return the rows for one training, which lasts as long as the context."""
+        """Return the rows for one training, which lasts as long as the context.
+
+        Raises GangStoppedError after :meth:`cancel`, also while the rows are written.
+        """
         with self._lock:
-            if spec not in self._written:
-                self._written[spec] = _write(self._frame, spec)
-            rows = self._written[spec]
+            self._begun[spec] += 1
         try:
+            with self._writing:
+                rows = self._rows(spec)
+            self._refuse_cancelled()
             yield rows
         finally:
             with self._lock:
+                self._begun[spec] -= 1
                 self._left[spec] -= 1
-                if not self._left[spec]:
-                    self._written.pop(spec).delete()
+                self._delete_unused()
+
+    def cancel(self) -> None:
+        """Let no training begin: end a write, and delete rows as soon as no training uses them."""
+        with self._lock:
+            self._is_cancelled = True
+            self._delete_unused()
+
+    def _rows(self, spec: RowSpec) -> TrainingRows:
+        self._refuse_cancelled()
+        if spec not in self._written:
+            try:
+                with while_wanted(self._refuse_cancelled):
+                    rows = _write(self._frame, spec)
+            except BaseException:
+                self.cancel()  # before another thread, which waits, tries the same
+                raise
+            with self._lock:
+                self._written[spec] = rows
+        return self._written[spec]
+
+    def _refuse_cancelled(self) -> None:
+        if self._is_cancelled:
+            raise GangStoppedError(NOT_TRAINED)
+
+    def _delete_unused(self) -> None:
+        users = self._begun if self._is_cancelled else self._left
+        for spec in [each for each in self._written if not users[each]]:
+            self._written.pop(spec).delete()
 
 
 def _delete(written: dict[RowSpec, TrainingRows]) -> None:

@@ -14,6 +14,8 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.notebook.ipython_cells import shell_here
 
+NOT_TRAINED = "not trained: another training of the same call has failed"
+
 
 class Trainings:
     """An iterator of numbers and models. Each call of ``next`` trains one; any thread may call it.
@@ -21,9 +23,18 @@ class Trainings:
     After a failure the gangs of the others are stopped, and the remaining models are not trained.
     """
 
-    def __init__(self, fit: Callable[[int, Callable[[Gang], None]], Any], count: int) -> None:
-        """``fit`` is called with a number, and a function to call with the gang that it has launched."""
+    def __init__(
+        self,
+        fit: Callable[[int, Callable[[Gang], None]], Any],
+        count: int,
+        on_cancel: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``fit`` is called with a number, and a function to call with the gang that it has launched.
+
+        ``on_cancel`` is called when no other training may begin.
+        """
         self._fit = fit
+        self._on_cancel = on_cancel
         self._numbers = iter(range(count))
         self._lock = threading.Lock()
         self._gangs: list[Gang] = []
@@ -37,7 +48,7 @@ class Trainings:
         with self._lock:
             number = next(self._numbers)
         if self._is_cancelled:
-            raise GangStoppedError("not trained: another training of the same call has failed")
+            raise GangStoppedError(NOT_TRAINED)
         try:
             return number, self._fit(number, self._launched)
         except BaseException:
@@ -50,8 +61,9 @@ class Trainings:
             gang.stop()
 
     def cancel(self) -> None:
-        """Stop the gangs that run. Does not wait."""
+        """Stop the gangs that run, and let none begin. Does not wait."""
         self._is_cancelled = True
+        self._on_cancel()
         for gang in list(self._gangs):
             if not gang.wait(0):
                 gang.stop()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hydrogen_magic as hm
+from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.worker.model_training import TrainingTask, train_on_rank
 from tests import estimator_ranks
 from tests.gangs import ended
@@ -56,6 +57,12 @@ def test_epochs_have_orders_of_their_own(rows: Any) -> None:
     first, second, validation = ([x for batch in order for x in batch] for order in orders)
     assert sorted(first) == sorted(second) == validation == list(range(10))
     assert first != second != validation
+
+
+def test_a_predicted_column_with_the_name_of_a_feature(rows: Any) -> None:
+    chosen = task(rows, predict=lambda model, features: {"a": features[:, 0] + 1})
+    with pytest.raises(InferError, match=r"'a' that differs from the frame's: do not change that"):
+        train_on_rank(chosen)
 
 
 def test_rows_that_a_rank_does_not_see(rows: Any) -> None:

@@ -502,6 +502,7 @@ def predict(batch):
     return shifted(batch["id"] + batch["a.b"])
 score = hm.udf(predict, "score double")
 both = hm.udf(lambda b: {"x": b["id"], "y": b["id"].astype(str)}, "x bigint, y string")
+double = hm.udf(lambda b: b["id"] * 2, "id bigint")
 """
 
 
@@ -516,6 +517,8 @@ def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
         expected = [7.0, 18.0, 29.0, 40.0]
         added = frame.withColumn("p", score("id", "`a.b`"))
         assert [row.p for row in added.collect()] == expected
+        changed = frame.withColumn("id", shell.user_ns["double"]("id"))
+        assert [row.id for row in changed.collect()] == [0, 2, 4, 6]
         renamed = frame.select(score(frame["id"], (frame["id"] * 10).alias("a.b")).alias("p"))
         assert [row.p for row in renamed.collect()] == expected
         structs = frame.select(both.asNondeterministic()("id").alias("p")).select("p.*")
@@ -530,6 +533,8 @@ def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
             spark.sql("SELECT score(id, `a.b`) FROM rows_of_udf").collect()
         shell.run_cell("named = hm.udf(predict, 'p double', columns=['id', 'a.b'])").raise_error()
         spark.udf.register("named", shell.user_ns["named"])
+        of_one_name = frame.select(shell.user_ns["named"]("id", (frame["id"] * 10).alias("id")))
+        assert [row[0] for row in of_one_name.collect()] == expected
         by_place = spark.sql("SELECT named(id, `a.b`) AS p FROM rows_of_udf")
         assert [row.p for row in by_place.collect()] == expected
 

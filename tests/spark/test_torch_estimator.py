@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.errors import RankFailedError
+from hydrogen_magic.errors import GangStoppedError, HydrogenError, RankFailedError
 from tests import estimator_ranks, spark_rig
+from tests.gangs import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -141,6 +143,10 @@ def test_columns_by_name_and_another_model(
     assert [(row["sum"], row["numbers_too"]) for row in scored.collect()] == [
         (5.0, [n, 0.5]) for n in range(5)
     ]
+    others = spark.range(5)
+    joined = fitted.transform(frame.join(others, frame["id"] == others["id"]))
+    assert joined.columns.count("id") == 2
+    assert [row["sum"] for row in joined.select("sum").collect()] == [5.0] * 5
     for name in ("sum", "Sum"):  # the same to Spark
         with pytest.raises(ValueError, match=f"already has a column '{name}': drop it"):
             fitted.transform(frame.withColumn(name, frame.label))
@@ -168,6 +174,33 @@ def test_columns_by_name_and_another_model(
 
 
 @on_classic
+def test_an_interrupted_overwrite_is_not_loaded(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New objects beside the old metadata."""
+    from hydrogen_magic.spark import TorchEstimator
+
+    def interrupted(writer: Any, path: str) -> None:
+        if path.endswith("metadata"):
+            raise KeyboardInterrupt
+        text(writer, path)
+
+    path = str(tmp_path / "saved")
+    estimator(epochs=2).save(path)
+    assert TorchEstimator.load(path).getOrDefault("epochs") == 2
+    writer_class = type(spark.range(1).write)
+    text = writer_class.text
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_class, "text", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            estimator(epochs=3).write().overwrite().save(path)
+    with pytest.raises(HydrogenError, match="has parts of two instances, since a save was interru"):
+        TorchEstimator.load(path)
+    estimator(epochs=4).write().overwrite().save(path)
+    assert TorchEstimator.load(path).getOrDefault("epochs") == 4
+
+
+@on_classic
 def test_null_vectors_are_null_arrays(spark: Any) -> None:
     from pyspark.ml.linalg import Vectors
 
@@ -176,6 +209,37 @@ def test_null_vectors_are_null_arrays(spark: Any) -> None:
     frame = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (None,)], ["v"])
     arrays = frame.select(*rows.columns(frame, ["v"], "featuresCols")).collect()
     assert [row.v for row in arrays] == [[1.0, 2.0], None]
+
+
+@on_classic
+def test_a_thread_that_writes_rows_ends_with_the_other_trainings(
+    spark: Any, hydrogen_home: Path
+) -> None:
+    """CrossValidator calls the trainings in threads, which an interrupt does not reach."""
+    from hydrogen_magic.spark.rows import RowSpec, SharedRows
+
+    slow = "double(id) + double(java_method('java.lang.Thread', 'sleep', 1000L) is null)"
+    frame = spark.range(0, 1000, 1, 2).selectExpr(f"{slow} as x", "id as label")
+    spec = RowSpec(("x",), "label", None, shuffle=False, seed=0, path=None)
+    shared, errors = SharedRows(frame, [spec, spec]), []
+
+    def train() -> None:
+        try:
+            with shared.of(spec):
+                pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    tracker = spark.sparkContext.statusTracker()
+    wait_until(tracker.getActiveJobsIds)
+    shared.cancel()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert [type(error) for error in errors] == [GangStoppedError] * 2
+    assert not tracker.getActiveJobsIds() and datasets(hydrogen_home) == []
 
 
 @pytest.mark.exhaustive

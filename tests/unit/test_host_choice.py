@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +122,41 @@ def test_slots_of_a_host_that_is_cut_off_count_once_spark_must_have_noticed(
     assert provider._usable_slots(session, capacity) == usable
 
 
+@pytest.mark.parametrize("wait_s", [None, 3600.0])
+def test_a_retry_is_refused_when_no_executor_replaces_the_lost_one(
+    monkeypatch: pytest.MonkeyPatch, wait_s: float | None
+) -> None:
+    """Not before Spark must have noticed the loss, and with ``--wait`` at its end."""
+    now_s = 0.0
+
+    def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
+        if spec.wait_s is None:
+            raise PlacementError("no more executors are expected")
+        return ClusterCapacity(None, False, None)
+
+    def emit(event: object) -> None:
+        nonlocal now_s
+        now_s += 60.0
+
+    async def called(function: Any, *args: Any) -> Any:
+        return function(*args)
+
+    monkeypatch.setattr(asyncio, "to_thread", called)
+    monkeypatch.setattr(hosts, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(hosts, "_ROOM_S", 0.0)
+    monkeypatch.setattr(hosts, "capacity", capacity)
+    monkeypatch.setattr(hosts, "slots_now", lambda session, capacity: 1)
+    monkeypatch.setattr(hosts, "waits_for", lambda session, tag: "1 executor")
+    session = Session(SimpleNamespace(conf={}), False, "app", "spark://there:7077")
+    provider = hosts.SparkHosts(session, ClusterCapacity(2, False, None))
+    job = SimpleNamespace(spec=JobSpec(np=2, retries=1, wait_s=wait_s), now_s=lambda: now_s)
+    attempt, sink = SimpleNamespace(number=1, job=job), SimpleNamespace(emit=emit)
+    said = "no more executors are expected" if wait_s is None else "did not fit within 3600 s"
+    with pytest.raises(PlacementError, match=said):
+        asyncio.run(asyncio.wait_for(provider.acquire(attempt, sink), 5.0))  # type: ignore[arg-type]
+    assert now_s == (240.0 if wait_s is None else 3660.0)
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
@@ -137,6 +173,30 @@ def test_hosts_that_spark_cannot_be_given_are_refused_only_if_requested(
     with pytest.raises(PlacementError, match=why):
         chosen(monkeypatch, JobSpec(np=2, pack=False), TWO, **settings)
     assert chosen(monkeypatch, JobSpec(np=2), TWO, gpus=True, **settings) is None
+
+
+def test_threads_that_plan_at_once_get_their_own_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here another plan comes in between at each look at the clock."""
+    cluster, is_nested = placement._Cluster(), False
+
+    def clock() -> float:
+        nonlocal is_nested
+        if not is_nested:
+            is_nested = True
+            assert cluster.look(JobSpec(np=2))[1].slots == 2
+            is_nested = False
+        return 1.0
+
+    found = SimpleNamespace(spark=object())
+    monkeypatch.setattr(placement.session, "find", lambda: found)
+    monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(
+        placement.capacity_check,
+        "capacity",
+        lambda session, spec: ClusterCapacity(spec.np, False, None),
+    )
+    for _ in range(3):
+        assert cluster.look(JobSpec(np=3))[1].slots == 3
 
 
 def test_a_dry_run_shows_the_hosts_and_the_reason() -> None:

@@ -20,11 +20,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(tmp_path / "home"))
 
 
-def finish(kept: KeptPartitions, number: int) -> None:
-    """Write a partition of ten rows, as a task does."""
+def finish(kept: KeptPartitions, number: int, *n_rows: int) -> None:
+    """Write a partition of ten rows, as a task does; ``n_rows``: of each of its streams."""
     said = kept.instructions()
     path = Path(said["folder"], said["rows"], f"{number}.incomplete")
-    (place,) = partition_files.write(str(path), [pa.table({"y": range(10)})])
+    types = [pa.int64(), pa.float64()]
+    tables = [
+        pa.table({"y": pa.array(range(n), t)}) for n, t in zip(n_rows or (10,), types, strict=False)
+    ]
+    place = max(partition_files.write(str(path), tables))
     path.rename(path.with_name(f"{number}.10.{number:016x}.{place}.part"))
 
 
@@ -62,6 +66,22 @@ def test_only_compared_partitions_are_returned(resumed: KeptPartitions) -> None:
         "30 rows in 3 partitions are finished and kept: run the cell with --resume"
     )
     assert "(10 rows in 1 partition were not yet compared" in text
+    third = KeptPartitions(PRINTS, resume=True)
+    records.write("cccccccc", records.launched("cccccccc"), records.ENDED)
+    third.open("cccccccc")
+    assert (numbers(third.parts()), numbers(third.earlier())) == ([], [0, 1, 2])
+
+
+def test_a_partition_that_two_tasks_have_finished_counts_once(resumed: KeptPartitions) -> None:
+    """Their files have different names, since batches that are sized by time end elsewhere."""
+    finish(resumed, 2, 3, 7)
+    finish(resumed, 2, 4, 6)
+    assert numbers(resumed.parts()) == [2] and len(resumed.linked()) == 1
+    names = [path.name for path in (resumed.folder / "rows").iterdir()]
+    assert len(names) == 2
+    for name in names:
+        resumed.use([name])
+        assert [part.path.name for part in resumed.parts()] == [name]
     third = KeptPartitions(PRINTS, resume=True)
     records.write("cccccccc", records.launched("cccccccc"), records.ENDED)
     third.open("cccccccc")

@@ -696,6 +696,24 @@ def test_names_that_the_frame_has() -> None:
         run(lambda b: {"error": b["x"]}, frame(), on_error="collect")
 
 
+def test_a_function_predicts_the_columns_of_its_schema() -> None:
+    """Whatever the names of its arguments are."""
+    options: dict[str, Any] = {"only": False, "of_function": True}
+    for change in (lambda x: x * 2, lambda x: x.clip(upper=6), lambda x: x):
+        expected = change(frame()["x"].to_pandas()).tolist()
+        for predict, schema in (
+            (lambda b: change(b["x"]), "x float"),  # noqa: B023
+            (lambda b: b.assign(x=change(b["x"]), y=1), "x float, y bigint"),  # noqa: B023
+        ):
+            found = run(predict, frame(), schema=schema, **options)
+            assert found.column_names == schema.replace(",", "").split()[::2]
+            assert found["x"].to_pylist() == expected
+    added = run(lambda b: b.assign(y=1), frame(), schema="y bigint", **options)
+    assert added.column_names == ["y"], "the others are those of the frame"
+    with pytest.raises(InferError, match="'x' that differs from the frame's: do not change that"):
+        run(lambda b: b.assign(x=0.5, y=1), frame(), schema="y bigint", **options)
+
+
 OWN = pd.DataFrame(
     {
         "id": [1, 2, 3, 4],

@@ -12,7 +12,10 @@ import pytest
 import torch
 from IPython.core.events import EventManager, available_events
 
-from hydrogen_magic.errors import GangStoppedError, InferError
+import hydrogen_magic as hm
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.errors import GangStoppedError, InferError, PlacementError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.spark import TorchEstimator, rows
@@ -45,6 +48,8 @@ def test_parameters_of_train_are_params() -> None:
     assert arguments(TorchEstimator(train=lambda model, data, epochs: None)) == {"epochs": 1}
     ten = TorchEstimator(train=lambda model, data, epochs=10: None)
     assert arguments(ten) == {} and arguments(ten.setParams(epochs=2)) == {"epochs": 2}
+    sizes = TorchEstimator(train=lambda model, data, seed=7, np=1: None, np=3)
+    assert arguments(sizes) == {"seed": 0, "np": 3}, "as the gang has"
 
 
 def test_train_may_take_the_model_and_data_among_others() -> None:
@@ -67,6 +72,19 @@ def test_environment_variables_are_neither_explained_nor_saved() -> None:
     saved = estimator.write()._instance
     assert saved.uid == estimator.uid and saved.getOrDefault("options") == {"retries": 1}
     assert estimator.getOrDefault("options") == options
+
+
+def test_none_is_the_default_of_a_param() -> None:
+    given: dict[str, Any] = dict.fromkeys(["model", "train", "options", "validation", "np", "gpu"])
+    estimator = TorchEstimator(**given)
+    assert estimator.getOrDefault("np") == 2 and not estimator.isDefined("train")
+    assert "options: further options" in estimator.explainParams()
+    assert estimator.write()._instance is estimator
+    assert estimator.setParams(np=3, gpu=True).setParams(np=None, gpu=None).getOrDefault("np") == 2
+    assert not estimator.isSet("gpu")
+    of_grid = estimator.copy({estimator.options: None})
+    assert of_grid.write()._instance.getOrDefault("options") == {}
+    assert arguments(TorchEstimator(train=train, epochs=None, lr=None)) == {"epochs": 1, "lr": None}
 
 
 REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
@@ -108,6 +126,26 @@ def test_what_train_needs_is_checked_before_rows_are_written() -> None:
     grid = [{}, {estimator.train: lambda model, data, depth: None}]
     with pytest.raises(ValueError, match="parameter 'depth' without a value: give it a default"):
         estimator.fitMultiple(None, grid)
+
+
+def test_the_gang_is_planned_with_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[JobSpec] = []
+
+    def refuse(spec: JobSpec) -> None:
+        planned.append(spec)
+        raise PlacementError("no room")
+
+    monkeypatch.setattr(launcher, "plan", refuse)
+    options: dict[str, Any] = {"wait": 600.0, "pack": True, "env": {"A": "1"}, "quiet": True}
+    estimator = TorchEstimator(
+        model=MODEL, train=train_with_any, np=3, on="spark", gpu=False, options=options
+    )
+    with pytest.raises(PlacementError, match="no room"):
+        estimator._fit(None)
+    with pytest.raises(PlacementError, match="no room"):
+        hm.run(len, "", np=3, on="spark", gpu=False, **options)
+    (spec, same) = planned
+    assert spec == same and (spec.wait_s, spec.pack, spec.env) == (600.0, True, (("A", "1"),))
 
 
 # ── trainings ────────────────────────────────────────────────────────────────────────────────────
@@ -243,6 +281,58 @@ def test_trainings_share_rows_and_the_last_one_deletes_them(written: list[str]) 
     with shared.of(spec("y")), shared.of(spec("x")) as second:
         assert second is first and written == ["x", "y"]
     assert written == []
+
+
+def test_rows_are_deleted_when_a_training_has_failed(written: list[str]) -> None:
+    """As soon as no other training uses them."""
+    shared = SharedRows(None, [spec("x"), spec("x"), spec("x"), spec("y")])
+
+    def fit(number: int, launched: Any) -> None:
+        with shared.of(spec("x")):
+            if number == 0:
+                with shared.of(spec("y")):
+                    pass
+                with pytest.raises(RuntimeError):
+                    next(trainings)
+                assert written == ["x"]
+            raise RuntimeError
+
+    trainings = Trainings(fit, 3, shared.cancel)
+    with pytest.raises(RuntimeError):
+        next(trainings)
+    assert written == []
+
+
+def test_nothing_is_written_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a gang launched with what was written meanwhile."""
+    calls = []
+
+    def fail(frame: Any, spec: RowSpec) -> TrainingRows:
+        calls.append(spec)
+        raise RuntimeError
+
+    monkeypatch.setattr(rows, "_write", fail)
+    shared = SharedRows(None, [spec("x"), spec("x")])
+    for error in (RuntimeError, GangStoppedError):
+        with pytest.raises(error), shared.of(spec("x")):
+            pass
+    assert len(calls) == 1
+
+
+def test_a_training_that_is_cancelled_while_rows_are_written_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deleted = []
+
+    def write(frame: Any, spec: RowSpec) -> TrainingRows:
+        shared.cancel()
+        return TrainingRows(DatasetHandle("", 1, 1, (), _remove=lambda: deleted.append(spec)))
+
+    monkeypatch.setattr(rows, "_write", write)
+    shared = SharedRows(None, [spec("x"), spec("x")])
+    with pytest.raises(GangStoppedError), shared.of(spec("x")):
+        pytest.fail("the training has begun")
+    assert deleted == [spec("x")]
 
 
 def test_rows_of_trainings_that_never_begin_are_deleted(written: list[str]) -> None:

@@ -11,7 +11,8 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -50,6 +51,20 @@ class _Written:
 
 
 _written: list[_Written] = []
+_check_wanted: ContextVar[Callable[[], None]] = ContextVar("check_wanted", default=lambda: None)
+
+
+@contextmanager
+def while_wanted(check: Callable[[], None]) -> Iterator[None]:
+    """Call ``check`` repeatedly while this thread writes a DataFrame; what it raises cancels Spark's jobs.
+
+    Interrupts are raised in the main thread alone.
+    """
+    token = _check_wanted.set(check)
+    try:
+        yield
+    finally:
+        _check_wanted.reset(token)
 
 
 def dataset(frame: Any, path: AnyPath | None, *, reuse: bool) -> DatasetHandle:
@@ -188,8 +203,8 @@ def _unpacked(rows: Iterator[Any]) -> Iterator[Any]:
 def _run(session: Session, action: Callable[[], T], tag: str, progress: RowProgress) -> T:
     """Run ``action``, which makes Spark run jobs, in a thread; show its progress and return its value.
 
-    After an interrupt the jobs are cancelled, and it returns when they have ended: until then their tasks
-    may write.
+    After an interrupt, or if nobody wants the rows any more, the jobs are cancelled. It returns when they
+    have ended: until then their tasks may write.
     """
     stages = StageCounts(session, tag)
     with ThreadPoolExecutor(1, "hydrogen_magic-dataset") as thread, stages.followed():
@@ -197,6 +212,7 @@ def _run(session: Session, action: Callable[[], T], tag: str, progress: RowProgr
         try:
             while not job.done():
                 wait([job], _POLL_S)
+                _check_wanted.get()()
                 _report(session, stages, tag, progress)
             found = job.result()
         except BaseException:

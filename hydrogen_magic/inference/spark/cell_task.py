@@ -65,7 +65,7 @@ class CellTask:
         with self._python_workers():
             predicted = task.udf(added)(*(frame[quoted(name)] for name in frame.columns))
         fields = (
-            called_once(predicted.getField(name), frame, self.session).alias(name)
+            called_once(predicted.getField(name), frame.columns[0], self.session).alias(name)
             for name in added.names
         )
         return frame.select(*(frame[quoted(name)] for name in kept), *fields)
@@ -106,8 +106,10 @@ class CellTask:
         return hydrogen_magic_infer
 
 
-def called_once(predicted: Any, frame: Any, session: Session) -> Any:
-    """Return a column of ``frame`` with the values of ``predicted``, which a filter of it calls only once.
+def called_once(predicted: Any, column: str, session: Session) -> Any:
+    """Return a column with the values of ``predicted``, which a filter of it calls only once.
+
+    ``column``: the name of any column of the frame that it has once.
 
     Spark copies a function into filters of its value, and so calls it twice, unless the column counts as
     expensive. Functions of Python do not (SPARK-47672), ``array_join`` does: here in a condition that is
@@ -115,7 +117,7 @@ def called_once(predicted: Any, frame: Any, session: Session) -> Any:
     it.
     """
     functions = session.sql_module("functions")
-    nothing = f"array_repeat('', size(array_repeat({quoted(frame.columns[0])}, 0)))"
+    nothing = f"array_repeat('', size(array_repeat({quoted(column)}, 0)))"
     return functions.when(functions.expr(f"array_join({nothing}, '') = ''"), predicted)
 
 

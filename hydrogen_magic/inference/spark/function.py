@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hydrogen_magic import capture
@@ -44,8 +44,9 @@ def udf(
 
     ``predict`` is sent as it is now, with the functions, values and local modules that it uses. Its
     annotation selects the kind of batch, a pandas DataFrame by default. The columns of a batch have the
-    names of the arguments: of columns or of aliases. SQL passes arguments without names, so pass a struct
-    there, or set ``columns``.
+    names of the arguments: of columns or of aliases. Two arguments of one name need ``columns``. SQL passes
+    arguments without names, so pass a struct there, or set ``columns``. A predicted column may have the name
+    of an argument.
 
     As with any UDF, Spark may call ``predict`` a second time for a filter of its values.
     ``score.asNondeterministic()`` is called once; Spark then also moves no other filter in front of it.
@@ -90,14 +91,14 @@ def function_of(
     config = task_config(captured, spec, sent, has_gpu=has_gpu)
     stored = spark_schema(parse_schema(options.schema or ""))
     task = CellTask(session, sent, config).with_config(
-        options=asdict(options),
+        options=asdict(replace(options, of_function=True)),
         columns=b"",
         of_spark=stored.serialize().to_pybytes(),
         names=None if columns is None else list(columns),
         of_structs=True,
         is_column=len(stored) == 1,
     )
-    return _with_names(task.udf(_returned(stored)), session)
+    return _with_names(task.udf(_returned(stored)), session, columns)
 
 
 def _check_types(predict: Any, schema: Any, columns: Any) -> None:
@@ -145,9 +146,9 @@ def _returned(stored: Any) -> Any:
     return fields[0].dataType if len(fields) == 1 else fields
 
 
-def _with_names(function: Any, session: Session) -> Any:
-    """Return the UDF for columns that it passes as one struct, which has their names."""
-    struct = session.sql_module("functions").struct
+def _with_names(function: Any, session: Session, names: Sequence[str] | None) -> Any:
+    """Return the UDF for columns that it passes as one struct, which has ``names``; None: their own."""
+    functions = session.sql_module("functions")
 
     def score(*columns: Any) -> Any:
         if session.is_stopped():
@@ -159,10 +160,16 @@ def _with_names(function: Any, session: Session) -> Any:
                 'a function of hm.udf expects one or more columns, as in score("a", "b"), got none'
             )
         with session.python_workers(memory_settings.ENVIRONMENT):
-            return function(struct(*columns))
+            return function(functions.struct(*named(columns)))
+
+    def named(columns: Sequence[Any]) -> Sequence[Any]:
+        if names is None or len(names) != len(columns):  # the second is refused by the task
+            return columns
+        found = (functions.col(each) if isinstance(each, str) else each for each in columns)
+        return [each.alias(name) for each, name in zip(found, names, strict=True)]
 
     functools.update_wrapper(score, function)  # with what spark.udf.register reads
     score.__dict__["asNondeterministic"] = lambda: _with_names(
-        function.asNondeterministic(), session
+        function.asNondeterministic(), session, names
     )
     return score

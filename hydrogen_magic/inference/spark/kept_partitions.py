@@ -68,7 +68,10 @@ class KeptPartitions:
             run_log.kept_dir(self._begun).rename(folder)
         (folder / EARLIER).mkdir(mode=0o700, exist_ok=True)
         _move_parts(folder / ROWS, folder / EARLIER)
-        (folder / ROWS).mkdir(mode=0o700, exist_ok=True)
+        shutil.rmtree(
+            folder / ROWS, ignore_errors=True
+        )  # second files of partitions, incomplete ones
+        (folder / ROWS).mkdir(mode=0o700)
         self.folder = folder
         self._inherited = {part.path.name for part in self.earlier()}
 
@@ -89,8 +92,7 @@ class KeptPartitions:
 
     def parts(self) -> list[Part]:
         """Return the finished partitions of this run's frame in order."""
-        found = partition_files.found(self.folder / ROWS)
-        return [part for part in found if not self._used or part.path.name in self._used]
+        return partition_files.found(self.folder / ROWS, self._used or None)
 
     def earlier(self) -> list[Part]:
         """Return the finished partitions of the earlier run that no task has compared yet."""
@@ -168,6 +170,5 @@ def _amount(parts: list[Part]) -> str:
 
 def _move_parts(source: Path, target: Path, names: Container[str] | None = None) -> None:
     """Move complete parts; ``names``: only these."""
-    for part in partition_files.found(source):
-        if names is None or part.path.name in names:
-            part.path.rename(target / part.path.name)
+    for part in partition_files.found(source, names):
+        part.path.rename(target / part.path.name)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ _packages: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDicti
 """SparkSession -> digest -> broadcast variable or name of a file."""
 _cells: weakref.WeakKeyDictionary[Any, dict[str, _KeptCell]] = weakref.WeakKeyDictionary()
 """SparkSession -> digest -> cell; the newest is the last."""
+_sending = threading.Lock()
+"""Threads, such as those of CrossValidator, change both; a cell that several of them use is sent once."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,17 @@ def send(session: Session, closure: Payload) -> SentCell:
     """Send the package and ``closure`` to the session's executors, unless they have equal ones."""
     code = packaging.code()
     digests = hashlib.sha256(code).hexdigest(), payload.digest(closure)
-    packages = _packages.setdefault(session.spark, {})
-    if digests[0] not in packages:
-        packages[digests[0]] = _send_package(session, code, digests[0])
-    cells = _cells.setdefault(session.spark, {})
-    cell = cells.pop(digests[1], None) or _KeptCell(
-        _send_closure(session, closure, digests[1]), 0 if session.is_connect else closure.nbytes
-    )
-    cells[digests[1]] = cell
-    _forget_old(cells)
-    return SentCell(packages[digests[0]], cell.sent, *digests)
+    with _sending:
+        packages = _packages.setdefault(session.spark, {})
+        if digests[0] not in packages:
+            packages[digests[0]] = _send_package(session, code, digests[0])
+        cells = _cells.setdefault(session.spark, {})
+        cell = cells.pop(digests[1], None) or _KeptCell(
+            _send_closure(session, closure, digests[1]), 0 if session.is_connect else closure.nbytes
+        )
+        cells[digests[1]] = cell
+        _forget_old(cells)
+        return SentCell(packages[digests[0]], cell.sent, *digests)
 
 
 def _forget_old(cells: dict[str, _KeptCell]) -> None:

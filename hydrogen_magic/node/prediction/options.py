@@ -33,6 +33,8 @@ class InferOptions:
     """fail: raise; null: predictions are null; collect: as null, with a column of error messages."""
     replace: tuple[str, ...] = ()
     """Columns of the frame that ``predict`` changes: the predicted ones take their places."""
+    of_function: bool = False
+    """Whether the frame holds the arguments of a function: each column of ``schema`` is a predicted one."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -62,7 +64,14 @@ class InferOptions:
                     f"{option} {','.join(asked)}: the frame has no column {missing[0]!r};"
                     f" it has {listed(names)}"
                 )
-        return [name for name in self._asked(names) if name not in self.replace]
+        replaced = self._declared() if self.of_function else self.replace
+        return [name for name in self._asked(names) if name not in replaced]
+
+    def _declared(self) -> Sequence[str]:
+        from hydrogen_magic.node.prediction.ddl import parse_schema
+
+        declared: list[str] = parse_schema(self.schema).names if self.schema else []
+        return declared
 
     def _asked(self, names: Sequence[str]) -> Sequence[str]:
         return () if self.only else names if self.columns is None else self.columns
@@ -85,10 +94,12 @@ class InferOptions:
         taken = set(self.kept(names))
         for name in predicted:
             if name in taken:
+                remedy = f"replace the frame's with --replace {name}"
+                if self.of_function:
+                    remedy = "do not change that one"
                 raise InferError(
-                    f"predict returned a column {name!r} that differs from the frame's: replace the"
-                    f" frame's with --replace {name}, or return the new one under another name, such as"
-                    f" {name}_predicted"
+                    f"predict returned a column {name!r} that differs from the frame's: {remedy}, or return"
+                    f" the new one under another name, such as {name}_predicted"
                 )
             if self.collects and name == ERROR_COLUMN:
                 raise InferError(

@@ -8,7 +8,7 @@ The name says that a file is complete, and of which rows it is; see ``inference_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -42,9 +42,15 @@ class Part:
             return pa.ipc.open_stream(file).schema
 
 
-def found(folder: Path) -> list[Part]:
-    """Return the complete parts in a folder, in the order of their partitions."""
-    return sorted(map(_part, folder.glob(f"*{PART}")), key=lambda part: part.number)
+def found(folder: Path, names: Container[str] | None = None) -> list[Part]:
+    """Return the complete parts in a folder, in the order of their partitions; ``names``: only these.
+
+    Of each partition one: Spark may run a task twice, and each writes a file.
+    """
+    paths = sorted(folder.glob(f"*{PART}"))
+    parts = [_part(path) for path in paths if names is None or path.name in names]
+    of_partition = {part.number: part for part in parts}
+    return sorted(of_partition.values(), key=lambda part: part.number)
 
 
 def _part(path: Path) -> Part:

@@ -128,7 +128,7 @@ def _predicted_columns(task: TrainingTask) -> bytes:
     On all ranks, whose models stay alike: lazy layers get their sizes.
     """
     predict = ModelPredict(task.model, task.features, "", task.predict)
-    predictor = Predictor(predict, InferOptions(batch_size=task.batch_size))
+    predictor = Predictor(predict, InferOptions(task.batch_size, of_function=True))
     rows = next(iter(_stream(task, task.rows).to_arrow()))
     found = predictor.run(rows.select(list(task.features)), 0).columns.schema
     unknown = [field.name for field in found if has_null_type(field.type)]

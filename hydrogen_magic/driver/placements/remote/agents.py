@@ -310,10 +310,10 @@ class RemoteAgent(AgentClient):
 class RelayRoute:
     """A way to this process for agents that cannot connect to it directly."""
 
-    endpoint: str
-    """What they connect to."""
+    endpoint: asyncio.Future[str]
+    """What they connect to, when the relay has started."""
     close: Callable[[], None]
-    """Closes the relay; called in a thread."""
+    """Closes the relay, which may still be starting; called in a thread."""
 
 
 @dataclass(frozen=True)

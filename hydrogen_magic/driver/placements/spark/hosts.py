@@ -16,7 +16,7 @@ from hydrogen_magic.core import network
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
-from hydrogen_magic.driver.placements.remote.agents import RelayRoute, agent_pool
+from hydrogen_magic.driver.placements.remote.agents import RelayRoute, RemoteAgentPool, agent_pool
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
 from hydrogen_magic.driver.placements.spark.barrier_job import as_error, is_unreachable, submit
@@ -80,8 +80,9 @@ class SparkHosts(HostProvider):
         its tasks as soon as enough slots are free.
         """
         is_first, wait_s = attempt.number == 0, attempt.job.spec.wait_s
+        begun_s = time.monotonic()
         if wait_s is not None:
-            self._late_s = time.monotonic() + wait_s
+            self._late_s = begun_s + wait_s
         while not (is_first and self._capacity.slots is not None):
             slots = await self._slots(self._usable_slots)
             reason = await self._reason(slots, attempt)
@@ -90,7 +91,8 @@ class SparkHosts(HostProvider):
                 return
             if time.monotonic() > self._late_s:
                 raise _late(attempt, f"the cluster has {_n_slots(slots)}", reason)
-            if is_first:  # executors were still starting; refused when no more are expected
+            # Executors are still starting, or Spark replaces lost ones: refused when no more are expected.
+            if is_first or time.monotonic() > begun_s + _UNNOTICED_S:
                 self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
             await asyncio.sleep(_ROOM_S)
 
@@ -242,8 +244,8 @@ def endpoints(session: Session, ports: PortRange | None) -> list[str]:
     """
     pool = agent_pool()
     relay = pool.relays.get(session.application)
-    if relay is not None:
-        return [relay.endpoint]
+    if relay is not None and relay.endpoint.done():
+        return [relay.endpoint.result()]
     bind = session.bind_address()
     if not bind:
         return pool.listen(session.addresses(), ports)
@@ -260,13 +262,34 @@ async def _use_relay(session: Session, ports: PortRange | None) -> str:
     ``ports``: of the relay. Raises PlacementError if the server does not allow that.
     """
     pool = agent_pool()
+    # Gangs of one application share a relay, and a stop of one of them leaves it to the others: the pool
+    # closes it, also while it starts.
+    route = pool.relays.get(session.application) or _start_relay(pool, session, ports)
+    where = await asyncio.shield(route.endpoint)
+    return f"{where.removeprefix('tcp://')}, on the Spark driver's host"
+
+
+def _start_relay(pool: RemoteAgentPool, session: Session, ports: PortRange | None) -> RelayRoute:
     relay = Relay(session.spark, network.host_and_port(pool.hub.listen("127.0.0.1")), ports)
 
-    def forget(text: str) -> None:
-        """Called in a thread of the relay. The agents behind it detect its failure themselves."""
-        pool.hub.loop.call_soon_threadsafe(pool.relays.pop, session.application, None)
+    async def start() -> str:
+        try:
+            return network.endpoint(*await asyncio.to_thread(relay.start))
+        except BaseException:
+            forget()
+            raise
 
-    relay.on_failure = forget
-    where = network.endpoint(*await asyncio.to_thread(relay.start))
-    pool.relays[session.application] = RelayRoute(where, relay.close)
-    return f"{where.removeprefix('tcp://')}, on the Spark driver's host"
+    def forget() -> None:
+        if pool.relays.get(session.application) is route:
+            del pool.relays[session.application]
+
+    def failed(text: str) -> None:
+        """Called in a thread of the relay. The agents behind it detect its failure themselves."""
+        pool.hub.loop.call_soon_threadsafe(forget)
+
+    relay.on_failure = failed
+    route = RelayRoute(asyncio.ensure_future(start()), relay.close)
+    # Perhaps nobody waits any more; asyncio would log the exception.
+    route.endpoint.add_done_callback(lambda started: started.cancelled() or started.exception())
+    pool.relays[session.application] = route
+    return route

@@ -73,18 +73,18 @@ class _Cluster:
     """
 
     def __init__(self) -> None:
-        self._capacity: capacity_check.ClusterCapacity | None = None
-        self._asked: tuple[JobSpec, object] | None = None
-        self._asked_at_s = 0.0
+        self._last: tuple[object, capacity_check.ClusterCapacity, float] | None = None
+        """The question, its answer and their time: together, since threads ask, too."""
 
     def look(self, spec: JobSpec) -> tuple[session.Session, capacity_check.ClusterCapacity]:
         """Return the notebook's session and the capacity for ``spec``."""
-        found = session.find()
-        is_fresh = time.monotonic() <= self._asked_at_s + _FRESH_S
-        if self._capacity is None or self._asked != (spec, found.spark) or not is_fresh:
-            self._capacity = capacity_check.capacity(found, spec)
-            self._asked, self._asked_at_s = (spec, found.spark), time.monotonic()
-        return found, self._capacity
+        found, last = session.find(), self._last
+        asked = spec, found.spark
+        if last is not None and last[0] == asked and time.monotonic() <= last[2] + _FRESH_S:
+            return found, last[1]
+        capacity = capacity_check.capacity(found, spec)
+        self._last = asked, capacity, time.monotonic()
+        return found, capacity
 
 
 _FRESH_S = 0.5

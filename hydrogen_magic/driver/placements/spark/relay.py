@@ -76,7 +76,7 @@ class Relay:
             ) from error
 
     def close(self) -> None:
-        """End everything, within seconds even without answers. May be called twice."""
+        """End everything, within seconds even without answers. May be called twice, and by any thread."""
         if self._thread.is_alive():
             with suppress(RuntimeError):  # it just ended by itself
                 self._loop.call_soon_threadsafe(self._closing.set)
@@ -88,6 +88,9 @@ class Relay:
             self._line.close()
 
     def _run(self) -> None:
+        if self._loop.is_closed():
+            self._address.set_exception(ConnectionError("it was closed"))
+            return
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve())
