@@ -203,8 +203,8 @@ def _unpacked(rows: Iterator[Any]) -> Iterator[Any]:
 def _run(session: Session, action: Callable[[], T], tag: str, progress: RowProgress) -> T:
     """Run ``action``, which makes Spark run jobs, in a thread; show its progress and return its value.
 
-    After an interrupt, or if nobody wants the rows any more, the jobs are cancelled. It returns when they
-    have ended: until then their tasks may write.
+    After an interrupt, or if the check of :func:`while_wanted` raises, the jobs are cancelled. It returns
+    when they have ended: until then their tasks may write.
     """
     stages = StageCounts(session, tag)
     with ThreadPoolExecutor(1, "hydrogen_magic-dataset") as thread, stages.followed():

@@ -289,7 +289,7 @@ def _start_relay(pool: RemoteAgentPool, session: Session, ports: PortRange | Non
 
     relay.on_failure = failed
     route = RelayRoute(asyncio.ensure_future(start()), relay.close)
-    # Perhaps nobody waits any more; asyncio would log the exception.
+    # asyncio logs an exception for which no gang waits any more.
     route.endpoint.add_done_callback(lambda started: started.cancelled() or started.exception())
     pool.relays[session.application] = route
     return route
