@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -150,26 +151,51 @@ def _supported(flat: Any) -> Any:
 
 
 def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -> pa.Array:
-    """Return one row per value, in the type that Arrow infers, or in a nested type that is known."""
+    """Return one row per value, in the type that Arrow infers.
+
+    Never in a known type: inside structs and lists, Arrow cuts off what does not fit.
+    """
     is_plain = set(map(type, values)) <= _PLAIN
     rows = values if is_plain else [_readable(value) for value in values]
     try:
         array = _inferred(rows, is_pandas)
     except pa.ArrowException:
-        if field is None or not pa.types.is_nested(field.type):
+        if field is None or family(field.type) not in ("list", "map", "struct"):
             raise
-        return pa.array(rows, type=field.type, from_pandas=is_pandas)
-    if field is not None and _is_known_record(array.type, field.type):
-        return pa.array(rows, type=field.type, from_pandas=is_pandas)
+        return _in_parts(rows, field.type, is_pandas)
     wide = _widened(array.type)
     return array if wide == array.type else array.cast(wide)
 
 
-def _is_known_record(found: pa.DataType, known: pa.DataType) -> bool:
-    """Return whether dicts lack some keys of the known struct."""
-    if not (pa.types.is_struct(found) and pa.types.is_struct(known)):
-        return False
-    return {part.name for part in found} < {part.name for part in known}
+def _in_parts(rows: list[Any], kind: pa.DataType, is_pandas: bool) -> pa.Array:
+    """Return rows of a nested type that Arrow does not infer: pairs of a map, tuples of a struct."""
+
+    def part(values: Iterable[Any], of: pa.DataType | None) -> pa.Array:
+        field = None if of is None else pa.field("", of)
+        return _of_objects(list(values), field, is_pandas=is_pandas)
+
+    is_null = [not isinstance(row, (list, tuple, dict, np.ndarray)) for row in rows]
+    pa.array(
+        [row for row, of in zip(rows, is_null, strict=True) if of], pa.null(), from_pandas=True
+    )
+    if pa.types.is_struct(kind):
+        known = {field.name: field.type for field in kind}
+        dicts = [
+            {} if missing else row if isinstance(row, dict) else dict(zip(known, row, strict=True))
+            for row, missing in zip(rows, is_null, strict=True)
+        ]
+        names = list(dict.fromkeys([*known, *(name for row in dicts for name in row)]))
+        parts = [part((row.get(name) for row in dicts), known.get(name)) for name in names]
+        return pa.StructArray.from_arrays(parts, names, mask=pa.array(is_null, pa.bool_()))
+    lists = [() if missing else row for row, missing in zip(rows, is_null, strict=True)]
+    starts = [0, *accumulate(map(len, lists))]
+    missing = np.array([*is_null, False])
+    offsets = pa.array(starts, pa.int32(), mask=missing)
+    if pa.types.is_map(kind):
+        pairs = [pair for row in lists for pair in (row.items() if isinstance(row, dict) else row)]
+        keys = part((key for key, _ in pairs), kind.key_type)
+        return pa.MapArray.from_arrays(offsets, keys, part((v for _, v in pairs), kind.item_type))
+    return pa.ListArray.from_arrays(offsets, part(chain.from_iterable(lists), kind.value_type))
 
 
 def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
