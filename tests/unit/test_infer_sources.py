@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import arrow_source, sources
+from hydrogen_magic.node.prediction import arrow_to_pandas
 from hydrogen_magic.node.prediction.arrow_copies import written
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -430,6 +431,30 @@ def test_a_batch_has_the_values_of_the_frame_in_its_own_memory(mix: str, annotat
     else:
         whole = pl.concat(held).to_arrow() if annotation is pl.DataFrame else pa.concat_tables(held)
         assert whole.to_pydict() == frame.to_dict("list")
+
+
+LARGE = 2**60 + 1
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[LARGE, None], [LARGE], None]),
+        pa.array([{"id": LARGE}, {"id": None}, None]),
+        pa.array([{"ids": [LARGE, None]}, {"ids": []}, None]),
+        pa.array([[{"id": LARGE}, {"id": None}], [], None]),
+        pa.array([[("a", LARGE)], [("b", None)], None], pa.map_(pa.string(), pa.int64())),
+        pa.array([[[LARGE, None]], [[1, 2]], None], pa.list_(pa.list_(pa.int64(), 2), 1)),
+        pa.array([{"of": {"yes": True}}, {"of": {"yes": None}}, None]),
+    ],
+    ids=lambda column: str(column.type)[:30],
+)
+def test_whole_numbers_beside_nulls_stay_exact_inside_nested_types(column: pa.Array) -> None:
+    table = pa.table({"x": column})
+    result = predicted(pd.DataFrame({"n": range(3)}), lambda chunk: table)
+    batch = arrow_to_pandas.whole(table.to_batches()[0], 0)
+    for cells in (result["x"], batch["x"]):
+        assert cells.tolist() == column.to_pylist()
 
 
 def test_writing_to_a_result_leaves_the_frame_alone() -> None:
