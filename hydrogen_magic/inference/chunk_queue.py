@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.arrow_types import has_null_type, is_ordered, unordered
 from hydrogen_magic.node.prediction.block_rows import concatenated
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.row_labels import rows_text
@@ -113,6 +113,8 @@ class ChunkQueue:
         """Number of the first chunk that has not contributed to the predicted columns."""
         self._undecided_bytes = 0
         """Size of the chunks before it."""
+        self._categories: dict[str, Any] = {}
+        """Those of ordered columns."""
         self._seen: Any = None
         """The predicted columns so far; unknown types are null."""
 
@@ -288,6 +290,7 @@ class ChunkQueue:
             return
         try:
             wide = joined(self.schema, answer.columns.schema, as_text=self._as_text)
+            wide = self._without_other_orders(wide, answer.columns)
             columns = fit_table(answer.columns, wide)
         except (MisfitError, InferError):
             self._predict_again(chunk, answer.columns)
@@ -301,6 +304,18 @@ class ChunkQueue:
             self.n_failed_rows += int(failure["last_row"] - failure["first_row"] + 1)
         failures = sorted([*self.failures, *answer.failures], key=lambda each: each["first_row"])
         self.failures = failures[:_MAX_FAILURES]
+
+    def _without_other_orders(self, schema: Any, columns: Any) -> Any:
+        """Return ``schema``, in which ordered categories are unordered if those of other rows differ."""
+        for place, known in enumerate(schema):
+            if is_ordered(known.type):
+                chunks = columns.column(known.name).chunks
+                found = [chunk.dictionary for chunk in chunks if is_ordered(chunk.type)]
+                found = [categories for categories in found if len(categories)]  # else all failed
+                first = self._categories.setdefault(known.name, found[0]) if found else None
+                if not all(categories.equals(first) for categories in found):
+                    schema = schema.set(place, known.with_type(unordered(known.type)))
+        return schema
 
     def _predict_again(self, chunk: Chunk, columns: Any) -> None:
         """Return a chunk to the queue, for a rank that knows the predicted columns."""

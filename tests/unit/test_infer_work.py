@@ -12,8 +12,10 @@ import pytest
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import chunk_queue as works
+from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.predictor import Predictor
 
 DOUBLES = pa.schema({"y": pa.float64()})
 
@@ -169,6 +171,38 @@ def test_a_wider_type_that_comes_late_is_the_one_of_all_rows() -> None:
         assert book.is_done and result.schema == DOUBLES
         assert book.widened == ({"y": ("int64", "double")} if kinds[0] == pa.int64() else {})
         assert book.finish() == [2.0 * x for x in range(1_000)]
+
+
+def ordered(values: list[str], categories: list[str]) -> pa.Array:
+    places = pa.array([categories.index(value) for value in values], pa.int32())
+    return pa.DictionaryArray.from_arrays(places, categories, ordered=True)
+
+
+@pytest.mark.parametrize(
+    ("orders", "is_ordered"),
+    [
+        ([["lo", "hi"], ["lo", "mid", "hi"], ["lo", "hi"]], False),
+        ([["lo", "mid", "hi"], ["lo", "hi"], ["lo", "hi"]], False),
+        ([["lo", "hi"]] * 3, True),
+    ],
+)
+def test_categories_that_differ_are_unordered(orders: list[list[str]], is_ordered: bool) -> None:
+    """Arrow would append the new one: lo, hi, mid."""
+    source = sources.source(pa.table({"x": range(12)}))
+    options = InferOptions(batch_size=3)
+    book = ChunkQueue(source, source.result(options), options, 1)
+    values = [ordered(["hi", "lo", "hi"], order) for order in orders]
+    for column in (*values, pa.nulls(3, values[0].type)):  # rows that failed
+        chunk = book.next()
+        assert chunk is not None and chunk.n_rows == 3
+        book.answer(chunk, pa.table({"y": column}), ())
+    assert book.next() is None
+    found = book.finish()["y"]
+    assert found.to_pylist() == [*["hi", "lo", "hi"] * 3, None, None, None]
+    assert found.type.ordered == is_ordered and bool(book.widened) != is_ordered
+    known = Predictor(lambda batch: {"y": values[0]}, options)
+    known.adopt(pa.schema({"y": found.type}))  # as a rank does
+    assert known.run(pa.table({"x": range(3)}), 0).columns["y"].type == found.type
 
 
 def test_if_errors_are_collected_types_without_a_common_one_become_text() -> None:

@@ -1,6 +1,7 @@
 """One schema for all outputs: it becomes wide enough for each of them, in whatever order they come.
 
-Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. A column of
+Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. Categories in
+different orders have none. A column of
 nulls has the type ``null`` until a batch shows another one, also inside lists and structs. Other types that
 differ are refused; if errors are collected, the column becomes text instead. With ``--schema`` the types are
 fixed: numbers are converted if they are in range, and rounded for ``float``.
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import arrays_inside, family, in_utc
+from hydrogen_magic.node.prediction.arrow_types import arrays_inside, family, in_utc, unordered
 from hydrogen_magic.node.prediction.column_names import listed
 
 _NUMBERS = ("boolean", "integer", "float", "decimal")
@@ -64,6 +65,8 @@ def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
     kinds = family(known), family(found)
     if "dictionary" in kinds and kinds[0] != kinds[1]:
         return _joined_type(_decoded(known), _decoded(found))
+    if kinds == ("dictionary", "dictionary") and known.ordered != found.ordered:
+        return _joined_type(unordered(known), unordered(found))
     if kinds[0] != kinds[1] and "null" not in kinds:
         if not set(kinds) <= set(_NUMBERS):
             return None
