@@ -35,6 +35,7 @@ from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.arrow_to_pandas import has_nullable_items, nullable_dtype
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
+from hydrogen_magic.node.prediction.column_values import check_times
 from hydrogen_magic.node.prediction.ndarray_columns import has_tensors, tensors
 from hydrogen_magic.serialization.pickling_errors import describe
 
@@ -244,8 +245,9 @@ def _type_of_objects(name: str, values: Any) -> pa.DataType:
     """Return the one Arrow type of all values. Raises InferError if there is none."""
     try:
         kind = pa.infer_type(values, from_pandas=True)
+        check_times(values, kind)
         if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-            return _with_nanoseconds(kind, values)
+            kind = _with_nanoseconds(kind, values)
         if str(kind) in _TEXT_TYPES:
             _check_all_are(_TEXT_TYPES[str(kind)], values)
         elif not pa.types.is_null(kind):

@@ -433,6 +433,7 @@ def test_a_batch_has_the_values_of_the_frame_in_its_own_memory(mix: str, annotat
         assert whole.to_pydict() == frame.to_dict("list")
 
 
+NOON = dt.datetime(2026, 1, 2, 12)
 LARGE = 2**60 + 1
 
 
@@ -474,6 +475,14 @@ def test_writing_to_a_result_leaves_the_frame_alone() -> None:
         (pd.Series([2**70, None], dtype=object), r"'x'.* int"),
         (pd.Series([2**53 + 1, 0.5], dtype=object), r"'x'.* int and float"),
         (pd.Series([Path("."), None], dtype=object), r"'x'.* pathlib.*Path"),
+        (pd.Series([NOON.date(), NOON], dtype=object), r"'x'.*date.*others have a time"),
+        (pd.Series([{"at": NOON.date()}, {"at": NOON}]), r"'x'.*others have a time"),
+        (pd.Series([NOON, NOON.astimezone()], dtype=object), r"'x'.*some times have a time zone"),
+        (pd.Series([[NOON], [NOON.astimezone()]]), r"'x'.*some times have a time zone"),
+        (
+            pd.Series([pd.Timestamp(1, unit="ns"), NOON.replace(year=9999)], dtype=object),
+            r"'x'.*Timestamp and datetime.datetime",
+        ),
         (pd.Series([np.zeros((2, 2))] * 2), r"'x'.* numpy.ndarray"),
         (pd.Series(pd.interval_range(0, 2)), r"'x'.*interval.*left and \.right"),
         (pd.Series(pd.period_range("2020", periods=2)), r"'x'.*period.*to_timestamp"),

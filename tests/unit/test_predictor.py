@@ -512,6 +512,9 @@ def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
         assert run(predict, frame())["n"].to_pylist() == list(range(10)), predict
 
 
+NOON = dt.datetime(2026, 1, 2, 12)
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -524,6 +527,8 @@ def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
         (lambda b: (b["x"].to_numpy(), b["n"].to_numpy()), "a tuple of 2 arrays"),
         (lambda b: {1, 2, 3}, "a set, which has no order"),
         (lambda b: {"a": [1, "b", None]}, "column 'a' .* no common type"),
+        (lambda b: {"a": [NOON.date(), NOON, None]}, "column 'a' .*others have a time"),
+        (lambda b: {"a": [{"at": [NOON, NOON.astimezone()]}] * 3}, "some times have a time zone"),
         (lambda b: {"a": np.ones(3, complex)}, "column 'a' .*complex"),
         (lambda b: pa.table([[1] * 3, [2] * 3], names=["a", "a"]), "two columns 'a'"),
     ],

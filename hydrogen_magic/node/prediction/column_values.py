@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from collections.abc import Iterable
 from itertools import accumulate, chain
@@ -163,6 +164,7 @@ def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -
         if field is None or family(field.type) not in ("list", "map", "struct"):
             raise
         return _in_parts(rows, field.type, is_pandas)
+    check_times(rows, array.type)
     wide = _widened(array.type)
     return array if wide == array.type else array.cast(wide)
 
@@ -205,6 +207,31 @@ def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
         if is_pandas:
             raise
         return _one_chunk(pa.array(rows, from_pandas=True))  # has pd.NA, or NaN for a missing text
+
+
+def check_times(values: Iterable[Any], kind: pa.DataType) -> None:
+    """Raise TypeError if Arrow would change times to give them its inferred type ``kind``.
+
+    It cuts off the time of a datetime that comes after a date, and takes naive datetimes for UTC beside
+    others.
+    """
+    if "date" not in str(kind) and "timestamp" not in str(kind):
+        return
+    of_family = family(kind)
+    if of_family in ("date", "timestamp"):
+        # NaT is a datetime, too; it differs from itself.
+        times = [each for each in values if isinstance(each, dt.datetime) and each == each]
+        if times and of_family == "date":
+            raise TypeError("some are dates, others have a time")
+        if len({time.tzinfo is None for time in times}) > 1:
+            raise TypeError("some times have a time zone, others do not")
+        return
+    rows = [row for row in values if isinstance(row, (list, tuple, dict, np.ndarray))]
+    if of_family == "struct":
+        for part in kind:
+            check_times([row.get(part.name) for row in rows], part.type)
+    elif of_family == "list":
+        check_times(chain.from_iterable(rows), kind.value_type)
 
 
 def _readable(value: Any) -> Any:
