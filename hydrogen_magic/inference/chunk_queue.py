@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import has_null_type, is_ordered, unordered
 from hydrogen_magic.node.prediction.block_rows import concatenated
@@ -275,13 +277,25 @@ class ChunkQueue:
             return self._seen
 
     def _begin(self, schema: Any) -> None:
-        """Set the predicted columns, or wider types for them."""
+        """Set the predicted columns, or wider types. Raises InferError if earlier rows do not fit."""
+        self._result.begin(schema)
         for known, wide in zip(self.schema or (), schema, strict=False):
             if known.type != wide.type:
                 first = self.widened.get(wide.name, (str(known.type), ""))[0]
                 self.widened[wide.name] = first, str(wide.type)
         self.schema = schema
-        self._result.begin(schema)
+
+    def _widen(self, schema: Any) -> None:
+        """Set wider types, or text for columns whose earlier rows do not fit if errors are collected."""
+        try:
+            self._begin(schema)
+        except InferError:
+            if not self._as_text or self._result.is_bounded:
+                raise
+            pairs = zip(self.schema, schema, strict=True)
+            self._begin(
+                pa.schema([a if a.type == b.type else a.with_type(pa.string()) for a, b in pairs])
+            )
 
     def _put(self, answer: _Answer) -> None:
         chunk = answer.chunk
@@ -296,7 +310,8 @@ class ChunkQueue:
             self._predict_again(chunk, answer.columns)
             return
         if wide != self.schema:
-            self._begin(wide)
+            self._widen(wide)
+            columns = fit_table(answer.columns, self.schema)
         self._result.put(chunk.first_row, columns, chunk.table)
         self._rows_put += chunk.n_rows
         for failure in answer.failures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -203,6 +204,52 @@ def test_categories_that_differ_are_unordered(orders: list[list[str]], is_ordere
     known = Predictor(lambda batch: {"y": values[0]}, options)
     known.adopt(pa.schema({"y": found.type}))  # as a rank does
     assert known.run(pa.table({"x": range(3)}), 0).columns["y"].type == found.type
+
+
+LATE = [
+    (pa.array([253402214400_000_000], pa.timestamp("us")), pa.array([0], pa.timestamp("ns"))),
+    (pa.array([2**63 + 5], pa.uint64()), pa.array([-1])),
+    (
+        pa.array([Decimal(10) ** 36], pa.decimal128(38, 0)),
+        pa.array([Decimal("0.000001")], pa.decimal128(38, 6)),
+    ),
+]
+
+
+@pytest.mark.parametrize("on_error", ["fail", "collect"])
+@pytest.mark.parametrize(("early", "late"), LATE, ids=["times", "integers", "decimals"])
+def test_values_that_do_not_fit_a_later_type(
+    early: pa.Array, late: pa.Array, on_error: str
+) -> None:
+    """Of another rank, and of the same one."""
+    frame = pa.table({"x": [0, 1, 2]})
+    source = sources.source(frame)
+    options = InferOptions(batch_size=1, on_error=on_error, only=True)
+    book = ChunkQueue(source, source.result(options), options, 1)
+    waiting = [early, late, late]
+    predictor = Predictor(lambda batch: waiting.pop(0), options)
+
+    def answer_all() -> pa.Table:
+        for column in (early, late, late):
+            chunk = book.next()
+            assert chunk is not None
+            columns = pa.table({"y": column})
+            if on_error == "collect":
+                columns = columns.append_column("error", pa.nulls(1, pa.string()))
+            book.answer(chunk, columns, ())
+        assert book.next() is None
+        return book.finish()
+
+    if on_error == "fail":
+        with pytest.raises(InferError, match=r"column 'y' as .* for other rows"):
+            answer_all()
+        with pytest.raises(InferError, match=r"rows 0 to 2 .*column 'prediction' as "):
+            predictor.run(frame, 0)
+        return
+    texts = [str(column[0].as_py()) for column in (early, late, late)]
+    assert answer_all()["y"].to_pylist() == texts
+    assert book.widened["y"] == (str(early.type), "string")
+    assert predictor.run(frame, 0).columns["prediction"].to_pylist() == texts
 
 
 def test_if_errors_are_collected_types_without_a_common_one_become_text() -> None:

@@ -226,7 +226,7 @@ def check_times(values: Iterable[Any], kind: pa.DataType) -> None:
         if len({time.tzinfo is None for time in times}) > 1:
             raise TypeError("some times have a time zone, others do not")
         return
-    rows = [row for row in values if isinstance(row, (list, tuple, dict, np.ndarray))]
+    rows: list[Any] = [row for row in values if isinstance(row, (list, tuple, dict, np.ndarray))]
     if of_family == "struct":
         for part in kind:
             check_times([row.get(part.name) for row in rows], part.type)
