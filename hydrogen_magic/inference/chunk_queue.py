@@ -363,6 +363,19 @@ class ChunkQueue:
             f" not known; the first failure: {first['reason']}"
         )
 
+    def settle(self) -> None:
+        """Put answers that wait for the type of a column: the run has been stopped.
+
+        A column without a value has the type null.
+        """
+        for number in sorted(self._answered):
+            columns = self._answered[number].columns
+            if columns is not None:
+                self._seen = self._joined_if_same(columns.schema)
+        if self.schema is None and self._seen is not None:
+            self._begin(self._seen)
+        self._take_answers()
+
     def abandon(self) -> None:
         """Release all data: there will be no result."""
         self._answered.clear()

@@ -402,3 +402,21 @@ def test_a_column_without_a_single_value_is_one() -> None:
     assert book.is_done
     assert book.finish() == [None] * 50
     assert result.schema == pa.schema({"y": pa.null()})
+
+
+def test_a_run_that_is_stopped_has_the_rows_that_wait_for_a_type() -> None:
+    book, result = work(1_000)
+    chunks = [book.next() for _ in range(4)]
+    for chunk in chunks[1:]:  # the first rows are not done either
+        assert chunk is not None
+        book.answer(chunk, nothing(chunk), ())
+    assert not result.parts and book.rows > 0
+    book.settle()
+    assert sorted(result.parts) == [chunk.first_row for chunk in chunks[1:] if chunk]
+    assert sum(part.num_rows for part in result.parts.values()) == book.rows
+
+
+def test_a_run_that_is_stopped_before_its_first_row_has_none() -> None:
+    book, result = work(1_000)
+    book.settle()
+    assert not result.parts and result.schema is None
