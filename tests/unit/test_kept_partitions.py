@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
+from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction import partition_files
+from hydrogen_magic.node.prediction.options import InferOptions
 from tests import records
 
 PRINTS = {"the cell": "a", "the frame's columns": "c"}
@@ -20,11 +24,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(tmp_path / "home"))
 
 
-def finish(kept: KeptPartitions, number: int) -> None:
+def finish(kept: KeptPartitions, number: int, values: Any = range(10)) -> None:
     """Write a partition of ten rows, as a task does."""
     said = kept.instructions()
     path = Path(said["folder"], said["rows"], f"{number}.incomplete")
-    (place,) = partition_files.write(str(path), [pa.table({"y": range(10)})])
+    (place,) = partition_files.write(str(path), [pa.table({"y": values})])
     path.rename(path.with_name(f"{number}.10.{number:016x}.{place}.part"))
 
 
@@ -102,3 +106,27 @@ def test_a_value_that_spark_cannot_hold_is_not_just_missing(tmp_path: Path, on_e
         (batch,) = found
         assert batch["y"].to_pylist() == [1, None]
         assert batch["error"][0].as_py() is None and "which is bigint" in batch["error"][1].as_py()
+
+
+@pytest.mark.parametrize("on_error", ["fail", "collect"])
+def test_numbers_and_text_become_text_only_if_errors_are_collected(on_error: str) -> None:
+    """If the first batch has no value, each task finds a type of its own."""
+    kept = KeptPartitions(PRINTS, resume=False)
+    records.write("aaaaaaaa", records.launched("aaaaaaaa"), records.ENDED)
+    kept.open("aaaaaaaa")
+    finish(kept, 0, pa.nulls(10))
+    finish(kept, 1)
+    finish(kept, 2, ["a"] * 10)
+    prepared: Any = SimpleNamespace(
+        kept=[],
+        session=None,
+        options=InferOptions(on_error=on_error),
+        from_parts=lambda added, paths: added,
+    )
+    run = SparkRun(prepared, kept)
+    if on_error == "fail":
+        with pytest.raises(InferError, match=r"column 'y' as string, but as int64"):
+            run.finished()
+    else:
+        assert run.finished().types == [pa.string()]
+        assert run.widened == [("y", "int64", "string")]
