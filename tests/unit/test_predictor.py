@@ -857,6 +857,11 @@ def test_a_row_that_python_cannot_show_hides_nothing(cell: pa.Array) -> None:
         run(predict, pa.table({"n": [1], "x": cell}))
 
 
+def test_a_stop_iteration_of_predict_is_its_error() -> None:
+    with pytest.raises(InferError, match=r"predict failed on rows 0 to 2 .* StopIteration"):
+        run(lambda batch: next(iter(())), frame(6))
+
+
 def test_a_row_of_a_hundred_megabytes_is_shown_without_copying_it() -> None:
     before = pa.total_allocated_bytes()
     huge = pa.table({"cell": pa.array(["a" * (100 << 20)], pa.large_string())})
