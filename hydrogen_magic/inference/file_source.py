@@ -27,8 +27,14 @@ from hydrogen_magic.node.prediction.column_names import listed, refuse_repeated
 if TYPE_CHECKING:
     from hydrogen_magic.node.prediction.options import InferOptions
 
-_FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-"""By the ending of a name; anything else is Parquet."""
+_FORMATS = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+"""By the last of these endings of a name, as in ``rows.jsonl.1``; anything else is Parquet."""
 _FORMAT_NAMES = {"csv": "CSV", "json": "JSON Lines", "parquet": "Parquet"}
 _COMPRESSED = {".gz", ".bz2", ".zst"}
 

@@ -698,6 +698,12 @@ def test_text_files_give_parquet_files(tmp_path: Path) -> None:
         path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
         found = pq.read_table(predicted(path, counted))
         assert found.to_pydict() == {"a": [1, 2], "b": [{"c": [1]}, None], "n": [1.5] * 2}
+    write(tmp_path / "rows.csv.parquet", 0, 3)
+    assert pq.read_table(predicted(tmp_path / "rows.csv.parquet", counted))["a"].to_pylist() == [
+        0,
+        1,
+        2,
+    ]
     (tmp_path / "drifts.csv").write_text("a\n" + "1\n" * 800_000 + "x\n")
     with pytest.raises(InferError, match=r"drifts\.csv has rows that differ from its first"):
         predicted(tmp_path / "drifts.csv", counted, batch_size=100_000)
