@@ -675,6 +675,13 @@ def test_a_hugging_face_dataset_gives_a_dataset() -> None:
     done = predicted(data, counted)
     assert isinstance(done, datasets.Dataset)
     assert done.to_dict() == {"a": [3, 1], "b": ["z", "x"], "n": [1.5] * 2}
+    halves = predicted(
+        data,
+        lambda chunk: pa.table({"a": pa.array([x / 2 for x in chunk["a"].to_pylist()])}),
+        InferOptions(replace=("a",)),
+    )
+    assert halves.to_dict() == {"a": [1.5, 0.5], "b": ["z", "x"]}
+    assert halves.column_names == ["a", "b"] and halves.features["a"].dtype == "float64"
     with pytest.raises(InferError, match=r"DatasetDict.*df\['train'\]"):
         sources.source(datasets.DatasetDict({"train": data}))
 
