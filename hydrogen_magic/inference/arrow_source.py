@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.inference import pandas_metadata
 from hydrogen_magic.inference.memory_result import (
     MemoryResult,
     PredictedColumns,
@@ -94,17 +95,9 @@ class ArrowSource:
                 joined = joined.select(options.order(self.schema.names, table.column_names))
             return self._convert(joined)
 
-        metadata = _metadata(self.schema, kept)
+        metadata = pandas_metadata.of_kept(self.schema, kept)
         own = pa.schema([self.schema.field(name) for name in kept], metadata=metadata)
         return MemoryResult(join, self.n_rows, own if self.n_rows is None else None)
-
-
-def _metadata(schema: pa.Schema, kept: list[str]) -> dict[bytes, bytes] | None:
-    """Return the metadata of a result: that of pandas tells types of columns, which others may replace."""
-    metadata: dict[bytes, bytes] | None = schema.metadata
-    if kept == schema.names or metadata is None:
-        return metadata
-    return {key: value for key, value in metadata.items() if key != b"pandas"}
 
 
 # ── PyArrow ──────────────────────────────────────────────────────────────────────────────────────
@@ -119,7 +112,9 @@ def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
         return chunking.sliced(table.slice, table.num_rows, batch_size)
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
-        chosen = table.select(kept).replace_schema_metadata(_metadata(table.schema, kept))
+        chosen = table.select(kept).replace_schema_metadata(
+            pandas_metadata.of_kept(table.schema, kept)
+        )
         own = [chosen.slice(first, end - first) for first, end in done]
         rows = pa.concat_tables(own or [chosen.slice(0, 0)])
         whole = _with_predicted(rows, predicted)

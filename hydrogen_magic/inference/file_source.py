@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.inference import pandas_metadata
 from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
 from hydrogen_magic.node import data_files
 from hydrogen_magic.node.data_files import AnyPath, DataFiles
@@ -72,8 +73,7 @@ class FileSource:
         in_folders = {name for name in self.schema.names if name not in in_files}
         keeps_folders = in_folders <= set(kept)
         written = [name for name in kept if not keeps_folders or name not in in_folders]
-        # The metadata of pandas may refer to any column, such as an index.
-        metadata = self.schema.metadata if kept == self.schema.names else None
+        metadata = pandas_metadata.of_kept(self.schema, kept)
         own = pa.schema([self.schema.field(name) for name in written], metadata=metadata)
 
         def order(predicted: Sequence[str]) -> list[str]:
