@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,12 @@ _FORMATS = {
 }
 """By the last of these endings of a name, as in ``rows.jsonl.1``; anything else is Parquet."""
 _FORMAT_NAMES = {"csv": "CSV", "json": "JSON Lines", "parquet": "Parquet"}
+_REMEDIES = {
+    "csv": "correct them, or pass a frame of pandas.read_csv with types for its columns",
+    "json": "correct them, or pass a frame of pandas.read_json(path, lines=True)",
+    "parquet": "write it again",
+}
+"""For rows that cannot be read, or not with the types of the first ones."""
 _COMPRESSED = {".gz", ".bz2", ".zst"}
 
 _READ_ROWS = 1 << 14
@@ -180,14 +187,17 @@ class _File:
     def of(fragment: Any, filesystem: Any) -> _File:
         partition = ds.get_partition_keys(fragment.partition_expression)
         names = tuple(fragment.physical_schema.names)
-        return _File(fragment, filesystem, fragment.count_rows(), names, partition)
+        with _named_in_errors(fragment.path):
+            n_rows = fragment.count_rows()
+        return _File(fragment, filesystem, n_rows, names, partition)
 
     def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows in the common ``schema``."""
-        for batch in self._batches():
-            own = dict(zip(batch.schema.names, batch.columns, strict=True))
-            columns = [self._column(field, own, batch.num_rows) for field in schema]
-            yield pa.Table.from_arrays(columns, schema=schema)
+        with _named_in_errors(self.fragment.path):
+            for batch in self._batches():
+                own = dict(zip(batch.schema.names, batch.columns, strict=True))
+                columns = [self._column(field, own, batch.num_rows) for field in schema]
+                yield pa.Table.from_arrays(columns, schema=schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         path = self.fragment.path
@@ -202,19 +212,23 @@ class _File:
                     raise InferError(f"{path} was changed during the run: run the cell again")
                 yield from file.iter_batches(_READ_ROWS)
             return
-        try:
-            yield from self.fragment.to_batches(batch_size=_READ_ROWS, batch_readahead=1)
-        except pa.ArrowInvalid as error:
-            raise InferError(
-                f"{path} has rows that differ from its first ones ({error}): read it with"
-                " pyarrow.csv or pandas with types for its columns, and pass that frame"
-            ) from None
+        yield from self.fragment.to_batches(batch_size=_READ_ROWS, batch_readahead=1)
 
     def _column(self, field: pa.Field, own: Mapping[str, pa.Array], n_rows: int) -> Any:
         column = own.get(field.name)
         if column is None:
             return pa.repeat(pa.scalar(self.partition.get(field.name), field.type), n_rows)
         return column if column.type == field.type else column.cast(field.type)
+
+
+@contextmanager
+def _named_in_errors(path: str) -> Iterator[None]:
+    """Raise errors of Arrow with the file and what to do."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        remedy = _REMEDIES[_format_of(Path(path))]
+        raise InferError(f"{path} has rows that cannot be read ({error}): {remedy}") from None
 
 
 def _dataset(found: DataFiles) -> Any:
@@ -238,12 +252,18 @@ def _common_schema(dataset: Any, fragments: list[Any], format_name: str) -> pa.S
     for fragment in fragments:
         try:
             schema = fragment.physical_schema
+            names = schema.names
         except (pa.ArrowException, OSError) as error:
             raise InferError(
                 f"{fragment.path} is not a {_FORMAT_NAMES[format_name]} file ({error}): exclude it"
                 " with a glob"
             ) from None
-        refuse_repeated(schema.names, f"{fragment.path} has", "write it with unique names")
+        except UnicodeDecodeError as error:
+            raise InferError(
+                f"{fragment.path} has names of columns that are not UTF-8 ({error}): pass a frame of"
+                ' pandas.read_csv with its encoding, for example encoding="latin-1"'
+            ) from None
+        refuse_repeated(names, f"{fragment.path} has", "write it with unique names")
         common = schema if common is None else _unified(common, schema, fragment.path)
     in_files = set(common.names)
     from_folders = [field for field in dataset.schema if field.name not in in_files]

@@ -712,8 +712,33 @@ def test_text_files_give_parquet_files(tmp_path: Path) -> None:
         2,
     ]
     (tmp_path / "drifts.csv").write_text("a\n" + "1\n" * 800_000 + "x\n")
-    with pytest.raises(InferError, match=r"drifts\.csv has rows that differ from its first"):
+    with pytest.raises(InferError, match=r"drifts\.csv has rows that cannot be read .*types"):
         predicted(tmp_path / "drifts.csv", counted, batch_size=100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        (
+            "ragged.csv",
+            b"a,b\n" + b"1,2\n" * 300_000 + b"1,2,3\n",
+            r"cannot be read .*got 3.*pandas\.read_csv",
+        ),
+        (
+            "latin.csv",
+            "na\u00efve,b\n1,2\n".encode("latin-1"),
+            "names of columns .*UTF-8.*encoding",
+        ),
+        ("broken.jsonl", b'{"a": 1}\n' * 200_000 + b'{"a":\n', r"cannot be read .*read_json"),
+    ],
+    ids=["ragged", "latin", "broken"],
+)
+def test_text_files_with_faults_are_named(
+    tmp_path: Path, name: str, data: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InferError, match=rf"{name} has .*{told}"):
+        sources.source(tmp_path / name)
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────
