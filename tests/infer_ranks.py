@@ -55,6 +55,14 @@ def slow_on(slow_rank: int, seconds: float) -> Predict:
     return predict
 
 
+def slow_nulls() -> Predict:
+    def predict(batch: Any) -> Any:
+        time.sleep(0.2)
+        return {"y": [None] * len(batch)}
+
+    return predict
+
+
 def waits_with_a_timeout(seconds: float) -> Predict:
     """Be set up by a library that gives every new socket a timeout; rank 0 makes the others wait."""
     socket.setdefaulttimeout(seconds)

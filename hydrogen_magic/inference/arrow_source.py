@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.inference import pandas_metadata
 from hydrogen_magic.inference.memory_result import (
     MemoryResult,
     PredictedColumns,
@@ -63,9 +64,10 @@ class ArrowSource:
     Args:
         schema: Of all chunks.
         cut: Yields the chunks for a batch size.
-        join: Makes the result from the columns to keep, the rows that were read (only if ``n_rows`` is
-            None), the predicted columns, and the numbers of their rows.
+        join: Joins the columns to keep, the rows that were read (only if ``n_rows`` is None), the predicted
+            columns, and the numbers of their rows.
         n_rows: None for data that is read once.
+        convert: Makes the result from what ``join`` returns.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class ArrowSource:
         cut: Callable[[int], Iterator[pa.Table]],
         join: Callable[[list[str], pa.Table, pa.Table, RowRanges], Any],
         n_rows: int | None = None,
+        convert: Callable[[Any], Any] = lambda joined: joined,
     ) -> None:
         refuse_repeated(schema.names, "the data has", "rename one")
         self.schema = schema
         self.n_rows = n_rows
         self.chunks = cut
         self._join = join
+        self._convert = convert
 
     def result(self, options: InferOptions) -> MemoryResult:
         kept = options.kept(self.schema.names)
@@ -87,21 +91,13 @@ class ArrowSource:
         def join(rows: pa.Table, predicted: PredictedColumns, done: RowRanges) -> Any:
             table = table_of(predicted)
             joined = self._join(kept, rows, table, done)
-            if not options.replace:
-                return joined
-            return joined.select(options.order(self.schema.names, table.column_names))
+            if options.replace:
+                joined = joined.select(options.order(self.schema.names, table.column_names))
+            return self._convert(joined)
 
-        metadata = _metadata(self.schema, kept)
+        metadata = pandas_metadata.of_kept(self.schema, kept)
         own = pa.schema([self.schema.field(name) for name in kept], metadata=metadata)
         return MemoryResult(join, self.n_rows, own if self.n_rows is None else None)
-
-
-def _metadata(schema: pa.Schema, kept: list[str]) -> dict[bytes, bytes] | None:
-    """Return the metadata of a result: that of pandas tells types of columns, which others may replace."""
-    metadata: dict[bytes, bytes] | None = schema.metadata
-    if kept == schema.names or metadata is None:
-        return metadata
-    return {key: value for key, value in metadata.items() if key != b"pandas"}
 
 
 # ── PyArrow ──────────────────────────────────────────────────────────────────────────────────────
@@ -116,7 +112,9 @@ def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
         return chunking.sliced(table.slice, table.num_rows, batch_size)
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
-        chosen = table.select(kept).replace_schema_metadata(_metadata(table.schema, kept))
+        chosen = table.select(kept).replace_schema_metadata(
+            pandas_metadata.of_kept(table.schema, kept)
+        )
         own = [chosen.slice(first, end - first) for first, end in done]
         rows = pa.concat_tables(own or [chosen.slice(0, 0)])
         whole = _with_predicted(rows, predicted)
@@ -136,11 +134,9 @@ def _read_once(
         return chunking.rebatched(read(), schema, chunking.ChunkSizer(batch_size))
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
-        if convert is None:
-            return _with_predicted(rows, predicted)
-        return convert(side_by_side(rows, predicted))
+        return (_with_predicted if convert is None else side_by_side)(rows, predicted)
 
-    return ArrowSource(schema, cut, join)
+    return ArrowSource(schema, cut, join, convert=convert or (lambda table: table))
 
 
 def _with_predicted(rows: pa.Table, predicted: pa.Table) -> pa.Table:

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.arrow_types import has_null_type, is_ordered, unordered
 from hydrogen_magic.node.prediction.block_rows import concatenated
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.row_labels import rows_text
@@ -113,6 +115,8 @@ class ChunkQueue:
         """Number of the first chunk that has not contributed to the predicted columns."""
         self._undecided_bytes = 0
         """Size of the chunks before it."""
+        self._categories: dict[str, Any] = {}
+        """Those of ordered columns."""
         self._seen: Any = None
         """The predicted columns so far; unknown types are null."""
 
@@ -273,13 +277,25 @@ class ChunkQueue:
             return self._seen
 
     def _begin(self, schema: Any) -> None:
-        """Set the predicted columns, or wider types for them."""
+        """Set the predicted columns, or wider types. Raises InferError if earlier rows do not fit."""
+        self._result.begin(schema)
         for known, wide in zip(self.schema or (), schema, strict=False):
             if known.type != wide.type:
                 first = self.widened.get(wide.name, (str(known.type), ""))[0]
                 self.widened[wide.name] = first, str(wide.type)
         self.schema = schema
-        self._result.begin(schema)
+
+    def _widen(self, schema: Any) -> None:
+        """Set wider types, or text for columns whose earlier rows do not fit if errors are collected."""
+        try:
+            self._begin(schema)
+        except InferError:
+            if not self._as_text or self._result.is_bounded:
+                raise
+            pairs = zip(self.schema, schema, strict=True)
+            self._begin(
+                pa.schema([a if a.type == b.type else a.with_type(pa.string()) for a, b in pairs])
+            )
 
     def _put(self, answer: _Answer) -> None:
         chunk = answer.chunk
@@ -288,12 +304,14 @@ class ChunkQueue:
             return
         try:
             wide = joined(self.schema, answer.columns.schema, as_text=self._as_text)
+            wide = self._without_other_orders(wide, answer.columns)
             columns = fit_table(answer.columns, wide)
         except (MisfitError, InferError):
             self._predict_again(chunk, answer.columns)
             return
         if wide != self.schema:
-            self._begin(wide)
+            self._widen(wide)
+            columns = fit_table(answer.columns, self.schema)
         self._result.put(chunk.first_row, columns, chunk.table)
         self._rows_put += chunk.n_rows
         for failure in answer.failures:
@@ -301,6 +319,18 @@ class ChunkQueue:
             self.n_failed_rows += int(failure["last_row"] - failure["first_row"] + 1)
         failures = sorted([*self.failures, *answer.failures], key=lambda each: each["first_row"])
         self.failures = failures[:_MAX_FAILURES]
+
+    def _without_other_orders(self, schema: Any, columns: Any) -> Any:
+        """Return ``schema``, in which ordered categories are unordered if those of other rows differ."""
+        for place, known in enumerate(schema):
+            if is_ordered(known.type):
+                chunks = columns.column(known.name).chunks
+                found = [chunk.dictionary for chunk in chunks if is_ordered(chunk.type)]
+                found = [categories for categories in found if len(categories)]  # else all failed
+                first = self._categories.setdefault(known.name, found[0]) if found else None
+                if not all(categories.equals(first) for categories in found):
+                    schema = schema.set(place, known.with_type(unordered(known.type)))
+        return schema
 
     def _predict_again(self, chunk: Chunk, columns: Any) -> None:
         """Return a chunk to the queue, for a rank that knows the predicted columns."""
@@ -332,6 +362,19 @@ class ChunkQueue:
             f"`predict` failed for each of the first {n_rows:,} rows, so the columns that it returns are"
             f" not known; the first failure: {first['reason']}"
         )
+
+    def settle(self) -> None:
+        """Put answers that wait for the type of a column: the run has been stopped.
+
+        A column without a value has the type null.
+        """
+        for number in sorted(self._answered):
+            columns = self._answered[number].columns
+            if columns is not None:
+                self._seen = self._joined_if_same(columns.schema)
+        if self.schema is None and self._seen is not None:
+            self._begin(self._seen)
+        self._take_answers()
 
     def abandon(self) -> None:
         """Release all data: there will be no result."""

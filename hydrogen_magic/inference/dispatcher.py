@@ -146,6 +146,8 @@ class Dispatcher:
         ``outcome``: its final state.
         """
         is_stopped = outcome == "STOPPED" and self.value is None
+        if is_stopped and self._thread is None:
+            self._queue.settle()
         if self._kept is not None and outcome != "FAILED" and not is_stopped:
             self._kept.delete()
         elif self._kept is not None:

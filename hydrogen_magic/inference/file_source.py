@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.inference import pandas_metadata
 from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
 from hydrogen_magic.node import data_files
 from hydrogen_magic.node.data_files import AnyPath, DataFiles
@@ -27,9 +29,21 @@ from hydrogen_magic.node.prediction.column_names import refuse_repeated
 if TYPE_CHECKING:
     from hydrogen_magic.node.prediction.options import InferOptions
 
-_FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-"""By the ending of a name; anything else is Parquet."""
+_FORMATS = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+"""By the last of these endings of a name, as in ``rows.jsonl.1``; anything else is Parquet."""
 _FORMAT_NAMES = {"csv": "CSV", "json": "JSON Lines", "parquet": "Parquet"}
+_REMEDIES = {
+    "csv": "correct them, or pass a frame of pandas.read_csv with types for its columns",
+    "json": "correct them, or pass a frame of pandas.read_json(path, lines=True)",
+    "parquet": "write it again",
+}
+"""For rows that cannot be read, or not with the types of the first ones."""
 _COMPRESSED = {".gz", ".bz2", ".zst"}
 
 _READ_ROWS = 1 << 14
@@ -66,8 +80,7 @@ class FileSource:
         in_folders = {name for name in self.schema.names if name not in in_files}
         keeps_folders = in_folders <= set(kept)
         written = [name for name in kept if not keeps_folders or name not in in_folders]
-        # The metadata of pandas may refer to any column, such as an index.
-        metadata = self.schema.metadata if kept == self.schema.names else None
+        metadata = pandas_metadata.of_kept(self.schema, kept)
         own = pa.schema([self.schema.field(name) for name in written], metadata=metadata)
 
         def order(predicted: Sequence[str]) -> list[str]:
@@ -174,14 +187,17 @@ class _File:
     def of(fragment: Any, filesystem: Any) -> _File:
         partition = ds.get_partition_keys(fragment.partition_expression)
         names = tuple(fragment.physical_schema.names)
-        return _File(fragment, filesystem, fragment.count_rows(), names, partition)
+        with _named_in_errors(fragment.path):
+            n_rows = fragment.count_rows()
+        return _File(fragment, filesystem, n_rows, names, partition)
 
     def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows in the common ``schema``."""
-        for batch in self._batches():
-            own = dict(zip(batch.schema.names, batch.columns, strict=True))
-            columns = [self._column(field, own, batch.num_rows) for field in schema]
-            yield pa.Table.from_arrays(columns, schema=schema)
+        with _named_in_errors(self.fragment.path):
+            for batch in self._batches():
+                own = dict(zip(batch.schema.names, batch.columns, strict=True))
+                columns = [self._column(field, own, batch.num_rows) for field in schema]
+                yield pa.Table.from_arrays(columns, schema=schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         path = self.fragment.path
@@ -200,19 +216,23 @@ class _File:
                     raise InferError(f"{path} was changed during the run: run the cell again")
                 yield from file.iter_batches(_READ_ROWS)
             return
-        try:
-            yield from self.fragment.to_batches(batch_size=_READ_ROWS, batch_readahead=1)
-        except pa.ArrowInvalid as error:
-            raise InferError(
-                f"{path} has rows that differ from its first ones ({error}): read it with"
-                " pyarrow.csv or pandas with types for its columns, and pass that frame"
-            ) from None
+        yield from self.fragment.to_batches(batch_size=_READ_ROWS, batch_readahead=1)
 
     def _column(self, field: pa.Field, own: Mapping[str, pa.Array], n_rows: int) -> Any:
         column = own.get(field.name)
         if column is None:
             return pa.repeat(pa.scalar(self.partition.get(field.name), field.type), n_rows)
         return column if column.type == field.type else column.cast(field.type)
+
+
+@contextmanager
+def _named_in_errors(path: str) -> Iterator[None]:
+    """Raise errors of Arrow with the file and what to do."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        remedy = _REMEDIES[_format_of(Path(path))]
+        raise InferError(f"{path} has rows that cannot be read ({error}): {remedy}") from None
 
 
 def _dataset(found: DataFiles) -> Any:
@@ -236,12 +256,18 @@ def _common_schema(dataset: Any, fragments: list[Any], format_name: str) -> pa.S
     for fragment in fragments:
         try:
             schema = fragment.physical_schema
+            names = schema.names
         except (pa.ArrowException, OSError) as error:
             raise InferError(
                 f"{fragment.path} is not a {_FORMAT_NAMES[format_name]} file ({error}): exclude it"
                 " with a glob"
             ) from None
-        refuse_repeated(schema.names, f"{fragment.path} has", "write it with unique names")
+        except UnicodeDecodeError as error:
+            raise InferError(
+                f"{fragment.path} has names of columns that are not UTF-8 ({error}): pass a frame of"
+                ' pandas.read_csv with its encoding, for example encoding="latin-1"'
+            ) from None
+        refuse_repeated(names, f"{fragment.path} has", "write it with unique names")
         try:
             common = data_files.unified(common, schema, fragment.path)
         except ValueError as error:

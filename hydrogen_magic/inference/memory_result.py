@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.schema_unify import fit
+from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit
 
 RowRanges = list[tuple[int, int]]
 """First row and end of consecutive rows."""
@@ -48,8 +48,14 @@ class MemoryResult:
         """For each predicted column, the arrays of every chunk by its first row."""
 
     def begin(self, schema: pa.Schema) -> None:
+        columns = self._columns or [{} for _ in schema]
+        try:
+            self._columns = [
+                _fitted(column, field) for column, field in zip(columns, schema, strict=True)
+            ]
+        except MisfitError as error:
+            raise InferError(str(error)) from None
         self._schema = schema
-        self._columns = self._columns or [{} for _ in schema]
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
         self._ends[first_row] = first_row + columns.num_rows
@@ -101,10 +107,17 @@ def copied(column: pa.ChunkedArray) -> list[pa.Array]:
     return [pa.concat_arrays([array]) for array in column.chunks]
 
 
+def _fitted(chunks: dict[int, list[pa.Array]], field: pa.Field) -> dict[int, list[pa.Array]]:
+    """Return the arrays of a column in a wider type."""
+    return {
+        first_row: [fit(array, field, is_declared=False) for array in arrays]
+        for first_row, arrays in chunks.items()
+    }
+
+
 def _in_row_order(chunks: dict[int, list[pa.Array]], field: pa.Field) -> pa.ChunkedArray:
     arrays = [array for first_row in sorted(chunks) for array in chunks[first_row]]
-    fitted = [fit(array, field, is_declared=False) for array in arrays]
-    return pa.chunked_array(fitted, field.type).unify_dictionaries()
+    return pa.chunked_array(arrays, field.type).unify_dictionaries()
 
 
 def table_of(columns: PredictedColumns) -> pa.Table:

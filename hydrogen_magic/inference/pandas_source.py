@@ -14,6 +14,8 @@ counts rows, or Arrow has no type for it.
 | dictionaries | category | NaN |
 | lists, and arrays of several dimensions | object: NumPy arrays | None |
 | bytes, decimals, dates, structs | object | None |
+
+Lists and arrays with a null integer or boolean inside are Python lists.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ import pyarrow as pa
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumns, RowRanges
 from hydrogen_magic.node.prediction import chunking
-from hydrogen_magic.node.prediction.arrow_to_pandas import nullable_dtype
+from hydrogen_magic.node.prediction.arrow_to_pandas import has_nullable_items, nullable_dtype
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
+from hydrogen_magic.node.prediction.column_values import check_times
 from hydrogen_magic.node.prediction.ndarray_columns import has_tensors, tensors
 from hydrogen_magic.serialization.pickling_errors import describe
 
@@ -145,6 +148,8 @@ def _rows_of(frame: pd.DataFrame, done: RowRanges) -> pd.DataFrame:
 
 def _values(column: pa.ChunkedArray) -> Any:
     """Return a predicted column as an array of pandas that may be written."""
+    if any(map(has_nullable_items, column.chunks)):
+        return _objects(column.to_pylist())
     if has_tensors(column.type):
         return _objects([cell for array in column.chunks for cell in tensors(array)])
     series = column.to_pandas(types_mapper=nullable_dtype if column.null_count else None)
@@ -240,8 +245,9 @@ def _type_of_objects(name: str, values: Any) -> pa.DataType:
     """Return the one Arrow type of all values. Raises InferError if there is none."""
     try:
         kind = pa.infer_type(values, from_pandas=True)
+        check_times(values, kind)
         if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-            return _with_nanoseconds(kind, values)
+            kind = _with_nanoseconds(kind, values)
         if str(kind) in _TEXT_TYPES:
             _check_all_are(_TEXT_TYPES[str(kind)], values)
         elif not pa.types.is_null(kind):

@@ -102,14 +102,15 @@ class FrameResult(Protocol):
     def begin(self, schema: pa.Schema) -> None:
         """Set the predicted columns, or later wider types for them.
 
-        None of them has the name of a column that the result keeps.
+        None of them has the name of a column that the result keeps. Raises InferError if values that have
+        arrived do not fit; a result in memory is unchanged then.
         """
         ...
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
         """Add the predictions for ``rows``, the chunk that begins at ``first_row``; in any order.
 
-        Their types may be narrower than those of a later :meth:`begin`.
+        Their types are those of the last :meth:`begin`; a later one may set wider types.
         """
         ...
 

@@ -304,6 +304,16 @@ def test_stop_ends_a_run_in_the_middle() -> None:
     assert list(ended(infer(frame(10), infer_ranks.doubles)).result["y"]) == list(range(0, 20, 2))
 
 
+def test_stop_returns_rows_without_a_single_value() -> None:
+    run = infer(frame(), infer_ranks.slow_nulls)
+    until(lambda: (rows := run.gang.snapshot().rows) is not None and rows.done > 0)
+    run.gang.stop()
+    part = ended(run).result
+    assert 0 < len(part) < 10_000 and part["y"].isna().all()
+    (text,) = [each.text for each in run.gang.snapshot().notices if "missing" in each.text]
+    assert f"{len(part):,} of 10,000 rows are finished" in text
+
+
 def test_a_frame_that_cannot_be_read_ends_the_run(tmp_path: Path) -> None:
     import pyarrow as pa
 

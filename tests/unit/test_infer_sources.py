@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import arrow_source, sources
+from hydrogen_magic.node.prediction import arrow_to_pandas
 from hydrogen_magic.node.prediction.arrow_copies import written
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -441,6 +442,31 @@ def test_a_batch_has_the_values_of_the_frame_in_its_own_memory(mix: str, annotat
         assert whole.to_pydict() == frame.to_dict("list")
 
 
+NOON = dt.datetime(2026, 1, 2, 12)
+LARGE = 2**60 + 1
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[LARGE, None], [LARGE], None]),
+        pa.array([{"id": LARGE}, {"id": None}, None]),
+        pa.array([{"ids": [LARGE, None]}, {"ids": []}, None]),
+        pa.array([[{"id": LARGE}, {"id": None}], [], None]),
+        pa.array([[("a", LARGE)], [("b", None)], None], pa.map_(pa.string(), pa.int64())),
+        pa.array([[[LARGE, None]], [[1, 2]], None], pa.list_(pa.list_(pa.int64(), 2), 1)),
+        pa.array([{"of": {"yes": True}}, {"of": {"yes": None}}, None]),
+    ],
+    ids=lambda column: str(column.type)[:30],
+)
+def test_whole_numbers_beside_nulls_stay_exact_inside_nested_types(column: pa.Array) -> None:
+    table = pa.table({"x": column})
+    result = predicted(pd.DataFrame({"n": range(3)}), lambda chunk: table)
+    batch = arrow_to_pandas.whole(table.to_batches()[0], 0)
+    for cells in (result["x"], batch["x"]):
+        assert cells.tolist() == column.to_pylist()
+
+
 def test_writing_to_a_result_leaves_the_frame_alone() -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]})
     done = predicted(frame, counted)
@@ -458,6 +484,14 @@ def test_writing_to_a_result_leaves_the_frame_alone() -> None:
         (pd.Series([2**70, None], dtype=object), r"'x'.* int"),
         (pd.Series([2**53 + 1, 0.5], dtype=object), r"'x'.* int and float"),
         (pd.Series([Path("."), None], dtype=object), r"'x'.* pathlib.*Path"),
+        (pd.Series([NOON.date(), NOON], dtype=object), r"'x'.*date.*others have a time"),
+        (pd.Series([{"at": NOON.date()}, {"at": NOON}]), r"'x'.*others have a time"),
+        (pd.Series([NOON, NOON.astimezone()], dtype=object), r"'x'.*some times have a time zone"),
+        (pd.Series([[NOON], [NOON.astimezone()]]), r"'x'.*some times have a time zone"),
+        (
+            pd.Series([pd.Timestamp(1, unit="ns"), NOON.replace(year=9999)], dtype=object),
+            r"'x'.*Timestamp and datetime.datetime",
+        ),
         (pd.Series([np.zeros((2, 2))] * 2), r"'x'.* numpy.ndarray"),
         (pd.Series(pd.interval_range(0, 2)), r"'x'.*interval.*left and \.right"),
         (pd.Series(pd.period_range("2020", periods=2)), r"'x'.*period.*to_timestamp"),
@@ -650,6 +684,13 @@ def test_a_hugging_face_dataset_gives_a_dataset() -> None:
     done = predicted(data, counted)
     assert isinstance(done, datasets.Dataset)
     assert done.to_dict() == {"a": [3, 1], "b": ["z", "x"], "n": [1.5] * 2}
+    halves = predicted(
+        data,
+        lambda chunk: pa.table({"a": pa.array([x / 2 for x in chunk["a"].to_pylist()])}),
+        InferOptions(replace=("a",)),
+    )
+    assert halves.to_dict() == {"a": [1.5, 0.5], "b": ["z", "x"]}
+    assert halves.column_names == ["a", "b"] and halves.features["a"].dtype == "float64"
     with pytest.raises(InferError, match=r"DatasetDict.*df\['train'\]"):
         sources.source(datasets.DatasetDict({"train": data}))
 
@@ -673,9 +714,40 @@ def test_text_files_give_parquet_files(tmp_path: Path) -> None:
         path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
         found = pq.read_table(predicted(path, counted))
         assert found.to_pydict() == {"a": [1, 2], "b": [{"c": [1]}, None], "n": [1.5] * 2}
+    write(tmp_path / "rows.csv.parquet", 0, 3)
+    assert pq.read_table(predicted(tmp_path / "rows.csv.parquet", counted))["a"].to_pylist() == [
+        0,
+        1,
+        2,
+    ]
     (tmp_path / "drifts.csv").write_text("a\n" + "1\n" * 800_000 + "x\n")
-    with pytest.raises(InferError, match=r"drifts\.csv has rows that differ from its first"):
+    with pytest.raises(InferError, match=r"drifts\.csv has rows that cannot be read .*types"):
         predicted(tmp_path / "drifts.csv", counted, batch_size=100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        (
+            "ragged.csv",
+            b"a,b\n" + b"1,2\n" * 300_000 + b"1,2,3\n",
+            r"cannot be read .*got 3.*pandas\.read_csv",
+        ),
+        (
+            "latin.csv",
+            "na\u00efve,b\n1,2\n".encode("latin-1"),
+            "names of columns .*UTF-8.*encoding",
+        ),
+        ("broken.jsonl", b'{"a": 1}\n' * 200_000 + b'{"a":\n', r"cannot be read .*read_json"),
+    ],
+    ids=["ragged", "latin", "broken"],
+)
+def test_text_files_with_faults_are_named(
+    tmp_path: Path, name: str, data: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InferError, match=rf"{name} has .*{told}"):
+        sources.source(tmp_path / name)
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────
@@ -791,6 +863,26 @@ def test_what_pandas_wrote_is_read_by_pandas(tmp_path: Path) -> None:
     done = pd.read_parquet(predicted(tmp_path / "rows.parquet", counted))
     pd.testing.assert_frame_equal(done[["a"]], frame)
     assert done["n"].tolist() == [1.5] * 3
+
+
+@pytest.mark.parametrize("index", [pd.Index(list("xyz"), name="i"), pd.RangeIndex(7, 13, 2)])
+def test_what_pandas_wrote_of_other_columns_stays(tmp_path: Path, index: pd.Index) -> None:
+    frame = pd.DataFrame({"a": pd.Categorical(list("aba")), "b": [1, 2, 3]}, index=index)
+    table = pa.Table.from_pandas(frame)
+    table = table.replace_schema_metadata({**table.schema.metadata, b"geo": b"{}"})
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    def ones(name: str) -> Callable[[pa.Table], pa.Table]:
+        return lambda chunk: pa.table({name: [1.5] * chunk.num_rows})
+
+    path = predicted(tmp_path / "rows.parquet", ones("a"), InferOptions(replace=("a",)))
+    replaced = frame.assign(a=[1.5] * 3)
+    pd.testing.assert_frame_equal(pd.read_parquet(path), replaced)
+    assert pq.read_schema(path).metadata[b"geo"] == b"{}"
+    done = predicted(table, ones("a"), InferOptions(replace=("a",)))
+    pd.testing.assert_frame_equal(done.to_pandas(), replaced)
+    path = predicted(tmp_path / "rows.parquet", counted, InferOptions(columns=("b",)))
+    assert list(pd.read_parquet(path)) == ["b", "n"]
 
 
 def test_nothing_is_written_over_and_nothing_left(tmp_path: Path) -> None:

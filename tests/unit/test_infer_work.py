@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import chunk_queue as works
+from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.dispatcher import Dispatcher
 from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.predictor import Predictor
 
 DOUBLES = pa.schema({"y": pa.float64()})
 
@@ -172,6 +175,84 @@ def test_a_wider_type_that_comes_late_is_the_one_of_all_rows() -> None:
         assert book.is_done and result.schema == DOUBLES
         assert book.widened == ({"y": ("int64", "double")} if kinds[0] == pa.int64() else {})
         assert book.finish() == [2.0 * x for x in range(1_000)]
+
+
+def ordered(values: list[str], categories: list[str]) -> pa.Array:
+    places = pa.array([categories.index(value) for value in values], pa.int32())
+    return pa.DictionaryArray.from_arrays(places, categories, ordered=True)
+
+
+@pytest.mark.parametrize(
+    ("orders", "is_ordered"),
+    [
+        ([["lo", "hi"], ["lo", "mid", "hi"], ["lo", "hi"]], False),
+        ([["lo", "mid", "hi"], ["lo", "hi"], ["lo", "hi"]], False),
+        ([["lo", "hi"]] * 3, True),
+    ],
+)
+def test_categories_that_differ_are_unordered(orders: list[list[str]], is_ordered: bool) -> None:
+    """Arrow would append the new one: lo, hi, mid."""
+    source = sources.source(pa.table({"x": range(12)}))
+    options = InferOptions(batch_size=3)
+    book = ChunkQueue(source, source.result(options), options, 1)
+    values = [ordered(["hi", "lo", "hi"], order) for order in orders]
+    for column in (*values, pa.nulls(3, values[0].type)):  # rows that failed
+        chunk = book.next()
+        assert chunk is not None and chunk.n_rows == 3
+        book.answer(chunk, pa.table({"y": column}), ())
+    assert book.next() is None
+    found = book.finish()["y"]
+    assert found.to_pylist() == [*["hi", "lo", "hi"] * 3, None, None, None]
+    assert found.type.ordered == is_ordered and bool(book.widened) != is_ordered
+    known = Predictor(lambda batch: {"y": values[0]}, options)
+    known.adopt(pa.schema({"y": found.type}))  # as a rank does
+    assert known.run(pa.table({"x": range(3)}), 0).columns["y"].type == found.type
+
+
+LATE = [
+    (pa.array([253402214400_000_000], pa.timestamp("us")), pa.array([0], pa.timestamp("ns"))),
+    (pa.array([2**63 + 5], pa.uint64()), pa.array([-1])),
+    (
+        pa.array([Decimal(10) ** 36], pa.decimal128(38, 0)),
+        pa.array([Decimal("0.000001")], pa.decimal128(38, 6)),
+    ),
+]
+
+
+@pytest.mark.parametrize("on_error", ["fail", "collect"])
+@pytest.mark.parametrize(("early", "late"), LATE, ids=["times", "integers", "decimals"])
+def test_values_that_do_not_fit_a_later_type(
+    early: pa.Array, late: pa.Array, on_error: str
+) -> None:
+    """Of another rank, and of the same one."""
+    frame = pa.table({"x": [0, 1, 2]})
+    source = sources.source(frame)
+    options = InferOptions(batch_size=1, on_error=on_error, only=True)
+    book = ChunkQueue(source, source.result(options), options, 1)
+    waiting = [early, late, late]
+    predictor = Predictor(lambda batch: waiting.pop(0), options)
+
+    def answer_all() -> pa.Table:
+        for column in (early, late, late):
+            chunk = book.next()
+            assert chunk is not None
+            columns = pa.table({"y": column})
+            if on_error == "collect":
+                columns = columns.append_column("error", pa.nulls(1, pa.string()))
+            book.answer(chunk, columns, ())
+        assert book.next() is None
+        return book.finish()
+
+    if on_error == "fail":
+        with pytest.raises(InferError, match=r"column 'y' as .* for other rows"):
+            answer_all()
+        with pytest.raises(InferError, match=r"rows 0 to 2 .*column 'prediction' as "):
+            predictor.run(frame, 0)
+        return
+    texts = [str(column[0].as_py()) for column in (early, late, late)]
+    assert answer_all()["y"].to_pylist() == texts
+    assert book.widened["y"] == (str(early.type), "string")
+    assert predictor.run(frame, 0).columns["prediction"].to_pylist() == texts
 
 
 def test_if_errors_are_collected_types_without_a_common_one_become_text() -> None:
@@ -334,3 +415,21 @@ def test_only_a_rank_without_rows_has_a_closed_bar() -> None:
         channel: Any = SimpleNamespace(rank=0, rows=500, in_flight=in_flight)
         Dispatcher._report_rows(dispatcher, channel)
     assert [bar.closed for bar in reported] == [False, True]
+
+
+def test_a_run_that_is_stopped_has_the_rows_that_wait_for_a_type() -> None:
+    book, result = work(1_000)
+    chunks = [book.next() for _ in range(4)]
+    for chunk in chunks[1:]:  # the first rows are not done either
+        assert chunk is not None
+        book.answer(chunk, nothing(chunk), ())
+    assert not result.parts and book.rows > 0
+    book.settle()
+    assert sorted(result.parts) == [chunk.first_row for chunk in chunks[1:] if chunk]
+    assert sum(part.num_rows for part in result.parts.values()) == book.rows
+
+
+def test_a_run_that_is_stopped_before_its_first_row_has_none() -> None:
+    book, result = work(1_000)
+    book.settle()
+    assert not result.parts and result.schema is None

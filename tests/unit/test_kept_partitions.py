@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
+from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction import partition_files
+from hydrogen_magic.node.prediction.options import InferOptions
 from tests import records
 
 PRINTS = {"the cell": "a", "the frame's columns": "c"}
@@ -20,14 +24,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(tmp_path / "home"))
 
 
-def finish(kept: KeptPartitions, number: int, *n_rows: int) -> None:
-    """Write a partition of ten rows, as a task does; ``n_rows``: of each of its streams."""
+def finish(kept: KeptPartitions, number: int, *streams: Any) -> None:
+    """Write a partition of ten rows, as a task does; ``streams``: the values of each, by default of one."""
     said = kept.instructions()
     path = Path(said["folder"], said["rows"], f"{number}.incomplete")
-    types = [pa.int64(), pa.float64()]
-    tables = [
-        pa.table({"y": pa.array(range(n), t)}) for n, t in zip(n_rows or (10,), types, strict=False)
-    ]
+    tables = [pa.table({"y": values}) for values in streams or (range(10),)]
     place = max(partition_files.write(str(path), tables))
     path.rename(path.with_name(f"{number}.10.{number:016x}.{place}.part"))
 
@@ -74,8 +75,8 @@ def test_only_compared_partitions_are_returned(resumed: KeptPartitions) -> None:
 
 def test_a_partition_that_two_tasks_have_finished_counts_once(resumed: KeptPartitions) -> None:
     """Their files have different names, since batches that are sized by time end elsewhere."""
-    finish(resumed, 2, 3, 7)
-    finish(resumed, 2, 4, 6)
+    finish(resumed, 2, range(3), [0.0] * 7)
+    finish(resumed, 2, range(4), [0.0] * 6)
     assert numbers(resumed.parts()) == [2] and len(resumed.linked()) == 1
     names = [path.name for path in (resumed.folder / "rows").iterdir()]
     assert len(names) == 2
@@ -122,3 +123,27 @@ def test_a_value_that_spark_cannot_hold_is_not_just_missing(tmp_path: Path, on_e
         (batch,) = found
         assert batch["y"].to_pylist() == [1, None]
         assert batch["error"][0].as_py() is None and "which is bigint" in batch["error"][1].as_py()
+
+
+@pytest.mark.parametrize("on_error", ["fail", "collect"])
+def test_numbers_and_text_become_text_only_if_errors_are_collected(on_error: str) -> None:
+    """If the first batch has no value, each task finds a type of its own."""
+    kept = KeptPartitions(PRINTS, resume=False)
+    records.write("aaaaaaaa", records.launched("aaaaaaaa"), records.ENDED)
+    kept.open("aaaaaaaa")
+    finish(kept, 0, pa.nulls(10))
+    finish(kept, 1)
+    finish(kept, 2, ["a"] * 10)
+    prepared: Any = SimpleNamespace(
+        kept=[],
+        session=None,
+        options=InferOptions(on_error=on_error),
+        from_parts=lambda added, paths: added,
+    )
+    run = SparkRun(prepared, kept)
+    if on_error == "fail":
+        with pytest.raises(InferError, match=r"column 'y' as string, but as int64"):
+            run.finished()
+    else:
+        assert run.finished().types == [pa.string()]
+        assert run.widened == [("y", "int64", "string")]

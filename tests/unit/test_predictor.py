@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal
 import gc
 from collections.abc import Callable, Iterator
@@ -511,6 +512,9 @@ def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
         assert run(predict, frame())["n"].to_pylist() == list(range(10)), predict
 
 
+NOON = dt.datetime(2026, 1, 2, 12)
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -523,6 +527,8 @@ def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
         (lambda b: (b["x"].to_numpy(), b["n"].to_numpy()), "a tuple of 2 arrays"),
         (lambda b: {1, 2, 3}, "a set, which has no order"),
         (lambda b: {"a": [1, "b", None]}, "column 'a' .* no common type"),
+        (lambda b: {"a": [NOON.date(), NOON, None]}, "column 'a' .*others have a time"),
+        (lambda b: {"a": [{"at": [NOON, NOON.astimezone()]}] * 3}, "some times have a time zone"),
         (lambda b: {"a": np.ones(3, complex)}, "column 'a' .*complex"),
         (lambda b: pa.table([[1] * 3, [2] * 3], names=["a", "a"]), "two columns 'a'"),
     ],
@@ -563,6 +569,11 @@ WIDER = [
     ([None] * 3, ["a"] * 3, pa.string()),
     ([[1]] * 3, [[0.5], None, []], pa.list_(pa.float64())),
     ([{"k": 1}] * 3, [{"k": 0.5, "l": "a"}] * 3, pa.struct({"k": pa.float64(), "l": pa.string()})),
+    (
+        [{"k": 1, "l": "a"}] * 3,
+        [{"k": 0.5}] * 3,
+        pa.struct({"k": pa.float64(), "l": pa.string()}),
+    ),
     (np.ones((3, 2)), np.ones((3, 4)), pa.list_(pa.float64())),
     (pa.array(list("abc")).dictionary_encode(), ["d"] * 3, pa.string()),
     (decimal.Decimal("1.5"), 1.5, pa.float64()),
@@ -587,6 +598,43 @@ def test_types_become_wide_enough_for_all_rows(one: Any, other: Any, kind: pa.Da
     assert [each.schema.types for each in found] == [[kind], [kind]]
     halves = found[0]["y"].to_pylist(), found[1]["y"].to_pylist()
     assert halves[0][:3] == halves[1][3:] and halves[0][3:] == halves[1][:3]
+
+
+@pytest.mark.parametrize("wrap", [lambda row: row, lambda row: [row]], ids=["struct", "list"])
+def test_structs_get_all_fields_in_the_order_of_the_first_rows(wrap: Callable[[Any], Any]) -> None:
+    rows = [
+        {"a": 1, "b": 2},
+        {"b": 20, "a": 10},
+        {"c": 2**60 + 1},
+        {"b": 0.5, "c": None},
+        {},
+    ]
+    found = run(by_batch(*([wrap(row)] for row in rows)), frame(5), batch_size=1)
+    names = ("a", "b", "c")
+    assert found["y"].to_pylist() == [wrap({name: row.get(name) for name in names}) for row in rows]
+    kind = pa.struct({"a": pa.int64(), "b": pa.float64(), "c": pa.int64()})
+    assert found.schema.types == [kind if wrap(0) == 0 else pa.list_(kind)]
+
+
+def test_values_inside_nested_types_are_checked() -> None:
+    whole, date = dt.datetime(2026, 1, 2, 3), dt.date(2026, 1, 2)
+    for schema, fits, too_wide in (
+        ("y struct<a: int, b: int>", {"a": 1}, {"a": 0.5}),
+        ("y struct<a: float, b: int>", {"a": 0.1}, {"a": 1e300}),
+        ("y struct<a: date, b: int>", {"a": date}, {"a": whole}),
+        ("y struct<a: string, b: int>", ("x", 1), ("x", 0.5)),
+        ("y map<string, int>", [("x", 1), ("z", None)], [("x", 1), ("z", 0.5)]),
+        ("y map<string, float>", [("x", 0.1)], [("x", 1e300)]),
+        ("y array<map<string, int>>", [[("x", 1)], None, []], [[("x", 0.5)]]),
+        ("y struct<a: map<string, int>>", {"a": [("x", 1)]}, {"a": [("x", 0.5)]}),
+    ):
+        found = run(by_batch([fits, None, fits]), frame(3), schema=schema)
+        assert found["y"].is_valid().to_pylist() == [True, False, True]
+        with pytest.raises(InferError, match="but --schema declares"):
+            run(by_batch([too_wide] * 3), frame(3), schema=schema)
+    assert run(by_batch([[("x", 1)], None, []]), frame(3), schema="y map<string, int>")[
+        "y"
+    ].to_pylist() == [[("x", 1)], None, []]
 
 
 def test_types_without_a_common_one_are_refused() -> None:
@@ -825,6 +873,11 @@ def test_a_row_that_python_cannot_show_hides_nothing(cell: pa.Array) -> None:
 
     with pytest.raises(InferError, match="boom\nthe first row: n=1, x="):
         run(predict, pa.table({"n": [1], "x": cell}))
+
+
+def test_a_stop_iteration_of_predict_is_its_error() -> None:
+    with pytest.raises(InferError, match=r"predict failed on rows 0 to 2 .* StopIteration"):
+        run(lambda batch: next(iter(())), frame(6))
 
 
 def test_a_row_of_a_hundred_megabytes_is_shown_without_copying_it() -> None:

@@ -23,13 +23,16 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.datasets.folders import DatasetFolder
+from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.prediction import partition_files
 from hydrogen_magic.node.prediction.partition_files import PART, Part
-from hydrogen_magic.node.prediction.schema_unify import joined
+from hydrogen_magic.node.prediction.schema_unify import MisfitError, joined
 
 ROWS = "rows"
 """Folder of the partitions of this run's frame."""
@@ -108,18 +111,22 @@ class KeptPartitions:
         _move_parts(changed, self.folder / EARLIER, self._inherited)
         shutil.rmtree(changed, ignore_errors=True)
 
-    def predicted(self, kept: list[str]) -> Any:
+    def schemas(self, kept: list[str]) -> list[Any]:
+        """Return the predicted columns of each part with rows. ``kept``: the columns of the frame."""
+        parts = [part.schema for part in [*self.parts(), *self.earlier()] if part.n_rows]
+        return [pa.schema([field for field in part if field.name not in kept]) for part in parts]
+
+    def predicted(self, kept: list[str], *, as_text: bool) -> Any:
         """Return the predicted columns in types for all rows, None if there is no row yet.
 
-        ``kept``: the columns of the frame.
+        ``as_text``: columns of types without a common one become text. Otherwise raises InferError.
         """
         known = None
-        for part in [*self.parts(), *self.earlier()]:
-            if part.n_rows:
-                schema = part.schema
-                for name in kept:
-                    schema = schema.remove(schema.get_field_index(name))
-                known = joined(known, schema, as_text=True)
+        for schema in self.schemas(kept):
+            try:
+                known = joined(known, schema, as_text=as_text)
+            except MisfitError as error:
+                raise InferError(str(error)) from None
         return known
 
     def linked(self) -> list[str]:

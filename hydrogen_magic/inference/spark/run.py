@@ -72,7 +72,7 @@ class SparkRun:
     def _by_files(self, kept: KeptPartitions, report_to: Mapping[str, Any] | None) -> Any:
         """Return the result, None if executors do not find the folder."""
         first_tag = self._tags[1]
-        self._added = kept.predicted(self._prepared.kept)
+        self._added = self._predicted(kept)
         if self._added is None:
             self._added = self._prepared.added(first_tag, report_to)
         self._raise_if_stopped()
@@ -108,15 +108,22 @@ class SparkRun:
 
     def _from_files(self, kept: KeptPartitions) -> Any:
         """Return a lazy DataFrame of the partitions that are finished, in types for all of them."""
-        first, added = self._added, kept.predicted(self._prepared.kept)
-        if first is not None and added is not None:
-            pairs = [(field, added.field(field.name)) for field in first]
-            self.widened = [
-                (field.name, str(field.type), str(final.type))
-                for field, final in pairs
-                if field.type != final.type and not has_null_type(field.type)
-            ]
-        return self._prepared.from_parts(added or first, kept.linked())
+        added = self._predicted(kept)
+        if added is None:
+            return self._prepared.from_parts(self._added, kept.linked())
+        schemas = kept.schemas(self._prepared.kept)
+        schemas = schemas if self._added is None else [self._added, *schemas]
+        self.widened = []
+        for field in added:
+            types = (schema.field(field.name).type for schema in schemas)
+            first = next((kind for kind in types if not has_null_type(kind)), field.type)
+            if first != field.type:
+                self.widened.append((field.name, str(first), str(field.type)))
+        return self._prepared.from_parts(added, kept.linked())
+
+    def _predicted(self, kept: KeptPartitions) -> Any:
+        """Return the predicted columns of the finished partitions, None if there is no row yet."""
+        return kept.predicted(self._prepared.kept, as_text=self._prepared.options.collects)
 
     def finished(self) -> Any:
         """Return a lazy DataFrame of the partitions that are finished, None if there are none."""

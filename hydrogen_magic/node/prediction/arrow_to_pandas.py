@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
+from hydrogen_magic.node.prediction.arrow_types import arrays_inside
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups, one_batch
 from hydrogen_magic.node.prediction.ndarray_columns import shaped
@@ -35,8 +35,8 @@ def nullable_dtype(kind: pa.DataType) -> Any:
 def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
     """Return rows as a DataFrame whose index counts the rows of the frame.
 
-    Integers and booleans with nulls get nullable dtypes, and are Python objects inside lists: floats
-    would change their values, and their dtype would differ between batches.
+    Integers and booleans with nulls get nullable dtypes, and are Python objects inside nested types:
+    floats would change their values, and their dtype would differ between batches.
     """
     import pandas as pd
 
@@ -47,7 +47,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
-        elif is_list_of_numbers(field.type) and _has_nullable_items(column):
+        elif has_nullable_items(column):
             cells = pd.Series(column.to_pylist(), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
         elif column.null_count and nullable_dtype(field.type) is not None:
@@ -74,11 +74,15 @@ def part(frame: Any, start: int, stop: int) -> Any:
     return cut
 
 
-def _has_nullable_items(column: pa.Array) -> bool:
-    """Return whether lists have items that only a nullable dtype could hold."""
-    while hasattr(column.type, "value_type"):
-        column = column.flatten()
-    return bool(column.null_count) and nullable_dtype(column.type) is not None
+def has_nullable_items(column: pa.Array) -> bool:
+    """Return whether a nested type has null items, at any depth, that only a nullable dtype could hold.
+
+    PyArrow would convert them, and the items beside them, to floats.
+    """
+    return any(
+        (array.null_count and nullable_dtype(array.type) is not None) or has_nullable_items(array)
+        for array in arrays_inside(column)
+    )
 
 
 # ── numbers of one type ──────────────────────────────────────────────────────────────────────────

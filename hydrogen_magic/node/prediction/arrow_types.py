@@ -57,6 +57,30 @@ def has_null_type(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or any(map(has_null_type, parts))
 
 
+def is_ordered(kind: pa.DataType) -> bool:
+    """Return whether values are ordered categories."""
+    return pa.types.is_dictionary(kind) and bool(kind.ordered)
+
+
+def unordered(kind: pa.DataType) -> pa.DataType:
+    """Return the type for the same categories without an order."""
+    return pa.dictionary(kind.index_type, kind.value_type)
+
+
+def arrays_inside(array: pa.Array) -> list[pa.Array]:
+    """Return the arrays inside a nested array, without those of null rows; none for other types."""
+    of_family = family(array.type)
+    if of_family not in ("list", "map", "struct"):
+        return []
+    array = array.drop_null() if array.null_count else array
+    if of_family == "struct":
+        return list(array.flatten())
+    if of_family == "list":
+        return [array.flatten()]
+    items = (array.keys, array.items)
+    return [pa.ListArray.from_arrays(array.offsets, each).flatten() for each in items]
+
+
 def without_nulls(schema: pa.Schema) -> pa.Schema:
     """Return ``schema`` with text in the place of types that are not known."""
     return pa.schema([field.with_type(_without_null(field.type)) for field in schema])

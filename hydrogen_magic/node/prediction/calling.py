@@ -26,7 +26,8 @@ class Caller:
 
     def outputs(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield one output for each of ``batches``, which are taken one by one."""
-        return map(self._predict, batches)
+        for batch in batches:  # a StopIteration of predict would end a map
+            yield self._predict(batch)
 
     def close(self) -> None:
         """Let ``predict`` clean up."""

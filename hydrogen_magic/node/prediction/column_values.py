@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from collections.abc import Iterable
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -150,26 +152,52 @@ def _supported(flat: Any) -> Any:
 
 
 def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -> pa.Array:
-    """Return one row per value, in the type that Arrow infers, or in a nested type that is known."""
+    """Return one row per value, in the type that Arrow infers.
+
+    Never in a known type: inside structs and lists, Arrow cuts off what does not fit.
+    """
     is_plain = set(map(type, values)) <= _PLAIN
     rows = values if is_plain else [_readable(value) for value in values]
     try:
         array = _inferred(rows, is_pandas)
     except pa.ArrowException:
-        if field is None or not pa.types.is_nested(field.type):
+        if field is None or family(field.type) not in ("list", "map", "struct"):
             raise
-        return pa.array(rows, type=field.type, from_pandas=is_pandas)
-    if field is not None and _is_known_record(array.type, field.type):
-        return pa.array(rows, type=field.type, from_pandas=is_pandas)
+        return _in_parts(rows, field.type, is_pandas)
+    check_times(rows, array.type)
     wide = _widened(array.type)
     return array if wide == array.type else array.cast(wide)
 
 
-def _is_known_record(found: pa.DataType, known: pa.DataType) -> bool:
-    """Return whether dicts lack some keys of the known struct."""
-    if not (pa.types.is_struct(found) and pa.types.is_struct(known)):
-        return False
-    return {part.name for part in found} < {part.name for part in known}
+def _in_parts(rows: list[Any], kind: pa.DataType, is_pandas: bool) -> pa.Array:
+    """Return rows of a nested type that Arrow does not infer: pairs of a map, tuples of a struct."""
+
+    def part(values: Iterable[Any], of: pa.DataType | None) -> pa.Array:
+        field = None if of is None else pa.field("", of)
+        return _of_objects(list(values), field, is_pandas=is_pandas)
+
+    is_null = [not isinstance(row, (list, tuple, dict, np.ndarray)) for row in rows]
+    pa.array(
+        [row for row, of in zip(rows, is_null, strict=True) if of], pa.null(), from_pandas=True
+    )
+    if pa.types.is_struct(kind):
+        known = {field.name: field.type for field in kind}
+        dicts = [
+            {} if missing else row if isinstance(row, dict) else dict(zip(known, row, strict=True))
+            for row, missing in zip(rows, is_null, strict=True)
+        ]
+        names = list(dict.fromkeys([*known, *(name for row in dicts for name in row)]))
+        parts = [part((row.get(name) for row in dicts), known.get(name)) for name in names]
+        return pa.StructArray.from_arrays(parts, names, mask=pa.array(is_null, pa.bool_()))
+    lists = [() if missing else row for row, missing in zip(rows, is_null, strict=True)]
+    starts = [0, *accumulate(map(len, lists))]
+    missing = np.array([*is_null, False])
+    offsets = pa.array(starts, pa.int32(), mask=missing)
+    if pa.types.is_map(kind):
+        pairs = [pair for row in lists for pair in (row.items() if isinstance(row, dict) else row)]
+        keys = part((key for key, _ in pairs), kind.key_type)
+        return pa.MapArray.from_arrays(offsets, keys, part((v for _, v in pairs), kind.item_type))
+    return pa.ListArray.from_arrays(offsets, part(chain.from_iterable(lists), kind.value_type))
 
 
 def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
@@ -179,6 +207,31 @@ def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
         if is_pandas:
             raise
         return _one_chunk(pa.array(rows, from_pandas=True))  # has pd.NA, or NaN for a missing text
+
+
+def check_times(values: Iterable[Any], kind: pa.DataType) -> None:
+    """Raise TypeError if Arrow would change times to give them its inferred type ``kind``.
+
+    It cuts off the time of a datetime that comes after a date, and takes naive datetimes for UTC beside
+    others.
+    """
+    if "date" not in str(kind) and "timestamp" not in str(kind):
+        return
+    of_family = family(kind)
+    if of_family in ("date", "timestamp"):
+        # NaT is a datetime, too; it differs from itself.
+        times = [each for each in values if isinstance(each, dt.datetime) and each == each]
+        if times and of_family == "date":
+            raise TypeError("some are dates, others have a time")
+        if len({time.tzinfo is None for time in times}) > 1:
+            raise TypeError("some times have a time zone, others do not")
+        return
+    rows: list[Any] = [row for row in values if isinstance(row, (list, tuple, dict, np.ndarray))]
+    if of_family == "struct":
+        for part in kind:
+            check_times([row.get(part.name) for row in rows], part.type)
+    elif of_family == "list":
+        check_times(chain.from_iterable(rows), kind.value_type)
 
 
 def _readable(value: Any) -> Any:

@@ -260,12 +260,25 @@ class Predictor:
     def _assembled(self, parts: list[_RowRange]) -> pa.Table:
         """Return all parts as a table of the current schema."""
         n_rows = sum(part.n_rows for part in parts)
-        fields = [] if self.schema is None else list(self.schema)
-        columns = [pa.chunked_array(self._column(parts, field), field.type) for field in fields]
+        columns = [self._whole_column(parts, field) for field in self.schema or ()]
+        fields = list(self.schema or ())
         if self._options.collects:
             fields.append(pa.field(ERROR_COLUMN, pa.string()))
             columns.append(pa.chunked_array([_reasons(part) for part in parts], pa.string()))
         return table_of(columns, pa.schema(fields), n_rows)
+
+    def _whole_column(self, parts: list[_RowRange], field: pa.Field) -> pa.ChunkedArray:
+        """Return one column, as text if errors are collected and its values do not fit into one type."""
+        assert self.schema is not None
+        try:
+            return pa.chunked_array(self._column(parts, field), field.type)
+        except MisfitError as error:
+            if not self._options.collects:
+                where = rows_text(self._rows[0], self._rows[-1])
+                raise InferError(f"{where} (counted from 0): {error}") from None
+        text = field.with_type(pa.string())
+        self.schema = self.schema.set(self.schema.get_field_index(field.name), text)
+        return self._whole_column(parts, text)
 
     def _column(self, parts: list[_RowRange], field: pa.Field) -> Iterator[pa.Array]:
         """Yield the arrays of one column: one for each group of buffered parts, and for each other part."""

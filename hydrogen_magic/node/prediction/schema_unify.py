@@ -1,6 +1,7 @@
 """One schema for all outputs: it becomes wide enough for each of them, in whatever order they come.
 
-Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. A column of
+Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. Categories in
+different orders have none. A column of
 nulls has the type ``null`` until a batch shows another one, also inside lists and structs. Other types that
 differ are refused; if errors are collected, the column becomes text instead. With ``--schema`` the types are
 fixed: numbers are converted if they are in range, and rounded for ``float``.
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import family, in_utc
+from hydrogen_magic.node.prediction.arrow_types import arrays_inside, family, in_utc, unordered
 from hydrogen_magic.node.prediction.column_names import listed
 
 _NUMBERS = ("boolean", "integer", "float", "decimal")
@@ -64,6 +65,8 @@ def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
     kinds = family(known), family(found)
     if "dictionary" in kinds and kinds[0] != kinds[1]:
         return _joined_type(_decoded(known), _decoded(found))
+    if kinds == ("dictionary", "dictionary") and known.ordered != found.ordered:
+        return _joined_type(unordered(known), unordered(found))
     if kinds[0] != kinds[1] and "null" not in kinds:
         if not set(kinds) <= set(_NUMBERS):
             return None
@@ -120,7 +123,8 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
     if not is_declared and family(wanted) == "text" != family(found):
         return _text(array, wanted)
     detail = ""
-    if _is_convertible(found, wanted) if is_declared else _joined_type(found, wanted) == wanted:
+    # The order of a struct's fields is that of the first type.
+    if _is_convertible(found, wanted) if is_declared else _joined_type(wanted, found) == wanted:
         try:
             return _cast(array, wanted, rounds=not is_declared)
         except pa.ArrowException as error:
@@ -147,14 +151,9 @@ def _cast(array: pa.Array, wanted: pa.DataType, rounds: bool) -> pa.Array:
 
 
 def n_infinite(array: pa.Array) -> int:
-    """Return how many values are infinite, also in lists and structs; a cast to float32 may add some."""
-    kind = family(array.type)
-    if kind == "struct":
-        return sum(map(n_infinite, array.flatten()))
-    if kind == "list":
-        return n_infinite(array.flatten())
-    if kind != "float":
-        return 0
+    """Return how many values are infinite, also in nested types; a cast to float32 may add some."""
+    if family(array.type) != "float":
+        return sum(map(n_infinite, arrays_inside(array)))
     return pc.sum(pc.is_inf(array.cast(pa.float64()))).as_py() or 0
 
 
@@ -188,7 +187,7 @@ def _is_convertible(found: pa.DataType, wanted: pa.DataType) -> bool:
         return is_flag or ("boolean" not in kinds and set(kinds) <= set(_NUMBERS))
     if kinds[0] in _NESTED:
         parts, others = _parts(found), _parts(wanted)
-        return parts.keys() == others.keys() and all(
+        return parts.keys() <= others.keys() and all(
             _is_convertible(parts[name], others[name]) for name in parts
         )
     if kinds[0] == "timestamp":
