@@ -314,6 +314,8 @@ class Dispatcher:
         """Handle the messages of a rank and send new chunks; return False if the rank has left."""
         is_open = channel.reader.feed()
         for message, fds in channel.reader.messages():
+            if self._kept is not None:
+                self._kept.note_files(message.get("files", ()), message.get("written", ()))
             if "chunk" in message:
                 self._answer(channel, message, fds)
             elif message["did"] == "leave":

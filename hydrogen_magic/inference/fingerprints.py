@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.serialization.closure import unbundle
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ NOTHING_KEPT = (
 )
 JOURNAL = "journal"
 """File whose first line has the fingerprint."""
+FILES = "files"
+"""Only key of those later lines that have the files read by ranks, with their modification times in ns."""
+WRITTEN = -1
+"""Stands for that time if the run itself writes the file."""
 _MAX_SHOWN = 6
 _CELL = "the cell"
 _COLUMNS = "the frame's columns"
@@ -132,9 +137,23 @@ def has_answers(gang: str) -> bool:
 
 
 def kept_runs() -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the gangs that have ended and have kept answers, newest first, with their fingerprints."""
+    """Yield the gangs that have ended and have kept answers, newest first, with their fingerprints.
+
+    A file that their ranks have read, and that has changed since, is an entry, too.
+    """
     for summary in run_log.recent(with_kept=True):
         path = run_log.kept_dir(summary.gang) / JOURNAL
         if run_log.is_over(summary):
             with suppress(OSError, ValueError, KeyError), path.open("rb") as journal:
-                yield summary.gang, json.loads(journal.readline())["fingerprint"]
+                known = json.loads(journal.readline())["fingerprint"]
+                yield summary.gang, {**known, **_changed_files(journal)}
+
+
+def _changed_files(journal: Iterable[bytes]) -> dict[str, str]:
+    times_ns: dict[str, int] = {}
+    for line in journal:
+        if line.startswith(f'{{"{FILES}"'.encode()) and line.endswith(b"\n"):
+            for file, time_ns in json.loads(line)[FILES].items():
+                times_ns[file] = time_ns if time_ns == WRITTEN else times_ns.get(file, time_ns)
+    compared = ((file, time_ns) for file, time_ns in times_ns.items() if time_ns != WRITTEN)
+    return {f"file {file}": "changed" for file, time_ns in compared if modified_ns(file) != time_ns}

@@ -4,7 +4,8 @@ Each answer of a rank is appended to one file by a thread, and described in a jo
 the run's record, or next to the result for Parquet data. A run with the same fingerprint takes them over, and
 uses each answer like one of its own ranks, after a comparison of some of its rows.
 
-    runs/<gang>/kept/journal    lines of JSON: the fingerprint, then one for each answer
+    runs/<gang>/kept/journal    lines of JSON: the fingerprint, then one for each answer, and before it
+                                the files that ranks have read in their set-up
                      answers    predicted columns, one Arrow IPC stream after another
 
 For Parquet data ``kept`` is a link to ``.rows-inferred.parquet-<gang>.kept``, next to the result.
@@ -31,7 +32,14 @@ import pyarrow as pa
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.fingerprints import JOURNAL, NOTHING_KEPT, earlier
+from hydrogen_magic.inference.fingerprints import (
+    FILES,
+    JOURNAL,
+    NOTHING_KEPT,
+    WRITTEN,
+    earlier,
+)
+from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.row_labels import rows_text
 
@@ -88,6 +96,10 @@ class KeptParts:
         self._target = target
         self._folder: Path | None = None
         """None if nothing is kept."""
+        self._files: dict[str, int] = {}
+        """Files that the ranks have read in their set-up, with their modification times in ns."""
+        self._new_files: dict[str, int] = {}
+        """Those that are not in the journal yet."""
         self._entries: dict[int, _JournalEntry] = {}
         self._starts: list[int] = []
         """First rows of the earlier run's answers, sorted."""
@@ -154,6 +166,17 @@ class KeptParts:
             return None
         return KeptAnswer(columns, entry.failures) if columns.num_rows == entry.n_rows else None
 
+    def note_files(self, read: Iterable[str], written: Iterable[str]) -> None:
+        """Note what a rank has read in its set-up, before its answers, and what of that the run writes.
+
+        A file that does not exist any more was a temporary one.
+        """
+        found = {file: modified_ns(file) for file in read if file not in self._files}
+        new = {file: time_ns for file, time_ns in found.items() if time_ns}
+        new |= dict.fromkeys(written, WRITTEN)
+        self._files.update(new)
+        self._new_files.update(new)
+
     def add(self, row: int, rows: Any, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
         """Keep the answer for ``rows``: ``data`` is an IPC stream.
 
@@ -170,7 +193,10 @@ class KeptParts:
             self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
             self._thread.start()
         with suppress(queue.Full):
-            self._waiting.put_nowait(partial(self._write, row, rows, data, failures))
+            self._waiting.put_nowait(
+                partial(self._write, row, rows, data, failures, self._new_files)
+            )
+            self._new_files = {}
 
     def _write_all(self) -> None:
         """The thread."""
@@ -181,10 +207,19 @@ class KeptParts:
                 except Exception as error:  # whatever it is, the run goes on
                     self._problem = OSError(f"{type(error).__name__}: {error}")
 
-    def _write(self, row: int, rows: Any, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
+    def _write(
+        self,
+        row: int,
+        rows: Any,
+        data: Any,
+        failures: Sequence[Mapping[str, Any]],
+        files: Mapping[str, int],
+    ) -> None:
         texts = [dict(each) for each in failures]
         checksum = _checksum(row, rows)
         entry = _JournalEntry(row, rows.num_rows, self._end, len(data), checksum, texts)
+        if files:
+            _append(self._journal, _line({FILES: files}))
         _append(self._answers, data)
         _append(self._journal, _line(asdict(entry)))
         self._end += entry.n_bytes

@@ -374,6 +374,15 @@ def test_a_file_that_the_cell_read_has_changed(tmp_path: Path) -> None:
     assert ended(infer(frame(), infer_ranks.counted, str(log), str(reads))).result["y"][0] == 2
 
 
+def test_a_file_that_c_code_read_has_changed(tmp_path: Path) -> None:
+    reads = tmp_path / "reads"
+    for number in (1, 2):
+        reads.write_text(str(number))
+        assert (
+            ended(infer(frame(), infer_ranks.offset_by_arrow, str(reads))).result["y"][0] == number
+        )
+
+
 def test_a_run_that_failed_keeps_nothing(tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
     run = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, marker))
