@@ -36,11 +36,13 @@ class SetUp:
     def can_stay(self) -> bool:
         """Whether a later gang may use this process as a rank.
 
-        Not if it is in a process group of this gang, nor if it has read too many files to watch.
+        Not if it is in a process group of this gang, nor if it has read too many files to watch, nor if
+        a seed is to repeat the random numbers of its cell and of ``predict``.
         """
         dist = sys.modules.get("torch.distributed")
         is_bound = dist is not None and dist.is_available() and dist.is_initialized()
-        return not is_bound and len(self.files) <= file_tracking.MOST
+        is_fixed = not self.loaded.is_seeded and len(self.files) <= file_tracking.MOST
+        return is_fixed and not is_bound
 
 
 def set_up(loaded: LoadedClosure) -> SetUp:

@@ -275,6 +275,11 @@ class LoadedClosure:
         if self._header.kind == "script":
             yield Path(self._header.target).read_text("utf-8", "replace")
 
+    @property
+    def is_seeded(self) -> bool:
+        """Whether :meth:`run` seeds the generators of random numbers."""
+        return self._header.seed is not None
+
     def texts(self) -> Iterator[str]:
         """Yield texts that may name files: those in the code, and those among values and arguments."""
         for code in (*self.code(), *(module.source for module in self._header.modules.values())):
