@@ -75,6 +75,8 @@ class _JournalEntry:
     n_bytes: int
     checksum: int
     """Of some of the rows that were predicted."""
+    columns_checksum: int
+    """Of its columns in the file, which a crash of the machine may damage."""
     failures: list[dict[str, Any]]
 
 
@@ -160,11 +162,9 @@ class KeptParts:
         assert self._answers is not None
         _check_same(entry, rows)
         data = os.pread(self._answers.fileno(), entry.n_bytes, entry.at)
-        try:
-            columns = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-        except pa.ArrowException:
+        if zlib.crc32(data) != entry.columns_checksum:
             return None
-        return KeptAnswer(columns, entry.failures) if columns.num_rows == entry.n_rows else None
+        return KeptAnswer(pa.ipc.open_stream(data).read_all(), entry.failures)
 
     def note_files(self, read: Iterable[str], written: Iterable[str]) -> None:
         """Note what a rank has read in its set-up, before its answers, and what of that the run writes.
@@ -216,8 +216,8 @@ class KeptParts:
         files: Mapping[str, int],
     ) -> None:
         texts = [dict(each) for each in failures]
-        checksum = _checksum(row, rows)
-        entry = _JournalEntry(row, rows.num_rows, self._end, len(data), checksum, texts)
+        checksums = _checksum(row, rows), zlib.crc32(data)
+        entry = _JournalEntry(row, rows.num_rows, self._end, len(data), *checksums, texts)
         if files:
             _append(self._journal, _line({FILES: files}))
         _append(self._answers, data)

@@ -211,6 +211,23 @@ def test_a_line_that_was_not_written_whole_is_left_out() -> None:
     assert values(run.predict()) == [2.0 * x for x in range(N_ROWS)]
 
 
+def test_a_damaged_answer_is_predicted_again() -> None:
+    """Whether its values or its layout are lost: a crash of the machine may leave zeros of a page."""
+    Run(table()).predict(5)
+    (journal,) = run_log.runs_dir().rglob("journal")
+    entries = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    (answers,) = run_log.runs_dir().rglob("answers")
+    data = bytearray(answers.read_bytes())
+    first, second = entries[:2]
+    end = first["at"] + first["n_bytes"] - 8  # of the values
+    data[end - 16 : end] = bytes(16)
+    data[second["at"] : second["at"] + 64] = bytes(64)
+    answers.write_bytes(data)
+    run = Run(table())
+    assert values(run.predict()) == [2.0 * x for x in range(N_ROWS)]
+    assert {first["row"], second["row"]} <= set(run.calls)
+
+
 def test_a_full_disk_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(table())
     chunk = run.queue.next()
