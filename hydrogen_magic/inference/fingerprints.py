@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,25 +81,31 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def earlier(wanted: Mapping[str, str]) -> str | None:
+def earlier(
+    wanted: Mapping[str, str], is_of_frame: Callable[[str], bool] = lambda gang: True
+) -> str | None:
     """Return the gang of the run to resume of those with kept answers, as :func:`matching` does."""
-    return matching(wanted, ((gang, gang, known) for gang, known in kept_runs()))
+    runs = ((gang, gang, known) for gang, known in kept_runs())
+    return matching(wanted, runs, is_of_frame)
 
 
 def matching(
-    wanted: Mapping[str, str], runs: Iterable[tuple[str, T, Mapping[str, str]]]
+    wanted: Mapping[str, str],
+    runs: Iterable[tuple[str, T, Mapping[str, str]]],
+    is_of_frame: Callable[[T], bool] = lambda run: True,
 ) -> T | None:
     """Return the first of ``runs`` with this fingerprint, None if there is none of this cell or frame.
 
-    ``runs``: the gang of each run, the run itself, and its fingerprint. Raises InferError with the changes
-    if only runs with another fingerprint exist.
+    ``runs``: the gang of each run, the run itself, and its fingerprint. ``is_of_frame``: whether a run with
+    this fingerprint is one over this frame, not over another of the same columns and length. Raises
+    InferError with the changes if only runs with another fingerprint exist.
     """
     differing: list[tuple[str, list[str]]] = []
     for gang, run, known in runs:
         changes = [name for name in {**known, **wanted} if _differs(name, known, wanted)]
-        if not changes:
+        if not changes and is_of_frame(run):
             return run
-        if _CELL not in changes or not {_COLUMNS, _N_ROWS}.intersection(changes):
+        if changes and (_CELL not in changes or not {_COLUMNS, _N_ROWS}.intersection(changes)):
             differing.append((gang, changes))
     if differing:
         raise _changed(*min(differing, key=lambda each: len(each[1])))

@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -87,14 +87,20 @@ class KeptParts:
         prints: The run's :mod:`fingerprint <hydrogen_magic.inference.fingerprints>`.
         target: Path of a result of Parquet data.
         resume: Whether to look for an earlier run; raises the errors of :func:`fingerprints.earlier`.
+        head: Returns the first rows of the frame, None if it can be read only once.
     """
 
     def __init__(
-        self, prints: Mapping[str, str], target: Path | None = None, *, resume: bool = False
+        self,
+        prints: Mapping[str, str],
+        target: Path | None = None,
+        *,
+        resume: bool = False,
+        head: Callable[[], Any] = lambda: None,
     ) -> None:
         self.prints = prints
         self._resume = resume
-        self._begun = earlier(prints) if resume else None
+        self._begun = earlier(prints, partial(_is_of_frame, cache(head))) if resume else None
         self._target = target
         self._folder: Path | None = None
         """None if nothing is kept."""
@@ -315,6 +321,16 @@ def _append(file: BinaryIO | None, data: Any) -> None:
 
 
 # ── rows of the frame ────────────────────────────────────────────────────────────────────────────
+
+
+def _is_of_frame(head: Callable[[], Any], gang: str) -> bool:
+    """Return whether the first rows of a run are those of this frame, as far as it is known."""
+    lines = (run_log.kept_dir(gang) / JOURNAL).read_bytes().splitlines()
+    entry = {entry.row: entry for entry in _entries(lines)}.get(0)
+    rows = None if entry is None else head()
+    if entry is None or rows is None or rows.num_rows < entry.n_rows:
+        return True
+    return _checksum(0, rows.slice(0, entry.n_rows)) == entry.checksum
 
 
 def _check_same(entry: _JournalEntry, rows: Any) -> None:

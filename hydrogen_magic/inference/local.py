@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from hydrogen_magic.capture import Captured
@@ -53,7 +54,8 @@ def infer(
         **fingerprints.of_options(options, spec.env),
         **fingerprints.of_columns(columns, source.n_rows),
     }
-    kept = KeptParts(prints, result.target, resume=resume)
+    head = partial(_head, source, options.batch_size)
+    kept = KeptParts(prints, result.target, resume=resume, head=head)
     ranks = fingerprints.of_ranks(captured, cell)
     feed = Dispatcher(source, result, options, spec.np, ranks, kept)
     try:
@@ -62,3 +64,14 @@ def infer(
         feed.end("FAILED")
         raise
     return InferenceRun(gang, lambda: feed.value, feed.finished)
+
+
+def _head(source: Any, batch_size: int) -> Any:
+    """Return the first chunk; None if the source can be read only once."""
+    if source.n_rows is None:
+        return None
+    chunks = source.chunks(batch_size)
+    try:
+        return next(chunks)
+    finally:
+        chunks.close()
