@@ -54,7 +54,18 @@ def arrow_source(frame: Any) -> ArrowSource | None:
         reader = pa.RecordBatchReader.from_stream(frame)
     except pa.ArrowInvalid:  # one column, such as a Series
         return None
-    return _read_once(reader.schema, lambda: reader)
+    except Exception as error:
+        if type(error).__name__ != "ResourceInUseException":  # of DuckDB
+            raise
+        raise InferError(
+            f"the DuckDB relation cannot be read: {error}. Its connection runs one query at a time: make the"
+            " relation by another one, con.cursor().sql(…)"
+        ) from error
+    try:
+        return _read_once(reader.schema, lambda: reader, close=reader.close)
+    except InferError:
+        reader.close()
+        raise
 
 
 class ArrowSource:
@@ -66,6 +77,7 @@ class ArrowSource:
         join: Makes the result from the columns to keep, the rows that were read (only if ``n_rows`` is
             None), the predicted columns, and the numbers of their rows.
         n_rows: None for data that is read once.
+        close: Ends the reading of such data, which may block a connection to a database.
     """
 
     def __init__(
@@ -74,11 +86,13 @@ class ArrowSource:
         cut: Callable[[int], Iterator[pa.Table]],
         join: Callable[[list[str], pa.Table, pa.Table, RowRanges], Any],
         n_rows: int | None = None,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         refuse_repeated(schema.names, "the data has", "rename one")
         self.schema = schema
         self.n_rows = n_rows
         self.chunks = cut
+        self.close = close
         self._join = join
 
     def result(self, options: InferOptions) -> MemoryResult:
@@ -129,6 +143,7 @@ def _read_once(
     schema: pa.Schema,
     read: Callable[[], Iterable[Any]],
     convert: Callable[[pa.Table], Any] | None = None,
+    close: Callable[[], None] = lambda: None,
 ) -> ArrowSource:
     """Return a source of batches or tables; ``convert`` makes the result from a Table, if it is not one."""
 
@@ -140,7 +155,7 @@ def _read_once(
             return _with_predicted(rows, predicted)
         return convert(side_by_side(rows, predicted))
 
-    return ArrowSource(schema, cut, join)
+    return ArrowSource(schema, cut, join, close=close)
 
 
 def _with_predicted(rows: pa.Table, predicted: pa.Table) -> pa.Table:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference import speculation
+from hydrogen_magic.inference import sources, speculation
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.one_process import OneProcessTiming
@@ -68,6 +68,7 @@ class Dispatcher:
         self.key = key
         self.options: Mapping[str, Any] = asdict(options)
         self.value: Any = None
+        self._source = source
         self._result = result
         self._kept = kept
         self._queue = ChunkQueue(source, result, options, n_ranks, kept)
@@ -153,8 +154,10 @@ class Dispatcher:
             texts = self._missing_text() if is_stopped else "", self._kept.text()
             if any(texts):
                 self._notice("warning", "; ".join(filter(None, texts)))
-        if outcome != "STOPPED" and self.value is None and self._thread is None:
-            self._queue.abandon()
+        if self._thread is None:
+            if outcome != "STOPPED" and self.value is None:
+                self._queue.abandon()
+            sources.close(self._source)
 
     def finished(self) -> Any:
         """Return the frame with the finished rows of a gang that was stopped, None if there are none."""

@@ -318,6 +318,29 @@ def test_a_frame_that_cannot_be_read_ends_the_run(tmp_path: Path) -> None:
     assert run.gang.state == "FAILED"
 
 
+@pytest.mark.parametrize("how", ["fails", "stops", "succeeds", "is refused"])
+def test_a_connection_is_free_after_a_run_over_its_query(how: str) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    connection = duckdb.connect()
+    query = connection.sql("select range x, repeat('t', 1000) t from range(50_000)")
+    if how == "is refused":
+        with pytest.raises(InferError, match="nope") as shown:
+            infer(query, infer_ranks.doubles, columns=("nope",))
+        assert shown.tb is not None  # holds what its frames refer to, as a notebook does
+    else:
+        function = infer_ranks.sleeps if how == "stops" else infer_ranks.fails_at
+        run = infer(query, function, *[20_000 if how == "fails" else -1] * (how != "stops"))
+        if how == "stops":
+            until(
+                lambda: run.gang.snapshot().rows is not None and run.gang.snapshot().rows.in_flight
+            )
+            with pytest.raises(InferError, match=r"con.cursor\(\).sql"):
+                infer(connection.sql("select 1 x"), infer_ranks.doubles)
+            run.gang.stop()
+        ended(run)
+    assert connection.execute("select 1").fetchall() == [(1,)]
+
+
 def test_others_take_the_rows_of_a_rank_that_hangs(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     run = infer(frame(20_000), infer_ranks.waits_for, str(marker))
