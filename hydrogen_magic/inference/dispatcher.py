@@ -147,13 +147,14 @@ class Dispatcher:
         ``outcome``: its final state.
         """
         is_stopped = outcome == "STOPPED" and self.value is None
-        if self._kept is not None and outcome != "FAILED" and not is_stopped:
-            self._kept.delete()
-        elif self._kept is not None:
+        texts = [self._missing_text()] if is_stopped else []
+        if self._kept is not None and (is_stopped or outcome == "FAILED"):
             self._kept.close()
-            texts = self._missing_text() if is_stopped else "", self._kept.text()
-            if any(texts):
-                self._notice("warning", "; ".join(filter(None, texts)))
+            texts.append(self._kept.text())
+        elif self._kept is not None:
+            self._kept.delete()
+        if any(texts):
+            self._notice("warning", "; ".join(filter(None, texts)))
         if self._thread is None:
             if outcome != "STOPPED" and self.value is None:
                 self._queue.abandon()

@@ -57,8 +57,10 @@ def infer(
             **fingerprints.of_options(options, spec.env),
             **fingerprints.of_columns(columns, source.n_rows),
         }
-        head = partial(_head, source, options.batch_size)
-        kept = KeptParts(prints, result.target, resume=resume, head=head)
+        kept = None
+        if spec.session is None:  # otherwise the ranks may hold other values than those known here
+            head = partial(_head, source, options.batch_size)
+            kept = KeptParts(prints, result.target, resume=resume, head=head)
         ranks = fingerprints.of_ranks(captured, cell)
         feed = Dispatcher(source, result, options, spec.np, ranks, kept)
         on_error.callback(feed.end, "FAILED")
