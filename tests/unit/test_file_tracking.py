@@ -106,8 +106,26 @@ def test_files_of_code_are_no_data(tmp_path: Path) -> None:
     assert file_tracking.of_data([*files, str(tmp_path / "m.pt")]) == [str(tmp_path / "m.pt")]
 
 
-def test_texts_of_values_and_of_code() -> None:
+def test_texts_of_values() -> None:
     values = {"a": ["x.pt", Path("y.pt")], "b": SimpleNamespace(path="z.pt"), "c": 1}
     assert list(_texts_in(values)) == ["x.pt", "y.pt", "z.pt"]
+
+
+def test_names_of_files_are_looked_for_without_code_of_the_user() -> None:
+    class Remote(os.PathLike[str]):
+        """As one of a library that downloads the file."""
+
+        __slots__ = ()
+
+        def __fspath__(self) -> str:
+            raise AssertionError
+
+        def __getattr__(self, name: str) -> str:
+            raise AssertionError
+
+    assert list(_texts_in([Remote(), "x.pt"])) == ["x.pt"]
+
+
+def test_texts_of_code() -> None:
     code = """load('x.pt', "y.pt")  # don't"""
     assert [found[2] for found in _QUOTED.finditer(code)] == ["x.pt", "y.pt"]

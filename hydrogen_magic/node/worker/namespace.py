@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import filterfalse, islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from hydrogen_magic.core import syntax
@@ -323,15 +323,23 @@ class LoadedClosure:
 
 
 def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
-    """Yield texts and paths in a value, in collections and in attributes."""
-    if isinstance(value, (str, os.PathLike)):
-        yield os.fsdecode(value)
+    """Yield texts and paths in a value, its items and attributes; runs no code of its class."""
+    if isinstance(value, (str, PurePath)):
+        yield str(value)
     elif depth and not isinstance(value, (types.ModuleType, type)):
-        collections = (list, tuple, set, frozenset)
-        is_mapping = isinstance(value, dict)
-        inner = value if isinstance(value, collections) else getattr(value, "__dict__", {}).values()
-        for each in islice(value.values() if is_mapping else inner, _MOST_ITEMS):
+        for each in islice(_items(value), _MOST_ITEMS):
             yield from _texts_in(each, depth - 1)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if type(value) in (list, tuple, set, frozenset):
+        return value  # type: ignore[no-any-return]
+    if type(value) is dict:
+        return value.values()
+    try:
+        return tuple(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:  # it has none
+        return ()
 
 
 def _format_warning(
