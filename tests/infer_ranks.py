@@ -110,6 +110,15 @@ def counted(log: str, reads: str = "", offset: int = 0) -> Predict:
     return lambda batch: {"y": batch["x"] + offset, "pid": [pid] * len(batch)}
 
 
+def offset_by_arrow(path: str) -> Predict:
+    """Read a file by C++, which Python does not notice."""
+    import pyarrow
+
+    with pyarrow.OSFile(path) as file:
+        offset = int(file.read())
+    return lambda batch: {"y": batch["x"] + offset}
+
+
 def grows(width: int) -> Predict:
     return lambda batch: {"wide": [[float(x)] * width for x in batch["x"]]}
 
@@ -165,8 +174,11 @@ def threads() -> Predict:
     return lambda batch: {"threads": [given] * len(batch)}
 
 
-def logged(log: str, seconds: float) -> Predict:
+def logged(log: str, seconds: float, reads: str = "") -> Predict:
     """Leave a line for every batch."""
+    if reads:
+        Path(reads).read_text()
+        Path(log).read_text()  # which predict writes
 
     def predict(batch: Any) -> Any:
         time.sleep(seconds)

@@ -55,7 +55,18 @@ def arrow_source(frame: Any) -> ArrowSource | None:
         reader = pa.RecordBatchReader.from_stream(frame)
     except pa.ArrowInvalid:  # one column, such as a Series
         return None
-    return _read_once(reader.schema, lambda: reader)
+    except Exception as error:
+        if type(error).__name__ != "ResourceInUseException":  # of DuckDB
+            raise
+        raise InferError(
+            f"the DuckDB relation cannot be read: {error}. Its connection runs one query at a time: make the"
+            " relation by another one, con.cursor().sql(…)"
+        ) from error
+    try:
+        return _read_once(reader.schema, lambda: reader, close=reader.close)
+    except InferError:
+        reader.close()
+        raise
 
 
 class ArrowSource:
@@ -68,6 +79,7 @@ class ArrowSource:
             columns, and the numbers of their rows.
         n_rows: None for data that is read once.
         convert: Makes the result from what ``join`` returns.
+        close: Ends the reading of such data, which may block a connection to a database.
     """
 
     def __init__(
@@ -77,11 +89,13 @@ class ArrowSource:
         join: Callable[[list[str], pa.Table, pa.Table, RowRanges], Any],
         n_rows: int | None = None,
         convert: Callable[[Any], Any] = lambda joined: joined,
+        close: Callable[[], None] = lambda: None,
     ) -> None:
         refuse_repeated(schema.names, "the data has", "rename one")
         self.schema = schema
         self.n_rows = n_rows
         self.chunks = cut
+        self.close = close
         self._join = join
         self._convert = convert
 
@@ -127,6 +141,7 @@ def _read_once(
     schema: pa.Schema,
     read: Callable[[], Iterable[Any]],
     convert: Callable[[pa.Table], Any] | None = None,
+    close: Callable[[], None] = lambda: None,
 ) -> ArrowSource:
     """Return a source of batches or tables; ``convert`` makes the result from a Table, if it is not one."""
 
@@ -136,7 +151,8 @@ def _read_once(
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
         return (_with_predicted if convert is None else side_by_side)(rows, predicted)
 
-    return ArrowSource(schema, cut, join, convert=convert or (lambda table: table))
+    made = convert or (lambda table: table)
+    return ArrowSource(schema, cut, join, convert=made, close=close)
 
 
 def _with_predicted(rows: pa.Table, predicted: pa.Table) -> pa.Table:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference import speculation
+from hydrogen_magic.inference import sources, speculation
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.one_process import OneProcessTiming
@@ -68,6 +68,7 @@ class Dispatcher:
         self.key = key
         self.options: Mapping[str, Any] = asdict(options)
         self.value: Any = None
+        self._source = source
         self._result = result
         self._kept = kept
         self._queue = ChunkQueue(source, result, options, n_ranks, kept)
@@ -148,15 +149,18 @@ class Dispatcher:
         is_stopped = outcome == "STOPPED" and self.value is None
         if is_stopped and self._thread is None:
             self._queue.settle()
-        if self._kept is not None and outcome != "FAILED" and not is_stopped:
-            self._kept.delete()
-        elif self._kept is not None:
+        texts = [self._missing_text()] if is_stopped else []
+        if self._kept is not None and (is_stopped or outcome == "FAILED"):
             self._kept.close()
-            texts = self._missing_text() if is_stopped else "", self._kept.text()
-            if any(texts):
-                self._notice("warning", "; ".join(filter(None, texts)))
-        if outcome != "STOPPED" and self.value is None and self._thread is None:
-            self._queue.abandon()
+            texts.append(self._kept.text())
+        elif self._kept is not None:
+            self._kept.delete()
+        if any(texts):
+            self._notice("warning", "; ".join(filter(None, texts)))
+        if self._thread is None:
+            if outcome != "STOPPED" and self.value is None:
+                self._queue.abandon()
+            sources.close(self._source)
 
     def finished(self) -> Any:
         """Return the frame with the finished rows of a gang that was stopped, None if there are none."""
@@ -316,6 +320,8 @@ class Dispatcher:
         """Handle the messages of a rank and send new chunks; return False if the rank has left."""
         is_open = channel.reader.feed()
         for message, fds in channel.reader.messages():
+            if self._kept is not None:
+                self._kept.note_files(message.get("files", ()), message.get("written", ()))
             if "chunk" in message:
                 self._answer(channel, message, fds)
             elif message["did"] == "leave":

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.serialization.closure import unbundle
 
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ NOTHING_KEPT = (
 )
 JOURNAL = "journal"
 """File whose first line has the fingerprint."""
+FILES = "files"
+"""Only key of those later lines that have the files read by ranks, with their modification times in ns."""
+WRITTEN = -1
+"""Stands for that time if the run itself writes the file."""
 _MAX_SHOWN = 6
 _CELL = "the cell"
 _COLUMNS = "the frame's columns"
@@ -76,25 +81,31 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def earlier(wanted: Mapping[str, str]) -> str | None:
+def earlier(
+    wanted: Mapping[str, str], is_of_frame: Callable[[str], bool] = lambda gang: True
+) -> str | None:
     """Return the gang of the run to resume of those with kept answers, as :func:`matching` does."""
-    return matching(wanted, ((gang, gang, known) for gang, known in kept_runs()))
+    runs = ((gang, gang, known) for gang, known in kept_runs())
+    return matching(wanted, runs, is_of_frame)
 
 
 def matching(
-    wanted: Mapping[str, str], runs: Iterable[tuple[str, T, Mapping[str, str]]]
+    wanted: Mapping[str, str],
+    runs: Iterable[tuple[str, T, Mapping[str, str]]],
+    is_of_frame: Callable[[T], bool] = lambda run: True,
 ) -> T | None:
     """Return the first of ``runs`` with this fingerprint, None if there is none of this cell or frame.
 
-    ``runs``: the gang of each run, the run itself, and its fingerprint. Raises InferError with the changes
-    if only runs with another fingerprint exist.
+    ``runs``: the gang of each run, the run itself, and its fingerprint. ``is_of_frame``: whether a run with
+    this fingerprint is one over this frame, not over another of the same columns and length. Raises
+    InferError with the changes if only runs with another fingerprint exist.
     """
     differing: list[tuple[str, list[str]]] = []
     for gang, run, known in runs:
         changes = [name for name in {**known, **wanted} if _differs(name, known, wanted)]
-        if not changes:
+        if not changes and is_of_frame(run):
             return run
-        if _CELL not in changes or not {_COLUMNS, _N_ROWS}.intersection(changes):
+        if changes and (_CELL not in changes or not {_COLUMNS, _N_ROWS}.intersection(changes)):
             differing.append((gang, changes))
     if differing:
         raise _changed(*min(differing, key=lambda each: len(each[1])))
@@ -132,9 +143,23 @@ def has_answers(gang: str) -> bool:
 
 
 def kept_runs() -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the gangs that have ended and have kept answers, newest first, with their fingerprints."""
+    """Yield the gangs that have ended and have kept answers, newest first, with their fingerprints.
+
+    A file that their ranks have read, and that has changed since, is an entry, too.
+    """
     for summary in run_log.recent(with_kept=True):
         path = run_log.kept_dir(summary.gang) / JOURNAL
         if run_log.is_over(summary):
             with suppress(OSError, ValueError, KeyError), path.open("rb") as journal:
-                yield summary.gang, json.loads(journal.readline())["fingerprint"]
+                known = json.loads(journal.readline())["fingerprint"]
+                yield summary.gang, {**known, **_changed_files(journal)}
+
+
+def _changed_files(journal: Iterable[bytes]) -> dict[str, str]:
+    times_ns: dict[str, int] = {}
+    for line in journal:
+        if line.startswith(f'{{"{FILES}"'.encode()) and line.endswith(b"\n"):
+            for file, time_ns in json.loads(line)[FILES].items():
+                times_ns[file] = time_ns if time_ns == WRITTEN else times_ns.get(file, time_ns)
+    compared = ((file, time_ns) for file, time_ns in times_ns.items() if time_ns != WRITTEN)
+    return {f"file {file}": "changed" for file, time_ns in compared if modified_ns(file) != time_ns}

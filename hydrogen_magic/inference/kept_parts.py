@@ -4,7 +4,8 @@ Each answer of a rank is appended to one file by a thread, and described in a jo
 the run's record, or next to the result for Parquet data. A run with the same fingerprint takes them over, and
 uses each answer like one of its own ranks, after a comparison of some of its rows.
 
-    runs/<gang>/kept/journal    lines of JSON: the fingerprint, then one for each answer
+    runs/<gang>/kept/journal    lines of JSON: the fingerprint, then one for each answer, and before it
+                                the files that ranks have read in their set-up
                      answers    predicted columns, one Arrow IPC stream after another
 
 For Parquet data ``kept`` is a link to ``.rows-inferred.parquet-<gang>.kept``, next to the result.
@@ -23,7 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,7 +32,14 @@ import pyarrow as pa
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.fingerprints import JOURNAL, NOTHING_KEPT, earlier
+from hydrogen_magic.inference.fingerprints import (
+    FILES,
+    JOURNAL,
+    NOTHING_KEPT,
+    WRITTEN,
+    earlier,
+)
+from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.row_labels import rows_text
 
@@ -67,6 +75,8 @@ class _JournalEntry:
     n_bytes: int
     checksum: int
     """Of some of the rows that were predicted."""
+    columns_checksum: int
+    """Of its columns in the file, which a crash of the machine may damage."""
     failures: list[dict[str, Any]]
 
 
@@ -77,17 +87,27 @@ class KeptParts:
         prints: The run's :mod:`fingerprint <hydrogen_magic.inference.fingerprints>`.
         target: Path of a result of Parquet data.
         resume: Whether to look for an earlier run; raises the errors of :func:`fingerprints.earlier`.
+        head: Returns the first rows of the frame, None if it can be read only once.
     """
 
     def __init__(
-        self, prints: Mapping[str, str], target: Path | None = None, *, resume: bool = False
+        self,
+        prints: Mapping[str, str],
+        target: Path | None = None,
+        *,
+        resume: bool = False,
+        head: Callable[[], Any] = lambda: None,
     ) -> None:
         self.prints = prints
         self._resume = resume
-        self._begun = earlier(prints) if resume else None
+        self._begun = earlier(prints, partial(_is_of_frame, cache(head))) if resume else None
         self._target = target
         self._folder: Path | None = None
         """None if nothing is kept."""
+        self._files: dict[str, int] = {}
+        """Files that the ranks have read in their set-up, with their modification times in ns."""
+        self._new_files: dict[str, int] = {}
+        """Those that are not in the journal yet."""
         self._entries: dict[int, _JournalEntry] = {}
         self._starts: list[int] = []
         """First rows of the earlier run's answers, sorted."""
@@ -148,11 +168,20 @@ class KeptParts:
         assert self._answers is not None
         _check_same(entry, rows)
         data = os.pread(self._answers.fileno(), entry.n_bytes, entry.at)
-        try:
-            columns = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-        except pa.ArrowException:
+        if zlib.crc32(data) != entry.columns_checksum:
             return None
-        return KeptAnswer(columns, entry.failures) if columns.num_rows == entry.n_rows else None
+        return KeptAnswer(pa.ipc.open_stream(data).read_all(), entry.failures)
+
+    def note_files(self, read: Iterable[str], written: Iterable[str]) -> None:
+        """Note what a rank has read in its set-up, before its answers, and what of that the run writes.
+
+        A file that does not exist any more was a temporary one.
+        """
+        found = {file: modified_ns(file) for file in read if file not in self._files}
+        new = {file: time_ns for file, time_ns in found.items() if time_ns}
+        new |= dict.fromkeys(written, WRITTEN)
+        self._files.update(new)
+        self._new_files.update(new)
 
     def add(self, row: int, rows: Any, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
         """Keep the answer for ``rows``: ``data`` is an IPC stream.
@@ -170,7 +199,10 @@ class KeptParts:
             self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
             self._thread.start()
         with suppress(queue.Full):
-            self._waiting.put_nowait(partial(self._write, row, rows, data, failures))
+            self._waiting.put_nowait(
+                partial(self._write, row, rows, data, failures, self._new_files)
+            )
+            self._new_files = {}
 
     def _write_all(self) -> None:
         """The thread."""
@@ -181,10 +213,19 @@ class KeptParts:
                 except Exception as error:  # whatever it is, the run goes on
                     self._problem = OSError(f"{type(error).__name__}: {error}")
 
-    def _write(self, row: int, rows: Any, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
+    def _write(
+        self,
+        row: int,
+        rows: Any,
+        data: Any,
+        failures: Sequence[Mapping[str, Any]],
+        files: Mapping[str, int],
+    ) -> None:
         texts = [dict(each) for each in failures]
-        checksum = _checksum(row, rows)
-        entry = _JournalEntry(row, rows.num_rows, self._end, len(data), checksum, texts)
+        checksums = _checksum(row, rows), zlib.crc32(data)
+        entry = _JournalEntry(row, rows.num_rows, self._end, len(data), *checksums, texts)
+        if files:
+            _append(self._journal, _line({FILES: files}))
         _append(self._answers, data)
         _append(self._journal, _line(asdict(entry)))
         self._end += entry.n_bytes
@@ -280,6 +321,16 @@ def _append(file: BinaryIO | None, data: Any) -> None:
 
 
 # ── rows of the frame ────────────────────────────────────────────────────────────────────────────
+
+
+def _is_of_frame(head: Callable[[], Any], gang: str) -> bool:
+    """Return whether the first rows of a run are those of this frame, as far as it is known."""
+    lines = (run_log.kept_dir(gang) / JOURNAL).read_bytes().splitlines()
+    entry = {entry.row: entry for entry in _entries(lines)}.get(0)
+    rows = None if entry is None else head()
+    if entry is None or rows is None or rows.num_rows < entry.n_rows:
+        return True
+    return _checksum(0, rows.slice(0, entry.n_rows)) == entry.checksum
 
 
 def _check_same(entry: _JournalEntry, rows: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from hydrogen_magic.capture import Captured
@@ -42,23 +44,37 @@ def infer(
     """
     if spec.np > _MAX_RANKS:
         raise PlacementError(f"`--np {spec.np}`: one machine supports at most {_MAX_RANKS} ranks")
-    source = sources.source(frame, target)
-    declared = [] if options.schema is None else parse_schema(options.schema).names
-    options.check_names(declared, source.schema.names)
-    result = source.result(options)
-    columns = [(field.name, str(field.type)) for field in source.schema]
-    cell = fingerprints.of_cell(captured)
-    prints = {
-        **cell,
-        **fingerprints.of_options(options, spec.env),
-        **fingerprints.of_columns(columns, source.n_rows),
-    }
-    kept = KeptParts(prints, result.target, resume=resume)
-    ranks = fingerprints.of_ranks(captured, cell)
-    feed = Dispatcher(source, result, options, spec.np, ranks, kept)
-    try:
+    with ExitStack() as on_error:
+        source = sources.source(frame, target)
+        on_error.callback(sources.close, source)
+        declared = [] if options.schema is None else parse_schema(options.schema).names
+        options.check_names(declared, source.schema.names)
+        result = source.result(options)
+        columns = [(field.name, str(field.type)) for field in source.schema]
+        cell = fingerprints.of_cell(captured)
+        prints = {
+            **cell,
+            **fingerprints.of_options(options, spec.env),
+            **fingerprints.of_columns(columns, source.n_rows),
+        }
+        kept = None
+        if spec.session is None:  # otherwise the ranks may hold other values than those known here
+            head = partial(_head, source, options.batch_size)
+            kept = KeptParts(prints, result.target, resume=resume, head=head)
+        ranks = fingerprints.of_ranks(captured, cell)
+        feed = Dispatcher(source, result, options, spec.np, ranks, kept)
+        on_error.callback(feed.end, "FAILED")
         gang = launcher.launch_captured(captured, spec, title=title, feed=feed)
-    except BaseException:
-        feed.end("FAILED")
-        raise
+        on_error.pop_all()
     return InferenceRun(gang, lambda: feed.value, feed.finished)
+
+
+def _head(source: Any, batch_size: int) -> Any:
+    """Return the first chunk; None if the source can be read only once."""
+    if source.n_rows is None:
+        return None
+    chunks = source.chunks(batch_size)
+    try:
+        return next(chunks)
+    finally:
+        chunks.close()

@@ -198,6 +198,11 @@ def source(
     return found
 
 
+def close(source: FrameSource) -> None:
+    """End the reading of data that is read once, such as the query of a database, whether it began or not."""
+    getattr(source, "close", lambda: None)()
+
+
 def require_pyarrow(caller: str) -> None:
     """Raise InferError with the remedy if PyArrow, which most modules here import, is not installed."""
     if "pyarrow" not in sys.modules and importlib.util.find_spec("pyarrow") is None:

@@ -260,6 +260,20 @@ def test_a_write_that_fails_leaves_nothing(
     assert list((tmp_path / "shared").iterdir()) == [] and datasets() == []
 
 
+def test_a_write_that_fails_frees_the_connection(
+    datasets: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = pytest.importorskip("duckdb").connect()
+
+    def add(progress: RowProgress, n_rows: int) -> None:
+        raise OSError("No space left")
+
+    monkeypatch.setattr(RowProgress, "add", add)
+    with pytest.raises(OSError, match="No space") as shown:  # holds what its frames refer to
+        hm.dataset(connection.sql("select range x, repeat('t', 1000) t from range(50_000)"))
+    assert shown.tb is not None and connection.execute("select 1").fetchall() == [(1,)]
+
+
 def test_a_forked_child_leaves_the_data_to_its_parent(datasets: Callable[[], list[str]]) -> None:
     hm.dataset(frame())
     child = os.fork()

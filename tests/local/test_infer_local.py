@@ -328,6 +328,29 @@ def test_a_frame_that_cannot_be_read_ends_the_run(tmp_path: Path) -> None:
     assert run.gang.state == "FAILED"
 
 
+@pytest.mark.parametrize("how", ["fails", "stops", "succeeds", "is refused"])
+def test_a_connection_is_free_after_a_run_over_its_query(how: str) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    connection = duckdb.connect()
+    query = connection.sql("select range x, repeat('t', 1000) t from range(50_000)")
+    if how == "is refused":
+        with pytest.raises(InferError, match="nope") as shown:
+            infer(query, infer_ranks.doubles, columns=("nope",))
+        assert shown.tb is not None  # holds what its frames refer to, as a notebook does
+    else:
+        function = infer_ranks.sleeps if how == "stops" else infer_ranks.fails_at
+        run = infer(query, function, *[20_000 if how == "fails" else -1] * (how != "stops"))
+        if how == "stops":
+            until(
+                lambda: run.gang.snapshot().rows is not None and run.gang.snapshot().rows.in_flight
+            )
+            with pytest.raises(InferError, match=r"con.cursor\(\).sql"):
+                infer(connection.sql("select 1 x"), infer_ranks.doubles)
+            run.gang.stop()
+        ended(run)
+    assert connection.execute("select 1").fetchall() == [(1,)]
+
+
 def test_others_take_the_rows_of_a_rank_that_hangs(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     run = infer(frame(20_000), infer_ranks.waits_for, str(marker))
@@ -382,6 +405,15 @@ def test_a_file_that_the_cell_read_has_changed(tmp_path: Path) -> None:
     assert ended(infer(frame(), infer_ranks.counted, str(log), str(reads))).result["y"][0] == 1
     reads.write_text("2")
     assert ended(infer(frame(), infer_ranks.counted, str(log), str(reads))).result["y"][0] == 2
+
+
+def test_a_file_that_c_code_read_has_changed(tmp_path: Path) -> None:
+    reads = tmp_path / "reads"
+    for number in (1, 2):
+        reads.write_text(str(number))
+        assert (
+            ended(infer(frame(), infer_ranks.offset_by_arrow, str(reads))).result["y"][0] == number
+        )
 
 
 def test_a_run_that_failed_keeps_nothing(tmp_path: Path) -> None:

@@ -68,6 +68,15 @@ def predict(batch):
 # ── the line ─────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_seed_repeats_the_random_numbers(shell: InteractiveShell) -> None:
+    """Ranks that stay would go on with the next ones."""
+    body = (
+        "import random\ndef predict(batch):\n    return {'r': [random.random() for _ in batch.x]}"
+    )
+    first, again = (run(shell, "df --np 1 --quiet --seed 7 --only", body) for _ in range(2))
+    assert isinstance(first, pd.DataFrame) and first.equals(again)
+
+
 def test_every_option_reaches_its_place() -> None:
     line = (
         "df -n 3 --cpu --out scored --batch-size 10 --columns 'a b,c' --schema 'p double' "

@@ -160,7 +160,7 @@ def kept_rows() -> set[int]:
     """Return the first row of every batch whose prediction is kept."""
     journals = run_log.runs_dir().glob("*/kept/journal")
     lines = [line for path in journals for line in path.read_text().split("\n")[1:-1]]
-    entries = [json.loads(line) for line in lines]
+    entries = [json.loads(line) for line in lines if not line.startswith('{"files"')]
     return {
         row for each in entries for row in range(each["row"], each["row"] + each["n_rows"], BATCH)
     }
@@ -225,6 +225,32 @@ def test_a_changed_value_is_refused_before_a_rank_starts(tmp_path: Path) -> None
             table(), captured, JobSpec(np=NP), InferOptions(batch_size=BATCH), title="", resume=True
         )
     run_log.prune(keep=0)
+
+
+def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    """A file that the cell reads and ``predict`` writes may change."""
+    weights, log = tmp_path / "weights", tmp_path / "log"
+    weights.write_text("1")
+    log.touch()
+
+    def begin(*, resume: bool) -> InferenceRun:
+        call = (str(log), SLOW_S, str(weights))
+        captured = capture.capture_call(infer_ranks.logged, call, {})
+        options = InferOptions(batch_size=BATCH)
+        return infer(table(), captured, JobSpec(np=NP), options, title="", resume=resume)
+
+    run = begin(resume=False)
+    until(lambda: len(kept_rows()) > 10)
+    run.gang.stop()
+    run.gang.wait(PATIENCE_S)
+    before = weights.stat()
+    weights.write_text("2")
+    with pytest.raises(InferError, match=f"but file {weights} changed since"):
+        begin(resume=True)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    run = begin(resume=True)
+    assert run.gang.wait(PATIENCE_S) and run.result["y"].to_pylist() == [*range(0, 2 * N_ROWS, 2)]
+    assert run.gang.snapshot().rows.resumed
 
 
 def test_a_module_that_only_one_kernel_has_loaded_is_no_change() -> None:

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference import fingerprints, kept_parts, sources
+from hydrogen_magic.inference import fingerprints, kept_parts, local, sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.node.prediction import chunking
@@ -75,7 +76,8 @@ class Run:
         self.options = InferOptions(batch_size=10)
         source = sources.source(self.frame, self.target)
         self.result = source.result(self.options)
-        self.kept = KeptParts(self.prints, self.result.target, resume=self.resume)
+        head = partial(local._head, source, 10)
+        self.kept = KeptParts(self.prints, self.result.target, resume=self.resume, head=head)
         number = len(run_log.recent_ids())
         self.record = records.write(self.gang, records.launched(self.gang, float(number)))
         self.kept.open(self.record)
@@ -164,9 +166,27 @@ def test_a_change_is_refused_by_its_name() -> None:
             Run(table(), {**PRINTS, **change})
     other = Run(table(), {"the cell": "b", "the frame's columns": "d"})
     assert "no finished rows of this cell and frame are kept" in other.kept.start_text()
-    frame = table().set_column(1, "s", table()["s"].take([*range(999, -1, -1)]))
-    with pytest.raises(InferError, match=r"frame's values in rows 0 to \d+ have changed"):
-        Run(frame).predict()
+    frame = table().set_column(1, "s", table()["s"].take([*range(200), *range(999, 199, -1)]))
+    run = Run(frame)
+    with pytest.raises(InferError, match=r"frame's values in rows \d+ to \d+ have changed"):
+        run.predict()
+    run.end("FAILED")
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
+def test_runs_over_frames_of_one_shape_are_told_apart(kind: str) -> None:
+    def frame(first: int) -> Any:
+        numbers = pa.table({"x": range(first, first + N_ROWS)})
+        kinds = {"pandas": pa.Table.to_pandas, "polars": pl.from_arrow}
+        return kinds.get(kind, lambda table: table)(numbers)
+
+    for first in (0, 5_000):
+        Run(frame(first), resume=False).predict(5)
+    again = Run(frame(0))
+    assert again.kept.n_rows
+    assert values(again.predict()) == [2.0 * x for x in range(N_ROWS)]
+    assert "no finished rows of this cell and frame" in Run(frame(9_000)).kept.start_text()
+    assert Run(frame(5_000)).kept.n_rows
 
 
 def test_another_frame_s_rows_are_not_taken_for_this_one_s() -> None:
@@ -209,6 +229,23 @@ def test_a_line_that_was_not_written_whole_is_left_out() -> None:
     run = Run(table())
     assert run.kept.n_rows == sum(n_rows[:-1])
     assert values(run.predict()) == [2.0 * x for x in range(N_ROWS)]
+
+
+def test_a_damaged_answer_is_predicted_again() -> None:
+    """Whether its values or its layout are lost: a crash of the machine may leave zeros of a page."""
+    Run(table()).predict(5)
+    (journal,) = run_log.runs_dir().rglob("journal")
+    entries = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    (answers,) = run_log.runs_dir().rglob("answers")
+    data = bytearray(answers.read_bytes())
+    first, second = entries[:2]
+    end = first["at"] + first["n_bytes"] - 8  # of the values
+    data[end - 16 : end] = bytes(16)
+    data[second["at"] : second["at"] + 64] = bytes(64)
+    answers.write_bytes(data)
+    run = Run(table())
+    assert values(run.predict()) == [2.0 * x for x in range(N_ROWS)]
+    assert {first["row"], second["row"]} <= set(run.calls)
 
 
 def test_a_full_disk_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

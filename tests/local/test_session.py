@@ -478,6 +478,18 @@ def test_infer_runs_on_the_ranks_of_a_session(cells: Cells) -> None:
         cells.run(f"%%infer frame --session lab --resume\n{predict}")
 
 
+def test_what_infer_stops_in_a_session_is_not_to_be_resumed(cells: Cells) -> None:
+    cells.run("import pandas as pd\nframe = pd.DataFrame({'x': range(1000)})")
+    cells.on_ranks("import time", "--np 2")
+    body = "def predict(batch):\n    time.sleep(0.05)\n    return {'y': batch['x']}"
+    run = cells.run(f"%%infer frame --session lab --quiet --batch-size 1 --detach\n{body}")
+    wait_until(lambda: run.gang.snapshot().rows is not None and run.gang.snapshot().rows.done > 2)
+    run.gang.stop()
+    text = notices_of(ended(run.gang))
+    assert len(run.result) > 2 and "of 1,000 rows are finished; missing: row" in text
+    assert "--resume" not in text
+
+
 def test_the_ranks_that_infer_keeps_are_an_unnamed_session(
     cells: Cells, capsys: pytest.CaptureFixture[str]
 ) -> None:

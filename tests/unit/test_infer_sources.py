@@ -671,6 +671,14 @@ def test_a_duckdb_relation_gives_a_table() -> None:
     assert done.equals(relation.to_arrow_table().append_column("n", [[1.5] * 5000]))
 
 
+def test_a_query_that_is_refused_blocks_no_connection() -> None:
+    duckdb = pytest.importorskip("duckdb")
+    connection = duckdb.connect()
+    with pytest.raises(InferError, match="more than one column 'a'") as shown:
+        sources.source(connection.sql("select 1 a, 2 a"))
+    assert shown.tb is not None and connection.execute("select 1").fetchall() == [(1,)]
+
+
 def test_an_ibis_table_gives_a_table() -> None:
     ibis = pytest.importorskip("ibis")
     table = ibis.memtable(pd.DataFrame({"a": range(5000)})).mutate(b=ibis._.a + 1)

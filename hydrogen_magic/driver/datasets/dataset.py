@@ -81,8 +81,11 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
 
         return spark.dataset(frame, path, reuse=reuse)
     source = _source(frame)
-    with RowProgress("Writing the dataset", source.n_rows) as progress:
-        return handles.written(folders.new(path), lambda to: _write(source, to, progress.add))
+    try:
+        with RowProgress("Writing the dataset", source.n_rows) as progress:
+            return handles.written(folders.new(path), lambda to: _write(source, to, progress.add))
+    finally:
+        sources.close(source)
 
 
 def _of_files(frame: Any, path: AnyPath | None) -> DatasetHandle:

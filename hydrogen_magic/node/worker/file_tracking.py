@@ -1,65 +1,176 @@
-"""Files that a cell reads during its set-up: if one has changed, the set-up cannot be reused.
+"""Files that a cell reads during its set-up: after a change of one, its state and predictions are outdated.
 
-Python's audit hooks report them, except for files that C++ or Rust code opens by itself; libraries that do
-so also read a file in Python (a configuration, an index) that is rewritten with it.
+Python's audit hooks report the files that Python opens. C++ and Rust code opens files by itself (TorchScript,
+Parquet): inotify reports those that the cell names, and those in folders that it names.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import stat
+import struct
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.machinery import all_suffixes
+from itertools import islice
 from typing import Any
 
 MOST = 10_000
 """Maximum number of files recorded: a cell that reads more of them reads data."""
+_MOST_WATCHED = 1_000
+"""Maximum number of files and folders that inotify watches."""
+_LONGEST_PATH = 4_096
+_OTHER = ("/proc/", "/sys/", "/dev/")
+"""Paths of files without content of their own."""
+_CODE = tuple(all_suffixes())
+_PACKAGES = ("/site-packages/", "/dist-packages/", f"{sysconfig.get_path('stdlib')}/")
+_CLOSED_WRITTEN, _CLOSED_UNWRITTEN, _OPENED = 0x8, 0x10, 0x20
+"""Events of inotify."""
+
+
+def of_data(files: Iterable[str]) -> list[str]:
+    """Return the files without those of code and of installed packages."""
+    return [
+        file
+        for file in files
+        if not file.endswith(_CODE) and not any(part in file for part in _PACKAGES)
+    ]
 
 
 class _AuditHook:
     """The audit hook of this process: Python cannot remove it, so there is one."""
 
     def __init__(self) -> None:
-        self._is_added = False
-        self._files: dict[str, int] | None = None
-        """File -> its modification time in ns; None while tracking is off."""
+        self._is_added = self._is_on = False
+        self._files: dict[str, int] = {}
+        """File -> its modification time in ns."""
+        self.written: set[str] = set()
 
     @contextmanager
     def tracking(self) -> Iterator[dict[str, int]]:
         if not self._is_added:
             self._is_added = True
             sys.addaudithook(self._on_event)
-        self._files = {}
+        self._files, self.written, self._is_on = {}, set(), True
         try:
             yield self._files
         finally:
-            self._files = None
+            self._is_on = False
 
     def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._files is None or event != "open" or not isinstance(args[0], (str, bytes)):
+        if event != "open" or not isinstance(args[0], (str, bytes)) or not isinstance(args[2], int):
             return
-        if isinstance(args[2], int) and args[2] & os.O_ACCMODE == os.O_RDONLY:
-            _note(self._files, os.path.abspath(os.fsdecode(args[0])))
+        is_read = args[2] & os.O_ACCMODE == os.O_RDONLY
+        if is_read and not self._is_on:
+            return
+        path = os.path.abspath(os.fsdecode(args[0]))
+        if is_read:
+            _note(self._files, path)
+        elif path in self._files:
+            self.written.add(path)
 
 
 _hook = _AuditHook()
 
 
 @contextmanager
-def noted() -> Iterator[dict[str, int]]:
+def noted(texts: Iterable[str] = ()) -> Iterator[dict[str, int]]:
     """Yield a dictionary that is filled with the regular files opened by this process meanwhile.
 
-    The values are their modification times in ns. If there are more than :data:`MOST` files, the dictionary
-    has one more than that.
+    ``texts``: what may name files or folders. The values are modification times in ns. If there are more
+    than :data:`MOST` files, the dictionary has one more than that.
     """
-    with _hook.tracking() as files:
+    with _watching(texts) as watched, _hook.tracking() as files:
         yield files
+        for path in watched.read():
+            _note(files, path)
+
+
+def written() -> set[str]:
+    """Return those of the files noted last that Python has opened to write, also after the set-up.
+
+    The run itself changes them: a cache, a log.
+    """
+    return _hook.written
 
 
 def _note(files: dict[str, int], path: str) -> None:
-    if path in files or len(files) > MOST or path.startswith(("/proc/", "/sys/", "/dev/")):
+    if path in files or len(files) > MOST or path.startswith(_OTHER):
         return
+    with suppress(OSError):  # opening it will fail too
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode):
+            files[path] = status.st_mtime_ns
+
+
+# ── inotify ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Watched:
+    """Files and folders that inotify watches: nothing where the system has none, or no more of it."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None)
+        begin = getattr(self._libc, "inotify_init1", lambda flags: -1)
+        self.fd = int(begin(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._paths: dict[int, str] = {}
+
+    def add(self, path: str) -> None:
+        events = _CLOSED_WRITTEN | _CLOSED_UNWRITTEN | _OPENED
+        if self.fd >= 0:
+            self._paths[self._libc.inotify_add_watch(self.fd, os.fsencode(path), events)] = path
+
+    def read(self) -> list[str]:
+        """Return what has been opened since, except for what was only written, such as a log."""
+        seen: dict[str, int] = {}
+        for watch, event, name in self._events():
+            if watch in self._paths:
+                path = os.path.join(self._paths[watch], name) if name else self._paths[watch]
+                seen[path] = seen.get(path, 0) | event
+        return [
+            path
+            for path, events in seen.items()
+            if events & _CLOSED_UNWRITTEN or not events & _CLOSED_WRITTEN
+        ]
+
+    def _events(self) -> Iterator[tuple[int, int, str]]:
+        header = struct.Struct("iIII")
+        with suppress(OSError):  # there are no more
+            while self.fd >= 0:
+                data, at = os.read(self.fd, 1 << 16), 0
+                while at < len(data):
+                    watch, event, _, length = header.unpack_from(data, at)
+                    at += header.size + length
+                    yield watch, event, os.fsdecode(data[at - length : at].rstrip(b"\0"))
+
+
+@contextmanager
+def _watching(texts: Iterable[str]) -> Iterator[_Watched]:
+    watched = _Watched()
     try:
-        files[path] = os.stat(path).st_mtime_ns
-    except OSError:
-        return  # opening it will fail too
+        for path in islice(_named(texts), _MOST_WATCHED):
+            watched.add(path)
+        yield watched
+    finally:
+        if watched.fd >= 0:
+            os.close(watched.fd)
+
+
+def _named(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the files that texts name, then the folders and those below.
+
+    Without folders that hold the working directory or temporary files: others read there, such as the
+    notebook's server.
+    """
+    short = {text for text in texts if 0 < len(text) < _LONGEST_PATH and "\0" not in text}
+    paths = {os.path.abspath(os.path.expanduser(text)) for text in short}
+    yield from filter(os.path.isfile, paths)
+    shared = [os.path.join(path, "") for path in (os.getcwd(), tempfile.gettempdir())]
+    for path in filter(os.path.isdir, paths):
+        is_shared = any(each.startswith(os.path.join(path, "")) for each in shared)
+        if not is_shared and not f"{path}/".startswith(_OTHER):
+            yield from (folder for folder, _, _ in os.walk(path))

@@ -11,7 +11,7 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,16 +36,18 @@ class SetUp:
     def can_stay(self) -> bool:
         """Whether a later gang may use this process as a rank.
 
-        Not if it is in a process group of this gang, nor if it has read too many files to watch.
+        Not if it is in a process group of this gang, nor if it has read too many files to watch, nor if
+        a seed is to repeat the random numbers of its cell and of ``predict``.
         """
         dist = sys.modules.get("torch.distributed")
         is_bound = dist is not None and dist.is_available() and dist.is_initialized()
-        return not is_bound and len(self.files) <= file_tracking.MOST
+        is_fixed = not self.loaded.is_seeded and len(self.files) <= file_tracking.MOST
+        return is_fixed and not is_bound
 
 
 def set_up(loaded: LoadedClosure) -> SetUp:
     """Run the cell. Raises its errors."""
-    with file_tracking.noted() as files:
+    with file_tracking.noted(loaded.texts()) as files:
         value = loaded.run()
     # These objects stay. Otherwise the garbage collector visits them again and again, which takes a fifth
     # of the time of a predict that makes a list of every row.
@@ -60,17 +62,18 @@ def serve(
     *,
     own_process: bool = True,
     cell_s: float = 0.0,
+    files: Iterable[str] = (),
 ) -> bool:
     """Answer the chunks of the socket ``channel_fd`` (:mod:`hydrogen_magic.inference.dispatcher`).
 
     ``predict``: the cell's ``predict``, None if it does not define one. ``own_process``: whether this
     process ends with an error; if not, the traceback of an error must not refer to shared memory.
-    ``cell_s``: how long the cell ran.
+    ``cell_s``: how long the cell ran. ``files``: what it read.
     Return True if all rows are done, False if the other end was closed before. Raises InferError, and
     the errors of ``predict``.
     """
     with framing.inherited(channel_fd) as sock:
-        return _ChunkServer(sock, predict, options, own_process).run(cell_s)
+        return _ChunkServer(sock, predict, options, own_process).run(cell_s, files)
 
 
 class _ChunkServer:
@@ -92,15 +95,19 @@ class _ChunkServer:
         self._chunks = BufferReader()
         self._chunk = self._chunks.view if own_process else self._chunks.read
         self._outputs = BufferWriter()
+        self._written: set[str] = set()
+        """Files read in the set-up that the other end knows to be written by the run."""
 
-    def run(self, cell_s: float) -> bool:
+    def run(self, cell_s: float, files: Iterable[str]) -> bool:
         import pyarrow as pa
 
         reader = framing.FrameReader(self._sock)
         with ExitStack() as stack:
             for part in (self._predictor, self._chunks, self._outputs, reader):
                 stack.callback(part.close)
-            self._send({"did": "set up", "cell_s": cell_s})
+            self._written |= file_tracking.written()
+            read = file_tracking.of_data(file for file in files if file not in self._written)
+            self._send({"did": "set up", "cell_s": cell_s, "files": read})
             while (received := framing.receive(reader)) is not None:
                 message, fds = received
                 if message["do"] == "end":
@@ -119,11 +126,13 @@ class _ChunkServer:
         rows = self._chunk(message, fds)
         with _all_cores() if message["alone"] and self._own_process else nullcontext():
             output = self._predictor.run(rows, int(message["row"]))
-        answer = {
+        answer: dict[str, Any] = {
             "did": "predict",
             "chunk": message["chunk"],
             "failures": [asdict(failure) for failure in output.failures],
+            "written": sorted(file_tracking.written() - self._written),
         }
+        self._written.update(answer["written"])
         if self._predictor.schema is None:  # every batch so far has failed
             self._send(answer)
             return

@@ -385,7 +385,8 @@ class _Rank:
         if self.set_up is None or is_new:
             self.set_up = inference.set_up(loaded)
         cell_s = time.monotonic() - began_s if is_new else 0.0
-        is_done = inference.serve(self.channels[0], self.set_up.predict, options, cell_s=cell_s)
+        ready, channel = self.set_up, self.channels[0]
+        is_done = inference.serve(channel, ready.predict, options, cell_s=cell_s, files=ready.files)
         self.is_retained = is_done and self.set_up.can_stay
 
     def _show_displays(self) -> None:

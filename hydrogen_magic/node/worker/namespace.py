@@ -13,6 +13,7 @@ import inspect
 import io
 import os
 import pickle
+import re
 import runpy
 import sys
 import types
@@ -21,8 +22,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import filterfalse
-from pathlib import Path
+from itertools import filterfalse, islice
+from pathlib import Path, PurePath
 from typing import Any
 
 from hydrogen_magic.core import syntax
@@ -38,6 +39,9 @@ from hydrogen_magic.serialization.reducers import take_writers
 
 _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
+_QUOTED = re.compile(r"""(["'])(.+?)\1""")
+_MOST_ITEMS = 1_000
+"""Items of a collection in which names of files are looked for."""
 
 
 def load(
@@ -271,6 +275,19 @@ class LoadedClosure:
         if self._header.kind == "script":
             yield Path(self._header.target).read_text("utf-8", "replace")
 
+    @property
+    def is_seeded(self) -> bool:
+        """Whether :meth:`run` seeds the generators of random numbers."""
+        return self._header.seed is not None
+
+    def texts(self) -> Iterator[str]:
+        """Yield texts that may name files: those in the code, and those among values and arguments."""
+        for code in (*self.code(), *(module.source for module in self._header.modules.values())):
+            yield from (found[2] for found in _QUOTED.finditer(code))
+        known = self._module.__dict__
+        yield from _texts_in([known[name] for name in self._header.names if name in known])
+        yield from _texts_in(self._call)
+
     def predict(self, value: Any) -> Any:
         """Return the function for every batch: the cell's ``predict``, or the value of the call.
 
@@ -303,6 +320,26 @@ class LoadedClosure:
         if self._names is not None:
             return self._names.result_pickler(*args)
         return ResultPickler(*args, shared=self._shared.values(), originals=self._numbered)
+
+
+def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
+    """Yield texts and paths in a value, its items and attributes; runs no code of its class."""
+    if isinstance(value, (str, PurePath)):
+        yield str(value)
+    elif depth and not isinstance(value, (types.ModuleType, type)):
+        for each in islice(_items(value), _MOST_ITEMS):
+            yield from _texts_in(each, depth - 1)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if type(value) in (list, tuple, set, frozenset):
+        return value  # type: ignore[no-any-return]
+    if type(value) is dict:
+        return value.values()
+    try:
+        return tuple(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:  # it has none
+        return ()
 
 
 def _format_warning(

@@ -1,0 +1,131 @@
+"""Files that a cell reads: by Python, and by code that Python's audit hooks do not see."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from hydrogen_magic.node.worker import file_tracking
+from hydrogen_magic.node.worker.namespace import _QUOTED, _texts_in
+
+HELD: list[object] = []
+
+
+def by_python(path: Path) -> None:
+    path.read_text()
+
+
+def by_arrow(path: Path) -> None:
+    with pa.OSFile(str(path)) as file:
+        file.read()
+
+
+def mapped(path: Path) -> None:
+    HELD.append(pa.memory_map(str(path)))
+
+
+def written(path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as file:
+        file.write(b"2")
+
+
+def appended(path: Path) -> None:
+    with open(path, "a") as file:
+        file.write("2")
+
+
+@pytest.mark.parametrize(
+    ("use", "is_read"),
+    [(by_python, True), (by_arrow, True), (mapped, True), (written, False), (appended, False)],
+)
+def test_what_is_read_is_noted(
+    use: Callable[[Path], None], is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a file that is named by its folder alone, or below it; a log is not read."""
+    (tmp_path / "models" / "new").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "models")
+    path = tmp_path / "models" / "new" / "net.pt"
+    (tmp_path / "other").write_text("1")
+    for named in ("new/net.pt", "new", str(path)):
+        path.write_text("1")
+        with file_tracking.noted([named, str(tmp_path / "other"), "", "\0", "a" * 5_000]) as files:
+            use(path)
+        found = {str(path): path.stat().st_mtime_ns} if is_read else {}
+        assert files == found
+    HELD.clear()
+
+
+def test_a_noted_file_that_is_written_later_is_the_run_s_own(tmp_path: Path) -> None:
+    cache, weights = tmp_path / "cache", tmp_path / "weights"
+    for path in (cache, weights):
+        path.write_text("1")
+    with file_tracking.noted() as files:
+        by_python(cache)
+        by_python(weights)
+    assert not file_tracking.written()
+    appended(cache)
+    appended(tmp_path / "log")
+    assert set(files) == {str(cache), str(weights)} and file_tracking.written() == {str(cache)}
+
+
+def test_the_working_directory_is_not_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notebook's server reads there."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "notebook.ipynb"
+    path.write_text("{}")
+    with file_tracking.noted([".", "/", str(tmp_path)]) as files:
+        by_arrow(path)
+    assert not files
+
+
+def test_a_system_without_inotify_has_the_files_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_tracking.ctypes, "CDLL", lambda name: object())
+    path = tmp_path / "net.pt"
+    path.write_text("1")
+    with file_tracking.noted([str(path)]) as files:
+        by_python(path)
+    assert list(files) == [str(path)]
+
+
+def test_files_of_code_are_no_data(tmp_path: Path) -> None:
+    files = [
+        os.__file__,
+        pa.__file__,
+        str(Path(pa.__file__).with_name("x.txt")),
+        str(tmp_path / "m.py"),
+    ]
+    assert file_tracking.of_data([*files, str(tmp_path / "m.pt")]) == [str(tmp_path / "m.pt")]
+
+
+def test_texts_of_values() -> None:
+    values = {"a": ["x.pt", Path("y.pt")], "b": SimpleNamespace(path="z.pt"), "c": 1}
+    assert list(_texts_in(values)) == ["x.pt", "y.pt", "z.pt"]
+
+
+def test_names_of_files_are_looked_for_without_code_of_the_user() -> None:
+    class Remote(os.PathLike[str]):
+        """As one of a library that downloads the file."""
+
+        __slots__ = ()
+
+        def __fspath__(self) -> str:
+            raise AssertionError
+
+        def __getattr__(self, name: str) -> str:
+            raise AssertionError
+
+    assert list(_texts_in([Remote(), "x.pt"])) == ["x.pt"]
+
+
+def test_texts_of_code() -> None:
+    code = """load('x.pt', "y.pt")  # don't"""
+    assert [found[2] for found in _QUOTED.finditer(code)] == ["x.pt", "y.pt"]
