@@ -35,7 +35,7 @@ _COOKIES = (processes.COOKIE, processes.OWNER)
 _PREFIX = b"HYDROGEN_MAGIC_"
 """Of the names of all variables that are read here."""
 _FORKSERVER = "hydrogen_magic.node.agent.forkserver"
-_PRELOADED = ("torch", "torch._dynamo")
+_PRELOADED = ("torch",)
 """By the agent that is kept: otherwise each rank with an optimizer imports ``torch._dynamo``."""
 _KTHREADD = 2
 """Parent of the system's own threads."""

@@ -317,6 +317,7 @@ def test_settings_of_the_notebook_reach_executors(settings: Mapping[str, str]) -
 # ── log_to_driver and LogCallback ────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.exhaustive
 def test_a_message_is_cut_at_4000_characters(capsys: pytest.CaptureFixture[str]) -> None:
     HorovodRunner(np=-1).run(runner_ranks.tell_much)
     shown = capsys.readouterr().out.splitlines()

@@ -24,6 +24,7 @@ def save(notebook: Notebook, text: str, path: str | Path) -> None:
     write_script(path, cell, notebook.names, notebook.history)
 
 
+@pytest.mark.exhaustive  # others run scripts in this process
 def test_torchrun_runs_the_saved_cell(notebook: Notebook, tmp_path: Path) -> None:
     write(tmp_path, {"lib/beside.py": "def name(): return 'beside'"})
     sys.path.insert(0, str(tmp_path / "lib"))

@@ -101,6 +101,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.exhaustive  # test_capture has its parts
 def test_everything_is_there_and_right_on_every_rank(kernel: Kernel) -> None:
     for text in CELLS:
         done = kernel.run(textwrap.dedent(text).lstrip())

@@ -82,6 +82,7 @@ def test_operators_are_compiled_with_progress(
     assert "compiling: 50 % after" in found.err
 
 
+@pytest.mark.exhaustive  # test_observe has the explanation
 def test_a_lock_file_without_a_process_is_named(
     operators: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

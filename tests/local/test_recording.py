@@ -314,6 +314,7 @@ def test_observed_code_compiles_whole_and_once(in_process: Ended) -> None:
     assert (names.count("forward"), names.count("backward")) == (12, 6)
 
 
+@pytest.mark.exhaustive
 def test_compiled_code_sends_and_receives(cold: None) -> None:
     """``isend`` and ``irecv`` are wrapped, and the compiler cannot trace what they call. A new agent has not
     imported torch yet: its ranks wrap them before other modules of torch import them.

@@ -672,6 +672,7 @@ def test_a_dataset_that_is_deleted_on_its_way_is_reported_by_the_ranks(
     assert "FileNotFoundError: the data of hm.dataset() is in" in failure
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_shared_disk")
 def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

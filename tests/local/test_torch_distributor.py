@@ -215,6 +215,7 @@ def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatc
         TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
 
 
+@pytest.mark.exhaustive  # test_databricks_pages runs another
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark", "same_environment")
 def test_a_function_runs_on_executors() -> None:

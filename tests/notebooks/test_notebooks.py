@@ -29,7 +29,9 @@ LONG_S = 1800
 """For six trainings, each of which imports another framework; DeepSpeed's also compiles an operator."""
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "03_spark_cluster": (pytest.mark.exhaustive,),  # tests/spark has a cluster already
+    "02_horovod": (pytest.mark.exhaustive,),  # tests/horovod
     "05_sharded_models": (pytest.mark.exhaustive,),  # test_results gathers sharded models
+    "07_session": (pytest.mark.exhaustive,),  # test_session
 }
 STARTS = 3
 NOT_STARTED = "Kernel died before replying to kernel_info"

@@ -122,6 +122,7 @@ def test_rows_keep_their_order_and_columns(spark: Any) -> None:
     assert [tuple(row) for row in rows] == [(n, str(n), 2 * n) for n in range(25_000)]
 
 
+@pytest.mark.exhaustive  # options are those of other frames
 @on_classic
 def test_only_the_selected_columns(spark: Any) -> None:
     frame = spark.range(3).selectExpr("id", "id + 1 as a", "id + 2 as b")
@@ -272,6 +273,7 @@ def test_an_action_predicts_only_the_rows_that_it_needs(
     assert n_rows() == before + 5
 
 
+@pytest.mark.exhaustive
 @on_classic
 def test_actions_on_a_few_rows_log_no_broken_pipe(
     spark: Any, standalone: spark_rig.Standalone, capfd: pytest.CaptureFixture[str]
@@ -307,6 +309,7 @@ def test_each_row_is_predicted_once_whatever_uses_its_predictions(
     assert plan.index("twice") < plan.index("ArrowEvalPython") < plan.rindex("< 900")
 
 
+@pytest.mark.exhaustive
 @mostly_on_classic
 def test_the_next_job_of_a_python_worker_finds_it_unchanged(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "local_helper.py").write_text("FACTOR = 3\n")
@@ -611,6 +614,7 @@ def test_a_run_is_counted_and_cached(spark: Any, tmp_path: Path) -> None:
     kept.unpersist()
 
 
+@pytest.mark.exhaustive  # stop and resume are tested above
 @on_classic
 def test_a_resumed_run_predicts_only_the_partitions_that_are_missing(
     spark: Any, tmp_path: Path
@@ -897,7 +901,9 @@ def test_without_a_shared_disk_partitions_are_in_sparks_cache(
 
 
 @mostly_on_classic
-@pytest.mark.parametrize("on_error", ["fail", "collect"])
+@pytest.mark.parametrize(
+    "on_error", ["fail", pytest.param("collect", marks=pytest.mark.exhaustive)]
+)
 def test_the_result_of_a_run_holds_late_values(spark: Any, on_error: str) -> None:
     run = launched(spark, LATE, 1000, schema=None, batch_size=100, on_error=on_error)
     assert run.gang.wait(PATIENCE_S)

@@ -60,7 +60,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
     def forbid(method: str) -> None:
         monkeypatch.setattr(private_calls, "_context", lambda s: Forbidding(real(s), method))
-        monkeypatch.setattr(placement._cluster, "_capacity", None)
+        monkeypatch.setattr(placement._cluster, "_last", None)
         gpu_resources._profile.cache_clear()
 
     yield forbid

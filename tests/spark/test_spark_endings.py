@@ -233,6 +233,7 @@ def test_an_agent_that_does_not_respond_is_given_up() -> None:
     assert ended(launch(ranks.gather, np=4), 2 * PATIENCE_S).result == [0, 1, 2, 3]
 
 
+@pytest.mark.exhaustive
 def test_an_agent_that_was_given_up_ends() -> None:
     """One that was silent for too long may come back: the next gangs must not wait for it."""
 

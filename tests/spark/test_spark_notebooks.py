@@ -113,6 +113,7 @@ def train(kernel: Kernel, source: str) -> None:
     assert cell.value is not None and 0 < float(cell.value) < 1
 
 
+@pytest.mark.exhaustive
 def test_a_missing_module_and_a_driver_that_is_killed(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:

@@ -415,6 +415,7 @@ def test_an_address_that_is_not_the_drivers_is_refused(
     assert daemons(server) == []
 
 
+@pytest.mark.exhaustive
 def test_executors_connect_to_a_port_of_the_range(
     server: ConnectServer, spark: Any, target: Target
 ) -> None:
