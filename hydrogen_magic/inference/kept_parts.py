@@ -324,7 +324,7 @@ def _append(file: BinaryIO | None, data: Any) -> None:
 
 
 def _is_of_frame(head: Callable[[], Any], gang: str) -> bool:
-    """Return whether the first rows of a run are those of this frame, as far as it is known."""
+    """Return whether the first rows of a run are those of this frame; True if they cannot be compared."""
     lines = (run_log.kept_dir(gang) / JOURNAL).read_bytes().splitlines()
     entry = {entry.row: entry for entry in _entries(lines)}.get(0)
     rows = None if entry is None else head()

@@ -75,6 +75,6 @@ def _head(source: Any, batch_size: int) -> Any:
         return None
     chunks = source.chunks(batch_size)
     try:
-        return next(chunks)
+        return next(chunks, None)
     finally:
         chunks.close()
