@@ -68,7 +68,7 @@ def save_two(kept: str, spoil: bool = False) -> int:
     """Save two states and fail in the first attempt; return where the next one begins.
 
     ``kept``: a file that is there once the first state has arrived. ``spoil``: rank 1 leaves a file in the
-    place of its host's folder of checkpoints.
+    place of its host's folder of checkpoints; ``kept`` is then a folder, where it says so.
     """
     began = hm.checkpoint.load() or 0
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -80,6 +80,9 @@ def save_two(kept: str, spoil: bool = False) -> int:
             folder = Path(os.environ["HYDROGEN_MAGIC_CHECKPOINTS"])
             shutil.rmtree(folder, ignore_errors=True)
             folder.touch()
+            Path(kept, "spoiled").touch()
+        while spoil and not Path(kept, "spoiled").exists():  # a failure ends the other rank
+            time.sleep(0.01)
         raise RuntimeError("on purpose")
     return began
 
