@@ -116,7 +116,7 @@ def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
     over.touch()
     spec = JobSpec(np=2, timeline="")
     captured = capture_call(
-        training.train, (str(over),), {}, max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={}
+        training.train, (str(over),), {}, max_closure_bytes=1 << 24, ranks_have_gpu=False
     )
     gang = launcher.launch_captured(captured, spec, title="train")
     ended(gang).raise_for_state()
@@ -139,7 +139,6 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
         {},
         max_closure_bytes=1 << 24,
         ranks_have_gpu=False,
-        labels={},
     )
     gang = launcher.launch_captured(captured, JobSpec(np=2, timeline=""), title="train")
     ended(gang).raise_for_state()

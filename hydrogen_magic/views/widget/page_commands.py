@@ -136,7 +136,7 @@ def _released_text(gang: str) -> str:
 
 
 def _profile(actions: Actions, command: PageCommand) -> None:
-    actions.profile(_integer(command, "steps", 1, MAX_STEPS))
+    actions.profile(_integer(command, "steps", MAX_STEPS))
 
 
 def _record(actions: Actions, command: PageCommand) -> None:
@@ -165,7 +165,7 @@ def _detail(command: PageCommand) -> PageCommand:
     metric, start, until = command["metric"], command["from"], command["until"]
     if not isinstance(metric, str):
         raise TypeError(f"metric: {metric!r}")
-    buckets = _integer(command, "buckets", 1, _MOST_BUCKETS)
+    buckets = _integer(command, "buckets", _MOST_BUCKETS)
     start, until = float(start), float(until)
     if not (math.isfinite(start) and math.isfinite(until)):
         raise ValueError(f"steps from {start!r} until {until!r}")
@@ -206,8 +206,8 @@ _REQUESTS: Mapping[str, Callable[[PageCommand], PageCommand]] = {
 _ANSWERED_LATER = ("show", "csv", "trace", "log")
 
 
-def _integer(command: PageCommand, name: str, least: int, most: int) -> int:
+def _integer(command: PageCommand, name: str, most: int) -> int:
     number = command[name]
-    if not isinstance(number, (int, float)) or not least <= number <= most:
-        raise ValueError(f"{name}: {number!r} is not between {least} and {most}")
+    if not isinstance(number, (int, float)) or not 1 <= number <= most:
+        raise ValueError(f"{name}: {number!r} is not between 1 and {most}")
     return int(number)
