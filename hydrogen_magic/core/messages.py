@@ -46,6 +46,10 @@ class TaskCommand(Message):
     """From the kernel to a Spark task of ``%%infer``."""
 
 
+class WorkerCommand(Message):
+    """From an agent to one of its workers."""
+
+
 class OwnerCommand(Message):
     """From a kernel or a terminal to the owner of a gang that outlives its kernel."""
 
@@ -249,7 +253,7 @@ class KillRanks(RanksCommand):
 
 
 @dataclass(frozen=True)
-class RecordSpans(RanksCommand):
+class RecordSpans(RanksCommand, WorkerCommand):
     """Start or stop recording spans on the ranks."""
 
     on: bool
@@ -276,7 +280,7 @@ END_OF_INPUT = "EOF"
 
 
 @dataclass(frozen=True)
-class AnswerInput(RanksCommand):
+class AnswerInput(RanksCommand, WorkerCommand):
     """Answer an input request of one rank."""
 
     rank: int
@@ -755,10 +759,6 @@ class PartTaken(AgentCommand, AgentReport):
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class WorkerCommand(Message):
-    """From an agent to one of its workers."""
-
-
 @dataclass(frozen=True)
 class WorkerStart(WorkerCommand):
     """Become a process of the notebook: the first message to a worker."""
@@ -810,22 +810,6 @@ class ReleaseRank(WorkerCommand):
 
     is_forced: bool
     """Also if no collective is observed."""
-
-
-@dataclass(frozen=True)
-class SetRecording(WorkerCommand):
-    """Record spans, or no longer."""
-
-    on: bool
-
-
-@dataclass(frozen=True)
-class InputLine(WorkerCommand):
-    """A line for ``input()``: see :class:`AnswerInput`."""
-
-    number: int
-    text: str = field(repr=False)
-    error: str
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hydrogen_magic.capture import capture_call
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import SetRecording
+from hydrogen_magic.core.messages import RecordSpans
 from hydrogen_magic.driver import launcher, profiling
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
@@ -343,7 +343,7 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
             {},
             ["Eval", {}],
             ["StartProfile", {}],
-            ["SetRecording", {"on": "yes"}],
+            ["RecordSpans", {"gang": "cafe", "on": "yes"}],
             ["Quit", {}],
             ["StartProfile", {"number": "x", "steps": {}, "path": 1}],
             None,
@@ -351,7 +351,7 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
         for order in odd:
             framing.send(ours, order, [0])
         ours.sendall(b"\x00\x00\x00\x02\x00{]")
-        framing.send(ours, SetRecording(True))
+        framing.send(ours, RecordSpans("cafe", True))
         before = len(os.listdir("/proc/self/fd"))
         taken.poll()
         assert (rank.is_recording, len(os.listdir("/proc/self/fd"))) == (True, before)

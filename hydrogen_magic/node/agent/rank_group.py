@@ -16,7 +16,6 @@ from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.messages import (
     AnswerInput,
     FileContent,
-    InputLine,
     KillRanks,
     LaunchRequest,
     ProfileSteps,
@@ -24,7 +23,6 @@ from hydrogen_magic.core.messages import (
     RanksCommand,
     RankStart,
     RecordSpans,
-    SetRecording,
     StartProfile,
     StopRanks,
 )
@@ -230,10 +228,10 @@ class RankGroup:
                 self.kill(command.rank)
             case RecordSpans():
                 self._is_recording = command.on
-                self.ranks.send(SetRecording(command.on))
+                self.ranks.send(command)
             case AnswerInput():
                 if (rank := self.ranks.get(command.rank)) is not None:
-                    rank.send(InputLine(command.number, command.text, command.error))
+                    rank.send(command)
             case ProfileSteps():
                 for rank in self.ranks:
                     path = Path(self.record_dir) / _trace_name(rank.rank)
