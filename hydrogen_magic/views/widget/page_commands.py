@@ -6,7 +6,6 @@ has ended, when the cell that delayed it is over.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,8 @@ _REMEMBERED = 256
 """Commands remembered by their id: many more than pages repeat at a time."""
 _LONGEST_NAME = 200
 _MOST_BUCKETS = 100_000
+_LARGEST_STEP = 1e300
+"""Larger widths of buckets would overflow."""
 _MOST_RANKS_REQUESTS = 1024
 
 
@@ -167,7 +168,7 @@ def _detail(command: PageCommand) -> PageCommand:
         raise TypeError(f"metric: {metric!r}")
     buckets = _integer(command, "buckets", _MOST_BUCKETS)
     start, until = float(start), float(until)
-    if not (math.isfinite(start) and math.isfinite(until)):
+    if not all(abs(step) < _LARGEST_STEP for step in (start, until)):
         raise ValueError(f"steps from {start!r} until {until!r}")
     return {**_plain(command), "metric": metric, "from": start, "until": until, "buckets": buckets}
 
