@@ -13,6 +13,7 @@ import math
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt, EventSink, Job
 from hydrogen_magic.driver.profiling import GangProfiler
@@ -393,8 +394,7 @@ class GangController:
     def _reason(self, outcome: str) -> str:
         state = self._run.state
         if outcome == "SUCCEEDED":
-            np = len(state.ranks)
-            return f"{'1 rank' if np == 1 else f'{np} ranks'} finished"
+            return f"{counted(len(state.ranks), 'rank')} finished"
         if outcome == "STOPPED":
             return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
         if self._culprit is None and state.fault:
