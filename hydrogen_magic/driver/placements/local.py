@@ -81,7 +81,7 @@ class LocalPlacement(Placement):
         gpus, np = _visible_gpus(spec), spec.np
         if spec.gpu is not False and len(gpus) >= np:
             return ({},) * min(most, len(gpus) // np)
-        n_cores = len(os.sched_getaffinity(0))
+        n_cores = processes.usable_cores()
         n_gangs = max(1, min(most, n_cores // np))
         is_alone = np > 1 or n_gangs == 1 or "OMP_NUM_THREADS" in {**os.environ, **dict(spec.env)}
         threads = {} if is_alone else {"OMP_NUM_THREADS": str(n_cores // n_gangs)}
@@ -112,7 +112,7 @@ def _threads(job: Job) -> dict[str, str]:
     n_ranks = len(job.plan.slots)
     if n_ranks == 1 or "OMP_NUM_THREADS" in job.surroundings.env:
         return {}
-    share = len(os.sched_getaffinity(0)) // n_ranks if job.feed is not None else 1
+    share = processes.usable_cores() // n_ranks if job.feed is not None else 1
     return {"OMP_NUM_THREADS": str(max(1, share))}
 
 
