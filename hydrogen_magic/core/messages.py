@@ -273,6 +273,7 @@ class ProfileSteps(RanksCommand):
     number: int
     """Identifies the profile in :class:`ProfileTrace`."""
     steps: int
+    """0 cancels the profile."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import math
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
+from hydrogen_magic.core.messages import AnswerInput, KillRanks, RecordSpans, ReportStacks
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt, EventSink, Job
@@ -93,7 +94,7 @@ class GangController:
 
     def ask_stacks(self) -> None:
         """Request every rank's stacks as events."""
-        self._loop.call_soon_threadsafe(self._agent_group.ask_stacks)
+        self._loop.call_soon_threadsafe(self._agent_group.send, ReportStacks())
 
     def record(self, on: bool) -> None:
         """Start or stop recording spans on the ranks."""
@@ -208,7 +209,7 @@ class GangController:
         if self._profiling.on_event(event):
             return
         if isinstance(event, ev.RecordAwaited):
-            self._agent_group.answer_input(event.rank, event.number, "", "")
+            self._answer(event.rank, event.number)
             return
         self._run.emit(event)
         if isinstance(event, ev.InputRequested):
@@ -249,7 +250,7 @@ class GangController:
         if failed_independently(state.ranks[found.culprit]):
             self._stop("failure", False)
             return
-        self._agent_group.ask_stacks()  # where the ranks wait, or what blocks one of them
+        self._agent_group.send(ReportStacks())  # where the ranks wait, or what blocks one of them
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _look_for_absent(self) -> None:
@@ -258,7 +259,7 @@ class GangController:
         found = never_entered(state)
         if found is not None and not state.stop_reason and self._culprit is None:
             self._name_culprit(state, found.waiting[0])
-            self._agent_group.ask_stacks()
+            self._agent_group.send(ReportStacks())
             self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _name_culprit(self, state: GangState, culprit: int) -> None:
@@ -281,8 +282,11 @@ class GangController:
     def _answer_input(self, rank: int, number: int, text: str, error: str) -> None:
         request = self._run.state.ranks[rank].input_request
         if request is not None and request.number == number:
-            self._agent_group.answer_input(rank, number, text, error)
+            self._answer(rank, number, text, error)
             self._run.emit(ev.InputAnswered(self._job.now_s(), rank, number))
+
+    def _answer(self, rank: int, number: int, text: str = "", error: str = "") -> None:
+        self._agent_group.send(AnswerInput(self._run.id, rank, number, text, error))
 
     def _grant_debugger(self, rank: int) -> None:
         """Let a rank open the debugger as soon as it may; a stop of the gang ends its wait, too."""
@@ -291,7 +295,7 @@ class GangController:
         if request is None or state.stop_reason or state.ranks[rank].is_over:
             return
         if may_debug(state, state.ranks[rank], self._job.now_s()):
-            self._agent_group.answer_input(rank, request.number, "", "")
+            self._answer(rank, request.number)
             self._run.emit(ev.InputAnswered(self._job.now_s(), rank, request.number))
         else:
             self._loop.call_later(_ASK_AGAIN_S, self._grant_debugger, rank)
@@ -304,12 +308,12 @@ class GangController:
     def _cancel_rank(self, rank: int) -> None:
         if not self._run.state.ranks[rank].is_over:
             self._run.emit(ev.RankResult(self._job.now_s(), rank, 0))
-            self._agent_group.cancel_rank(rank)
+            self._agent_group.send(KillRanks(self._run.id, rank))
 
     def _record(self, on: bool) -> None:
         state = self._run.state
         if not state.is_terminal and state.is_recording != on:
-            self._agent_group.record(on)
+            self._agent_group.send(RecordSpans(self._run.id, on))
             self._run.emit(ev.Recording(self._job.now_s(), on))
 
     def _profile(self, steps: int) -> None:

@@ -22,7 +22,7 @@ from hydrogen_magic.capture import capture_call
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import RecordSpans
+from hydrogen_magic.core.messages import AgentCommand, RecordSpans
 from hydrogen_magic.driver import launcher, profiling
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
@@ -438,6 +438,8 @@ def test_a_cell_that_ends_first_is_profiled_as_far_as_it_went(gang: Gang, over: 
 class ProfiledGang:
     """A gang of one rank that is asked for profiles, and its agent group."""
 
+    id = "cafe"
+
     def __init__(self, folder: Path) -> None:
         self.emitted: list[ev.Event] = []
         self.state = GangState(ranks=(RankState(0, phase="running"),))
@@ -447,7 +449,7 @@ class ProfiledGang:
     def emit(self, event: ev.Event) -> None:
         self.emitted.append(event)
 
-    def profile(self, number: int, steps: int) -> None:
+    def send(self, command: AgentCommand) -> None:
         """Take the order that a rank would."""
 
     async def made(self, number: int, answer: bytes) -> None:
