@@ -20,7 +20,7 @@ from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt
 from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.culprit import (
-    MissingRanks,
+    MissedCollective,
     failed_independently,
     may_debug,
     missing,
@@ -361,12 +361,12 @@ class GangController:
             await asyncio.sleep(_CHECK_START_S)
             found = missing(self._run.state, init_collective, limit_s, self._job.now_s())
             if found is not None:
-                self._fail_missing(found, init_collective, limit_s)
+                self._fail_missing(found, limit_s)
                 return
 
-    def _fail_missing(self, found: MissingRanks, init_collective: str, limit_s: float) -> None:
+    def _fail_missing(self, found: MissedCollective, limit_s: float) -> None:
         text = (
-            f"{ranks_text(found.absent)} did not enter {init_collective} within {limit_s:g} s, "
+            f"{ranks_text(found.absent)} did not enter {found.collective} within {limit_s:g} s, "
             f"while {ranks_text(found.waiting)} waited there (start_timeout)"
         )
         for rank in found.absent:
