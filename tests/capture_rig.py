@@ -143,7 +143,6 @@ class Notebook:
         self.module = types.ModuleType("__main__")
         self.shell = InteractiveShell(config=config, user_module=self.module)
         self.history: list[str] = []
-        self.labels: dict[str, str] = {}
 
     @property
     def names(self) -> dict[str, Any]:
@@ -152,23 +151,13 @@ class Notebook:
     def cell(self, text: str) -> None:
         """Run a cell in the kernel."""
         source = textwrap.dedent(text).strip("\n")
-        number = self.shell.execution_count
         self.shell.run_cell(source, store_history=True).raise_error()
         self.history += [source, self.shell.transform_cell(source)]
-        filename = self.shell.compile.get_code_name(
-            source, self.shell.transform_cell(source), number - 1
-        )
-        for name in {filename, *self._filenames()} - set(self.labels):
-            self.labels[name] = f"Cell In[{number}]"
-
-    def _filenames(self) -> set[str]:
-        return set(getattr(self.shell.compile, "_filename_map", {}))
 
     def capture(self, text: str, **options: Any) -> Captured:
         """Capture a cell that a magic line precedes."""
         body = textwrap.dedent(text).strip("\n") + "\n"
         cell = CellText(body, "<cell 9>", "Cell In[9]", 2, self.shell.transform_cell)
-        options.setdefault("labels", self.labels)
         return capture_cell(cell, self.names, self.history, **options)
 
 

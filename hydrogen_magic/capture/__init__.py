@@ -61,25 +61,22 @@ def capture_cell(
     out: Sequence[str] = (),
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES,
     ranks_have_gpu: bool = False,
-    labels: Mapping[str, str] | None = None,
     seed: int | None = None,
     session: SessionCapture | None = None,
 ) -> Captured:
     """Return ``cell`` with everything that it uses from the notebook.
 
     ``namespace``: the notebook's names. ``history``: sources of earlier cells, oldest first, for their
-    import statements. ``out``: names to bring back. ``labels``: display names of cells, by the file name of
-    their code. ``seed``: rank r seeds its random numbers with ``seed + r``. ``session``: the session whose
-    ranks run the cell; what they have is not sent again.
+    import statements. ``out``: names to bring back. ``seed``: rank r seeds its random numbers with
+    ``seed + r``. ``session``: the session whose ranks run the cell; what they have is not sent again.
 
     Raises CaptureError if a name is undefined or a value cannot be sent, SyntaxError if the cell is not
     valid Python.
     """
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
-    labels = _cell_labels(namespace) if labels is None else labels
     session = replace(session, where=cell.label) if session else None
-    names, needs = _required_names(cell, code, offset, namespace, history, labels, out, session)
+    names, needs = _required_names(cell, code, offset, namespace, history, out, session)
     held = session.held if session else ()
     _check_out(out, names, {*namespace, *held})
     header = ClosureManifest(
@@ -104,9 +101,6 @@ def capture_call(
     *,
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES,
     ranks_have_gpu: bool = False,
-    labels: Mapping[str, str] | None = None,
-    namespace: Mapping[str, Any] | None = None,
-    history: Sequence[str] = (),
     session: SessionCapture | None = None,
 ) -> Captured:
     """Return the call ``function(*args, **kwargs)`` with everything that it uses from ``__main__``.
@@ -115,13 +109,11 @@ def capture_call(
     """
     if not callable(function):
         raise OptionTypeError(f"{function!r} is not callable")
-    if namespace is None:
-        namespace = sys.modules["__main__"].__dict__
-    labels = _cell_labels(namespace) if labels is None else labels
+    namespace = sys.modules["__main__"].__dict__
     if session is not None:
         session = replace(session, where=f"{getattr(function, '__qualname__', function)}()")
     held = session.held if session else ()
-    needs = RequiredNames(namespace, Imports(history), labels, held=held)
+    needs = RequiredNames(namespace, Imports(()), _cell_labels(namespace), held=held)
     _add_pushed(needs, session)
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
@@ -129,8 +121,7 @@ def capture_call(
     builder = Builder(needs, max_closure_bytes, ranks_have_gpu, session=session)
     builder.add_names()
     builder.add_call(call)
-    header = ClosureManifest("call", futures=tuple(dict.fromkeys(needs.imports.futures)))
-    return builder.finish(header, {})
+    return builder.finish(ClosureManifest("call"), {})
 
 
 def capture_script(
@@ -201,7 +192,6 @@ def write_script(
     namespace: Mapping[str, Any],
     history: Sequence[str] = (),
     *,
-    labels: Mapping[str, str] | None = None,
     launcher: str = "",
 ) -> None:
     """Write ``cell`` and the names it uses from the notebook as a script; its first line names the
@@ -212,7 +202,7 @@ def write_script(
     """
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
-    _, needs = _required_names(cell, code, offset, namespace, history, labels or {})
+    _, needs = _required_names(cell, code, offset, namespace, history)
     script.write(path, cell, needs, launcher)
 
 
@@ -225,12 +215,11 @@ def _required_names(
     offset: int,
     namespace: Mapping[str, Any],
     history: Sequence[str],
-    labels: Mapping[str, str],
     out: Sequence[str] = (),
     session: SessionCapture | None = None,
 ) -> tuple[ScopeAnalysis, RequiredNames]:
     """Return the names that the cell reads; raise CaptureError if one is undefined."""
-    imports = Imports(history)
+    imports, labels = Imports(history), _cell_labels(namespace)
     tree, compiled = _compile(code, cell.filename, offset, imports.futures)
 
     @functools.cache

@@ -46,6 +46,10 @@ class TaskCommand(Message):
     """From the kernel to a Spark task of ``%%infer``."""
 
 
+class WorkerCommand(Message):
+    """From an agent to one of its workers."""
+
+
 class OwnerCommand(Message):
     """From a kernel or a terminal to the owner of a gang that outlives its kernel."""
 
@@ -175,6 +179,25 @@ class SessionCell:
 
 
 @dataclass(frozen=True)
+class RankOptions:
+    """The part of a launch that all ranks of the gang are told."""
+
+    join_advice: JoinAdvice
+    displaying: tuple[int, ...]
+    """Ranks whose displays are shown below the cell; empty: all."""
+    is_debugging: bool
+    """A rank that fails waits in the debugger."""
+    debuggable: tuple[int, ...]
+    """Ranks that may open the debugger; empty: all."""
+    infer_options: Mapping[str, object] | None
+    """Options of ``%%infer``, None for an ordinary cell."""
+    session: SessionCell | None
+    """Set for a cell of a session, which :attr:`LaunchRequest.worker_key` identifies."""
+    group_recovery: str
+    """:attr:`~hydrogen_magic.driver.rendezvous.Rendezvous.group_recovery`."""
+
+
+@dataclass(frozen=True)
 class LaunchRequest(AgentCommand):
     """Start the ranks of one attempt on one host."""
 
@@ -204,25 +227,13 @@ class LaunchRequest(AgentCommand):
     """Values that agents mask in output and errors."""
     observers: tuple[ObserverSpec, ...]
     """What the ranks attach."""
-    join_advice: JoinAdvice
     timeline: LibraryTimeline | None
     """The timeline that the library of the rendezvous writes, None if it writes none."""
-    displaying: tuple[int, ...] = (0,)
-    """Ranks whose displays are shown below the cell; empty: all."""
-    is_debugging: bool = False
-    """A rank that fails waits in the debugger."""
-    debuggable: tuple[int, ...] = ()
-    """Ranks that may open the debugger; empty: all."""
+    options: RankOptions
     checkpoint_dir: str | None = None
     """Directory of checkpoints that the kernel and all hosts share, None if they share none."""
-    infer_options: Mapping[str, object] | None = None
-    """Options of ``%%infer``, None for an ordinary cell."""
     worker_key: str = ""
     """Equal keys may use the same workers one after the other; empty: new workers."""
-    session: SessionCell | None = None
-    """Set for a cell of a session, which :attr:`worker_key` identifies."""
-    group_recovery: str = ""
-    """:attr:`~hydrogen_magic.driver.rendezvous.Rendezvous.group_recovery`."""
 
 
 # ── other commands to an agent ───────────────────────────────────────────────────────────────────
@@ -249,7 +260,7 @@ class KillRanks(RanksCommand):
 
 
 @dataclass(frozen=True)
-class RecordSpans(RanksCommand):
+class RecordSpans(RanksCommand, WorkerCommand):
     """Start or stop recording spans on the ranks."""
 
     on: bool
@@ -262,6 +273,7 @@ class ProfileSteps(RanksCommand):
     number: int
     """Identifies the profile in :class:`ProfileTrace`."""
     steps: int
+    """0 cancels the profile."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +288,7 @@ END_OF_INPUT = "EOF"
 
 
 @dataclass(frozen=True)
-class AnswerInput(RanksCommand):
+class AnswerInput(RanksCommand, WorkerCommand):
     """Answer an input request of one rank."""
 
     rank: int
@@ -755,10 +767,6 @@ class PartTaken(AgentCommand, AgentReport):
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class WorkerCommand(Message):
-    """From an agent to one of its workers."""
-
-
 @dataclass(frozen=True)
 class WorkerStart(WorkerCommand):
     """Become a process of the notebook: the first message to a worker."""
@@ -776,25 +784,13 @@ class RankStart(WorkerStart):
     rank: int
     clock_zero_s: float
     is_recording: bool
-    infer_options: Mapping[str, object] | None
-    """:attr:`LaunchRequest.infer_options`."""
-    join_advice: JoinAdvice
+    options: RankOptions
     timeline_recorder: str
     """:attr:`LibraryTimeline.recorder`; empty if the library writes none."""
     timeline_prefix: str
     """What the paths of the attempt's timelines begin with."""
-    displaying: tuple[int, ...]
-    """:attr:`LaunchRequest.displaying`."""
-    is_debugging: bool
-    """:attr:`LaunchRequest.is_debugging`."""
-    debuggable: tuple[int, ...]
-    """:attr:`LaunchRequest.debuggable`."""
     speaks_for_host: bool
     """It reports what all ranks of its host would report."""
-    session: SessionCell | None = None
-    """:attr:`LaunchRequest.session`."""
-    group_recovery: str = ""
-    """:attr:`LaunchRequest.group_recovery`."""
 
 
 @dataclass(frozen=True)
@@ -810,22 +806,6 @@ class ReleaseRank(WorkerCommand):
 
     is_forced: bool
     """Also if no collective is observed."""
-
-
-@dataclass(frozen=True)
-class SetRecording(WorkerCommand):
-    """Record spans, or no longer."""
-
-    on: bool
-
-
-@dataclass(frozen=True)
-class InputLine(WorkerCommand):
-    """A line for ``input()``: see :class:`AnswerInput`."""
-
-    number: int
-    text: str = field(repr=False)
-    error: str
 
 
 @dataclass(frozen=True)

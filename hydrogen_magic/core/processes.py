@@ -57,6 +57,13 @@ def use_batch_scheduling() -> None:
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
+
+
 def reset_signals() -> None:
     """Undo what a process inherits if the notebook blocks signals or ignores the end of children."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

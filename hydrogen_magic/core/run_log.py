@@ -351,18 +351,15 @@ def _last_line(fd: int) -> bytes:
         length *= 4
 
 
-def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
+def unfinished() -> list[str]:
     """Return the unreported runs that ended because their kernel did, newest first.
 
     Not those of other machines: a gang that waits for slots there is silent, too, and goes on.
-    ``is_alive`` tells whether the process of an owner string (:func:`owner_of_this_process`) is
-    alive.
     """
     return [
         found.gang
         for found in recent()
-        if _is_abandoned(found, is_alive)
-        and not is_elsewhere(found.launched.owner, found.launched.host)
+        if _is_abandoned(found) and not is_elsewhere(found.launched.owner, found.launched.host)
     ]
 
 
@@ -426,15 +423,15 @@ def _outlives(first: bytes, gang_id: str) -> bool:
     return isinstance(launched, ev.GangLaunched) and launched.outlives
 
 
-def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
+def _is_abandoned(found: Summary) -> bool:
     unseen = (ev.KERNEL_ENDED, ev.OWNER_ENDED)
     is_seen = found.ended is not None and found.ended.reason not in unseen
-    return not is_seen and is_owner_gone(found.gang, found.launched.owner, is_alive)
+    return not is_seen and is_owner_gone(found.gang, found.launched.owner)
 
 
 def is_over(found: Summary) -> bool:
     """Return whether a run has ended, or its kernel has."""
-    return found.ended is not None or _is_abandoned(found, is_alive)
+    return found.ended is not None or _is_abandoned(found)
 
 
 def prune(keep: int = _KEEP_RUNS) -> None:
@@ -484,7 +481,7 @@ def is_alive(owner: str) -> bool:
     return _start_time(int(process)) == owner.rpartition(":")[2]
 
 
-def is_owner_gone(gang_id: str, owner: str, is_alive: Callable[[str], bool] = is_alive) -> bool:
+def is_owner_gone(gang_id: str, owner: str) -> bool:
     """Return whether ``owner``, of this run, no longer runs; on another machine, whether it seems so."""
     if is_alive(owner):
         return False

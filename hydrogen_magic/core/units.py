@@ -1,6 +1,16 @@
-"""Quantities as text, always in the same unit."""
+"""Numbers and texts in the forms that all messages and views share."""
 
 from __future__ import annotations
+
+import math
+
+
+def as_float(number: float) -> float:
+    """Return a float; infinity for an integer that is too large."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def size_text(n_bytes: float) -> str:
@@ -11,3 +21,13 @@ def size_text(n_bytes: float) -> str:
             return f"{n_bytes:.{digits}f} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:.1f} TB"
+
+
+def counted(n: int, noun: str) -> str:
+    """Return ``1 rank`` or ``3 ranks``."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def clipped(text: str, most: int) -> str:
+    """Return ``text`` with at most ``most`` characters; "…" replaces the end of a longer one."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

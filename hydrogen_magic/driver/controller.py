@@ -13,12 +13,14 @@ import math
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
+from hydrogen_magic.core.messages import AnswerInput, KillRanks, RecordSpans, ReportStacks
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt, EventSink, Job
 from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.culprit import (
-    MissingRanks,
+    MissedCollective,
     failed_independently,
     may_debug,
     missing,
@@ -92,7 +94,7 @@ class GangController:
 
     def ask_stacks(self) -> None:
         """Request every rank's stacks as events."""
-        self._loop.call_soon_threadsafe(self._agent_group.ask_stacks)
+        self._loop.call_soon_threadsafe(self._agent_group.send, ReportStacks())
 
     def record(self, on: bool) -> None:
         """Start or stop recording spans on the ranks."""
@@ -207,7 +209,7 @@ class GangController:
         if self._profiling.on_event(event):
             return
         if isinstance(event, ev.RecordAwaited):
-            self._agent_group.answer_input(event.rank, event.number, "", "")
+            self._answer(event.rank, event.number)
             return
         self._run.emit(event)
         if isinstance(event, ev.InputRequested):
@@ -248,7 +250,7 @@ class GangController:
         if failed_independently(state.ranks[found.culprit]):
             self._stop("failure", False)
             return
-        self._agent_group.ask_stacks()  # where the ranks wait, or what blocks one of them
+        self._agent_group.send(ReportStacks())  # where the ranks wait, or what blocks one of them
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _look_for_absent(self) -> None:
@@ -257,7 +259,7 @@ class GangController:
         found = never_entered(state)
         if found is not None and not state.stop_reason and self._culprit is None:
             self._name_culprit(state, found.waiting[0])
-            self._agent_group.ask_stacks()
+            self._agent_group.send(ReportStacks())
             self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _name_culprit(self, state: GangState, culprit: int) -> None:
@@ -280,8 +282,11 @@ class GangController:
     def _answer_input(self, rank: int, number: int, text: str, error: str) -> None:
         request = self._run.state.ranks[rank].input_request
         if request is not None and request.number == number:
-            self._agent_group.answer_input(rank, number, text, error)
+            self._answer(rank, number, text, error)
             self._run.emit(ev.InputAnswered(self._job.now_s(), rank, number))
+
+    def _answer(self, rank: int, number: int, text: str = "", error: str = "") -> None:
+        self._agent_group.send(AnswerInput(self._run.id, rank, number, text, error))
 
     def _grant_debugger(self, rank: int) -> None:
         """Let a rank open the debugger as soon as it may; a stop of the gang ends its wait, too."""
@@ -290,7 +295,7 @@ class GangController:
         if request is None or state.stop_reason or state.ranks[rank].is_over:
             return
         if may_debug(state, state.ranks[rank], self._job.now_s()):
-            self._agent_group.answer_input(rank, request.number, "", "")
+            self._answer(rank, request.number)
             self._run.emit(ev.InputAnswered(self._job.now_s(), rank, request.number))
         else:
             self._loop.call_later(_ASK_AGAIN_S, self._grant_debugger, rank)
@@ -303,12 +308,12 @@ class GangController:
     def _cancel_rank(self, rank: int) -> None:
         if not self._run.state.ranks[rank].is_over:
             self._run.emit(ev.RankResult(self._job.now_s(), rank, 0))
-            self._agent_group.cancel_rank(rank)
+            self._agent_group.send(KillRanks(self._run.id, rank))
 
     def _record(self, on: bool) -> None:
         state = self._run.state
         if not state.is_terminal and state.is_recording != on:
-            self._agent_group.record(on)
+            self._agent_group.send(RecordSpans(self._run.id, on))
             self._run.emit(ev.Recording(self._job.now_s(), on))
 
     def _profile(self, steps: int) -> None:
@@ -356,12 +361,12 @@ class GangController:
             await asyncio.sleep(_CHECK_START_S)
             found = missing(self._run.state, init_collective, limit_s, self._job.now_s())
             if found is not None:
-                self._fail_missing(found, init_collective, limit_s)
+                self._fail_missing(found, limit_s)
                 return
 
-    def _fail_missing(self, found: MissingRanks, init_collective: str, limit_s: float) -> None:
+    def _fail_missing(self, found: MissedCollective, limit_s: float) -> None:
         text = (
-            f"{ranks_text(found.absent)} did not enter {init_collective} within {limit_s:g} s, "
+            f"{ranks_text(found.absent)} did not enter {found.collective} within {limit_s:g} s, "
             f"while {ranks_text(found.waiting)} waited there (start_timeout)"
         )
         for rank in found.absent:
@@ -393,8 +398,7 @@ class GangController:
     def _reason(self, outcome: str) -> str:
         state = self._run.state
         if outcome == "SUCCEEDED":
-            np = len(state.ranks)
-            return f"{'1 rank' if np == 1 else f'{np} ranks'} finished"
+            return f"{counted(len(state.ranks), 'rank')} finished"
         if outcome == "STOPPED":
             return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
         if self._culprit is None and state.fault:

@@ -433,7 +433,7 @@ def clean_up_abandoned() -> list[str]:
     A gang ends with its kernel. Only if its agent was killed too, processes may be left that had made
     themselves independent of their rank.
     """
-    abandoned = run_log.unfinished(run_log.is_alive)
+    abandoned = run_log.unfinished()
     end_abandoned(abandoned)
     folders.prune()
     return abandoned

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import ProfileSteps
 from hydrogen_magic.driver import profile_merge
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup
@@ -66,7 +67,7 @@ class GangProfiler:
             self._missing, self._traces, self._is_notified = running, {}, False
             self._enter("waiting")
             self._wait(_STEP_S)
-            self._agent_group.profile(self._number, steps)
+            self._send(steps)
 
     def on_event(self, event: ev.Event) -> bool:
         """Handle a rank's event; True for one that only concerns profiling."""
@@ -106,6 +107,10 @@ class GangProfiler:
             if not self._missing:
                 self._read()
 
+    def _send(self, steps: int) -> None:
+        """Ask the ranks for a profile; 0 steps cancel it."""
+        self._agent_group.send(ProfileSteps(self._run.id, self._number, steps))
+
     def _wait(self, limit_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -122,7 +127,7 @@ class GangProfiler:
         else:
             text = f"the profile lacks {late}, whose steps did not finish within {waited_s:g} s"
         self._notice("warning", text)
-        self._agent_group.profile(self._number, 0)
+        self._send(0)
         self._missing.clear()
         self._read()
 

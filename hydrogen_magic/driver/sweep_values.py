@@ -10,6 +10,7 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.capture.required_names import similar
 from hydrogen_magic.core.library_types import python_scalar
 from hydrogen_magic.core.masking import MASK, is_secret_name
+from hydrogen_magic.core.units import clipped
 from hydrogen_magic.errors import OptionValueError
 
 _LONGEST_VALUE = 40
@@ -76,7 +77,7 @@ def _value_text(name: str, value: Any) -> str:
     value = python_scalar(value)
     own_name = value if isinstance(value, str) else getattr(value, "__name__", None)
     text = " ".join((own_name if isinstance(own_name, str) else repr(value)).split())
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return clipped(text, _LONGEST_VALUE)
 
 
 def check_used(names: Sequence[str], captured: Captured) -> None:

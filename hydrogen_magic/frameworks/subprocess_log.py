@@ -111,9 +111,10 @@ _TELLING = re.compile(
 )
 _N_BELOW = 4
 """Number of lines in CMake's message after the line with its location."""
+_MOST_LINES = 12
 
 
-def relevant(text: str, n_lines: int = 12) -> list[str]:
+def relevant(text: str) -> list[str]:
     """Return the lines of a build's output with the cause of its failure.
 
     The first errors, which cause the others; the last lines if there are none.
@@ -123,4 +124,6 @@ def relevant(text: str, n_lines: int = 12) -> list[str]:
     for n, line in enumerate(lines):
         if _TELLING.search(line):
             telling.update(range(n, n + (_N_BELOW if "CMake Error" in line else 1)))
-    return [lines[n] for n in sorted(telling) if n < len(lines)][:n_lines] or lines[-n_lines:]
+    return [lines[n] for n in sorted(telling) if n < len(lines)][:_MOST_LINES] or lines[
+        -_MOST_LINES:
+    ]

@@ -16,7 +16,7 @@ from functools import partial
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.core.messages import ResultPart
+from hydrogen_magic.core.messages import AgentCommand, KillRanks, ResultPart
 from hydrogen_magic.driver.placements import Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.inline import run_here
 from hydrogen_magic.errors import PlacementError
@@ -76,20 +76,10 @@ class _ThreadGroup:
     def kill(self) -> None:
         self.stop()
 
-    def cancel_rank(self, rank: int) -> None:
-        self.stop()
-
-    def ask_stacks(self) -> None:
-        """The debugger of this process shows them."""
-
-    def record(self, on: bool) -> None:
-        """A rank in this process records nothing."""
-
-    def profile(self, number: int, steps: int) -> None:
-        """A rank in this process is not profiled."""
-
-    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
-        """A rank in this process reads its standard input."""
+    def send(self, command: AgentCommand) -> None:
+        """A rank in this process reads its standard input, and has no recording, profile or stacks."""
+        if isinstance(command, KillRanks):
+            self.stop()
 
     async def release(self) -> None:
         """Nothing is kept."""

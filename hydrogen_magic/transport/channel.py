@@ -63,8 +63,6 @@ _SILENCE_MS = 40_000
 """A connection is closed after this time without a message or an answered ping. ZeroMQ's own
 threads send and answer pings, so a kernel whose Python code is busy for a minute stays
 connected."""
-_REJECTIONS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-"""Not a handshake that takes too long on a busy machine: the agent repeats it."""
 _FATES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 _ENTRY_S = 90.0
 """How long an agent tries to authenticate, which needs Python in the kernel: it may be busy for a minute."""
@@ -108,14 +106,11 @@ class Listener:
     """A socket that agents connect to, on the running event loop."""
 
     def __init__(self) -> None:
-        self.rejected = 0
-        """Connections that failed to authenticate."""
         self._endpoints: dict[tuple[str, PortRange | None], str] = {}
         """Address and ports -> endpoint for agents of other machines."""
         self._server_key, self._server_secret = zmq.curve_keypair()
         self._receivers: dict[str, Receiver] = {}
         self._routes: dict[str, bytes] = {}
-        self._tasks: list[asyncio.Future[None]] = []
 
     @property
     def server_key(self) -> str:
@@ -129,18 +124,12 @@ class Listener:
         self._authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
         self._socket = context.socket(zmq.ROUTER)
         self._configure(self._socket)
-        monitor = self._socket.get_monitor_socket(_REJECTIONS)
-        self._tasks = [
-            asyncio.ensure_future(self._receive()),
-            asyncio.ensure_future(self._count_rejected(monitor)),
-        ]
+        self._receiving = asyncio.ensure_future(self._receive())
 
     def close(self) -> None:
         """Break all connections."""
-        for task in self._tasks:
-            task.cancel()
+        self._receiving.cancel()
         self._authenticator.stop()
-        self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
     def listen(self, address: str, ports: PortRange | None = None) -> str:
@@ -214,11 +203,6 @@ class Listener:
                 receiver(*_received(parts[1:]))
             except Exception:  # one agent's bad message must not deafen us to the others
                 _log.exception("a message of an agent could not be taken")
-
-    async def _count_rejected(self, monitor: zmq.asyncio.Socket) -> None:
-        while True:
-            parse_monitor_message(await monitor.recv_multipart())
-            self.rejected += 1
 
 
 class Hub(Listener):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hydrogen_magic.core.units import as_float
+
 
 class GrowableArray:
     """An array for appending: doubling its capacity keeps a million appends cheap."""
@@ -45,7 +47,8 @@ def floats(column: Column | Sequence[Column]) -> NDArray[np.float64]:
     try:
         return np.array(column, dtype=np.float64)
     except OverflowError:
-        return np.vectorize(_float, otypes=[np.float64])(np.array(column, dtype=object))
+        convert = np.vectorize(lambda n: np.nan if n is None else as_float(n), otypes=[np.float64])
+        return convert(np.array(column, dtype=object))
 
 
 def integers(column: Sequence[int], least: int, most: int) -> NDArray[np.int64]:
@@ -54,10 +57,3 @@ def integers(column: Sequence[int], least: int, most: int) -> NDArray[np.int64]:
         return np.clip(np.array(column, dtype=np.int64), least, most)
     except OverflowError:
         return np.array([min(most, max(least, value)) for value in column], dtype=np.int64)
-
-
-def _float(value: float | None) -> float:
-    try:
-        return np.nan if value is None else float(value)
-    except OverflowError:
-        return np.inf if value is not None and value > 0 else -np.inf

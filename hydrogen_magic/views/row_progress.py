@@ -23,20 +23,18 @@ _REFRESH_S = 0.1
 
 
 class RowProgress:
-    """The progress of one write; a context manager, whose end completes the line.
+    """The progress of writing a dataset; a context manager, whose end completes the line.
 
     ``n_rows``: None if it is not known; then :meth:`tasks` shows the time left, if it is called.
     """
 
     def __init__(
         self,
-        title: str,
         n_rows: int | None,
         *,
         clock: Callable[[], float] = time.monotonic,
         console: Console | None = None,
     ) -> None:
-        self._title = title
         self._n_rows = n_rows
         self._rows = 0
         self._tasks: tuple[int, int] | None = None
@@ -110,7 +108,7 @@ class RowProgress:
         )
         # No thread of its own: each update draws.
         found = progress.Progress(*columns, console=self._console, auto_refresh=False)
-        found.add_task(self._title, total=None, text="")
+        found.add_task("Writing the dataset", total=None, text="")
         if not in_cell:
             found.start()
         return found

@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.core.job import Plan, Slot
 from hydrogen_magic.core.masking import Mask, secret_values
-from hydrogen_magic.core.units import size_text
+from hydrogen_magic.core.units import counted, size_text
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
@@ -60,8 +60,7 @@ def inventory_table(items: Sequence[CapturedItem], total_bytes: int) -> list[str
     """Return the objects that a cell captures, the largest first, and the total."""
     biggest_first = sorted(items, key=lambda item: -item.nbytes)
     rows = [(i.name, i.kind, size_text(i.nbytes), i.why) for i in biggest_first]
-    names = f"{len(rows)} name{'s' if len(rows) != 1 else ''}"
-    total = f"{names}, {size_text(total_bytes)} in all"
+    total = f"{counted(len(rows), 'name')}, {size_text(total_bytes)} in all"
     return [*table(("name", "kind", "size", "why"), rows), total]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from hydrogen_magic.core.units import size_text
+from hydrogen_magic.core.units import clipped, counted, size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
 from hydrogen_magic.driver.state.culprit import is_victim_error
 from hydrogen_magic.driver.state.formatting import (
@@ -76,7 +76,7 @@ def headline(state: GangState, now_s: float) -> str:
 
 def name_and_size(state: GangState) -> str:
     """Return ``gang 3f2a · 4 ranks``."""
-    return f"gang {state.gang} · {len(state.ranks)} rank{'s' if len(state.ranks) != 1 else ''}"
+    return f"gang {state.gang} · {counted(len(state.ranks), 'rank')}"
 
 
 def text_while_running(state: GangState) -> str:
@@ -188,18 +188,16 @@ def phase_text(rank: RankState, now_s: float) -> str:
         waited = now_s - rank.waiting_since_s
         since = f", {duration(waited)}" if waited >= 1 else ""
         return clean_name(f"in {rank.waiting_in}") + since
-    return _cut(clean_name(f"{rank.phase}: {rank.detail}" if rank.detail else rank.phase))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_PHASE else f"{text[: _LONGEST_PHASE - 1]}…"
+    doing = clean_name(f"{rank.phase}: {rank.detail}" if rank.detail else rank.phase)
+    return clipped(doing, _LONGEST_PHASE)
 
 
 def _over_text(rank: RankState) -> str:
     if rank.failure is not None and rank.phase == "failed":
         if is_victim_error(rank.failure.error):
             return VICTIM
-        return _cut(f"failed: {clean_name(rank.failure.error.type).rpartition('.')[2]}")
+        kind = clean_name(rank.failure.error.type).rpartition(".")[2]
+        return clipped(f"failed: {kind}", _LONGEST_PHASE)
     if rank.exited is not None and rank.phase == "failed":
         return f"failed: {rank.exited.signal_name or f'exit status {rank.exited.exit_code}'}"
     return rank.phase

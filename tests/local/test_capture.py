@@ -364,7 +364,7 @@ def test_calls_from_python(notebook: Notebook, ranks: Ranks) -> None:
         (names["later"], (), {}, 2),
     ]
     for function, args, kwargs, expected in calls:
-        captured = capture_call(function, args, kwargs, namespace=names, history=notebook.history)
+        captured = capture_call(function, args, kwargs)
         assert ranks.run(captured).value == expected
 
 

@@ -237,7 +237,6 @@ def test_strangers_are_not_heard(hub: Hub) -> None:
     revoke(hub, keys)
     connect(keys)  # was allowed once
     assert received.empty()
-    assert hub.rejected >= 2
 
 
 def test_a_client_without_encryption_is_not_heard(hub: Hub) -> None:

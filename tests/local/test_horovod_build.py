@@ -435,12 +435,13 @@ def test_of_a_long_log_the_errors_are_shown() -> None:
     assert subprocess_log.relevant(log) == ["a.cc:1:2: error: first"]
     looks = "-- Looking for dlopen - not found\n"
     cmake = looks + "CMake Error at x.cmake:60 (message):\n  Could not\n\n  find it\n"
-    assert subprocess_log.relevant(cmake, 3) == [
+    assert subprocess_log.relevant(cmake) == [
         "CMake Error at x.cmake:60 (message):",
         "  Could not",
         "  find it",
     ]
-    assert subprocess_log.relevant("one\n\ntwo\n", 1) == ["two"]
+    numbers = [str(n) for n in range(20)]
+    assert subprocess_log.relevant("\n\n".join(numbers)) == numbers[-12:]
 
 
 # ── what is installed ────────────────────────────────────────────────────────────────────────────

@@ -94,9 +94,9 @@ def test_kernel_and_agent_killed_together_leave_only_what_a_sweep_finds() -> Non
         kernel.process.wait()
         # Ranks and their workers die with the agent; the helpers in their own sessions do not.
         kernel.wait_until_gone(but=2)
-        assert run_log.unfinished(run_log.is_alive) == [kernel.gang]
+        assert run_log.unfinished() == [kernel.gang]
         assert clean_up_abandoned() == [kernel.gang]
-        assert run_log.unfinished(run_log.is_alive) == []
+        assert run_log.unfinished() == []
         kernel.wait_until_gone()
     finally:
         kernel.close()

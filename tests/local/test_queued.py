@@ -12,6 +12,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.messages import AgentCommand
 from hydrogen_magic.driver import controller
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
 from hydrogen_magic.driver.placements.local import LocalPlacement
@@ -129,14 +130,8 @@ class WaitingAgentGroup:
 
     kill = stop
 
-    def ask_stacks(self) -> None:
-        raise AssertionError("no rank has a stack")
-
-    def record(self, on: bool) -> None:
-        raise AssertionError("no rank records")
-
-    def profile(self, number: int, steps: int) -> None:
-        raise AssertionError("no rank steps")
+    def send(self, command: AgentCommand) -> None:
+        raise AssertionError("there is no rank yet")
 
     async def release(self) -> None:
         self._over.set()

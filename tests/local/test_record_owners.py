@@ -31,9 +31,9 @@ def test_runs_whose_kernel_died_are_unfinished_and_old_ones_pruned() -> None:
     write("here", launched("here", 3.0), METRICS)
     away = write("away", launched("away", 4.0, "another machine:1:1"), METRICS)
     assert [found.gang for found in run_log.recent()] == ["away", "here", "over", "dead"]
-    assert run_log.unfinished(run_log.is_alive) == ["dead"]
+    assert run_log.unfinished() == ["dead"]
     os.utime(away / "events.jsonl", (0, 0))  # silent for long
-    assert run_log.unfinished(run_log.is_alive) == ["dead"]
+    assert run_log.unfinished() == ["dead"]
     run_log.prune(keep=1)
     assert sorted(run_log.recent_ids()) == ["here", "over"]
 

@@ -22,7 +22,7 @@ from hydrogen_magic.capture import capture_call
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import SetRecording
+from hydrogen_magic.core.messages import AgentCommand, RecordSpans
 from hydrogen_magic.driver import launcher, profiling
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
@@ -116,7 +116,7 @@ def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
     over.touch()
     spec = JobSpec(np=2, timeline="")
     captured = capture_call(
-        training.train, (str(over),), {}, max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={}
+        training.train, (str(over),), {}, max_closure_bytes=1 << 24, ranks_have_gpu=False
     )
     gang = launcher.launch_captured(captured, spec, title="train")
     ended(gang).raise_for_state()
@@ -139,7 +139,6 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
         {},
         max_closure_bytes=1 << 24,
         ranks_have_gpu=False,
-        labels={},
     )
     gang = launcher.launch_captured(captured, JobSpec(np=2, timeline=""), title="train")
     ended(gang).raise_for_state()
@@ -345,7 +344,7 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
             {},
             ["Eval", {}],
             ["StartProfile", {}],
-            ["SetRecording", {"on": "yes"}],
+            ["RecordSpans", {"gang": "cafe", "on": "yes"}],
             ["Quit", {}],
             ["StartProfile", {"number": "x", "steps": {}, "path": 1}],
             None,
@@ -353,7 +352,7 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
         for order in odd:
             framing.send(ours, order, [0])
         ours.sendall(b"\x00\x00\x00\x02\x00{]")
-        framing.send(ours, SetRecording(True))
+        framing.send(ours, RecordSpans("cafe", True))
         before = len(os.listdir("/proc/self/fd"))
         taken.poll()
         assert (rank.is_recording, len(os.listdir("/proc/self/fd"))) == (True, before)
@@ -440,6 +439,8 @@ def test_a_cell_that_ends_first_is_profiled_as_far_as_it_went(gang: Gang, over: 
 class ProfiledGang:
     """A gang of one rank that is asked for profiles, and its agent group."""
 
+    id = "cafe"
+
     def __init__(self, folder: Path) -> None:
         self.emitted: list[ev.Event] = []
         self.state = GangState(ranks=(RankState(0, phase="running"),))
@@ -449,7 +450,7 @@ class ProfiledGang:
     def emit(self, event: ev.Event) -> None:
         self.emitted.append(event)
 
-    def profile(self, number: int, steps: int) -> None:
+    def send(self, command: AgentCommand) -> None:
         """Take the order that a rank would."""
 
     async def made(self, number: int, answer: bytes) -> None:

@@ -389,7 +389,7 @@ def test_the_progress_of_a_write_is_one_text_under_its_cell(each_kernel: Kernel)
     cell = each_kernel.run(
         "import threading\nfrom hydrogen_magic.views import row_progress\n"
         "row_progress._SHOWN_AFTER_S = row_progress._REFRESH_S = 0\n"
-        "with row_progress.RowProgress('Writing', 20) as progress:\n"
+        "with row_progress.RowProgress(20) as progress:\n"
         "    thread = threading.Thread(target=progress.add, args=(10,))\n"
         "    thread.start()\n"
         "    thread.join()\n"

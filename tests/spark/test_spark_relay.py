@@ -302,7 +302,6 @@ def test_agents_and_hub_find_each_other(spark: Any) -> None:
     try:
         with relaying(spark, target) as address:
             assert asyncio.run(talk(address)) == Quit()
-            assert hub.rejected == 0
     finally:
         hub.close()
 

@@ -14,7 +14,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.culprit import (
     MissedCollective,
-    MissingRanks,
     is_victim_error,
     may_debug,
     missed_collective,
@@ -103,7 +102,8 @@ def test_who_has_not_come_is_missing_and_who_has_just_come_is_not() -> None:
     waits = [ev.CollectiveWait(1.5, rank, "hvd.init", 1, 0.5) for rank in (0, 2)]
     state = replay([*running(4), *waits])
     assert missing(state, "hvd.init", 10.0, 11.9) is None
-    assert missing(state, "hvd.init", 10.0, 12.1) == MissingRanks(absent=(1, 3), waiting=(0, 2))
+    late = MissedCollective("hvd.init", absent=(1, 3), waiting=(0, 2))
+    assert missing(state, "hvd.init", 10.0, 12.1) == late
     assert missing(state, "hvd.barrier", 10.0, 12.1) is None, "they wait somewhere else"
     others = [ev.CollectiveWait(12.0, rank, "hvd.init", 1, 10.9) for rank in (1, 3)]
     assert missing(replay([*running(4), *waits, *others]), "hvd.init", 10.0, 99.0) is None

@@ -140,7 +140,8 @@ def test_what_passes_the_border_is_shown(said: list[ev.Event], end: str) -> None
             for part in feed.full("page"):
                 as_sent(part.content)
             for metric in feed.curves.metrics():
-                order = {"metric": metric, "from": -1e18, "until": 1e18, "buckets": 9}
+                steps = {"from": -1e18, "until": 1e18, "buckets": 9}
+                order = {"id": "1", "client": "page", "metric": metric, **steps}
                 as_sent(feed.detail(order).content)
             assert gang_lines(state, now_s, 80)
         assert "cafe" in static_html(state, [*events, last])

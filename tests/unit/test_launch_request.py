@@ -69,7 +69,7 @@ def test_the_users_variables_win_then_those_of_the_rendezvous() -> None:
 )
 def test_a_rank_that_runs_the_cell_is_displayed(options: Any, shown: tuple[int, ...]) -> None:
     request = request_for(PLAN.slots[1], JobSpec(np=2, **{"session": "lab", **options}))
-    assert request.displaying == shown
+    assert request.options.displaying == shown
 
 
 def test_recording_is_what_was_said_last() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ def test_a_repeated_order_is_answered_again_and_done_once(tmp_path: Path) -> Non
         {"do": "detail", "metric": "a", "from": 0, "until": 1, "buckets": 10**9},
         {"do": "detail", "metric": "a", "from": 10**400, "until": 1, "buckets": 9},
         {"do": "detail", "metric": "a", "from": 0, "until": "inf", "buckets": 9},
+        {"do": "detail", "metric": "a", "from": 0, "until": 1e300, "buckets": 9},
+        {"do": "detail", "metric": "a", "from": math.nan, "until": 1, "buckets": 9},
+        {"do": "detail", "metric": "a", "from": None, "until": 1, "buckets": 9},
+        {"do": "detail", "metric": "a", "from": 0, "until": 1, "buckets": None},
         {"do": "rows", "ranks": [True]},
         {"do": "log", "rank": True},
     ],

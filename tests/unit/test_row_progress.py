@@ -14,7 +14,7 @@ def drawn(n_rows: int | None, step_s: float, *, with_tasks: bool = False) -> str
     """Return what a console shows while a hundred rows are written, ten in each step."""
     ticks = count()
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    progress = RowProgress("Writing", n_rows, clock=lambda: next(ticks) * step_s, console=console)
+    progress = RowProgress(n_rows, clock=lambda: next(ticks) * step_s, console=console)
     with progress:
         for done in range(1, 11):
             progress.add(10)
@@ -35,7 +35,7 @@ def test_rows_of_unknown_number_by_tasks() -> None:
 def test_tasks_of_unknown_number_are_hidden() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     ticks = count()
-    with RowProgress("Writing", None, clock=lambda: next(ticks), console=console) as progress:
+    with RowProgress(None, clock=lambda: next(ticks), console=console) as progress:
         progress.tasks(1, 1, None)
         progress.hide_tasks()
         progress.add(10)

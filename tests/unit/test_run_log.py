@@ -214,9 +214,9 @@ def test_a_record_says_why_the_gang_is_over() -> None:
         ev.OWNER_ENDED
     ]
     assert not (path / run_log.OWNER_SOCKET).exists()
-    assert run_log.unfinished(run_log.is_alive) == ["g2"], "the user has not been informed"
+    assert run_log.unfinished() == ["g2"], "the user has not been informed"
     run_log.end_abandoned("g2")
-    assert run_log.unfinished(run_log.is_alive) == []
+    assert run_log.unfinished() == []
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
         return spark.dataset(frame, path, reuse=reuse)
     source = _source(frame)
     try:
-        with RowProgress("Writing the dataset", source.n_rows) as progress:
+        with RowProgress(source.n_rows) as progress:
             return handles.written(folders.new(path), lambda to: _write(source, to, progress.add))
     finally:
         sources.close(source)

@@ -108,7 +108,7 @@ def _write(frame: Any, session: Session, folder: str, is_shared: bool) -> None:
     frame = with_arrays(frame, session)
     tag = f"hydrogen_magic-dataset-{secrets.token_hex(4)}"
     try:
-        with RowProgress("Writing the dataset", None) as progress:
+        with RowProgress(None) as progress:
             if is_shared or session.where.startswith("local"):
                 _by_tasks(frame, session, folder, tag, progress)
             else:

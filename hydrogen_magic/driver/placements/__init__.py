@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import ObserverSpec, ResultPart, SessionCell
+from hydrogen_magic.core.messages import AgentCommand, ObserverSpec, ResultPart, SessionCell
 from hydrogen_magic.driver.placements.forkserver import Surroundings
 from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import HydrogenError, PlacementError
@@ -245,29 +245,12 @@ class AgentGroup(Protocol):
         """End the ranks at once."""
         ...
 
-    def cancel_rank(self, rank: int) -> None:
-        """End one rank at once that is no longer needed."""
-        ...
+    def send(self, command: AgentCommand) -> None:
+        """Pass on a command to the running ranks, or ignore it if they cannot carry it out.
 
-    def ask_stacks(self) -> None:
-        """Request every rank's stacks as events."""
-        ...
-
-    def record(self, on: bool) -> None:
-        """Start or stop recording spans, also on ranks that start later."""
-        ...
-
-    def profile(self, number: int, steps: int) -> None:
-        """Profile the next ``steps`` steps of every running rank; 0 cancels the profile.
-
-        Each answer has the same ``number``.
-        """
-        ...
-
-    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
-        """Answer the rank's :class:`~hydrogen_magic.core.events.InputRequested` of this number.
-
-        ``error``: as in :class:`~hydrogen_magic.core.messages.AnswerInput`.
+        It is one of these of :mod:`hydrogen_magic.core.messages`: ``KillRanks``, which ends one rank at once
+        that is no longer needed; ``ReportStacks``; ``RecordSpans``, which also holds for ranks that start
+        later; ``ProfileSteps``; ``AnswerInput``.
         """
         ...
 

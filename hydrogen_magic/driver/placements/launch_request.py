@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hydrogen_magic.core.job import Plan, Slot
-from hydrogen_magic.core.messages import JoinAdvice, LaunchRequest, RankLaunch
+from hydrogen_magic.core.messages import JoinAdvice, LaunchRequest, RankLaunch, RankOptions
 from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.driver.placements import Attempt, devices
 from hydrogen_magic.driver.rendezvous import RendezvousInfo
@@ -70,16 +70,18 @@ def build(
         is_recording=spec.timeline is not None if is_recording is None else is_recording,
         secrets=job.secrets,
         observers=job.observers,
-        join_advice=JoinAdvice(spec.rendezvous, job.rendezvous.join_advice),
         timeline=job.rendezvous.timeline,
-        displaying=spec.displaying,
-        is_debugging=spec.pdb,
-        debuggable=spec.on_ranks,
+        options=RankOptions(
+            join_advice=JoinAdvice(spec.rendezvous, job.rendezvous.join_advice),
+            displaying=spec.displaying,
+            is_debugging=spec.pdb,
+            debuggable=spec.on_ranks,
+            infer_options=dict(job.feed.options) if job.feed is not None else None,
+            session=job.session_cell,
+            group_recovery=job.rendezvous.group_recovery,
+        ),
         checkpoint_dir=host.checkpoint_dir,
-        infer_options=dict(job.feed.options) if job.feed is not None else None,
         worker_key=host.worker_key or ("" if job.session is None else job.session.key),
-        session=job.session_cell,
-        group_recovery=job.rendezvous.group_recovery,
     )
 
 

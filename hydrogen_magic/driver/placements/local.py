@@ -15,14 +15,11 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import (
-    AnswerInput,
+    AgentCommand,
     EndSession,
-    KillRanks,
     LaunchRequest,
     Ping,
-    ProfileSteps,
     RecordSpans,
-    ReportStacks,
 )
 from hydrogen_magic.driver.placements import (
     AgentLostError,
@@ -81,7 +78,7 @@ class LocalPlacement(Placement):
         gpus, np = _visible_gpus(spec), spec.np
         if spec.gpu is not False and len(gpus) >= np:
             return ({},) * min(most, len(gpus) // np)
-        n_cores = len(os.sched_getaffinity(0))
+        n_cores = processes.usable_cores()
         n_gangs = max(1, min(most, n_cores // np))
         is_alone = np > 1 or n_gangs == 1 or "OMP_NUM_THREADS" in {**os.environ, **dict(spec.env)}
         threads = {} if is_alone else {"OMP_NUM_THREADS": str(n_cores // n_gangs)}
@@ -112,7 +109,7 @@ def _threads(job: Job) -> dict[str, str]:
     n_ranks = len(job.plan.slots)
     if n_ranks == 1 or "OMP_NUM_THREADS" in job.surroundings.env:
         return {}
-    share = len(os.sched_getaffinity(0)) // n_ranks if job.feed is not None else 1
+    share = processes.usable_cores() // n_ranks if job.feed is not None else 1
     return {"OMP_NUM_THREADS": str(max(1, share))}
 
 
@@ -220,31 +217,16 @@ class LocalAgentGroup:
         if (agent := self._launched_agent()) is not None:
             agent.kill_ranks()
 
-    def cancel_rank(self, rank: int) -> None:
+    def send(self, command: AgentCommand) -> None:
+        if isinstance(command, RecordSpans):
+            self._is_recording = command.on
         if (agent := self._launched_agent()) is not None:
-            agent.send(KillRanks(agent.gang, rank))
+            agent.send(command)
 
     def _launched_agent(self) -> LocalAgent | None:
         """Return the agent that runs the ranks, None before the launch and after the end."""
         is_launched = self._agent is not None and self._agent.attempt is not None
         return self._agent if is_launched else None
-
-    def ask_stacks(self) -> None:
-        if (agent := self._launched_agent()) is not None:
-            agent.send(ReportStacks())
-
-    def record(self, on: bool) -> None:
-        self._is_recording = on
-        if (agent := self._launched_agent()) is not None:
-            agent.send(RecordSpans(agent.gang, on))
-
-    def profile(self, number: int, steps: int) -> None:
-        if (agent := self._launched_agent()) is not None:
-            agent.send(ProfileSteps(agent.gang, number, steps))
-
-    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
-        if (agent := self._launched_agent()) is not None:
-            agent.send(AnswerInput(agent.gang, rank, number, text, error))
 
     async def release(self) -> None:
         if self._agent is not None and not self.is_retained:

@@ -104,14 +104,6 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class MissingRanks:
-    """Ranks that others wait for in vain."""
-
-    absent: tuple[int, ...]
-    waiting: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class MissedCollective:
     """A collective in which some ranks waited and which others never entered."""
 
@@ -317,7 +309,7 @@ def may_debug(state: GangState, rank: RankState, now_s: float) -> bool:
 
 def missing(
     state: GangState, init_collective: str, join_timeout_s: float, now_s: float
-) -> MissingRanks | None:
+) -> MissedCollective | None:
     """Return ranks that have not entered a collective where others wait for too long; None if too early.
 
     If a rank has entered and left, all ranks were there: then no other can be missing.
@@ -328,8 +320,8 @@ def missing(
         return None
     if any(rank.input_request or rank.debugger_request for rank in state.ranks):
         return None  # the user is debugging
-    absent = tuple(rank.rank for rank in state.ranks if rank not in waiting)
-    return MissingRanks(absent, tuple(rank.rank for rank in waiting)) if absent else None
+    absent = _numbers(rank for rank in state.ranks if rank not in waiting)
+    return MissedCollective(init_collective, absent, _numbers(waiting)) if absent else None
 
 
 def _earliest(found: Iterable[Evidence]) -> Evidence | None:

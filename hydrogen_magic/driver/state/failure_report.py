@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from hydrogen_magic.core.events import ErrorReport, Frame, RankExited, RankFailed, without_middle
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.culprit import (
     collective_of,
     failed_independently,
@@ -344,8 +345,7 @@ def _folded(run: Sequence[Frame]) -> str:
     where = shared or paths[-1]
     last = run[-1]
     exact = f":{last.line}" if shared == paths[-1] and len(run) == 1 else ""
-    count = f"{len(run)} frame{'s' if len(run) != 1 else ''}"
-    return f"  ... {count} in {clean_name(where)}{exact} ..."
+    return f"  ... {counted(len(run), 'frame')} in {clean_name(where)}{exact} ..."
 
 
 def _library_path(file: str) -> str:

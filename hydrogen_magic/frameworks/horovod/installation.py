@@ -18,8 +18,6 @@ from pathlib import Path
 
 BUILD = "python -m hydrogen_magic horovod build"
 """The remedy for every fault."""
-OPERATIONS = ("gloo", "mpi", "nccl")
-"""Possible operations of Horovod."""
 _CONSTANT = re.compile(r"""^(\w+)(?:: [^=]+)? = ["'](.*)["']$""", re.MULTILINE)
 
 
@@ -44,7 +42,7 @@ class Horovod:
     has_library: bool
     """Whether this Python can load its library for PyTorch."""
     operations: tuple[str, ...] | None
-    """Its subset of :data:`OPERATIONS`; None if its build did not record them."""
+    """Of ``gloo``, ``mpi`` and ``nccl`` those that it has; None if its build did not record them."""
     build: str | None
     """The key of our build; None for other builds."""
 

@@ -19,7 +19,14 @@ from typing import Any
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import EndTask, ReportStacks, ResultPart, TaskStatus, decode
+from hydrogen_magic.core.messages import (
+    AgentCommand,
+    EndTask,
+    ReportStacks,
+    ResultPart,
+    TaskStatus,
+    decode,
+)
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
@@ -348,20 +355,10 @@ class TaskAgentGroup:
     def kill(self) -> None:
         self.stop()
 
-    def cancel_rank(self, rank: int) -> None:
-        """Do nothing: Spark assigns partitions to tasks."""
-
-    def ask_stacks(self) -> None:
-        self._asked_stacks = self._progress.workers
-
-    def record(self, on: bool) -> None:
-        """Do nothing: tasks have no spans."""
-
-    def profile(self, number: int, steps: int) -> None:
-        """Do nothing: tasks have no optimizer steps."""
-
-    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
-        """Tasks have no input."""
+    def send(self, command: AgentCommand) -> None:
+        """Ask for stacks. Tasks have no spans, steps or input, and Spark assigns partitions to them."""
+        if isinstance(command, ReportStacks):
+            self._asked_stacks = self._progress.workers
 
     async def release(self) -> None:
         """Do nothing: Spark keeps its Python workers."""

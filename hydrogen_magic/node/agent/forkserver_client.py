@@ -23,6 +23,7 @@ from hydrogen_magic.core.messages import (
     WorkersForked,
     decode,
 )
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.node.agent.file_versions import are_changed, modified_ns
 from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
@@ -140,7 +141,7 @@ class ForkserverClient:
     async def _fork_batch(
         self, count: int, observers: tuple[ObserverSpec, ...]
     ) -> list[PooledWorker]:
-        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        ranks = counted(count, "rank")
         file_limit.check(_FILES_PER_WORKER * count + _OTHER_FILES, f"the start of {ranks}")
         workers: list[PooledWorker] = []
         theirs: list[int] = []

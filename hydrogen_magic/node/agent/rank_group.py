@@ -16,7 +16,6 @@ from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.messages import (
     AnswerInput,
     FileContent,
-    InputLine,
     KillRanks,
     LaunchRequest,
     ProfileSteps,
@@ -24,7 +23,6 @@ from hydrogen_magic.core.messages import (
     RanksCommand,
     RankStart,
     RecordSpans,
-    SetRecording,
     StartProfile,
     StopRanks,
 )
@@ -130,11 +128,11 @@ class RankGroup:
     @property
     def keeps_service(self) -> bool:
         """Whether the next cell of the session needs the rendezvous of this one."""
-        return self.is_retained and self._request.session is not None
+        return self.is_retained and self._request.options.session is not None
 
     def _retain(self) -> bool:
         """Keep the ranks for another gang, if all of them wait for it; return whether they do."""
-        key, is_session = self._request.worker_key, self._request.session is not None
+        key, is_session = self._request.worker_key, self._request.options.session is not None
         if is_session and not self.ranks:  # it was stopped before it began
             return self._retained.key == key
         retained = {
@@ -230,10 +228,10 @@ class RankGroup:
                 self.kill(command.rank)
             case RecordSpans():
                 self._is_recording = command.on
-                self.ranks.send(SetRecording(command.on))
+                self.ranks.send(command)
             case AnswerInput():
                 if (rank := self.ranks.get(command.rank)) is not None:
-                    rank.send(InputLine(command.number, command.text, command.error))
+                    rank.send(command)
             case ProfileSteps():
                 for rank in self.ranks:
                     path = Path(self.record_dir) / _trace_name(rank.rank)
@@ -246,7 +244,7 @@ class RankGroup:
         self._starter.cancel()
         self._cleanup.note(self.ranks)
         if self._ending is None:
-            is_session = self._request.session is not None
+            is_session = self._request.options.session is not None
             end = self.ranks.interrupt if is_session else self.ranks.terminate
             self._ending = asyncio.ensure_future(end(self._request.grace_s))
 
@@ -278,15 +276,9 @@ def _rank_start(request: LaunchRequest, launch: RankLaunch, *, is_recording: boo
         rank=launch.rank,
         clock_zero_s=request.clock_zero_s,
         is_recording=is_recording,
-        infer_options=request.infer_options,
-        join_advice=request.join_advice,
-        session=request.session,
-        group_recovery=request.group_recovery,
+        options=request.options,
         timeline_recorder=timeline.recorder if timeline else "",
         timeline_prefix=prefix,
-        displaying=request.displaying,
-        is_debugging=request.is_debugging,
-        debuggable=request.debuggable,
         speaks_for_host=launch == request.ranks[0],
     )
 

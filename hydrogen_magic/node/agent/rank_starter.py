@@ -80,8 +80,8 @@ class RankStarter:
             launch(rank, worker, [closure_fd, *channels[n : n + 1]])
 
     async def _new_workers(self, start_forkserver: Callable[[], None]) -> list[PooledWorker]:
-        request = self.request
-        if request.session is not None and request.session.number > 0:
+        request, session = self.request, self.request.options.session
+        if session is not None and session.number > 0:
             raise ProcessLookupError(RANKS_ENDED)
         for rank in request.ranks:
             detail = preload_text(request)

@@ -81,5 +81,5 @@ def _owner_of(request: LaunchRequest) -> tuple[object, ...]:
     """Return what a service belongs to: an epoch of a session, whose ranks know its address and keep the
     module path of their first cell; otherwise any gang that imports the same code.
     """
-    session = request.session
+    session = request.options.session
     return (request.worker_key, session.epoch) if session is not None else request.sys_path

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from hydrogen_magic.core.units import clipped
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import PANDAS
 from hydrogen_magic.node.prediction.block_rows import BlockRows
@@ -357,8 +358,7 @@ def reason_of(error: Exception) -> str:
     kind = type(error).__name__
     is_ours = isinstance(error, (MisfitError, InferError))
     whole = text if is_ours else f"{kind}: {text}" if text else kind
-    is_short = len(whole) <= _MAX_REASON_CHARACTERS
-    return whole if is_short else whole[: _MAX_REASON_CHARACTERS - 1] + "…"
+    return clipped(whole, _MAX_REASON_CHARACTERS)
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hydrogen_magic.core.units import size_text
+from hydrogen_magic.core.units import clipped, counted, size_text
 
 _MAX_REASONS = 3
 _MAX_CHARACTERS = 200
@@ -32,8 +32,7 @@ def failures_text(n_rows: int, reasons: Sequence[str], n_failures: int | None = 
     shown = [*reasons[:_MAX_REASONS]]
     if len(shown) < (n_failures or len(reasons)):
         shown.append("and more" if n_failures is None else f"and {n_failures - len(shown):,} more")
-    rows = "1 row" if n_rows == 1 else f"{n_rows} rows"
-    return f"{rows} got no prediction: {'; '.join(shown)}"
+    return f"{counted(n_rows, 'row')} got no prediction: {'; '.join(shown)}"
 
 
 def first_row_text(rows: Any) -> str:
@@ -72,7 +71,7 @@ def _cell_text(cell: pa.Array) -> str:
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 1] + "…"
+    return clipped(text, _MAX_VALUE_CHARACTERS)
 
 
 def widened_text(name: str, first: str, final: str) -> str:

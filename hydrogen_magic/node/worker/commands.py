@@ -9,10 +9,10 @@ import socket
 from collections.abc import Callable
 
 from hydrogen_magic.core.messages import (
-    InputLine,
+    AnswerInput,
     MessageError,
+    RecordSpans,
     ReleaseRank,
-    SetRecording,
     StartProfile,
     WorkerCommand,
     decode,
@@ -75,9 +75,9 @@ class AgentCommands:
 
     def _handle(self, command: WorkerCommand) -> None:
         match command:
-            case SetRecording():
+            case RecordSpans():
                 self._reporter.is_recording = command.on
-            case InputLine():
+            case AnswerInput():
                 self._input.answer(command)
             case ReleaseRank():
                 self._release(command.is_forced)

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hydrogen_magic.core import processes
 from hydrogen_magic.node.worker import file_tracking
 from hydrogen_magic.transport import framing
 
@@ -152,8 +153,7 @@ class _ChunkServer:
 def _all_cores() -> Iterator[None]:
     """Let libraries use the threads of all cores, unless the cell has chosen a number."""
     share = os.environ.get("OMP_NUM_THREADS", "")
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    cores = processes.usable_cores()
     torch, threadpoolctl = sys.modules.get("torch"), sys.modules.get("threadpoolctl")
     with ExitStack() as stack:
         if torch is not None and str(torch.get_num_threads()) == share:

@@ -188,20 +188,21 @@ class _Rank:
         self.rank = start.rank
         self.pid = os.getpid()
         self.closure_fd, *self.channels = fds
-        self.infer_options = start.infer_options
+        options = start.options
+        self.infer_options = options.infer_options
         self.set_up: inference.SetUp | None = None if earlier is None else earlier.set_up
-        self.session = start.session
-        self.is_first = self.rank == (start.session.first_rank if start.session else 0)
+        self.session = options.session
+        self.is_first = self.rank == (options.session.first_rank if options.session else 0)
         """Its value and variables are the results of the gang."""
         self.speaks_for_host = start.speaks_for_host
         self.groups: group_recovery.ProcessGroups = (
-            earlier.groups if earlier else group_recovery.ProcessGroups(start.group_recovery)
+            earlier.groups if earlier else group_recovery.ProcessGroups(options.group_recovery)
         )
         self.names: session_names.RankNames = (
             earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
         )
-        self.is_debugging = start.is_debugging
-        self.is_debuggable = not start.debuggable or self.rank in start.debuggable
+        self.is_debugging = options.is_debugging
+        self.is_debuggable = not options.debuggable or self.rank in options.debuggable
         self.is_retained = False
         """It waits for another gang after this one."""
         self.peer_timeouts = peer_timeouts.PeerTimeouts()
@@ -224,9 +225,10 @@ class _Rank:
         found = reporter.Reporter(
             self.rank, start.clock_zero_s, self._send_events, interval=interval
         )
-        found.exchanges.advice = start.join_advice
-        if not start.displaying or self.rank in start.displaying:
-            n_displaying = len(start.displaying) or api.world_size()
+        found.exchanges.advice = start.options.join_advice
+        displaying = start.options.displaying
+        if not displaying or self.rank in displaying:
+            n_displaying = len(displaying) or api.world_size()
             found.displays = displays.DisplayQueue(self.rank, n_displaying)
         reporter.install(found)
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,14 +44,6 @@ class DroppedCounter:
         new = max(0, self._newest + 1 - self._arrived - self._told)
         self._told += new
         return new
-
-
-def as_float(number: float) -> float:
-    """Return a float; infinity for an integer that is too large."""
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf if number > 0 else -math.inf
 
 
 def as_step(step: Any) -> int:

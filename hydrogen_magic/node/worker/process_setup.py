@@ -26,9 +26,7 @@ _IOLBF = 1
 _WAITING_THREADS = 1
 """Threads per rank by default: several ranks share the cores."""
 
-_default_threads = (
-    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-)
+_default_threads = processes.usable_cores()
 """The libraries' own defaults."""
 
 asked_to_stop = threading.Event()

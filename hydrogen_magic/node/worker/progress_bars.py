@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker.metric_points import as_float
+from hydrogen_magic.core.units import as_float
 from hydrogen_magic.node.worker.spans import LONGEST_NAME
 
 _MAX_CLOSED_BARS = 256

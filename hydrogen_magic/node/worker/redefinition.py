@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydrogen_magic.core.units import counted
+
 _SLOTS = ("__defaults__", "__kwdefaults__", "__doc__", "__annotations__", "__dict__")
 _Pair = tuple[Any, Any]
 _followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
@@ -115,7 +117,7 @@ def _move_instances(classes: Mapping[type, type]) -> list[str]:
             except TypeError:  # their layouts differ
                 n_left[kind] = n_left.get(kind, 0) + 1
     return [
-        f"{n} instance{'s' if n > 1 else ''} of the earlier class {kind.__qualname__} cannot become an "
+        f"{counted(n, 'instance')} of the earlier class {kind.__qualname__} cannot become an "
         "instance of the new one, whose __slots__ or bases differ: create it again"
         for kind, n in n_left.items()
     ]

@@ -22,6 +22,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from hydrogen_magic.core import processes
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.serialization.closure import Setting
 from hydrogen_magic.serialization.instances import find_on_type
@@ -242,10 +243,9 @@ _DECIMAL = {
 def _default_threads() -> set[int]:
     """Return the numbers of threads that torch may choose by itself on this machine."""
     given = {os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     # The mathematical libraries start one thread for each core.
-    counts = {count // per for count in (cores, usable) for per in (1, _threads_per_core())}
+    cores = (os.cpu_count() or 1, processes.usable_cores())
+    counts = {count // per for count in cores for per in (1, _threads_per_core())}
     return counts | {int(text) for text in given if text.isdigit()}
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 
 from hydrogen_magic.core.messages import JoinAdvice
+from hydrogen_magic.core.units import counted
 
 _STEPS = 10
 """Steps without any collective before it is reported; fewer at the end of the cell."""
@@ -58,7 +59,7 @@ class ExchangeCounter:
         self._is_decided = True
         remedy = self.advice.text or _remedy()
         return (
-            f"{alone} optimizer step{'s' if alone > 1 else ''} without any collective: each of "
+            f"{counted(alone, 'optimizer step')} without any collective: each of "
             f"the {world_size} ranks trains its own model. To train one model, {remedy}"
         )
 

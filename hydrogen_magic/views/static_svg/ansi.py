@@ -6,6 +6,7 @@ import html
 import re
 from typing import TYPE_CHECKING
 
+from hydrogen_magic.core.units import clipped
 from hydrogen_magic.driver.state.output_lines import clean, clean_name
 from hydrogen_magic.views.static_svg.colours import on_background, readable
 
@@ -50,8 +51,7 @@ def escaped(text: str) -> str:
 
 def name_html(text: str, most: int = 60) -> str:
     """Return a name (metric, span, device) as one escaped line of limited length."""
-    name = _NOT_XML.sub("", clean_name(text))
-    return escaped(name if len(name) <= most else f"{name[: most - 1]}…")
+    return escaped(clipped(_NOT_XML.sub("", clean_name(text)), most))
 
 
 def cell(tag: str, content: str, side: str = "right") -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import number, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine
@@ -107,7 +108,7 @@ def _output(lines: Sequence[OutputLine], n_ranks: int) -> list[str]:
         for prefix, line in zip(prefixes, last, strict=True)
     ]
     n_kept = _n_within(texts[::-1], _MOST_OUTPUT_CHARACTERS)
-    count = f"{n_kept} line{'s' if n_kept != 1 else ''}"
+    count = counted(n_kept, "line")
     summary = f"the last {count}" if n_kept < len(lines) else count
     head = f"<summary><b>Output</b>: {summary}</summary>"
     return ["<details>", head, _preformatted(texts[-n_kept:]), "</details>"]

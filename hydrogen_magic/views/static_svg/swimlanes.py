@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import hydrogen_magic.views.static_svg.svg as svg
 from hydrogen_magic.core.events import TRACKS
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
@@ -243,8 +244,7 @@ class _Picture:
     def _in_words(self) -> str:
         shares = [f"{clean_name(n)[:40]} {self._times.share(n)}" for n in self._times.colours]
         listed = f": {', '.join(shares)}" if shares else ""
-        n_ranks = len(self._state.ranks)
-        ranks = f"{n_ranks} rank{'s' if n_ranks != 1 else ''}"
+        ranks = counted(len(self._state.ranks), "rank")
         return f"Timeline of {ranks} over {duration(self._until_s)}{listed}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import cell, name_html
@@ -52,7 +53,7 @@ def list_html(times: Times) -> list[str]:
     head = "".join(cell("th", title, "left" if title == "name" else "right") for title in titles)
     rows = [_row(times, name) for name in list(times.seconds)[:_MOST_ROWS]]
     more = len(times.seconds) - len(rows)
-    note = [f"<p>and {more} more name{'s' if more > 1 else ''}</p>"] if more > 0 else []
+    note = [f"<p>and {counted(more, 'more name')}</p>"] if more > 0 else []
     caption = "<p><b>Where the time goes</b></p>"
     return [caption, f"<table><tr>{head}</tr>", *rows, "</table>", *note]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.failure_report import report
@@ -47,8 +47,6 @@ _MOST_TURNED = 4
 """Pages whose ranks in the timeline are remembered: one that was closed or reloaded does not say so."""
 _MOST_DETAIL_BUCKETS = 8192
 """Buckets of one series: twice the pixels of a wide screen."""
-_LARGEST_STEP = 1e300
-"""Larger widths of buckets would overflow."""
 
 
 class PageMessage(NamedTuple):
@@ -136,19 +134,21 @@ class PageFeed:
             yield PageMessage({**self._head(), "to": to, **content}, buffers)
 
     def detail(self, request: Mapping[str, Any]) -> PageMessage:
-        """Return the requested ``Detail``.
+        """Return the requested ``Detail``. Raises ValueError for an unknown metric.
 
-        Raises ValueError for an unknown metric or an invalid range of steps.
+        ``request``: a command that :class:`~hydrogen_magic.views.widget.page_commands.CommandHandler` has
+        checked.
         """
-        metric, start, until, n_buckets = _detail_range(request)
+        metric, start, until = request["metric"], request["from"], request["until"]
         if metric not in self.curves.metrics():
             raise ValueError(f"there is no metric named {metric!r}")
+        n_buckets = min(_MOST_DETAIL_BUCKETS, request["buckets"])
         width, series = self.curves.detail(metric, start, until, n_buckets)
         buffers: list[bytes] = []
         ranks = self._ranks()
         shown = {r: b for r, b in series.items() if ranks is None or r in ranks or r == ALL_RANKS}
         change = CurveChange(metric, width, shown, self.curves.bad_steps(metric))
-        head = {"kind": "detail", "to": request.get("client", ""), "id": request.get("id", "")}
+        head = {"kind": "detail", "to": request["client"], "id": request["id"]}
         part = curve_part(change, buffers)
         return PageMessage({**head, "from": start, "until": until, **part}, buffers)
 
@@ -355,19 +355,3 @@ def _since_part(since_s: float) -> dict[str, Any]:
 def _lines_part(lines: list[list[Any]], n_left_out: int) -> dict[str, Any]:
     part: dict[str, Any] = {"lines": lines} if lines else {}
     return {**part, "lines_skipped": n_left_out} if n_left_out else part
-
-
-def _detail_range(request: Mapping[str, Any]) -> tuple[str, float, float, int]:
-    """Return metric, range of steps and number of buckets of a page's request."""
-    metric, numbers = (
-        request.get("metric"),
-        [request.get(key) for key in ("from", "until", "buckets")],
-    )
-    start, until, n_buckets = (n if _is_number(n) else math.nan for n in numbers)
-    if not isinstance(metric, str) or math.isnan(start + until + n_buckets):
-        raise ValueError("detail needs a metric, and from, until and buckets as numbers")
-    return metric, start, until, int(max(1, min(_MOST_DETAIL_BUCKETS, n_buckets)))
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and abs(value) < _LARGEST_STEP

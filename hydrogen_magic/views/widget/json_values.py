@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hydrogen_magic.core.units import as_float, clipped
 from hydrogen_magic.driver.state.failure_report import stack_lines
 from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views.curves import CurveChange
@@ -23,19 +24,18 @@ _THREAD_ADDRESS = re.compile(r"^((?:Current t|T)hread) 0x[0-9a-f]+")
 def plain(text: str, longest: int) -> str:
     """Return one line of at most ``longest`` characters that is safe to show."""
     # Cut before cleaning: a rank may send text of any length.
-    cleaned = clean_name(text[: 4 * longest])
-    return cleaned if len(cleaned) <= longest else f"{cleaned[: longest - 1]}…"
+    return clipped(clean_name(text[: 4 * longest]), longest)
 
 
 def figure(value: float) -> float | str:
     """Return a number with six significant digits, or the name of a value that JSON lacks."""
-    found = _as_float(value)
+    found = as_float(value)
     return rounded(found) if math.isfinite(found) else str(found)
 
 
 def finite(value: float | None) -> float | None:
     """Return a number that JSON can represent; None for all others."""
-    found = math.nan if value is None else _as_float(value)
+    found = math.nan if value is None else as_float(value)
     return rounded(found) if math.isfinite(found) else None
 
 
@@ -85,10 +85,3 @@ def span_part(rank: int, track: str, spans: SpanTrack, buffers: list[bytes]) -> 
 
 def _bytes(column: Any, dtype: str) -> bytes:
     return bytes(np.asarray(column, dtype=dtype).tobytes())
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf if value > 0 else -math.inf

@@ -6,7 +6,6 @@ has ended, when the cell that delayed it is over.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,8 @@ _REMEMBERED = 256
 """Commands remembered by their id: many more than pages repeat at a time."""
 _LONGEST_NAME = 200
 _MOST_BUCKETS = 100_000
+_LARGEST_STEP = 1e300
+"""Larger widths of buckets would overflow."""
 _MOST_RANKS_REQUESTS = 1024
 
 
@@ -136,7 +137,7 @@ def _released_text(gang: str) -> str:
 
 
 def _profile(actions: Actions, command: PageCommand) -> None:
-    actions.profile(_integer(command, "steps", 1, MAX_STEPS))
+    actions.profile(_integer(command, "steps", MAX_STEPS))
 
 
 def _record(actions: Actions, command: PageCommand) -> None:
@@ -165,9 +166,9 @@ def _detail(command: PageCommand) -> PageCommand:
     metric, start, until = command["metric"], command["from"], command["until"]
     if not isinstance(metric, str):
         raise TypeError(f"metric: {metric!r}")
-    buckets = _integer(command, "buckets", 1, _MOST_BUCKETS)
+    buckets = _integer(command, "buckets", _MOST_BUCKETS)
     start, until = float(start), float(until)
-    if not (math.isfinite(start) and math.isfinite(until)):
+    if not all(abs(step) < _LARGEST_STEP for step in (start, until)):
         raise ValueError(f"steps from {start!r} until {until!r}")
     return {**_plain(command), "metric": metric, "from": start, "until": until, "buckets": buckets}
 
@@ -206,8 +207,8 @@ _REQUESTS: Mapping[str, Callable[[PageCommand], PageCommand]] = {
 _ANSWERED_LATER = ("show", "csv", "trace", "log")
 
 
-def _integer(command: PageCommand, name: str, least: int, most: int) -> int:
+def _integer(command: PageCommand, name: str, most: int) -> int:
     number = command[name]
-    if not isinstance(number, (int, float)) or not least <= number <= most:
-        raise ValueError(f"{name}: {number!r} is not between {least} and {most}")
+    if not isinstance(number, (int, float)) or not 1 <= number <= most:
+        raise ValueError(f"{name}: {number!r} is not between 1 and {most}")
     return int(number)

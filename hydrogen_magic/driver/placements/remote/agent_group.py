@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hydrogen_magic.core.messages import (
-    AgentCommand,
-    AnswerInput,
-    KillRanks,
-    ProfileSteps,
-    RecordSpans,
-    ReportStacks,
-)
+from hydrogen_magic.core.messages import AgentCommand, RecordSpans
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.attempt import RemoteAttempt
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
@@ -71,28 +64,11 @@ class RemoteAgentGroup:
         if self._running is not None:
             self._running.kill()
 
-    def cancel_rank(self, rank: int) -> None:
-        self._send(lambda gang: KillRanks(gang, rank))
-
-    def ask_stacks(self) -> None:
-        self._send(lambda gang: ReportStacks())
-
-    def record(self, on: bool) -> None:
-        self._is_recording = on
-        if self._running is not None:
-            self._running.is_recording = on
-        self._send(lambda gang: RecordSpans(gang, on))
-
-    def profile(self, number: int, steps: int) -> None:
-        self._send(lambda gang: ProfileSteps(gang, number, steps))
-
-    def _send(self, command: Callable[[str], AgentCommand]) -> None:
-        """Send ``command(gang)`` to all agents whose ranks run."""
+    def send(self, command: AgentCommand) -> None:
+        if isinstance(command, RecordSpans):
+            self._is_recording = command.on
         if self._running is not None:
             self._running.send(command)
-
-    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
-        self._send(lambda gang: AnswerInput(gang, rank, number, text, error))
 
     async def release(self) -> None:
         """Agents stay warm by themselves, and the last hosts are released in the background."""

@@ -15,7 +15,13 @@ from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.messages import AgentCommand, EndSession, ReleaseTasks, TaskHello
+from hydrogen_magic.core.messages import (
+    AgentCommand,
+    EndSession,
+    RecordSpans,
+    ReleaseTasks,
+    TaskHello,
+)
 from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink, rank_ports
 from hydrogen_magic.driver.placements.remote import (
     forwarded_settings,
@@ -448,10 +454,12 @@ class RemoteAttempt:
             self._is_unwanted = True
             self._changed.set()
 
-    def send(self, command: Callable[[str], AgentCommand]) -> None:
-        """Send ``command(gang)`` to every agent whose ranks run."""
+    def send(self, command: AgentCommand) -> None:
+        """Send a command to every agent whose ranks run; :class:`RecordSpans` also holds for later ones."""
+        if isinstance(command, RecordSpans):
+            self.is_recording = command.on
         for agent in self._serving():
-            agent.send(command(agent.gang))
+            agent.send(command)
 
     def _serving(self) -> list[RemoteAgent]:
         """Return the agents that still run ranks of this attempt."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores, registered_cores
 from hydrogen_magic.driver.placements.spark.executors import ExecutorList, roster
@@ -66,7 +67,7 @@ def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
         raise PlacementError(_too_many(settings, spec, part, most // settings.task_cpus, None))
     if not (more_come or waits):
         raise PlacementError(_too_many(settings, spec, part, slots, seen))
-    so_far = f"{_count(slots, 'slot')} of {spec.np} so far"
+    so_far = f"{counted(slots, 'slot')} of {spec.np} so far"
     if more_come:
         note = f"{so_far}: executors are still starting"
     else:
@@ -125,9 +126,9 @@ def waits_for(session: Session, tag: str) -> str:
     seen = roster(session, _GLANCE_S)
     jobs = {} if session.is_connect else private_calls.other_jobs(session, tag) or {}
     largest = sorted(jobs.items(), key=lambda job: -job[1])
-    held = [f"{name} holds {_count(n, 'slot')}" for name, n in largest[:_MOST_JOBS]]
+    held = [f"{name} holds {counted(n, 'slot')}" for name, n in largest[:_MOST_JOBS]]
     if rest := len(largest) - len(held):
-        held.append(f"{_count(rest, 'more job')} hold slots")
+        held.append(f"{counted(rest, 'more job')} hold slots")
     return "; ".join([*_started(session, seen), *held])
 
 
@@ -136,8 +137,8 @@ def _started(session: Session, seen: ExecutorList | None) -> list[str]:
         return []
     expected, n = SessionSettings.read(session).expected_executors, len(seen.executors)
     if expected is not None and n < expected:
-        return [f"{n} of {_count(expected, 'executor')} so far"]
-    return [_count(n, "executor")]
+        return [f"{n} of {counted(expected, 'executor')} so far"]
+    return [counted(n, "executor")]
 
 
 def _refuse_dynamic_allocation(settings: SessionSettings) -> None:
@@ -213,7 +214,7 @@ def _too_many(
     seen: ExecutorList | None,
 ) -> str:
     who = settings.master if settings.is_local else "the cluster"
-    found = f"np {spec.np}, {who} has {_count(slots, 'slot')}"
+    found = f"np {spec.np}, {who} has {counted(slots, 'slot')}"
     if seen is not None and not seen.executors:
         ways = "stop the applications that hold them", "request smaller executors"
         return (
@@ -231,9 +232,9 @@ def _too_many(
 
 def _made_of(settings: SessionSettings, part: TaskResources, seen: ExecutorList | None) -> str:
     """Describe the slots: ``2 executors x 2 cores, 1 core per task``."""
-    per_task = f"{_count(settings.task_cpus, 'core')} per task"
+    per_task = f"{counted(settings.task_cpus, 'core')} per task"
     if part.per_task:
-        per_task = f"{_count(settings.task_cpus, 'core')} and {part.per_task} GPU per task"
+        per_task = f"{counted(settings.task_cpus, 'core')} and {part.per_task} GPU per task"
     if seen is None:
         return per_task
     each = {_of_one(executor.cores, len(executor.gpus), part) for executor in seen.executors}
@@ -243,16 +244,12 @@ def _made_of(settings: SessionSettings, part: TaskResources, seen: ExecutorList 
     if not each:
         return f"no executor, {per_task}"
     if len(each) == 1:
-        return f"{_count(n_executors, 'executor')} x {each.pop()}, {per_task}"
+        return f"{counted(n_executors, 'executor')} x {each.pop()}, {per_task}"
     n_cores = sum(executor.cores for executor in seen.executors)
     in_all = _of_one(n_cores, seen.n_gpus, part)
-    return f"{_count(n_executors, 'executor')} with {in_all} in all, {per_task}"
+    return f"{counted(n_executors, 'executor')} with {in_all} in all, {per_task}"
 
 
 def _of_one(n_cores: int, n_gpus: int, part: TaskResources) -> str:
-    gpus = f" and {_count(n_gpus, 'GPU')}" if part.per_task else ""
-    return f"{_count(n_cores, 'core')}{gpus}"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+    gpus = f" and {counted(n_gpus, 'GPU')}" if part.per_task else ""
+    return f"{counted(n_cores, 'core')}{gpus}"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import network
 from hydrogen_magic.core.network import PortRange
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import RelayRoute, RemoteAgentPool, agent_pool
@@ -90,7 +91,7 @@ class SparkHosts(HostProvider):
             if slots is None or slots >= attempt.job.spec.np:
                 return
             if time.monotonic() > self._late_s:
-                raise _late(attempt, f"the cluster has {_n_slots(slots)}", reason)
+                raise _late(attempt, f"the cluster has {counted(slots, 'slot')}", reason)
             # Executors are still starting, or Spark replaces lost ones: refused when no more are expected.
             if is_first or time.monotonic() > begun_s + _UNNOTICED_S:
                 self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
@@ -105,7 +106,7 @@ class SparkHosts(HostProvider):
             error = await self._run_stage(tasks, sink)
         if self._is_late and error is not None and error.kind == "cancelled":
             free = await self._slots(free_slots)
-            found = "free slots: unknown" if free is None else f"{_n_slots(free)} free"
+            found = "free slots: unknown" if free is None else f"{counted(free, 'slot')} free"
             hint = "other jobs or a session (see %gang) may hold the others"
             raise _late(tasks.attempt, found, await self._reason(free, tasks.attempt) or hint)
         if error is not None:
@@ -122,10 +123,9 @@ class SparkHosts(HostProvider):
         self._tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
         if free is not None and free < np:
             _report(free, await self._reason(free, attempt), attempt, sink)
-        ranks = "1 rank" if np == 1 else f"{np} ranks"
         session = attempt.job.spec.session
         what = f"gang {attempt.gang}" if session is None else f"session {session}"
-        description = f"hydrogen_magic {what}, {ranks}"
+        description = f"hydrogen_magic {what}, {counted(np, 'rank')}"
         # Spark deletes an agent's code at the end of the application. In local mode the agent itself stays.
         instructions = tasks.instructions(
             endpoints(self._session, attempt.job.spec.ports), self._session.application
@@ -221,10 +221,6 @@ def _late(attempt: Attempt, found: str, reason: str) -> PlacementError:
     spec = attempt.job.spec
     why = "; ".join(filter(None, [found, reason]))
     return PlacementError(f"np {spec.np} did not fit within {spec.wait_s:g} s (`--wait`): {why}")
-
-
-def _n_slots(n: int) -> str:
-    return "1 slot" if n == 1 else f"{n} slots"
 
 
 def _report(slots: int | None, reason: str, attempt: Attempt, sink: EventSink) -> None:

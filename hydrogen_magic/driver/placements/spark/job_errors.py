@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from hydrogen_magic.core.units import clipped
+
 STOPPED = "the Spark session was stopped, or its driver has exited: create a new session"
 
 
@@ -122,7 +124,7 @@ def explained(error: BaseException) -> SparkJobError:
     for kind, pattern, message in _SENTENCES:
         found = re.search(pattern, text if kind == "python" else of_spark, re.DOTALL)
         if found is not None:
-            parts = (_short(part.strip().rstrip(".")) for part in found.groups())
+            parts = (clipped(part.strip().rstrip("."), _LONGEST) for part in found.groups())
             return SparkJobError(kind, message.format(*parts), text)
     return SparkJobError("other", _first_line(text), text)
 
@@ -142,11 +144,7 @@ def _first_line(text: str) -> str:
     of_task = _OF_TASK.search(text)
     raised = _PYTHON.findall(text, of_task.end()) if of_task else []
     if raised:
-        return _short(f"a task failed: {raised[-1]}")
+        return clipped(f"a task failed: {raised[-1]}", _LONGEST)
     lines = (line.strip(" :") for line in text.splitlines() if not _FRAME.search(line))
     said = [line for line in lines if line and not line.startswith("Py4JJavaError")]
-    return _short(said[0] if said else text)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return clipped(said[0] if said else text, _LONGEST)

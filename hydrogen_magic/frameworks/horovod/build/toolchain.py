@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hydrogen_magic.core import processes
 from hydrogen_magic.frameworks.horovod import installation
 from hydrogen_magic.frameworks.horovod.build.cuda import Cuda, find_cuda
 from hydrogen_magic.frameworks.horovod.build.errors import MissingError
@@ -176,11 +177,7 @@ def jobs(environment: Mapping[str, str] = os.environ) -> int:
     found = re.search(r"(?:^|\s)-?j\s*(\d+)", environment.get("MAKEFLAGS", ""))
     if found and "MAKELEVEL" not in environment:  # under a make, the flags come from that make
         return max(1, int(found[1]))
-    try:
-        n_cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        n_cores = os.cpu_count() or 1
-    return max(1, min(n_cores, _free_bytes() // _BYTES_PER_JOB))
+    return max(1, min(processes.usable_cores(), _free_bytes() // _BYTES_PER_JOB))
 
 
 def _free_bytes() -> int:

@@ -6,7 +6,6 @@ each of its entries, ``name/entry``, as in its TensorBoard tracker.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -16,17 +15,9 @@ from hydrogen_magic.node.worker.observe import metrics
 
 def attach(module: ModuleType) -> None:
     """Patch ``Accelerator.log``; ``module`` is ``accelerate.accelerator``."""
-    original = module.Accelerator.log
-
-    @functools.wraps(original)
-    def log(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _see(*args, **kwargs)
-        with metrics.claimed():
-            return original(self, *args, **kwargs)
-
-    module.Accelerator.log = log
+    module.Accelerator.log = metrics.claiming(module.Accelerator.log, _see)
 
 
 @metrics.safely
-def _see(values: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> None:
+def _see(accelerator: Any, values: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> None:
     metrics.log(dict(metrics.flattened(values, "/")), step)

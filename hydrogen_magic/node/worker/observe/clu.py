@@ -18,7 +18,7 @@ def attach(module: ModuleType) -> None:
     """Patch ``write_scalars`` of all writers; ``module`` is ``clu.metric_writers``."""
     for kind in vars(module).values():
         if isinstance(kind, type) and "write_scalars" in vars(kind):
-            kind.write_scalars = _seen(kind.write_scalars)  # type: ignore[attr-defined]
+            kind.write_scalars = metrics.claiming(kind.write_scalars, _see)  # type: ignore[attr-defined]
 
 
 def attach_to_pools(module: ModuleType) -> None:
@@ -32,17 +32,6 @@ def attach_to_pools(module: ModuleType) -> None:
     module.Pool.__call__ = __call__
 
 
-def _seen(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def write_scalars(self: Any, step: Any, scalars: Any) -> None:
-        if not metrics.is_claimed():
-            _see(scalars, step)
-        with metrics.claimed():
-            original(self, step, scalars)
-
-    return write_scalars
-
-
 @metrics.safely
-def _see(scalars: Any, step: Any) -> None:
+def _see(writer: Any, step: Any, scalars: Any) -> None:
     metrics.log(scalars, step)

@@ -91,15 +91,35 @@ def claimed() -> Iterator[None]:
         _claims.depth -= 1
 
 
-def claiming(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``original``, wrapped in :func:`claimed`."""
+def claiming(
+    original: Callable[..., Any], see: Callable[..., None] | None = None
+) -> Callable[..., Any]:
+    """Return ``original``, wrapped in :func:`claimed`.
+
+    ``see`` takes the arguments of each call before it, except of those that are claimed themselves.
+    """
 
     @functools.wraps(original)
     def claims(*args: Any, **kwargs: Any) -> Any:
+        if see is not None and not is_claimed():
+            see(*args, **kwargs)
         with claimed():
             return original(*args, **kwargs)
 
     return claims
+
+
+def seen(original: Callable[..., Any], see: Callable[..., None]) -> Callable[..., Any]:
+    """Return ``original``, wrapped: ``see`` takes the arguments of each call after it, unless claimed."""
+
+    @functools.wraps(original)
+    def sees(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not is_claimed():
+            see(*args, **kwargs)
+        return result
+
+    return sees
 
 
 def is_claimed() -> bool:

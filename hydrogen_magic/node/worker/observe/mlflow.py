@@ -6,33 +6,26 @@ client are not recorded here: the observers of those libraries have them.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe.metrics import log, safely, seen
 
 
 def attach(module: ModuleType) -> None:
     """Patch ``mlflow.log_metric`` and ``log_metrics``; ``module`` is ``mlflow.tracking.fluent``."""
-    log_metric, log_metrics = module.log_metric, module.log_metrics
-
-    @functools.wraps(log_metric)
-    def seen_metric(key: str, value: Any, step: Any = None, *args: Any, **kwargs: Any) -> Any:
-        result = log_metric(key, value, step, *args, **kwargs)
-        _see({key: value}, step)
-        return result
-
-    @functools.wraps(log_metrics)
-    def seen_metrics(metrics: Any, step: Any = None, *args: Any, **kwargs: Any) -> Any:
-        result = log_metrics(metrics, step, *args, **kwargs)
-        _see(metrics, step)
-        return result
-
-    vars(module).update(log_metric=seen_metric, log_metrics=seen_metrics)
+    vars(module).update(
+        log_metric=seen(module.log_metric, _see_metric),
+        log_metrics=seen(module.log_metrics, _see_metrics),
+    )
 
 
-@metrics.safely
-def _see(values: dict[str, Any], step: Any) -> None:
-    if not metrics.is_claimed():
-        metrics.log(values, step)
+@safely
+def _see_metric(key: str, value: Any, step: Any = None, *_: Any, **__: Any) -> None:
+    log({key: value}, step)
+
+
+@safely
+def _see_metrics(metrics: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> None:
+    log(metrics, step)

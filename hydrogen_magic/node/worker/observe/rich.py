@@ -27,7 +27,7 @@ def attach(module: ModuleType) -> None:
     kind.add_task = _adding(kind.add_task)
     kind.remove_task = _removing(kind.remove_task)
     for name in ("advance", "reset", "update"):
-        setattr(kind, name, _changing(getattr(kind, name)))
+        setattr(kind, name, metrics.seen(getattr(kind, name), _see))
 
 
 # ── what is drawn ────────────────────────────────────────────────────────────────────────────────
@@ -89,15 +89,6 @@ def _adding(original: Callable[..., int]) -> Callable[..., int]:
     return add_task
 
 
-def _changing(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def change(self: Any, task_id: int, *args: Any, **kwargs: Any) -> None:
-        original(self, task_id, *args, **kwargs)
-        _see(self, task_id)
-
-    return change
-
-
 def _removing(original: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
     @functools.wraps(original)
     def remove_task(self: Any, task_id: int) -> None:
@@ -110,11 +101,11 @@ def _removing(original: Callable[[Any, int], None]) -> Callable[[Any, int], None
 
 
 @metrics.safely
-def _see(progress: Any, number: int) -> None:
+def _see(progress: Any, task_id: int, *_: Any, **__: Any) -> None:
     if progress.disable or metrics.is_claimed():
         return
-    task = next(each for each in progress.tasks if each.id == number)
-    bar = _bars.setdefault(progress, {}).setdefault(number, metrics.LibraryBar("it"))
+    task = next(each for each in progress.tasks if each.id == task_id)
+    bar = _bars.setdefault(progress, {}).setdefault(task_id, metrics.LibraryBar("it"))
     if task.visible and (bar.is_open or not task.finished):
         bar.show(_plain(task.description), task.completed, task.total)
     if task.finished or not task.visible:

@@ -12,7 +12,6 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -31,8 +30,8 @@ _WRITERS = "tensorflow.python.ops.summary_ops_v2"
 def attach(module: ModuleType) -> None:
     """Patch ``SummaryWriter``; ``module`` is ``writer`` of torch.utils.tensorboard or tensorboardX."""
     writer = module.SummaryWriter
-    writer.add_scalar = _seen(writer.add_scalar, _see_scalar)
-    writer.add_scalars = _seen(writer.add_scalars, _see_scalars)
+    writer.add_scalar = metrics.seen(writer.add_scalar, _see_scalar)
+    writer.add_scalars = metrics.seen(writer.add_scalars, _see_scalars)
     # Results of a whole run: it also writes them as scalars, in a separate directory.
     writer.add_hparams = metrics.claiming(writer.add_hparams)
 
@@ -62,17 +61,6 @@ def attach_to_tensorflow_writers(module: ModuleType) -> None:
         return writer
 
     module.create_file_writer_v2 = create  # type: ignore[attr-defined]
-
-
-def _seen(original: Callable[..., Any], see: Callable[..., None]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def add(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if not metrics.is_claimed():
-            see(*args, **kwargs)
-        return result
-
-    return add
 
 
 @metrics.safely
