@@ -180,7 +180,7 @@ class SessionCell:
 
 @dataclass(frozen=True)
 class RankOptions:
-    """The part of a launch that all ranks of the gang are told."""
+    """The part of a launch request that goes to all ranks of the gang."""
 
     join_advice: JoinAdvice
     displaying: tuple[int, ...]
