@@ -74,19 +74,21 @@ def states(limit: int | None = None) -> list[GangState]:
     return sorted(found, key=lambda state: state.wall_time)
 
 
-def with_end(events: Sequence[Event]) -> list[Event]:
-    """Return the recorded ``events`` of a run, and its end if its kernel died without recording one."""
+def missing_end(events: Sequence[Event]) -> list[GangEnded]:
+    """Return the end of a run with these recorded events, if its kernel died without recording one."""
     launched = events[0] if events else None
     if not isinstance(launched, GangLaunched) or isinstance(events[-1], GangEnded):
-        return [*events]
+        return []
     is_known = not run_log.is_elsewhere(launched.owner, launched.host)
     if not (is_known and run_log.is_owner_gone(launched.gang, launched.owner)):
-        return [*events]
-    return [*events, GangEnded(events[-1].at_s, "STOPPED", run_log.why_over(launched))]
+        return []
+    return [GangEnded(events[-1].at_s, "STOPPED", run_log.why_over(launched))]
 
 
 def with_machine(state: GangState) -> GangState:
-    """Return the state after recorded events :func:`with_end`, with the machine if it runs on another."""
+    """Return the state after a run's recorded events and :func:`missing_end`, with its machine if it runs on
+    another one.
+    """
     if state.is_terminal or run_log.is_alive(state.owner):
         return state
     reason = f"runs on {state.host}"
@@ -102,4 +104,4 @@ def _last_state(found: run_log.Summary) -> GangState:
     if found.ended is None:
         with suppress(HydrogenError):  # the record is damaged, or another kernel has deleted it
             events = run_log.read(found.gang)
-    return with_machine(replay(with_end(events)))
+    return with_machine(replay([*events, *missing_end(events)]))

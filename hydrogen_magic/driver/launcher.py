@@ -735,7 +735,7 @@ def spec_of(**options: Any) -> JobSpec:
 
 
 def _fields_of(np: Any = None, on: str | None = None, **options: Any) -> dict[str, Any]:
-    """Return the fields of a JobSpec; None stands for the default of an option."""
+    """Return the fields of a JobSpec. None stands for the default, but for those of :data:`_NEVER_NONE`."""
     if isinstance(np, Integral) and np < 0:
         if on not in (None, "local"):
             raise OptionValueError(
@@ -747,7 +747,7 @@ def _fields_of(np: Any = None, on: str | None = None, **options: Any) -> dict[st
     return {
         _FIELDS.get(name, name): _CONVERSIONS.get(name, _as_it_is)(value)
         for name, value in given.items()
-        if value is not None
+        if value is not None or name in _NEVER_NONE
     }
 
 
@@ -802,6 +802,8 @@ _FIELDS = {
     "idle": "idle_s",
 }
 """Options of :func:`launch` whose fields of ``JobSpec`` have other names."""
+_NEVER_NONE = ("start_timeout", "grace", "max_closure", "run_name", "ranks", "push")
+"""Options for which None is refused: it might mean that there is no limit."""
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "env": variables,
     "ports": _port_range,

@@ -147,9 +147,7 @@ class Dispatcher:
         ``outcome``: its final state.
         """
         is_stopped = outcome == "STOPPED" and self.value is None
-        if is_stopped and self._thread is None:
-            self._queue.settle()
-        texts = [self._missing_text()] if is_stopped else []
+        texts = [*self._settled(), self._missing_text()] if is_stopped else []
         if self._kept is not None and (is_stopped or outcome == "FAILED"):
             self._kept.close()
             texts.append(self._kept.text())
@@ -161,6 +159,15 @@ class Dispatcher:
             if outcome != "STOPPED" and self.value is None:
                 self._queue.abandon()
             sources.close(self._source)
+
+    def _settled(self) -> list[str]:
+        """Put the rows that wait for the type of a column; return why that failed."""
+        try:
+            if self._thread is None:
+                self._queue.settle()
+        except (InferError, OSError) as error:  # the result may be files
+            return [f"some finished rows cannot be returned: {error}"]
+        return []
 
     def finished(self) -> Any:
         """Return the frame with the finished rows of a gang that was stopped, None if there are none."""

@@ -28,7 +28,7 @@ from hydrogen_magic.node.prediction.column_names import listed
 
 AnyPath = str | os.PathLike[str]
 
-_HIDDEN = (".", "_")
+_HIDDEN = (".", "_", "lost+found")
 """Readers of Parquet ignore files whose names begin so: ``_SUCCESS``, ``.part-0.crc``."""
 _MAGIC = frozenset("*[")
 """Characters of a glob in a URL, in which a question mark begins the options."""

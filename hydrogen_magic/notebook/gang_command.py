@@ -52,9 +52,15 @@ class RecordedGang:
     def events(self, start: int = 0) -> list[Event]:
         """Return the events, from the ``start``-th on; the end is among them if its kernel died."""
         with self._lock:
-            fresh, self._n_bytes = run_log.read_on(self.id, self._n_bytes)
-            self._events += fresh
-            return history.with_end(self._events)[start:]
+            self._read()
+            if history.missing_end(self._events):
+                self._read()  # its kernel may have recorded the end in between
+            missing = history.missing_end(self._events)
+            return [*self._events[start:], *missing[max(0, start - len(self._events)) :]]
+
+    def _read(self) -> None:
+        fresh, self._n_bytes = run_log.read_on(self.id, self._n_bytes)
+        self._events += fresh
 
     def snapshot(self) -> GangState:
         """Return its state according to the record."""
@@ -331,7 +337,9 @@ def _refuse_out_of_reach(name: str | None, known: Mapping[str, str]) -> None:
     if name is None or found in known:
         return
     one = recorded[found]
-    why = "has ended" if run_log.is_over(one) else "belongs to another kernel"
+    is_here = not run_log.is_elsewhere(one.launched.owner, one.launched.host)
+    is_over = one.ended is not None or (is_here and run_log.is_over(one))
+    why = "has ended" if is_over else "belongs to another kernel"
     raise ArgumentsError(
         f"gang {found} ({one.launched.name}) {why}, and was started without --outlive: %gang show {found} "
         "shows its record"

@@ -63,10 +63,10 @@ class Trainings:
     def cancel(self) -> None:
         """Stop the gangs that run, and let none begin. Does not wait."""
         self._is_cancelled = True
-        self._on_cancel()
         for gang in list(self._gangs):
             if not gang.wait(0):
                 gang.stop()
+        self._on_cancel()
 
 
 def _cancel_on_interrupt(trainings: Trainings) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,6 +73,29 @@ def test_a_noted_file_that_is_written_later_is_the_run_s_own(tmp_path: Path) -> 
     appended(cache)
     appended(tmp_path / "log")
     assert set(files) == {str(cache), str(weights)} and file_tracking.written() == {str(cache)}
+
+
+def test_a_file_that_the_set_up_writes_is_its_own(tmp_path: Path) -> None:
+    """Also one that it still has open, or reads afterwards."""
+    log, base, config = paths = [tmp_path / name for name in ("log", "base", "config")]
+    for path in paths:
+        path.touch()
+    with ExitStack() as stack, file_tracking.noted(map(str, paths)) as files:
+        stack.enter_context(log.open("a"))
+        connection = stack.enter_context(closing(sqlite3.connect(base)))
+        connection.execute("create table t (x)")
+        config.write_text("1")
+        config.read_text()
+    assert not files
+
+
+def test_a_large_folder_is_not_listed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_tracking, "_MOST_ENTRIES", 3)
+    for n in range(5):
+        (tmp_path / f"{n}" / "below").mkdir(parents=True)
+    assert len(list(file_tracking._folders(str(tmp_path)))) == 1 + 3
 
 
 def test_the_working_directory_is_not_watched(

@@ -71,10 +71,9 @@ class KeptPartitions:
             run_log.kept_dir(self._begun).rename(folder)
         (folder / EARLIER).mkdir(mode=0o700, exist_ok=True)
         _move_parts(folder / ROWS, folder / EARLIER)
-        shutil.rmtree(
-            folder / ROWS, ignore_errors=True
-        )  # second files of partitions, incomplete ones
-        (folder / ROWS).mkdir(mode=0o700)
+        # Second files of partitions, and incomplete ones. NFS keeps a folder with a file that is open.
+        shutil.rmtree(folder / ROWS, ignore_errors=True)
+        (folder / ROWS).mkdir(mode=0o700, exist_ok=True)
         self.folder = folder
         self._inherited = {part.path.name for part in self.earlier()}
 

@@ -13,6 +13,7 @@ import struct
 import sys
 import sysconfig
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import all_suffixes
@@ -23,6 +24,8 @@ MOST = 10_000
 """Maximum number of files recorded: a cell that reads more of them reads data."""
 _MOST_WATCHED = 1_000
 """Maximum number of files and folders that inotify watches."""
+_MOST_ENTRIES = 10_000
+"""Maximum number of files and folders that are looked at for that."""
 _LONGEST_PATH = 4_096
 _OTHER = ("/proc/", "/sys/", "/dev/")
 """Paths of files without content of their own."""
@@ -68,10 +71,11 @@ class _AuditHook:
         if is_read and not self._is_on:
             return
         path = os.path.abspath(os.fsdecode(args[0]))
-        if is_read:
+        if not is_read:
+            if self._is_on or path in self._files:
+                self.written.add(path)
+        elif path not in self.written:
             _note(self._files, path)
-        elif path in self._files:
-            self.written.add(path)
 
 
 _hook = _AuditHook()
@@ -86,8 +90,10 @@ def noted(texts: Iterable[str] = ()) -> Iterator[dict[str, int]]:
     """
     with _watching(texts) as watched, _hook.tracking() as files:
         yield files
+        open_to_write = _open_to_write()
         for path in watched.read():
-            _note(files, path)
+            if path not in _hook.written and os.path.realpath(path) not in open_to_write:
+                _note(files, path)
 
 
 def written() -> set[str]:
@@ -96,6 +102,18 @@ def written() -> set[str]:
     The run itself changes them: a cache, a log.
     """
     return _hook.written
+
+
+def _open_to_write() -> set[str]:
+    """Return the files that this process has open to write: C code may have opened them."""
+    found = set()
+    with suppress(OSError):  # there is no /proc
+        for fd in os.listdir("/proc/self/fd"):
+            with suppress(OSError), open(f"/proc/self/fdinfo/{fd}") as info:
+                flags = int(info.read().partition("flags:")[2].split()[0], 8)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
 
 
 def _note(files: dict[str, int], path: str) -> None:
@@ -166,11 +184,25 @@ def _named(texts: Iterable[str]) -> Iterator[str]:
     Without folders that hold the working directory or temporary files: others read there, such as the
     notebook's server.
     """
-    short = {text for text in texts if 0 < len(text) < _LONGEST_PATH and "\0" not in text}
+    first = islice(texts, _MOST_ENTRIES)
+    short = {text for text in first if 0 < len(text) < _LONGEST_PATH and "\0" not in text}
     paths = {os.path.abspath(os.path.expanduser(text)) for text in short}
     yield from filter(os.path.isfile, paths)
     shared = [os.path.join(path, "") for path in (os.getcwd(), tempfile.gettempdir())]
     for path in filter(os.path.isdir, paths):
         is_shared = any(each.startswith(os.path.join(path, "")) for each in shared)
         if not is_shared and not f"{path}/".startswith(_OTHER):
-            yield from (folder for folder, _, _ in os.walk(path))
+            yield from _folders(path)
+
+
+def _folders(top: str) -> Iterator[str]:
+    """Yield a folder and those below; a data set of a million files is not listed."""
+    queue, n_left = deque([top]), _MOST_ENTRIES
+    while queue:
+        folder = queue.popleft()
+        yield folder
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in islice(entries, n_left):
+                n_left -= 1
+                if entry.is_dir(follow_symlinks=False):
+                    queue.append(entry.path)

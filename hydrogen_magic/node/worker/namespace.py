@@ -18,6 +18,7 @@ import runpy
 import sys
 import types
 import warnings
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -40,8 +41,8 @@ from hydrogen_magic.serialization.reducers import take_writers
 _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
 _QUOTED = re.compile(r"""(["'])(.+?)\1""")
-_MOST_ITEMS = 1_000
-"""Items of a collection in which names of files are looked for."""
+_MOST_VALUES = 10_000
+"""Values in which names of files are looked for."""
 
 
 def load(
@@ -285,8 +286,9 @@ class LoadedClosure:
         for code in (*self.code(), *(module.source for module in self._header.modules.values())):
             yield from (found[2] for found in _QUOTED.finditer(code))
         known = self._module.__dict__
-        yield from _texts_in([known[name] for name in self._header.names if name in known])
-        yield from _texts_in(self._call)
+        yield from _texts_in(
+            [self._call, [known[name] for name in self._header.names if name in known]]
+        )
 
     def predict(self, value: Any) -> Any:
         """Return the function for every batch: the cell's ``predict``, or the value of the call.
@@ -322,13 +324,23 @@ class LoadedClosure:
         return ResultPickler(*args, shared=self._shared.values(), originals=self._numbered)
 
 
-def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
-    """Yield texts and paths in a value, its items and attributes; runs no code of its class."""
-    if isinstance(value, (str, PurePath)):
-        yield str(value)
-    elif depth and not isinstance(value, (types.ModuleType, type)):
-        for each in islice(_items(value), _MOST_ITEMS):
-            yield from _texts_in(each, depth - 1)
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield texts and paths in a value, its items and attributes, and theirs; runs no code of a class.
+
+    It looks at the first :data:`_MOST_VALUES`, those of all objects before those inside them.
+    """
+    queue = deque([value])
+    n_left = _MOST_VALUES
+    known: set[int] = set()
+    while queue:
+        each = queue.popleft()
+        if isinstance(each, (str, PurePath)):
+            yield str(each)
+        elif id(each) not in known and not isinstance(each, (types.ModuleType, type)):
+            known.add(id(each))
+            items = list(islice(_items(each), n_left))
+            n_left -= len(items)
+            queue += items
 
 
 def _items(value: Any) -> Iterable[Any]:
