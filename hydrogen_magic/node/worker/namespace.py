@@ -282,13 +282,12 @@ class LoadedClosure:
         return self._header.seed is not None
 
     def texts(self) -> Iterator[str]:
-        """Yield texts that may name files: those in the code, and those among values and arguments."""
+        """Yield texts that may name files: those among values and arguments, and those in the code."""
+        known = self._module.__dict__
+        values = [known[name] for name in self._header.names if name in known]
+        yield from _texts_in([self._call, values])
         for code in (*self.code(), *(module.source for module in self._header.modules.values())):
             yield from (found[2] for found in _QUOTED.finditer(code))
-        known = self._module.__dict__
-        yield from _texts_in(
-            [self._call, [known[name] for name in self._header.names if name in known]]
-        )
 
     def predict(self, value: Any) -> Any:
         """Return the function for every batch: the cell's ``predict``, or the value of the call.
