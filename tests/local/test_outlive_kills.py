@@ -16,6 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,9 @@ class Killed:
             os.kill(self.server.pid, signal.SIGKILL)
         else:
             wait_until(lambda: self.pids_of(victim) or self._is_over())
-            for pid in self.pids_of(victim)[:1]:
-                os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                for pid in self.pids_of(victim)[:1]:
+                    os.kill(pid, signal.SIGKILL)
 
     def pids_of(self, victim: str) -> list[int]:
         """Return the pids of its kernel, its owner, its agent, or its ranks."""
