@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from hydrogen_magic.node.worker import file_tracking
-from hydrogen_magic.node.worker.namespace import _QUOTED, _texts_in
+from hydrogen_magic.node.worker import file_names, file_tracking
 
 HELD: list[object] = []
 
@@ -133,7 +132,7 @@ def test_files_of_code_are_no_data(tmp_path: Path) -> None:
 
 def test_texts_of_values() -> None:
     values = {"a": ["x.pt", Path("y.pt")], "b": SimpleNamespace(path="z.pt"), "c": 1}
-    assert list(_texts_in(values)) == ["x.pt", "y.pt", "z.pt"]
+    assert list(file_names.in_values(values)) == ["x.pt", "y.pt", "z.pt"]
 
 
 def test_names_of_files_are_looked_for_without_code_of_the_user() -> None:
@@ -148,9 +147,9 @@ def test_names_of_files_are_looked_for_without_code_of_the_user() -> None:
         def __getattr__(self, name: str) -> str:
             raise AssertionError
 
-    assert list(_texts_in([Remote(), "x.pt"])) == ["x.pt"]
+    assert list(file_names.in_values([Remote(), "x.pt"])) == ["x.pt"]
 
 
 def test_texts_of_code() -> None:
     code = """load('x.pt', "y.pt")  # don't"""
-    assert [found[2] for found in _QUOTED.finditer(code)] == ["x.pt", "y.pt"]
+    assert list(file_names.in_code(code)) == ["x.pt", "y.pt"]

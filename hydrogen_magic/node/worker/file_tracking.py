@@ -170,8 +170,9 @@ class _Watched:
 def _watching(texts: Iterable[str]) -> Iterator[_Watched]:
     watched = _Watched()
     try:
-        for path in islice(_named(texts), _MOST_WATCHED):
-            watched.add(path)
+        with suppress(FileNotFoundError):  # the working directory no longer exists
+            for path in islice(_named(texts), _MOST_WATCHED):
+                watched.add(path)
         yield watched
     finally:
         if watched.fd >= 0:

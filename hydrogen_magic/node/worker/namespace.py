@@ -13,22 +13,20 @@ import inspect
 import io
 import os
 import pickle
-import re
 import runpy
 import sys
 import types
 import warnings
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import filterfalse, islice
-from pathlib import Path, PurePath
+from itertools import filterfalse
+from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import syntax
-from hydrogen_magic.node.worker import ipython_shell, module_importer, settings, spawn
+from hydrogen_magic.node.worker import file_names, ipython_shell, module_importer, settings, spawn
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization import payload
@@ -40,9 +38,6 @@ from hydrogen_magic.serialization.reducers import take_writers
 
 _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
-_QUOTED = re.compile(r"""(["'])(.+?)\1""")
-_MOST_VALUES = 10_000
-"""Values in which names of files are looked for."""
 
 
 def load(
@@ -285,9 +280,9 @@ class LoadedClosure:
         """Yield texts that may name files: those among values and arguments, and those in the code."""
         known = self._module.__dict__
         values = [known[name] for name in self._header.names if name in known]
-        yield from _texts_in([self._call, values])
+        yield from file_names.in_values([self._call, values])
         for code in (*self.code(), *(module.source for module in self._header.modules.values())):
-            yield from (found[2] for found in _QUOTED.finditer(code))
+            yield from file_names.in_code(code)
 
     def predict(self, value: Any) -> Any:
         """Return the function for every batch: the cell's ``predict``, or the value of the call.
@@ -321,36 +316,6 @@ class LoadedClosure:
         if self._names is not None:
             return self._names.result_pickler(*args)
         return ResultPickler(*args, shared=self._shared.values(), originals=self._numbered)
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield texts and paths in a value, its items and attributes, and theirs; runs no code of a class.
-
-    It looks at the first :data:`_MOST_VALUES`, those of all objects before those inside them.
-    """
-    queue = deque([value])
-    n_left = _MOST_VALUES
-    known: set[int] = set()
-    while queue:
-        each = queue.popleft()
-        if isinstance(each, (str, PurePath)):
-            yield str(each)
-        elif id(each) not in known and not isinstance(each, (types.ModuleType, type)):
-            known.add(id(each))
-            items = list(islice(_items(each), n_left))
-            n_left -= len(items)
-            queue += items
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if type(value) in (list, tuple, set, frozenset):
-        return value  # type: ignore[no-any-return]
-    if type(value) is dict:
-        return value.values()
-    try:
-        return tuple(object.__getattribute__(value, "__dict__").values())
-    except AttributeError:  # it has none
-        return ()
 
 
 def _format_warning(

@@ -148,9 +148,8 @@ class ParquetStream:
         """
         is_same = epoch == self._epoch
         self.n_skipped = self.n_skipped if is_same else 0
-        self._place = _Place(
-            self._place.n_done if is_same else 0
-        )  # the next iteration is not nested
+        # Without an outer place: the next iteration is not nested.
+        self._place = _Place(self._place.n_done if is_same else 0)
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, int | None]:
