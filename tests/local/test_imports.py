@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,22 @@ OF_NOTEBOOKS = "IPython ipykernel zmq pandas psutil rich traitlets"
 )
 def test_a_rank_imports_no_framework_and_nothing_of_a_notebook(code: str) -> None:
     assert loaded(code, f"{FRAMEWORKS} {OF_NOTEBOOKS}") == NOTHING
+
+
+def test_a_stream_imports_torch_for_a_dataloader_only(tmp_path: Path) -> None:
+    code = (
+        "import pyarrow as pa, pyarrow.parquet\n"
+        f"file = {str(tmp_path / 'rows.parquet')!r}\n"
+        "pa.parquet.write_table(pa.table({'x': range(4)}), file)\n"
+        "import hydrogen_magic as hm\n"
+        "rows = hm.shard(file, batch_size=2).to_numpy()\n"
+        "assert [batch['x'].tolist() for batch in rows] == [[0, 1], [2, 3]]\n"
+        "assert 'torch' not in sys.modules\n"
+        "from torch.utils.data import DataLoader\n"
+        "read = DataLoader(rows.to_torch(), batch_size=None, num_workers=1)\n"
+        "assert [batch['x'].tolist() for batch in read] == [[0, 1], [2, 3]]"
+    )
+    assert loaded(code, "tensorflow jax") == NOTHING
 
 
 @pytest.mark.spark

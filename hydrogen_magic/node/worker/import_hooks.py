@@ -20,11 +20,12 @@ class ImportHooks(MetaPathFinder):
         self._pending: dict[str, list[Hook]] = {}
 
     def add(self, name: str, hook: Hook) -> None:
-        """Call ``hook`` with module ``name``: now if it is imported, otherwise after its import."""
+        """Call ``hook`` with module ``name``: now if it is imported, otherwise once after its import."""
         module = sys.modules.get(name)
         if module is not None:
             hook(module)
             return
+        self.cancel(name, hook)
         self._pending.setdefault(name, []).append(hook)
         self.put_first()
 

@@ -9,17 +9,16 @@ footers: a stream that continues in the middle of an epoch reads nothing of the 
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, TypeVar
 
 from hydrogen_magic.node.worker import batch_kinds
 from hydrogen_magic.node.worker.batch_kinds import BatchKind, check_shapes, cut, joined, picked
+from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.worker.index_share import IndexShare
 from hydrogen_magic.node.worker.parquet_shard import RowGroups, in_file_order, mixed, pools
 
@@ -40,8 +39,9 @@ def stream(dataset: Any, options: StreamOptions) -> ParquetStream:
     """Return the share as an iterable of batches; see ``hm.shard``."""
     if options.batch_size < 1:
         raise ValueError(f"hm.shard() needs a batch_size of at least 1, got {options.batch_size}")
-    found: ParquetStream = _stream_class()(dataset, options)
-    return found
+    # Not a base class: ranks that read with NumPy or JAX do not import torch.
+    hooks.add("torch.utils.data.dataset", _register)
+    return ParquetStream(dataset, options)
 
 
 @dataclass
@@ -58,8 +58,8 @@ class _Place:
 class ParquetStream:
     """The batches of one rank: what :func:`hydrogen_magic.shard` returns for Parquet data in batches.
 
-    With torch installed, it is a ``torch.utils.data.IterableDataset``. ``len()`` is the number of batches,
-    which is the same on every rank.
+    torch's DataLoader accepts it as a ``torch.utils.data.IterableDataset``. ``len()`` is the number of
+    batches, which is the same on every rank.
     """
 
     def __init__(self, dataset: Any, options: StreamOptions) -> None:
@@ -237,13 +237,9 @@ def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int, int])
     return found
 
 
-@functools.lru_cache(maxsize=1)
-def _stream_class() -> Any:
-    """Return the class of streams: of torch's, for a DataLoader, where torch is installed."""
-    if find_spec("torch") is None:
-        return ParquetStream
-    base = import_module("torch.utils.data").IterableDataset
-    return type("ParquetStream", (ParquetStream, base), {"__module__": __name__})
+def _register(module: ModuleType) -> None:
+    """Have a DataLoader accept streams; ``module`` is ``torch.utils.data.dataset``."""
+    module.IterableDataset.register(ParquetStream)
 
 
 def _of_loader_worker(n_batches: int) -> tuple[int, int]:
