@@ -183,6 +183,9 @@ class Plan:
         return any(slot.gpu is not None for slot in self.slots)
 
     def gpus_of(self, slot: Slot) -> tuple[str, ...]:
-        """The gang's GPUs on the slot's host in local_rank order: its ``CUDA_VISIBLE_DEVICES``."""
+        """The gang's GPUs on the slot's host in local_rank order: its ``CUDA_VISIBLE_DEVICES``.
+
+        Fewer than the host's ranks if these share them in turn.
+        """
         same_host = (other for other in self.slots if other.node_rank == slot.node_rank)
-        return tuple(other.gpu for other in same_host if other.gpu is not None)
+        return tuple(dict.fromkeys(other.gpu for other in same_host if other.gpu is not None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -302,6 +302,21 @@ def test_gangs_beside_each_other_have_gpus_of_their_own(
         assert share == {}
         plans.append(placement.plan_beside(spec, plans))
     assert [[slot.gpu for slot in plan.slots] for plan in plans] == [list(part) for part in parts]
+
+
+def test_ranks_share_the_gpus_that_env_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_installed_gpus", lambda path: (("0", "GPU-0"), ("1", "GPU-1")))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    placement, spec = LocalPlacement(), JobSpec(np=3)
+    with_env = replace(spec, env=(("CUDA_VISIBLE_DEVICES", "1,0"),))
+    for plan in (placement.plan(with_env), placement.plan_beside(with_env, [])):
+        assert [slot.gpu for slot in plan.slots] == ["1", "0", "1"] and plan.notes == ()
+        first = plan.slots[0]
+        assert devices.environment(plan, first) == {"CUDA_VISIBLE_DEVICES": "1,0"}
+        names = [devices.device_name(plan, slot) for slot in plan.slots]
+        assert names == ["cuda:0", "cuda:1", "cuda:0"]
+    for plan in (placement.plan(spec), placement.plan_beside(spec, [])):
+        assert not plan.uses_gpu and "all ranks use the CPU" in plan.notes[0]
 
 
 @pytest.mark.parametrize(

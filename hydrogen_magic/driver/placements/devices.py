@@ -71,6 +71,7 @@ def _ask_driver(path: str) -> tuple[tuple[str, str], ...]:
 def assign(spec: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str | None, ...], tuple[str, ...]]:
     """Return every rank's GPU (or None for all) and notes for the user.
 
+    Ranks share GPUs, in turn, if ``--env CUDA_VISIBLE_DEVICES`` names fewer.
     Raises PlacementError if ``--gpu`` requests more than there are.
     """
     none: tuple[str | None, ...] = (None,) * spec.np
@@ -78,6 +79,8 @@ def assign(spec: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str | None, ...]
         return none, ()
     if len(gpus) >= spec.np:
         return gpus[: spec.np], ()
+    if spec.gpu is None and "CUDA_VISIBLE_DEVICES" in dict(spec.env):
+        return tuple(gpus[rank % len(gpus)] for rank in range(spec.np)), ()
     found = f"this machine has {len(gpus)}" if gpus else "this machine has none that CUDA can use"
     if spec.gpu is None:
         return none, (f"{spec.np} ranks, but {found} GPU(s): all ranks use the CPU",)
@@ -90,6 +93,6 @@ def environment(plan: Plan, slot: Slot) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus_of(slot))}
 
 
-def device_name(slot: Slot) -> str:
+def device_name(plan: Plan, slot: Slot) -> str:
     """Return the value of ``hm.device()`` on the slot's rank."""
-    return f"cuda:{slot.local_rank}" if slot.gpu is not None else "cpu"
+    return "cpu" if slot.gpu is None else f"cuda:{plan.gpus_of(slot).index(slot.gpu)}"

@@ -66,7 +66,8 @@ def run_here(attempt: Attempt, sink: EventSink) -> None:
     said = reporter.Reporter(0, job.clock_zero_s, send)
     said.exchanges.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
     slot = job.plan.slots[0]
-    sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, devices.device_name(slot)))
+    device = devices.device_name(job.plan, slot)
+    sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, device))
     with ExitStack() as stack:
         stack.enter_context(_environment(_rendezvous_environment(attempt, stack)))
         reporter.install(said)

@@ -94,5 +94,5 @@ def _rank_launch(
         **rendezvous.environments[slot.rank],
         **host.user_env,
     }
-    device = devices.device_name(slot)
+    device = devices.device_name(plan, slot)
     return RankLaunch(slot.rank, device, slot.gpu, env, host.tasks.get(slot.rank))

@@ -70,7 +70,8 @@ class LocalPlacement(Placement):
     def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
         """Return :meth:`plan` with the GPUs that the fewest ranks of other gangs use."""
         gpus = _free_first(_visible_gpus(spec), spec.np, others)
-        visible = [("CUDA_VISIBLE_DEVICES", ",".join(gpus))] if gpus else []
+        # Fewer, unless the user has named them, are not shared.
+        visible = [("CUDA_VISIBLE_DEVICES", ",".join(gpus))] if len(gpus) >= spec.np else []
         return self.plan(replace(spec, env=(*spec.env, *visible)))
 
     def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
@@ -279,7 +280,9 @@ def _worker_key(job: Job, digest: str) -> str:
     """Return the key under which ranks of ``%%infer`` are kept for an equal gang, empty if they are not."""
     if job.feed is None or job.session is None or job.session_cell is not None:
         return ""
-    places = [(slot.rank, devices.device_name(slot), slot.gpu) for slot in job.plan.slots]
+    places = [
+        (slot.rank, devices.device_name(job.plan, slot), slot.gpu) for slot in job.plan.slots
+    ]
     depends_on = [
         job.feed.key,
         places,
