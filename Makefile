@@ -191,11 +191,12 @@ unit: $(VENV)/.stamp-dev $(BUNDLE)
 quick: $(VENV)/.stamp-dev $(NODE_MODULES) $(BUNDLE)
 	@$(MAKE) --no-print-directory --jobs lint vitest unit
 
+# Together, because Horovod is compiled for minutes where no cache has it. Only one of them uses pip.
 checks: $(VENV)/.stamp-dev $(NODE_MODULES) $(BUNDLE)
-	@$(MAKE) --no-print-directory --jobs lint vitest
+	@$(MAKE) --no-print-directory --jobs lint vitest $(addprefix $(VENV)/.stamp-,browser horovod spark)
 
 # pytest's own closing line stays the last thing printed.
-test: checks $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark)
+test: checks
 	@echo '· pytest, $(WORKERS) workers'
 	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
 
@@ -203,7 +204,7 @@ test-tensorflow: $(BUNDLE) $(addprefix $(VENV)/.stamp-,spark horovod libraries d
 	@echo '· pytest, tests that need TensorFlow'
 	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS)
 
-test-all: checks $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons libraries deepspeed) test-tensorflow
+test-all: checks $(addprefix $(VENV)/.stamp-,kernels pythons libraries deepspeed) test-tensorflow
 	@echo '· pytest, exhaustive tests, $(WORKERS) workers'
 	@$(PYTEST) -m exhaustive -n $(WORKERS) $(ARGS)
 

@@ -280,9 +280,7 @@ def _worker_key(job: Job, digest: str) -> str:
     """Return the key under which ranks of ``%%infer`` are kept for an equal gang, empty if they are not."""
     if job.feed is None or job.session is None or job.session_cell is not None:
         return ""
-    places = [
-        (slot.rank, devices.device_name(job.plan, slot), slot.gpu) for slot in job.plan.slots
-    ]
+    places = [(slot.rank, devices.device_name(job.plan, slot), slot.gpu) for slot in job.plan.slots]
     depends_on = [
         job.feed.key,
         places,
