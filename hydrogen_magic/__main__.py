@@ -22,8 +22,12 @@ COMMANDS = {
     "gang show ID": "state of a gang, rank by rank",
     "gang attach ID": "follow output and state; Ctrl-C detaches, and the gang continues",
     "gang stop ID": "stop a gang (--kill: at once; --take: even if a kernel controls it)",
+    "gang wait ID": "wait until a gang ends (--timeout S: at most S seconds); status 1 if it fails",
     "gang logs ID": "everything that the ranks wrote (--rank R: one rank)",
     "gang stacks ID": "stacks of every thread that were taken while it ran (--rank R: one rank)",
+    "gang compare ID ID …": "the values in which runs differ, and their last metrics",
+    "gang timeline ID -o FILE": "spans as Chrome trace JSON, to be opened in Perfetto",
+    "gang doctor": "check this machine: versions, GPUs, space, a two-rank all_reduce",
 }
 """Commands for gangs; those that set up libraries are of :func:`hydrogen_magic.plugins.commands`."""
 
@@ -70,7 +74,8 @@ def _report(error: Exception) -> None:
 def _usage(setups: Iterable[str]) -> str:
     others = {f"{name} …": f"set up {name} (--help: its commands)" for name in setups}
     commands = {**COMMANDS, **others}
-    lines = (f"  {command:<18}{meaning}" for command, meaning in commands.items())
+    width = max(map(len, commands)) + 2
+    lines = (f"  {command:<{width}}{meaning}" for command, meaning in commands.items())
     return "\n".join(["usage: python -m hydrogen_magic COMMAND", "", *lines])
 
 

@@ -30,7 +30,6 @@ Path("package").mkdir()
 for name in ("train.py", "package/__init__.py", "package/train.py"):
     Path(name).write_text(script)
 """
-DROP_IN = "from hydrogen_magic.compat import *\nimport os\n" + HM
 SHARED_MODEL = TORCH + "model = nn.Linear(1, 1)\n"
 
 LOCAL = [
@@ -139,7 +138,7 @@ class scheduler:
             "was killed by SIGKILL": "%%distributed --np 2\nif hm.rank() == 1:\n    os.kill(os.getpid(), 9)"
         },
     ),
-    Page("docs/how-to/prepare-executors.md", set_up="import os"),
+    Page("docs/how-to/prepare-executors.md"),
     Page("docs/how-to/read-the-output.md", set_up=HM + "epoch = 1"),
     Page(
         "docs/how-to/restart-the-kernel.md",
@@ -211,9 +210,7 @@ assert (run.info.run_name, run.data.params) == ("wide, lr 0.01", {"lr": "0.01"})
         "docs/how-to/trainers.md",
         set_up=TORCH
         + """
-import lightning
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
-from transformers import Trainer, TrainingArguments
 module, datamodule = BoringModel(), BoringDataModule()
 data = [{"x": torch.ones(1)}] * 16
 class Model(nn.Module):
@@ -282,8 +279,6 @@ pd.DataFrame({"price": [1.0] * 64}).to_parquet("lake/train/year=2026/part.parque
     ),
     Page(
         "docs/guides/deepspeed.md",
-        set_up=SHARED_MODEL
-        + "batches = [(torch.ones(16, 1), torch.ones(16, 1))]\nloss_function = nn.functional.mse_loss",
         changes={'{"lr": 1e-3}': '{"lr": 1e-3, "torch_adam": True}'},
         not_run={
             "GatheredParameters": "the end of another cell; tests/local/test_deepspeed.py has it"
@@ -292,29 +287,17 @@ pd.DataFrame({"price": [1.0] * 64}).to_parquet("lake/train/year=2026/part.parque
     ),
     Page(
         "docs/guides/horovod.md",
-        set_up=SHARED_MODEL
-        + "import horovod.torch as hvd\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        set_up=SHARED_MODEL + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
         marks=[horovod],
     ),
     Page(
         "docs/guides/jax.md",
-        set_up="""
-import numpy as np
-X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-Y = X @ np.array([1, -2, 3, 0.5], np.float32)
-params = {"w": np.zeros(4, np.float32)}
-""",
         then="assert np.allclose(params['w'], [1, -2, 3, 0.5], atol=0.01)",
         marks=[exhaustive, jax],  # ranks import JAX, which takes seconds
     ),
     Page(
         "docs/guides/keras.md",
-        set_up=HM
-        + """
-import numpy as np
-X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
-""",
+        set_up=HM,
         then="""
 gang = list(hm.gangs().values())[-1]
 for mine, theirs in zip(*gang.results, strict=True):
@@ -324,7 +307,7 @@ for mine, theirs in zip(*gang.results, strict=True):
     ),
     Page(
         "docs/guides/outlive.md",
-        set_up=HM + "model = 1\ndef train(model):\n    pass",
+        set_up=SHARED_MODEL + "def train(model):\n    pass",
         changes={"3f2a": "{id}", "range(state[": "range(89 + state["},
         before={"gang = %gang": "id = list(hm.gangs())[-1]"},
         not_run={
@@ -413,12 +396,7 @@ def get_model(num_classes):
     ),
     Page(
         "docs/migrating/mirrored-strategy-runner.md",
-        set_up=HM
-        + """
-import numpy as np
-X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
-Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]])
-""",
+        set_up=HM,
         then="""
 kernel, bias = weights
 assert (kernel.shape, bias.shape) == ((4, 1), (1,))
@@ -436,7 +414,6 @@ for other_kernel, other_bias in list(hm.gangs().values())[-1].results:
     ),
     Page(
         "docs/migrating/settings.md",
-        set_up=DROP_IN,
         changes={"local_mode=False": "local_mode=True"},
         then="""
 assert found == ("1", os.getcwd() + "/shared/hf") and pid != os.getpid()
@@ -516,7 +493,6 @@ def loss_of(model, batch):
     ),
     Page(
         "docs/migrating/horovod-estimator.md",
-        set_up=TORCH,
         then="""
 errors = [abs(row.prediction - row.label) for row in scored.collect()]
 assert sum(errors) / len(errors) < 0.4
@@ -539,7 +515,6 @@ for each in (df.mapInPandas(predict_rows, "id long, score double"), scored, scor
     ),
     Page(
         "docs/migrating/settings.md",
-        set_up=DROP_IN,
         changes={
             "local_mode=False, use_gpu": "use_gpu",
             "local_mode=True, use_gpu": "use_gpu",

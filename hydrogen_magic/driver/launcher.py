@@ -90,10 +90,11 @@ _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
 
 
 def gangs() -> dict[str, Gang]:
-    """Return this kernel's gangs by id, newest last: running ones, the last four, and referenced ones.
+    """Return this kernel's gangs by id: running ones, the last four, and referenced ones.
 
-    Of the last four, those whose large results became variables of the notebook are left out. Older
-    ones are in the records that ``%gang`` lists.
+    They are in the order in which they were launched or attached to. Of the last four, those whose large
+    results became variables of the notebook are left out. Older ones are in the records that ``%gang``
+    lists.
     """
     return dict(_known)
 

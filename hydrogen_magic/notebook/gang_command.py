@@ -308,7 +308,7 @@ _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] =
 def reachable(name: str | None, *, take: bool = False, to_stop: bool = False) -> Gang:
     """Return a gang of this kernel, or attach to one that outlives its kernel.
 
-    None: this kernel's newest, else the newest. ``to_stop``: see :func:`_complete`.
+    None: this kernel's last one, else the newest. ``to_stop``: see :func:`_complete`.
     """
     live = launcher.gangs()
     known = _names(live, (found for found in run_log.recent() if found.launched.outlives))
@@ -356,7 +356,7 @@ def _newest_outliving(has_results: bool) -> str | None:
 
 
 def _find(name: str | None) -> Gang | RecordedGang:
-    """Return a gang of this kernel or a recorded one; the newest for None."""
+    """Return a gang of this kernel or a recorded one; None: this kernel's last one, else the newest."""
     live = launcher.gangs()
     if name is None and live:
         return live[next(reversed(live))]

@@ -100,7 +100,9 @@ def shard(
             the path is not Parquet.
         FileNotFoundError: There is nothing at the path; names the nearest existing folder. The data of
             a handle is not on this host.
+        OSError: A URL cannot be read.
         ImportError: The package that reads URLs of this scheme is not installed.
+        RuntimeError: The data of a handle has changed since :func:`hydrogen_magic.dataset` was called.
 
     Example::
 

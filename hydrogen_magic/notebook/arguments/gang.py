@@ -49,7 +49,7 @@ class GangCommand:
     verb: str = "list"
     """One of :data:`GANG_COMMANDS`."""
     gang: str | None = None
-    """ID of a gang, its name, or the beginning of its ID; None means the newest gang."""
+    """ID of a gang, its name, or the beginning of its ID; None means this kernel's last gang."""
     session: str | None = None
     """Name of the session of ``end``; None: the only one."""
     compared: tuple[str, ...] = ()
@@ -144,12 +144,9 @@ def _add_subject(parser: LineParser, verb: str) -> None:
     elif verb == "end":
         add("session", nargs="?", metavar="NAME", help="name of the session")
     elif verb not in ("list", "doctor"):
-        add(
-            "gang",
-            nargs="?",
-            metavar="ID",
-            help="ID, a name, or the beginning of an ID; default: newest",
-        )
+        default = "the newest" if verb == "attach" else "the last one of this kernel"
+        text = f"ID, a name, or the beginning of an ID; default: {default}"
+        add("gang", nargs="?", metavar="ID", help=text)
 
 
 def _add_options(parser: LineParser, verb: str) -> None:
