@@ -11,6 +11,8 @@ import pytest
 
 from hydrogen_magic.__main__ import main
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.notebook import doctor
+from hydrogen_magic.notebook.doctor import Check
 from hydrogen_magic.testing.entry_points import declare
 from tests.records import ENDED, launched, write
 
@@ -52,6 +54,17 @@ def test_a_wrong_command_differs_from_one_that_fails(
     monkeypatch.setattr(launcher, "gangs", dict)
     assert main(line.split()) == status
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("is_well", "status"), [(True, 0), (False, 1)])
+def test_the_doctors_status_is_for_scripts(
+    is_well: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [Check("disk", is_well, "12 GB free", "delete files"), Check("GPUs", True, "none")]
+    monkeypatch.setattr(doctor, "examine", lambda: iter(checks))
+    assert main(["gang", "doctor"]) == status
+    shown = capsys.readouterr().out
+    assert "ok   GPUs: none" in shown and ("-> delete files" in shown) is not is_well
 
 
 def test_a_plug_in_adds_a_command(
