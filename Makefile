@@ -41,7 +41,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3
 
 help:
-	@sed -n '3,11s/^# *//p' Makefile
+	@sed -n '3,14s/^# *//p' Makefile
 
 $(VENV)/.stamp-venv:
 	@python="$(PYTHON)"; \
@@ -168,6 +168,14 @@ $(VENV)/.stamp-deepspeed: $(VENV)/.stamp-dev
 	@$(PIP) -e '.[deepspeed]'
 	@touch $@
 
+# DeepSpeed's operator for CPUs, compiled by our own command, so that no test waits for a compiler. Where
+# that fails, the test of the command tries again and shows why.
+OPERATORS := $(CURDIR)/$(VENV)/torch_extensions
+$(VENV)/.stamp-operator: $(VENV)/.stamp-deepspeed $(wildcard hydrogen_magic/frameworks/deepspeed/*.py)
+	@rm -rf $(OPERATORS)
+	@if PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_EXTENSIONS_DIR=$(OPERATORS) \
+	  $(BIN)/python -m hydrogen_magic deepspeed build; then touch $@; fi
+
 demo: $(VENV)/.stamp-demo $(BUNDLE)
 	@$(BIN)/python example_notebooks/demo.py
 
@@ -200,17 +208,24 @@ test: checks
 	@echo '· pytest, $(WORKERS) workers'
 	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
 
-test-tensorflow: $(BUNDLE) $(addprefix $(VENV)/.stamp-,spark horovod libraries deepspeed tensorflow)
+test-tensorflow: $(BUNDLE) $(addprefix $(VENV)/.stamp-,spark horovod libraries deepspeed operator tensorflow)
 	@echo '· pytest, tests that need TensorFlow'
 	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS)
 
-test-all: checks $(addprefix $(VENV)/.stamp-,kernels pythons libraries deepspeed) test-tensorflow
+# What uses pip comes first, as does .stamp-dev before .stamp-docs, which it would make out of date. The
+# documentation is built by one process, beside tests that wait for others.
+test-all: $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark docs kernels pythons libraries deepspeed operator tensorflow)
+	@$(MAKE) --no-print-directory --jobs docs test-tensorflow
 	@echo '· pytest, exhaustive tests, $(WORKERS) workers'
 	@$(PYTEST) -m exhaustive -n $(WORKERS) $(ARGS)
 
-# The tests run every notebook, too.
+# The tests run every notebook, too, and search the documentation that was built.
 test-all: export DOCS_NOTEBOOKS := off
-test-all: docs
+test-all: export DOCS_SITE := $(CURDIR)/build/docs
+test-tensorflow test-all: export TORCH_EXTENSIONS_DIR := $(OPERATORS)
+# TensorFlow's threads would spin while they wait, on processors that other tests need.
+test-tensorflow: export TF_NUM_INTRAOP_THREADS := 1
+test-tensorflow: export TF_NUM_INTEROP_THREADS := 1
 
 # Notebooks are run once, which takes minutes, and again when they have changed.
 # DOCS_NOTEBOOKS=off leaves them without outputs.

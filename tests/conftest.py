@@ -47,8 +47,14 @@ settings.register_profile(
 settings.load_profile("any_machine")
 
 TESTS = Path(__file__).parent
-SHARED = {"standalone": "spark", "connect_server": "connect", "browser": "browser"}
-"""Fixture -> group of the tests that use it: one worker has it, and runs all of them."""
+SHARED = {
+    "classic": "spark",
+    "standalone": "standalone",
+    "connect_server": "connect",
+    "browser": "browser",
+}
+"""Fixture -> group of the tests that use it: one worker has it, and runs all of them. The first one counts:
+the session has a cluster, and tests that make sessions of their own use another one meanwhile."""
 SESSIONS = {"spark": "classic", "connect": "connect"}
 """Group -> fixture of the Spark session that its worker keeps."""
 FIRST = ("spark", "browser")
@@ -61,6 +67,14 @@ _BRIEFLY_S = 5.0
 """What a test's gangs started ends within this time beside the warm agent, or is ended with it."""
 ORDER = ("spark", "browser", "notebooks", "horovod", "local", "unit")
 """Folders, those first whose groups take longest."""
+LONGEST = (
+    "local/test_contract.py",
+    "local/test_outlive_kills.py",
+    "local/test_random_results.py",
+    "local/test_site_code.py",
+    "local/test_widget.py",
+)
+"""Files that come first in their folder: the last one to begin may run alone for its whole length."""
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups by the same hook
@@ -72,10 +86,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
         _start_session_first(item)
     places = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
-    # In a module the users of a session come first: it must not start after the module's snapshot.
-    items.sort(
-        key=lambda item: (ORDER.index(_folder(item)), places[item.path], not _has_session(item))
-    )
+
+    def place(item: pytest.Item) -> tuple[int, bool, int, bool]:
+        is_short = _file(item) not in LONGEST
+        # In a module the users of a session come first: it must not start after the module's snapshot.
+        return ORDER.index(_folder(item)), is_short, places[item.path], not _has_session(item)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -118,11 +135,15 @@ def _folder(item: pytest.Item) -> str:
     return item.path.relative_to(TESTS).parts[0]
 
 
+def _file(item: pytest.Item) -> str:
+    return str(item.path.relative_to(TESTS))
+
+
 def _group(item: pytest.Item) -> str:
     """Return what the item shares a worker with: the users of a cluster or a browser, else its file."""
     fixtures: list[str] = getattr(item, "fixturenames", [])
     shared = next((group for name, group in SHARED.items() if name in fixtures), None)
-    return shared or str(item.path.relative_to(TESTS))
+    return shared or _file(item)
 
 
 def _has_session(item: pytest.Item) -> bool:

@@ -1,4 +1,4 @@
-"""The contract suite in this repository: which tests of a class run in ``make test-all`` only."""
+"""The contract suite in this repository: which tests of a class run only in ``make test-all``, or never."""
 
 from __future__ import annotations
 
@@ -42,10 +42,35 @@ def mainly(*names: str) -> Callable[[Contract], Contract]:
     """Mark all inherited tests of a class as exhaustive, but these."""
 
     def mark(contract: Contract) -> Contract:
-        tests = {name for name in dir(contract) if name.startswith("test_")}
-        return rarely(*sorted(tests.difference(names)))(contract)
+        return rarely(*sorted(_tests(contract).difference(names)))(contract)
 
     return mark
+
+
+def without(*names: str) -> Callable[[Contract], Contract]:
+    """Leave out inherited tests of a class: other classes show the same of its placement and of its
+    rendezvous, and nothing in these tests depends on both. Stands above :func:`rarely` and :func:`mainly`.
+    """
+
+    def leave_out(contract: Contract) -> Contract:
+        for name in names:
+            setattr(contract, name, None)  # hides the inherited one from pytest
+        return contract
+
+    return leave_out
+
+
+def only(*names: str) -> Callable[[Contract], Contract]:
+    """Leave out all inherited tests of a class, but these."""
+
+    def leave_out(contract: Contract) -> Contract:
+        return without(*sorted(_tests(contract).difference(names)))(contract)
+
+    return leave_out
+
+
+def _tests(contract: Contract) -> set[str]:
+    return {name for name in dir(contract) if name.startswith("test_")}
 
 
 def _copied(test: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,10 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
-_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_PREFIX = Path(sys.prefix)
+# The environment of tests/tensorflow_environment.py is inside that of the tests, and uses its Spark.
+_IS_INSIDE = Path(_PREFIX.parent, "pyvenv.cfg").exists()
+ARCHIVE = (_PREFIX.parent if _IS_INSIDE else _PREFIX) / "spark-classes.jsa"
+QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For JVMs that live for seconds: half of the CPU time again."""
-JVM_OPTIONS = f"{_QUICK} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable -Xlog:all=error:stderr"
+JVM_OPTIONS = f"{QUICK} -XX:SharedArchiveFile={ARCHIVE} -Xlog:disable -Xlog:all=error:stderr"
 """A JVM warns of an archive that it does not use, on the output that Spark's scripts read."""
 _TRAINING = """
 from pyspark.sql import SparkSession
@@ -35,7 +38,7 @@ java.wait()  # it writes the archive when it ends
 def write() -> None:
     """Write the archive of the installed Spark over an older one; CalledProcessError if Spark fails."""
     settings = {
-        "spark.driver.extraJavaOptions": f"{_QUICK} -XX:ArchiveClassesAtExit={ARCHIVE}",
+        "spark.driver.extraJavaOptions": f"{QUICK} -XX:ArchiveClassesAtExit={ARCHIVE}",
         "spark.log.level": "ERROR",
         "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
         "spark.connect.grpc.binding.port": "0",

@@ -13,15 +13,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import AgentReport, ClosureServed
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.driver.placements.remote.closure_transfer import ClosureTransfer
-from tests import closure_bytes, leaks, plain_ranks, spark_machines, spark_ranks
+from tests import closure_bytes, leaks, plain_ranks, spark_gangs, spark_machines, spark_ranks
 from tests import spark_rig as rig
 from tests.spark_machines import ANSWER, AWAY_S, Machine, Stage
 
@@ -72,18 +75,44 @@ def packed_and_spread(stage: Stage) -> Any:
 
 
 def _n_machines(stage: Stage, np: int, pack: bool) -> int:
-    rig.until(lambda: _free_slots(stage) == 2 * len(stage.machines), AWAY_S)
+    rig.until(lambda: _n_free(stage) == 2 * len(stage.machines), AWAY_S)
     return len(set(launch(plain_ranks.pid_space, np=np, pack=pack).results))
 
 
-def _free_slots(stage: Stage) -> int:
+def beside_a_job(stage: Stage) -> Any:
+    """Say where a packed gang is while a job leaves both slots of one machine free, and what it reports."""
+    n_machines = len(stage.machines)
+    rig.until(lambda: _n_free(stage) == 2 * n_machines, AWAY_S)
+    planned = launcher.plan(JobSpec(np=2, placement="spark", pack=True))
+    with (
+        TemporaryDirectory() as folder,
+        spark_gangs.busy(stage.spark, n_machines - 1, Path(folder)),
+    ):
+        # Spark's scheduler goes from executor to executor and gives each a task.
+        rig.until(lambda: _n_free(stage) == n_machines + 1, AWAY_S)
+        [free] = [address for address, n_free in _free_slots(stage).items() if n_free == 2]
+        gang = launch(plain_ranks.pid_space, np=2, pack=True)
+        found = set(gang.results)
+    return {
+        "planned_hosts": len({slot.host for slot in planned.slots}),
+        "note": planned.hosts_note,
+        "is_there": found == {m.pid_space for m in stage.machines if m.address == free},
+        "notices": [event.text for event in gang.events() if isinstance(event, ev.Notice)],
+    }
+
+
+def _n_free(stage: Stage) -> int:
+    return sum(_free_slots(stage).values())
+
+
+def _free_slots(stage: Stage) -> dict[str, int]:
     """Return what a gang finds that is packed or spread: tasks return a moment after their gang's end."""
     from hydrogen_magic.driver.placements.spark import session as sessions
     from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_by_host
 
     session = sessions._session(stage.spark)
     slots = slots_by_host(session, ClusterCapacity(None, False, None))
-    return sum(free for free, _ in slots.values())
+    return {address: n_free for address, (n_free, _) in slots.items()}
 
 
 def closure(stage: Stage) -> Any:
@@ -190,7 +219,16 @@ def lost(stage: Stage) -> Any:
 
 SCENES: spark_machines.Scenes = {
     scene.__name__: scene
-    for scene in (sixteen, packed_and_spread, closure, closure_with_a_loss, twins, gpus, lost)
+    for scene in (
+        sixteen,
+        packed_and_spread,
+        beside_a_job,
+        closure,
+        closure_with_a_loss,
+        twins,
+        gpus,
+        lost,
+    )
 }
 
 

@@ -39,7 +39,9 @@ def busy(spark: Any, n_slots: int, folder: Path) -> Iterator[Callable[[], None]]
 
     def hold(batches: Any) -> Iterator[Any]:
         yield from batches
-        (folder / f"holding-{os.getpid()}").touch()
+        # Processes of two machines may have the same number.
+        space = os.stat("/proc/self/ns/pid").st_ino
+        (folder / f"holding-{os.getpid()}-{space}").touch()
         while not done.exists():
             time.sleep(0.02)
 

@@ -236,6 +236,8 @@ class Site:
             "SPARK_LOCAL_DIRS": str(settings / "local"),
             "SPARK_LOCAL_IP": self.address,
             "PYSPARK_PYTHON": str(self.python),
+            # For the JVM in which Spark's scripts put together the command of the next one.
+            "SPARK_LAUNCHER_OPTS": spark_classes.QUICK,
             leaks.LENT: mark,
         }
         ours = ("HYDROGEN_MAGIC_RUN", "HYDROGEN_MAGIC_OWNER", "HYDROGEN_MAGIC_AGENT")

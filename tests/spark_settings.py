@@ -76,7 +76,7 @@ def main(master: str, name: str) -> None:
 
     leaks.mark_session()
     spark = SparkSession.builder.master(master).getOrCreate()
-    spark_rig.wait_for_executors(spark, 2)
+    spark_rig.wait_for_executors(spark, 2 if name == "many" else 1)
     answer = {"many": many, "packed": packed, "modules": modules}[name](spark)
     local_agents.close()
     spark.stop()

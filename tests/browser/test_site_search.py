@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.browser, pytest.mark.timeout(9
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, with notebooks that have no outputs."""
+    """The site, with notebooks that have no outputs; ``make test-all`` has built it."""
+    if built := os.environ.get("DOCS_SITE"):
+        return Path(built)
     pytest.importorskip("myst_nb", reason="the documentation's tools are not installed: make docs")
     folder = tmp_path_factory.mktemp("site")
     around = {**os.environ, "DOCS_NOTEBOOKS": "off"}

@@ -310,10 +310,6 @@ KERAS_ROWS = covers(
     `model.evaluate(x_test, y_test)`, `model.predict(x_test[0:9])`
     """
 )
-TEXTS = [
-    pytest.param(KERAS_ALONE, id="keras"),
-    pytest.param(TENSORFLOW, id="tensorflow", marks=pytest.mark.tensorflow),
-]
 
 
 @KERAS_ROWS
@@ -322,19 +318,19 @@ TEXTS = [
     `from tensorflow import keras`, `from tensorflow.keras import layers, models`
     """
 )
-@pytest.mark.exhaustive  # ranks import Keras, which takes seconds
-@pytest.mark.parametrize("text", TEXTS)
-def test_keras_here(cells: Cells, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_keras(cells, -2, text, monkeypatch)
+@pytest.mark.exhaustive  # ranks import Keras and TensorFlow, which takes seconds
+@pytest.mark.tensorflow
+def test_keras_of_tensorflow_here(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page on HorovodRunner trains here with Keras alone."""
+    run_keras(cells, -2, TENSORFLOW, monkeypatch)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("text", TEXTS)
-def test_keras_on_executors(cells: Cells, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_on_executors(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """``KERAS_BACKEND`` of the notebook is forwarded."""
-    run_keras(cells, 2, text, monkeypatch)
+    run_keras(cells, 2, KERAS_ALONE, monkeypatch)
 
 
 FIRST = """
@@ -352,12 +348,6 @@ FIRST = """
 
 
 @covers("""`def train(): import tensorflow as tf; hvd.init()`""")
-@pytest.mark.exhaustive
-@pytest.mark.tensorflow
-def test_tensorflow_in_a_function_here(cells: Cells) -> None:
-    assert cells(FIRST, np=-2)["value"] == 2.0
-
-
 @pytest.mark.exhaustive
 @pytest.mark.spark
 @pytest.mark.tensorflow
@@ -507,6 +497,7 @@ def test_torch_distributor_on_executors(cells: Cells, capsys: pytest.CaptureFixt
     run_torchs(cells, False, capsys)
 
 
+@covers("""`Trainer` of Hugging Face in the function""")
 @pytest.mark.exhaustive  # ranks import these libraries, which takes seconds
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")

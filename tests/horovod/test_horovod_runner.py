@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_core.utils import ensure_event_loop
 
 import hydrogen_magic as hm
 from hydrogen_magic.compat import HorovodRunner, LogCallback
@@ -28,110 +26,9 @@ from hydrogen_magic.views.widget.output_feed import LiveLines
 from tests import runner_ranks, spark_rig
 from tests.documented import covers
 from tests.gangs import PATIENCE_S
-from tests.jupyter import Kernel
 from tests.spark_gangs import busy
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
-
-
-# ── a notebook as the documentation shows it ─────────────────────────────────────────────────────
-
-CELLS = [
-    """
-    import horovod.torch as hvd
-    import torch
-    import torch.nn.functional as F
-    from torch import nn, optim
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    from hydrogen_magic.compat import HorovodRunner
-    """,
-    """
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.hidden = nn.Linear(8, 16)
-            self.out = nn.Linear(16, 2)
-
-        def forward(self, x):
-            return self.out(F.relu(self.hidden(x)))
-
-    torch.manual_seed(0)
-    points = torch.randn(512, 8)
-    classes = (points.sum(dim=1) > 0).long()
-    dataset = TensorDataset(points, classes)
-    batch_size = 32
-    """,
-    """
-    def train_one_epoch(model, loader, optimizer):
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-        return loss.item()
-
-    def train_hvd(model, path, learning_rate=0.05):
-        hvd.init()
-        if torch.cuda.is_available():
-            torch.cuda.set_device(hvd.local_rank())
-        sampler = DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
-        loader = DataLoader(dataset, batch_size=batch_size, sampler=sampler)
-        optimizer = optim.SGD(model.parameters(), lr=learning_rate * hvd.size(), momentum=0.5)
-        optimizer = hvd.DistributedOptimizer(
-            optimizer, named_parameters=model.named_parameters()
-        )
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-        for epoch in range(6):
-            sampler.set_epoch(epoch)
-            train_one_epoch(model, loader, optimizer)
-        if hvd.rank() == 0:
-            torch.save(model.state_dict(), path)
-        return hvd.rank(), hvd.size(), len(sampler)
-
-    def learned(path):
-        model = Net()
-        model.load_state_dict(torch.load(path))
-        return (model(points).argmax(dim=1) == classes).float().mean().item() > 0.9
-    """,
-]
-
-
-@pytest.fixture(scope="module")
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which stays for good, before the first look for leaks."""
-    ensure_event_loop()
-
-
-def define(kernel: Kernel) -> None:
-    for source in CELLS:
-        done = kernel.run(textwrap.dedent(source))
-        assert not done.error, done.error
-
-
-def trains(kernel: Kernel, line: str, path: Path) -> None:
-    """Run a line that trains on two ranks and saves to ``path``."""
-    done = kernel.run(line.format(call=f"model=Net(), path={str(path)!r}"))
-    assert not done.error, done.error
-    assert done.value == "(0, 2, 256)"
-    assert kernel.value(f"learned({str(path)!r})") == "True"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("jupyter_loop")
-def test_the_documented_function_runs_here(tmp_path: Path) -> None:
-    """No import is moved, and nothing is defined again. An example notebook has both ways, too."""
-    kernel = Kernel(tmp_path / "home", tmp_path)
-    try:
-        kernel.load()
-        define(kernel)
-        cell = "%%distributed --np 2 --with horovod\ntrain_hvd({call})"
-        trains(kernel, cell, tmp_path / "by_the_magic.pt")
-        runner = "HorovodRunner(np=-2).run(train_hvd, {call})"
-        trains(kernel, runner, tmp_path / "by_the_runner.pt")
-    finally:
-        kernel.shut_down()
 
 
 # ── here ─────────────────────────────────────────────────────────────────────────────────────────

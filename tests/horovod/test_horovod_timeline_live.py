@@ -55,8 +55,8 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         assert gang.wait(PATIENCE_S)
 
 
-mostly_local = pytest.mark.parametrize("launch", ["local", SPARK], indirect=True)
-"""Where Spark goes by code that the first test runs as well."""
+only_here = pytest.mark.parametrize("launch", ["local"], indirect=True)
+"""Where Spark goes by code that other tests of this file run as well."""
 
 
 def now_s(gang: Gang) -> float:
@@ -104,7 +104,7 @@ def test_a_running_training_is_seen_and_its_timeline_kept(
     assert {"spans", "coordinator", "collectives"} <= tracks
 
 
-@mostly_local
+@only_here
 def test_it_begins_and_ends_again_and_again(launch: Callable[..., Gang], tmp_path: Path) -> None:
     gang = launch()
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_it_begins_and_ends_again_and_again(launch: Callable[..., Gang], tmp_pat
     assert all(str(path) in "".join(said) for path in gang.kept_timelines)
 
 
-@mostly_local
+@only_here
 def test_the_slowest_rank_is_named(launch: Callable[..., Gang], tmp_path: Path) -> None:
     gang = launch(late_s=0.05)
     gang.record(True)
@@ -144,7 +144,6 @@ def test_the_slowest_rank_is_named(launch: Callable[..., Gang], tmp_path: Path) 
     assert sentence in notices_of(gang), "it is shown afterwards too"
 
 
-@mostly_local
 def test_an_empty_variable_names_no_timeline(launch: Callable[..., Gang], tmp_path: Path) -> None:
     gang = launch(env={"HOROVOD_TIMELINE": ""})
     gang.record(True)
@@ -154,7 +153,7 @@ def test_an_empty_variable_names_no_timeline(launch: Callable[..., Gang], tmp_pa
     assert len(kept(gang)) == 1 and "timeline" not in notices_of(gang)
 
 
-@mostly_local
+@only_here
 def test_the_users_own_timeline_is_theirs(launch: Callable[..., Gang], tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     gang = launch(own_timeline=str(own))

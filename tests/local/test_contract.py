@@ -34,7 +34,9 @@ from tests.contracts import (
     STARTS_AGAIN,
     TENSORFLOW,
     mainly,
+    only,
     rarely,
+    without,
 )
 from tests.gangs import PATIENCE_S
 from tests.scripted_kernel import Kernel
@@ -112,12 +114,14 @@ class TestLocalSession(SessionContract):
     library = LIBRARY
 
 
+@without(SILENT_END)
 @mainly(SESSION)
 @pytest.mark.horovod
 class TestLocalHorovodSession(SessionContract, TestLocalHorovod):
     pass
 
 
+@without(SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
 @pytest.mark.exhaustive
 @pytest.mark.jax
 class TestLocalJaxSession(SessionContract, TestLocalJax):
@@ -131,7 +135,7 @@ class TestSparkSession(SessionContract, TestSparkTorch):
     pass
 
 
-@mainly(SESSION)
+@only(SESSION)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkHorovodSession(SessionContract, TestSparkHorovod):
@@ -204,6 +208,7 @@ def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
     assert done.stdout.splitlines() == ["[0]", "[0]", "bad batch 17", "[0]"], done.stderr
 
 
+@without(SILENT_END, STANDS_STILL, FINISHES_EARLY)  # the owner runs the same controller as a kernel
 @pytest.mark.exhaustive  # each of its gangs starts an owner and an agent
 class TestOutliving(GangContract):
     """Gangs that outlive their kernel, which is attached."""

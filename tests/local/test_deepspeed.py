@@ -148,13 +148,13 @@ def test_a_model_comes_home_without_the_additions_of_deepspeed(
 @pytest.mark.deepspeed
 @pytest.mark.timeout(600)  # an operator is compiled
 def test_models_are_trained_with_zero(notebook_shell: InteractiveShell) -> None:
+    """With stages 2 and 3; the scripts below have stage 1."""
     prepare = "import os, torch, hydrogen_magic as hm\nnet = torch.nn.Linear(8, 1)"
     notebook_shell.push({"CONFIG": CONFIG, "DeepspeedTorchDistributor": DeepspeedTorchDistributor})
-    for stage in (1, 2):
-        run_cell(notebook_shell, prepare)
-        run_cell(notebook_shell, TRAIN % stage)
-        losses, net = (notebook_shell.user_ns[name] for name in ("losses", "net"))
-        assert losses[-1] < 0.2 * losses[0] and not vars(net.weight)
+    run_cell(notebook_shell, prepare)
+    run_cell(notebook_shell, TRAIN % 2)
+    losses, net = (notebook_shell.user_ns[name] for name in ("losses", "net"))
+    assert losses[-1] < 0.2 * losses[0] and not vars(net.weight)
     run_cell(notebook_shell, prepare)
     run_cell(notebook_shell, (TRAIN % 3).replace("--out net", "--out state") + GATHER)
     shapes = {name: tuple(value.shape) for name, value in notebook_shell.user_ns["state"].items()}

@@ -15,14 +15,18 @@ from hydrogen_magic.driver.launcher import clean_up_abandoned
 from tests.gangs import PATIENCE_S, wait_until_gone
 from tests.scripted_kernel import Kernel, agents_of
 
+LAUNCH_S = 2.5
+N_KILLS = 12
+"""One in each twelfth of the launch."""
+
 
 @pytest.mark.exhaustive
 def test_kills_at_random_moments() -> None:
     """Two ranks with two DataLoader workers, one stuck, and a helper in its own session each."""
     moments = random.Random(7)
-    for _ in range(20):
+    for number in range(N_KILLS):
         kernel = Kernel()
-        time.sleep(moments.uniform(0, 2.5))  # any moment of the launch
+        time.sleep(LAUNCH_S * (number + moments.random()) / N_KILLS)
         agents = agents_of(kernel)
         kernel.process.kill()
         kernel.process.wait()

@@ -169,11 +169,12 @@ def check(gang_id: str, killed: Killed, victim: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(5))
-def test_five_random_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_each_is_killed_at_a_random_moment(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moments = random.Random(seed)
-    for number in range(5):
-        victim = moments.choice(VICTIMS)
+    for number, victim in enumerate(moments.sample(VICTIMS, len(VICTIMS))):
         killed = Killed(tmp_path / str(number))
         monkeypatch.setenv("HYDROGEN_MAGIC_HOME", killed.home)
         if number > 0 or victim == "tab":  # else it may be a moment of the launch

@@ -61,6 +61,14 @@ def test_gangs_are_packed_and_spread(machines: MachineProcess) -> None:
     assert machines.play("packed_and_spread") == {"pack 2": 1, "pack 4": 2, "spread 8": 8}
 
 
+def test_a_packed_gang_finds_the_host_that_is_free(machines: MachineProcess) -> None:
+    """Its plan, of a moment without other jobs, names one host and the reason, too."""
+    found = machines.play("beside_a_job")
+    said = "`--pack`: Spark is asked for 1 of the cluster's 8 hosts, by their free slots"
+    assert (found["planned_hosts"], found["note"]) == (1, said)
+    assert found["is_there"] and said in found["notices"], found
+
+
 def test_a_large_closure_leaves_the_kernel_once(machines: MachineProcess) -> None:
     found = machines.play("closure")
     n_bytes = spark_eight_hosts.N_BYTES

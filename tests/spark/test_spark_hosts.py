@@ -110,6 +110,7 @@ def test_a_driver_behind_published_ports(
         "spark.driver.bindAddress": spark_rig.HOST,
         "spark.driver.port": str(ports[0]),
         "spark.driver.blockManager.port": str(ports[1]),
+        "spark.cores.max": "2",  # one executor
     }
     out = subprocess.run(
         [sys.executable, "-c", _PUBLISHED, standalone.url, *map(str, ports)],
@@ -149,7 +150,7 @@ import hydrogen_magic as hm
 from tests import ranks, spark_rig
 
 spark = SparkSession.builder.master(master).getOrCreate()
-spark_rig.wait_for_executors(spark, 2)
+spark_rig.wait_for_executors(spark, 1)
 wanted = f"{ports[2]}-{ports[-1]}"
 assert hm.run(ranks.gather, np=2, on="spark", gpu=False, ports=wanted) == [0, 1]
 assert passed_on == set(ports[:3]), (passed_on, ports)  # of Spark, and of the kernel
@@ -176,73 +177,4 @@ from tests import spark_ranks
 
 spark = SparkSession.builder.master("local[2]").getOrCreate()
 print(hm.run(spark_ranks.meeting_place, np=2, on="spark", quiet=True))
-"""
-
-
-@pytest.mark.exhaustive  # a cluster of its own; the other tests cover the parts
-def test_gangs_are_packed_and_spread(spark_site: spark_rig.Site) -> None:
-    """Three hosts of two slots, in a process of its own."""
-    places = [spark_rig.Place(f"127.0.0.{n}") for n in (2, 3, 4)]
-    cluster = spark_rig.Standalone(spark_site, places)
-    try:
-        out = subprocess.run(
-            [sys.executable, "-c", _GANGS, cluster.url], capture_output=True, text=True,
-            env={**spark_site.driver(**{"spark.cores.max": "6"}), "PYTHONPATH": os.getcwd()},
-            timeout=240,
-        )  # fmt: skip
-    finally:
-        cluster.close()
-    assert out.stdout.splitlines()[-1:] == ["as requested"], out.stderr
-
-
-_GANGS = """
-import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-from pyspark.sql import SparkSession
-import hydrogen_magic as hm
-from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
-from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_by_host
-from hydrogen_magic.driver.placements.spark import session as sessions
-from tests import spark_rig, spark_gangs, ranks
-from tests.gangs import PATIENCE_S
-
-spark = SparkSession.builder.master(sys.argv[1]).getOrCreate()
-spark_rig.wait_for_executors(spark, 3)
-session = sessions._session(spark)
-
-def n_tasks():
-    rows = spark.sparkContext._jsc.sc().statusStore().executorList(False)
-    rows = [rows.apply(n) for n in range(rows.size())]
-    return {row.hostPort().split(":")[0]: row.totalTasks() for row in rows if row.totalCores()}
-
-def hosts_of(np, **options):
-    before = n_tasks()
-    gang = spark_gangs.launch(ranks.gather, np=np, **options)
-    assert gang.result == list(range(np))
-    spark_rig.until(lambda: sum(n_tasks().values()) == sum(before.values()) + np, PATIENCE_S)
-    notices = [e.text for e in gang.events() if type(e).__name__ == "Notice"]
-    return {h: n - before[h] for h, n in n_tasks().items() if n > before[h]}, notices
-
-for _ in range(3):
-    found, notices = hosts_of(2, pack=True)
-    assert list(found.values()) == [2], found
-    asked = "`--pack`: Spark is asked for 1 of the cluster's 3 hosts"
-    assert any(text.startswith(asked) for text in notices), notices
-    assert list(hosts_of(2, pack=False)[0].values()) == [1, 1]
-assert sorted(hosts_of(4, pack=True)[0].values()) == [2, 2]
-assert sorted(hosts_of(4, pack=False)[0].values()) == [1, 1, 2]
-
-plan = launcher.plan(JobSpec(np=2, placement="spark", pack=True))
-(packed,) = {slot.host for slot in plan.slots}
-assert packed.startswith("127.0.0."), plan
-assert plan.hosts_note.startswith("`--pack`: Spark is asked for 1 of the cluster's 3 hosts"), plan
-with TemporaryDirectory() as folder, spark_gangs.busy(spark, 3, Path(folder)):
-    slots = slots_by_host(session, ClusterCapacity(None, False, None))
-    free = {host for host, (n_free, _) in slots.items() if n_free == 2}
-    for host in free:
-        assert hosts_of(2, pack=True)[0] == {host: 2}
-print("as requested")
 """

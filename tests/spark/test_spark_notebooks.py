@@ -5,7 +5,6 @@ Each kernel has a session of its own, beside that of the process that runs the t
 
 from __future__ import annotations
 
-import ast
 import os
 import signal
 import textwrap
@@ -30,6 +29,7 @@ pytestmark = [
 
 DIGITS = Path(__file__).parents[2] / "example_notebooks" / "01_first_gang.ipynb"
 LOCAL_CLUSTER = "local-cluster[2,2,1024]"
+ONE_EXECUTOR = {"spark.cores.max": "2"}
 NO_WAY = """
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
@@ -119,28 +119,18 @@ def test_a_missing_module_and_a_driver_that_is_killed(
 ) -> None:
     """Digits and GPUs on a standalone cluster are in the example notebook."""
     cell = CLASSIC.format(standalone.url)
-    one_executor = {"spark.cores.max": "2"}
-    with notebook(spark_site, tmp_path, cell, **one_executor) as kernel:
+    with notebook(spark_site, tmp_path, cell, **ONE_EXECUTOR) as kernel:
         refuses_what_executors_lack(kernel)
         displays_and_asks(kernel)
         ends_with_its_driver(kernel, str(spark_site.python))
 
 
 @pytest.mark.exhaustive
-def test_digits_and_gpus(
-    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
-) -> None:
-    cell = CLASSIC.format(standalone.url)
-    with notebook(spark_site, tmp_path, cell, **spark_rig.GPU_OPTIONS) as kernel:
-        learn_digits(kernel)
-        gives_gpus(kernel)
-
-
-@pytest.mark.exhaustive
 def test_a_kernel_that_is_killed_on_a_cluster(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:
-    with notebook(spark_site, tmp_path, CLASSIC.format(standalone.url)) as kernel:
+    cell = CLASSIC.format(standalone.url)
+    with notebook(spark_site, tmp_path, cell, **ONE_EXECUTOR) as kernel:
         everything_ends_with(kernel)
 
 
@@ -164,7 +154,8 @@ def test_a_session_that_is_stopped_on_a_local_cluster(
     spark_site: spark_rig.Site, linked_site: spark_rig.Site, tmp_path: Path
 ) -> None:
     with notebook(linked_site, tmp_path, CLASSIC.format(LOCAL_CLUSTER)) as kernel:
-        learn_digits(kernel)
+        done = kernel.run("%%distributed --np 2 --on spark\n1")
+        assert not done.error, done.error
         mark = owner(kernel)
 
         def agents() -> list[int]:
@@ -184,7 +175,7 @@ def test_a_session_that_is_stopped_while_its_agent_is(
 ) -> None:
     """A stopped agent cannot end its ranks when Spark ends the executor."""
     cell = CLASSIC.format(standalone.url)
-    with notebook(spark_site, tmp_path, cell, **{"spark.cores.max": "2"}) as kernel:
+    with notebook(spark_site, tmp_path, cell, **ONE_EXECUTOR) as kernel:
         assert not kernel.run("import hydrogen_magic as hm").error
         mark = owner(kernel)
         started = kernel.run(FAMILY.replace("--np 2", "--np 2 --detach"))
@@ -284,27 +275,6 @@ def everything_ends_with(kernel: Kernel) -> None:
         PATIENCE_S,
         lambda: "\n".join(f"{pid} {leaks.command(pid)}" for pid in leaks.marked(OWNER, mark)),
     )
-
-
-# ── GPUs ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def gives_gpus(kernel: Kernel) -> None:
-    """Each rank sees a GPU of its own of those that Spark's worker reports, and none with ``--cpu``."""
-    seen = "import os\nos.environ['CUDA_VISIBLE_DEVICES'], hm.local_rank()"
-
-    def run(line: str) -> Cell:
-        return kernel.run(f"%%distributed --on spark {line}\n{seen}")
-
-    assert run("--np 4 --cpu").value == "('', 0)"
-    for np in (2, 4):
-        ranks = run(f"--np {np} --gpu")
-        assert not ranks.error and ranks.value is not None, ranks.error
-        gpus, local_rank = ast.literal_eval(ranks.value)
-        numbers = set(map(int, gpus.split(",")))
-        assert len(numbers) == np and numbers <= set(range(spark_rig.GPUS)) and local_rank == 0
-    too_many = run("--np 6 --gpu").error
-    assert "np 6" in too_many and "4" in too_many
 
 
 def ends_with_its_driver(kernel: Kernel, executors_python: str) -> None:

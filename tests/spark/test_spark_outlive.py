@@ -25,7 +25,7 @@ from tests import jupyter, spark_rig
 from tests.gangs import ended, wait_until, wait_until_gone
 from tests.jupyter import Kernel
 from tests.outliving import TRAINING, losses, owner_of
-from tests.spark_kernels import CLASSIC, CONNECT, notebook
+from tests.spark_kernels import CONNECT, notebook
 
 pytestmark = [
     pytest.mark.spark,
@@ -227,17 +227,11 @@ def test_a_session_that_cannot_be_passed_on_is_refused(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("cell", "said"),
-    [
-        (CLASSIC, "a classic session ends with its kernel: use a session of Spark Connect"),
-        (CONNECT, "the Spark Connect server of this session runs inside the kernel"),
-    ],
-)
 def test_a_session_that_ends_with_its_kernel_is_refused(
-    cell: str, said: str, spark_site: spark_rig.Site, tmp_path: Path
+    spark_site: spark_rig.Site, tmp_path: Path
 ) -> None:
-    with notebook(spark_site, tmp_path, cell.format("local[1]")) as kernel:
+    said = "the Spark Connect server of this session runs inside the kernel"
+    with notebook(spark_site, tmp_path, CONNECT.format("local[1]")) as kernel:
         refused = kernel.run("%%distributed --np 1 --on spark --outlive --dry-run\n1")
         assert said in refused.error, refused.error
         assert kernel.run("%%distributed --np 1 --on spark\n41").value == "41"

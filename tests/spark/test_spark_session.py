@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError, explained
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
-from tests import shells, spark_rig
+from tests import shells, spark_classes, spark_rig
 from tests.gangs import PATIENCE_S
 
 pytestmark = [
@@ -208,11 +210,11 @@ def test_addresses_begin_with_the_one_that_executors_use(session: Session) -> No
 
 
 @pytest.mark.exhaustive
-def test_no_bar_on_the_console_while_a_gang_runs() -> None:
+def test_no_bar_on_the_console_while_a_gang_runs(tmp_path: Path) -> None:
     """In a process of its own, since the JVM writes the bar, and the session is stopped."""
     out = subprocess.run(
         [sys.executable, "-c", _ON_A_CONSOLE], capture_output=True, text=True, timeout=240,
-        env={**_environment(), "PYTHONPATH": ":".join(sys.path)},
+        env=_environment(tmp_path),
     )  # fmt: skip
     answer = json.loads(out.stdout.splitlines()[-1])
     assert answer == {"kind": "stopped", "values": 1}, out.stderr
@@ -221,10 +223,17 @@ def test_no_bar_on_the_console_while_a_gang_runs() -> None:
     assert stages == {"[Stage 2"}, "the gangs' were stages 0 and 1, the user's own job stage 2"
 
 
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": spark_rig.HOST}
+def _environment(folder: Path) -> dict[str, str]:
+    """Return a person's, but for a JVM and Python workers that begin with what other tests have loaded."""
+    spark_rig.add_daemon(folder)
+    return {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": spark_rig.HOST,
+        "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
+        "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={spark_rig.DAEMON} pyspark-shell",
+        "JAVA_TOOL_OPTIONS": spark_classes.JVM_OPTIONS,
+    }
 
 
 _ON_A_CONSOLE = """
@@ -269,11 +278,11 @@ print(json.dumps({"kind": kinds[0], "values": len(values)}))
 
 
 @pytest.mark.exhaustive
-def test_after_a_restart_of_spark() -> None:
+def test_after_a_restart_of_spark(tmp_path: Path) -> None:
     """In a process of its own, with ``local[2]``: agents are children of its JVM, which stays."""
     out = subprocess.run(
         [sys.executable, "-c", _RESTARTED], capture_output=True, text=True, timeout=240,
-        env={**_environment(), "PYTHONPATH": ":".join(sys.path)},
+        env=_environment(tmp_path),
     )  # fmt: skip
     assert out.returncode == 0, out.stderr
     gangs, function, column, values = json.loads(out.stdout.splitlines()[-1])

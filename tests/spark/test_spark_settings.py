@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.exhaustive, pytest.mark.timeout(300
 
 PROXY = "http://127.0.0.1:9"
 """Refuses connections."""
+ONE_EXECUTOR = {"spark.cores.max": "2"}
+"""Of two cores, for two ranks."""
 
 
 def answers(
@@ -83,6 +85,7 @@ def test_an_environment_that_spark_unpacks(
 ) -> None:
     environment = spark_site.driver(
         **{
+            **ONE_EXECUTOR,
             "spark.archives": packed(spark_site.python.parents[1], tmp_path / "environment.tar.gz"),
         }
     )
@@ -102,7 +105,7 @@ def test_modules_that_came_with_the_session(
     (tmp_path / "files").mkdir()
     write_modules(tmp_path / "files", "unpacked.py")
     packed(tmp_path / "files", tmp_path / "modules.tar.gz")
-    settings = {"spark.executorEnv.PYTHONPATH": "./modules"}
+    settings = {**ONE_EXECUTOR, "spark.executorEnv.PYTHONPATH": "./modules"}
     if form.startswith("spark."):
         settings[form] = ",".join(distributed)
     environment = spark_site.driver(**settings)
