@@ -83,9 +83,7 @@ export function Chart(props: ChartProps) {
         onKeyDown={keys}
         aria-label={told(metric)}
       />
-      {reading && (
-        <RankValues metric={metric} reading={reading} theme={theme} bad={firstBad(metric)} />
-      )}
+      {reading && <RankValues metric={metric} reading={reading} bad={firstBad(metric)} />}
     </figure>
   );
 }

@@ -16,7 +16,7 @@ interface Props extends SectionProps {
 }
 
 /** The output of all ranks, or of one. */
-export function Output({ store, theme, ask, np, version }: Props) {
+export function Output({ store, ask, np, version }: Props) {
   const [rank, setRank] = useState<number | null>(null);
   const [wanted, setWanted] = useState("");
   const [at, setAt] = useState(0);
@@ -58,7 +58,6 @@ export function Output({ store, theme, ask, np, version }: Props) {
             first={first}
             lines={lines}
             rank={rank}
-            theme={theme}
             marks={marksIn(hits, first, lines.length, current)}
             wanted={wanted}
             current={currentIn(current, first, lines.length)}

@@ -1,7 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
 import type { Bar, Mark, Rank } from "../protocol";
-import type { Theme } from "../theme";
 import {
   barTitle,
   type Column,
@@ -16,12 +15,7 @@ import {
 import { memo } from "./memo";
 import { Shape, type ShapeName, Swatch, type Tone } from "./shapes";
 
-interface Props {
-  rows: readonly Rank[];
-  theme: Theme;
-}
-
-export function RankTable({ rows, theme }: Props) {
+export function RankTable({ rows }: { rows: readonly Rank[] }) {
   const widths = useRef(new Widths()).current;
   const columns = columnsOf(rows);
   const best = fastest(rows);
@@ -33,7 +27,7 @@ export function RankTable({ rows, theme }: Props) {
         <Head {...columns} rows={rows} widths={widths} />
         <tbody>
           {rows.map((row, i) => (
-            <Row key={row.rank} {...columns} {...{ row, i, best, theme, hasBars }} />
+            <Row key={row.rank} {...columns} {...{ row, i, best, hasBars }} />
           ))}
         </tbody>
       </table>
@@ -89,11 +83,10 @@ interface RowProps extends Columns {
   i: number;
   /** See `fastest`. */
   best: number;
-  theme: Theme;
   hasBars: boolean;
 }
 
-function Row({ before, after, row, i, best, theme, hasBars }: RowProps) {
+function Row({ before, after, row, i, best, hasBars }: RowProps) {
   const cell = (one: Column) => (
     <td key={one.key} class={classOf(one)}>
       {one.texts[i]}
@@ -102,7 +95,7 @@ function Row({ before, after, row, i, best, theme, hasBars }: RowProps) {
   return (
     <tr data-mark={row.mark} data-phase={row.phase}>
       <th scope="row">
-        <Swatch rank={row.rank} theme={theme} />
+        <Swatch rank={row.rank} />
         rank {row.rank}
       </th>
       {before.map(cell)}

@@ -20,7 +20,7 @@ export function Ranks({ store, theme, ask, version }: Props) {
   return (
     <Section name="ranks" title="Ranks" note={<Counts counts={counts} />}>
       {summary && <RankGrid {...{ summary, rows, theme, ask, version }} />}
-      <RankTable rows={rows} theme={theme} />
+      <RankTable rows={rows} />
     </Section>
   );
 }
