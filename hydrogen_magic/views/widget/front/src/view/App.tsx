@@ -41,7 +41,7 @@ function Body({ page, theme, version }: BodyProps) {
   const common = { version, theme, ask, np: gang.np, isLive: !store.isOver, gangId: gang.id };
   return (
     <>
-      <Header page={page} gang={gang} version={version} />
+      <Header page={page} gang={gang} />
       {store.report && <Failure report={store.report} />}
       <Ranks {...common} store={store} gang={gang} />
       <Curves {...common} store={store.curves} ranks={store.ranks} />
