@@ -88,13 +88,7 @@ export function Chart(props: ChartProps) {
   );
 }
 
-interface PinProps {
-  name: string;
-  isPinned: boolean;
-  pin: () => void;
-}
-
-function Pin({ name, isPinned, pin }: PinProps) {
+function Pin({ name, isPinned, pin }: { name: string; isPinned: boolean; pin: () => void }) {
   const title = isPinned ? `Unpin ${name}` : `Pin ${name}: show it first, in other gangs too`;
   return (
     <button

@@ -11,12 +11,8 @@ import { Section } from "./Section";
 const FEWEST_ROWS = 4;
 const MOST_ROWS = 14;
 
-interface Props extends SectionProps {
-  store: Store;
-}
-
 /** The output of all ranks, or of one. */
-export function Output({ store, ask, np, version }: Props) {
+export function Output({ store, ask, np, version }: SectionProps & { store: Store }) {
   const [rank, setRank] = useState<number | null>(null);
   const [wanted, setWanted] = useState("");
   const [at, setAt] = useState(0);

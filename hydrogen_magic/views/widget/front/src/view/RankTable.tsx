@@ -1,4 +1,3 @@
-import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
 import type { Bar, Mark, Rank } from "../protocol";
 import {
@@ -122,13 +121,7 @@ function Progress({ row, best }: { row: Rank; best: number }) {
   return null;
 }
 
-interface KnownProps {
-  rank: number;
-  bar: Bar;
-  total: number;
-}
-
-function KnownProgress({ rank, bar, total }: KnownProps) {
+function KnownProgress({ rank, bar, total }: { rank: number; bar: Bar; total: number }) {
   const share = Math.min(1, bar.n / total);
   return (
     <div
@@ -175,26 +168,11 @@ function StateOf({ row }: { row: Rank }) {
   const [shape, tone] = MARK_SHAPES[row.mark] ?? PHASE_SHAPES[row.phase] ?? [null, "faint"];
   const text = stateText(row);
   return (
-    <Marked tone={tone} title={text} shape={shape && <Shape name={shape} />}>
+    <span class={shape ? `hm-marked hm-${tone}` : "hm-marked"} title={text}>
+      {shape && <Shape name={shape} />}
       {text}
-    </Marked>
+    </span>
   );
 }
 
 const State = memo(StateOf, (before, now) => before.row === now.row);
-
-interface MarkedProps {
-  tone: Tone;
-  title: string;
-  shape: ComponentChildren;
-  children: string;
-}
-
-function Marked({ tone, title, shape, children }: MarkedProps) {
-  return (
-    <span class={shape ? `hm-marked hm-${tone}` : "hm-marked"} title={title}>
-      {shape}
-      {children}
-    </span>
-  );
-}
