@@ -324,7 +324,7 @@ class PageFeed:
         culprit = self._state.culprit
         last = [] if culprit is None else self._lines.last_of(culprit)
         text = report(self._state, last)
-        return {"rank": culprit, "text": text, "is_raised": self._is_raised}
+        return {"text": text, "is_raised": self._is_raised}
 
 
 def _is_of(state: GangState, event: ev.Event) -> bool:
