@@ -1,4 +1,5 @@
 import { type ColumnReader, num, readerOf } from "../columns";
+import { valueAt } from "../maps";
 import type { SpanDelta } from "../protocol";
 import type { Range } from "../range";
 import { OTHER_SLOT } from "./bins";
@@ -84,9 +85,7 @@ const together = (a: Range | null, b: Range): Range =>
 function picksByDepth(starts: Float64Array, depths: Uint8Array): Map<number, number[]> {
   const picks = new Map<number, number[]>();
   depths.forEach((depth, i) => {
-    const mine = picks.get(depth);
-    if (mine) mine.push(i);
-    else picks.set(depth, [i]);
+    valueAt(picks, depth, () => []).push(i);
   });
   for (const mine of picks.values()) mine.sort((a, b) => num(starts, a) - num(starts, b));
   return picks;
@@ -199,13 +198,8 @@ export class SpanStore {
   };
 
   private laneOf(rank: number, track: string): Lane {
-    const key = `${rank} ${track}`;
-    let lane = this.lanesByKey.get(key);
-    if (lane === undefined) {
-      lane = new Lane(rank, track, this.slotOf);
-      this.lanesByKey.set(key, lane);
-    }
-    return lane;
+    const make = () => new Lane(rank, track, this.slotOf);
+    return valueAt(this.lanesByKey, `${rank} ${track}`, make);
   }
 
   /** Drops spans that began before some time, in all lanes, if there are too many. */
