@@ -1,7 +1,7 @@
 import { count } from "../format";
 import { figure } from "../numbers";
 import { colorOf, dashOf } from "../theme";
-import { areAlike, type firstBad } from "./shape";
+import { areAlike, type firstBad, isPositive } from "./shape";
 import type { Metric } from "./store";
 import { extremes, type RankValue, type Reading } from "./values";
 
@@ -20,7 +20,7 @@ interface SummaryProps {
 /** At the right of a chart's caption: the current step and the mean of all ranks there. */
 export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
   const value = reading.mean ?? (reading.ranks.length === 1 ? reading.ranks[0]?.value : null);
-  const isLinear = isLogAsked && !hasPositive(metric);
+  const isLinear = isLogAsked && ![...metric.series.values()].some(isPositive);
   return (
     <span class="hm-chart-now">
       {isLinear && <i title="no value is above zero">linear</i>}
@@ -31,9 +31,6 @@ export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
     </span>
   );
 }
-
-const hasPositive = (metric: Metric) =>
-  [...metric.series.values()].some((b) => b.maxs.subarray(0, b.n).some((value) => value > 0));
 
 interface RankValuesProps {
   metric: Metric;

@@ -173,10 +173,6 @@ export class SpanStore {
     );
   }
 
-  lane(rank: number, track: string): Lane | undefined {
-    return this.lanesByKey.get(`${rank} ${track}`);
-  }
-
   nameOf(name: number): string {
     return this.names[name] ?? "other";
   }

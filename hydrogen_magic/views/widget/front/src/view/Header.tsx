@@ -1,5 +1,5 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { count, duration, rate, roughly } from "../format";
+import { counted, duration, rate, roughly } from "../format";
 import type { Page } from "../page";
 import type { Gang, Notice } from "../protocol";
 import type { Store } from "../store";
@@ -50,7 +50,7 @@ function Pill({ page, gang }: Props) {
 function Facts({ page, gang }: Props) {
   const { store, isLost } = page; // when lost, estimates are of the past
   const isLive = !store.isOver;
-  const ranks = gang.np === 1 ? "1 rank" : `${count(gang.np)} ranks`;
+  const ranks = counted(gang.np, "rank");
   const attempt = gang.attempt > 0 ? `attempt ${gang.attempt + 1}` : "";
   const met = gang.rows ? "" : gang.rendezvous; // ranks that predict use no rendezvous
   const setup = [ranks, gang.placement, met, attempt].filter(Boolean).join(" · ");
