@@ -262,20 +262,16 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 def find_without_importing(module: str) -> importlib.machinery.ModuleSpec | None:
     """Return the spec of ``module`` without running any code of its parent packages."""
-    path: list[str] | None = None
+    path: list[str] = []
     spec = None
     parts = module.split(".")
     for depth in range(len(parts)):
         name = ".".join(parts[: depth + 1])
-        spec = _spec(name) if depth == 0 else _find_in(name, path or [])
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if depth else _spec(name)
         if spec is None:
             return None
         path = list(spec.submodule_search_locations or [])
     return spec
-
-
-def _find_in(name: str, path: list[str]) -> importlib.machinery.ModuleSpec | None:
-    return importlib.machinery.PathFinder.find_spec(name, path)
 
 
 # ── effects of an import ─────────────────────────────────────────────────────────────────────────
