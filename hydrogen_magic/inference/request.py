@@ -19,7 +19,7 @@ from hydrogen_magic.driver.placements.remote import forwarded_settings
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.run import InferenceRun
-from hydrogen_magic.notebook.arguments import InferArguments
+from hydrogen_magic.notebook.arguments.infer import InferArguments
 from hydrogen_magic.serialization.closure import unbundle
 from hydrogen_magic.serialization.pickling_errors import describe
 

@@ -39,18 +39,10 @@ from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.notebook import gang_command, ipython_cells, outliving, post_mortem
-from hydrogen_magic.notebook.arguments import (
-    Arguments,
-    ArgumentsError,
-    GangCommand,
-    InferArguments,
-    around_sweeps,
-    infer_usage,
-    parse,
-    parse_gang,
-    parse_infer,
-    usage,
-)
+from hydrogen_magic.notebook.arguments.distributed import Arguments, around_sweeps, parse, usage
+from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang
+from hydrogen_magic.notebook.arguments.infer import InferArguments, infer_usage, parse_infer
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.views import pick_view
