@@ -6,7 +6,7 @@ import sys
 import tokenize
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -415,12 +415,9 @@ def _lost_results(gang: Gang) -> str:
         load = f"{gang.received.load_call}[{results.key_of_value!r}]"
         lines.append(f"the value arrived: {load}")
     if assigned:
-        lines.append(f"{', '.join(assigned)} arrived and {_is(assigned)} assigned")
+        verb = "is" if len(assigned) == 1 else "are"
+        lines.append(f"{', '.join(assigned)} arrived and {verb} assigned")
     return "\n".join(filter(None, lines))
-
-
-def _is(things: Sequence[object]) -> str:
-    return "is" if len(things) == 1 else "are"
 
 
 def _syntax_error(error: SyntaxError, label: str) -> CellSyntaxError:

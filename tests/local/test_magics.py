@@ -294,7 +294,7 @@ def test_the_cell_knows_its_number_its_lines_and_earlier_sources(
     ],
 )
 def test_the_bodys_first_line_is_found_as_the_user_sees_it(raw: str, line: int) -> None:
-    assert ipython_cells.first_line_of("x = 1\n", [raw]) == line
+    assert ipython_cells.first_line_of("x = 1\n", raw) == line
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
