@@ -109,22 +109,16 @@ export class SpanStore {
   constructor(private readonly mostSpans = MOST_SPANS) {}
 
   get n(): number {
-    let n = 0;
-    for (const lane of this.lanesByKey.values()) n += lane.n;
-    return n;
+    return [...this.lanesByKey.values()].reduce((n, lane) => n + lane.n, 0);
   }
 
   /** The latest end of all spans. */
   get endS(): number {
-    let endS = 0;
-    for (const lane of this.lanesByKey.values()) endS = Math.max(endS, lane.endS);
-    return endS;
+    return Math.max(0, ...[...this.lanesByKey.values()].map((lane) => lane.endS));
   }
 
   get skipped(): number {
-    let skipped = 0;
-    for (const lane of this.lanesByKey.values()) skipped += lane.skipped;
-    return skipped;
+    return [...this.lanesByKey.values()].reduce((n, lane) => n + lane.skipped, 0);
   }
 
   clear(): void {

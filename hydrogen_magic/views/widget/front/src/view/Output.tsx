@@ -4,7 +4,7 @@ import { type Hit, search } from "../lines";
 import type { Store } from "../store";
 import { Button } from "./Button";
 import { CHUNK_LINES, Chunk } from "./Chunk";
-import { type Follow, useFollow } from "./follow";
+import { useFollow } from "./follow";
 import type { Ask, SectionProps } from "./props";
 import { Section } from "./Section";
 
@@ -32,7 +32,9 @@ export function Output({ store, ask, np, version }: SectionProps & { store: Stor
     <>
       <Search wanted={wanted} n_hits={hits.length} at={at} find={find} step={step} />
       <RankChoice np={np} rank={rank} choose={setRank} />
-      <FollowButton follow={follow} />
+      <Button isPressed={follow.isOn} act={follow.isOn ? follow.letGo : follow.resume}>
+        Follow
+      </Button>
       <FileButton rank={rank} ask={ask} />
     </>
   );
@@ -64,22 +66,11 @@ export function Output({ store, ask, np, version }: SectionProps & { store: Stor
   );
 }
 
-function FollowButton({ follow }: { follow: Follow }) {
-  return (
-    <Button isPressed={follow.isOn} act={follow.isOn ? follow.letGo : follow.resume}>
-      Follow
-    </Button>
-  );
-}
-
 function FileButton({ rank, ask }: { rank: number | null; ask: Ask }) {
+  const whose = rank === null ? "all ranks" : `rank ${rank}`;
   return (
     <Button
-      title={
-        rank === null
-          ? "Download the complete output of all ranks"
-          : `Download the complete output of rank ${rank}`
-      }
+      title={`Download the complete output of ${whose}`}
       act={() => void ask({ do: "log", rank })}
     >
       Whole file
