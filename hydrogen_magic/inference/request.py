@@ -77,7 +77,7 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
                 f"{arguments.frame} is a Spark DataFrame, so Spark's executors predict its rows: drop "
                 f"--session, or fetch the rows first with {arguments.frame}.toPandas()"
             )
-        if arguments.has_placement and spec.placement != "spark":
+        if "placement" in arguments.given and spec.placement != "spark":
             raise InferError(
                 f"{arguments.frame} is a Spark DataFrame, so Spark predicts its rows: drop --on "
                 f"{spec.placement}, or fetch them first with {arguments.frame}.toPandas()"
