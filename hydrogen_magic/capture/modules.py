@@ -252,12 +252,10 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".") if package else []
-    if node.level > len(parts):
+    try:
+        return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+    except ImportError:  # more dots than packages
         return ""
-    return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
 
 
 def find_without_importing(module: str) -> importlib.machinery.ModuleSpec | None:
