@@ -850,8 +850,8 @@ class ModulesPreloaded(ForkserverAnswer):
     """The modules were imported, apart from those that raise."""
 
     files: tuple[str, ...]
-    unsafe: tuple[str, ...]
-    """Why the process should not be forked any more; empty if it may be."""
+    is_unsafe: bool
+    """The process should not be forked any more."""
 
 
 @dataclass(frozen=True)

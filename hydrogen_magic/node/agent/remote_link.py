@@ -129,7 +129,7 @@ class RemoteLink(KernelLink):
         """Of the gang that is served, or was last."""
         self._incoming = Incoming()
         self._shipping = BackgroundTasks()
-        self._background: list[asyncio.Task[None]] = []
+        self._background = BackgroundTasks()
         self._clock = Clock()
         self._logs: LogShipper | None = None
         self._idle_since = time.monotonic()
@@ -145,9 +145,8 @@ class RemoteLink(KernelLink):
         self._datasets = HostDatasets(self._folder / "datasets", link.send)
         self._watch_parent(self._config.parent_pid)
         self._listening.setblocking(False)
-        self._background = [
-            asyncio.ensure_future(w) for w in (self._send_heartbeats(), self._watch_link())
-        ]
+        self._background.start(self._send_heartbeats())
+        self._background.start(self._watch_link())
 
     async def _send_heartbeats(self) -> None:
         """Send heartbeats to the kernel, compare clocks, and exit after a long time without tasks."""
@@ -207,8 +206,7 @@ class RemoteLink(KernelLink):
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for work in self._background:
-            work.cancel()
+        self._background.cancel()
         self._shipping.cancel()
         for fd in self._parents.values():
             loop.remove_reader(fd)
