@@ -49,9 +49,8 @@ def report_failures() -> None:
 
 
 def _attach(function: str, module: ModuleType) -> None:
-    home, _, name = function.partition(":")
     try:
-        getattr(importlib.import_module(home), name)(module)
+        pkgutil.resolve_name(function)(module)
     except Exception as error:  # an observer that fails must not break the user's import
         if reporter.current() is None:
             _failed.append((module.__name__, error))
