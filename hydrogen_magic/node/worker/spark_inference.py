@@ -12,8 +12,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -28,12 +28,7 @@ from hydrogen_magic.node.prediction.fixed_types import fixed, misfit_texts, with
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure, reason_of
 from hydrogen_magic.node.prediction.row_labels import rows_text
-from hydrogen_magic.node.worker import (
-    main_thread,
-    module_importer,
-    namespace,
-    settings,
-)
+from hydrogen_magic.node.worker import main_thread, module_importer, namespace, settings
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
@@ -48,23 +43,20 @@ _CHUNK_S = 0.5
 """How long a chunk of several batches may take."""
 
 
-class CellEnvironment(Protocol):
-    """See ``inference_task``."""
-
-    def hide(self, names: set[str]) -> None: ...
-
-
 class CellWorker:
     """A cell that has run."""
 
-    def __init__(self, guest: CellEnvironment, config: Mapping[str, Any], closure: Any) -> None:
+    def __init__(
+        self, hide: Callable[[set[str]], None], config: Mapping[str, Any], closure: Any
+    ) -> None:
         """Run the cell, which defines ``predict``, or the call, which returns it.
 
-        Raises its errors, and InferError for modules that are not installed.
+        ``hide``: see ``inference_task``. Raises the cell's errors, and InferError for modules that are not
+        installed.
         """
         _refuse_missing(config["needs"])
         header, body = unbundle(_received(closure))
-        guest.hide({name.partition(".")[0] for name in header.modules})
+        hide({name.partition(".")[0] for name in header.modules})
         module_importer.install(header.modules)
         with _on_device("torch" in config["needs"]):
             loaded = namespace.LoadedClosure(header, sys.modules["__main__"], own_process=False)
