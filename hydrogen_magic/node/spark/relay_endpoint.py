@@ -87,10 +87,7 @@ def _start(name: str, host: str, ports: str, modules: dict[str, str]) -> None:
     with suppress(EOFError):
         _ask(name, START, 0)
         return
-    with (
-        _listening(host, ports) as port,
-        socket.socket(socket.AF_UNIX) as requests,
-    ):
+    with _listening(host, ports) as port, socket.socket(socket.AF_UNIX) as requests:
         requests.bind(name)
         requests.listen()
         port.setblocking(False)
