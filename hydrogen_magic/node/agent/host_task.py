@@ -174,9 +174,7 @@ def _machine(token: str) -> str:
 
 
 def _attached(start: dict[str, Any], about: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
-    """Return the connection to an agent that has accepted this task, and the agent's description of
-    itself.
-    """
+    """Return the connection to an agent that has accepted this task, and what the agent says of itself."""
     deadline = time.monotonic() + _ATTACH_S
     number, ours = 0, ""
     while number < _MOST_AGENTS:

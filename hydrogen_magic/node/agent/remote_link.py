@@ -190,9 +190,7 @@ class RemoteLink(KernelLink):
             self._exit_after_gang()  # at once, or after the kernel has received the end of its gang
 
     def _exit_after_gang(self) -> None:
-        """Serve no other gang after this one: our files are in a directory that is removed with
-        that process.
-        """
+        """Serve no other gang after this one: the directory of our files is removed with that process."""
         self._is_retiring = True
         self._stop_listening()
         if not self._attached and self._group is None:
@@ -222,9 +220,7 @@ class RemoteLink(KernelLink):
     # ── tasks ──
 
     def _accept_tasks(self) -> None:
-        """Accept tasks after the kernel has accepted us: a task must not wait for an agent without
-        a kernel.
-        """
+        """Accept tasks once the kernel has accepted us: no task waits for an agent without a kernel."""
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 

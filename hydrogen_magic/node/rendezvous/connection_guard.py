@@ -161,8 +161,7 @@ class _Guard:
         admitting.add_done_callback(self._admitting.discard)
 
     def _own_clients(self) -> set[str]:
-        """Return the clients' addresses of all connections to us that belong to open sockets of
-        this user.
+        """Return the clients' addresses of connections to us that belong to open sockets of this user.
 
         A socket whose process closed it is listed with inode 0 and user 0, which is not reliable.
         """

@@ -1,5 +1,4 @@
-"""The code that Spark runs on the driver's host for each request: it passes requests on to the
-daemon.
+"""The code that Spark runs on the driver's host for each request: it passes requests on to the daemon.
 
 ::
 

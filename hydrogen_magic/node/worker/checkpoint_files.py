@@ -39,9 +39,7 @@ _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES
 
 
 def save(state: Any, folder: Path) -> None:
-    """Write ``state`` as the checkpoint in ``folder``. Raises TypeError and OSError as ``hm.checkpoint``
-    does.
-    """
+    """Write ``state`` as the checkpoint in ``folder``. Raises errors as ``hm.checkpoint`` does."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_others(folder, keep=parts(folder))

@@ -82,9 +82,7 @@ class LoadedClosure:
         self.is_script = header.kind in ("script", "module")
         """It is a script or module: ``run`` may end with SystemExit and has no value."""
         self.warnings: list[str] = []
-        """Failures that are not fatal, of imports for side effects and settings; the same on all ranks of a
-        host.
-        """
+        """Failures of imports for side effects and of settings; the same on all ranks of a host."""
         self.settings: list[Setting] = list(header.settings)
         """The notebook's settings, which a rank applies in its own process."""
         self._header = header

@@ -237,9 +237,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _reseed() -> None:
-    """Reset state that forks share: separate processes draw different random numbers from NumPy and
-    torch.
-    """
+    """Reset state that forks share: separate processes draw different random numbers from NumPy and torch."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:

@@ -31,9 +31,7 @@ def import_ours() -> None:
 
 
 def install(observers: Iterable[ObserverSpec]) -> None:
-    """Attach observers to imported libraries, and to others when they are imported. A second call has no
-    effect.
-    """
+    """Attach observers to libraries, now or after their import. A second call has no effect."""
     if hooks.replaced:
         return
     hooks.replaced["tqdm.notebook"] = tqdm.notebook_spec

@@ -201,9 +201,7 @@ def new_callback(hooks: type[Any], base: type[Any]) -> Any:
 
 
 def safely(observe: Callable[..., None]) -> Callable[..., None]:
-    """Return ``observe`` with a guard: its first failure is reported, disables it, and never reaches the
-    user.
-    """
+    """Return ``observe``, wrapped: its first failure is reported, disables it, and is not raised."""
     has_failed = False
 
     @functools.wraps(observe)
