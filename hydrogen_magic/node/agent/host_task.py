@@ -101,11 +101,12 @@ def _check(boot: dict[str, Any]) -> None:
         exec(boot["library"], asked)
         if fault := asked["fault"]():
             raise _ProblemError("library", f"`--with {boot['with']}`: {fault}")
-    if missing := [name for name in boot["needs"] if _is_missing(name)]:
+    if missing := [name for name in boot["needs"] if is_missing(name)]:
         raise _ProblemError("missing", f"{hosts} have no module {', '.join(missing)} ({here})")
 
 
-def _is_missing(name: str) -> bool:
+def is_missing(name: str) -> bool:
+    """Return whether there is no module of this name; does not import it."""
     try:
         return name not in sys.modules and importlib.util.find_spec(name) is None
     except (ImportError, ValueError):

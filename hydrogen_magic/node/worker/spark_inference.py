@@ -6,7 +6,6 @@ It is imported from the zip that executors get (see ``inference_task``).
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import os
 import platform
@@ -20,6 +19,7 @@ import pyarrow as pa
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import TaskProgress
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.agent.host_task import is_missing
 from hydrogen_magic.node.prediction import partition_files
 from hydrogen_magic.node.prediction.arrow_types import without_nulls
 from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
@@ -107,19 +107,12 @@ def _received(content: Any) -> Payload:
 
 
 def _refuse_missing(needs: list[str]) -> None:
-    missing = [name for name in needs if _is_missing(name)]
+    missing = [name for name in needs if is_missing(name)]
     if missing:
         raise InferError(
             f"executors have no module {', '.join(missing)} (Python {platform.python_version()},"
             f" {sys.executable}): install it there, or remove the import from the cell"
         )
-
-
-def _is_missing(name: str) -> bool:
-    try:
-        return name not in sys.modules and importlib.util.find_spec(name) is None
-    except (ImportError, ValueError):
-        return True
 
 
 def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
