@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrogen_magic.core.validation import EventError as EventError
-from hydrogen_magic.core.validation import checked, plain
+from hydrogen_magic.core.validation import MessageError as MessageError
+from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.validation import encode as encode
 
 KERNEL_ENDED = "the kernel ended"
 """Reason of a gang whose agent outlived the kernel for a moment: the user has not seen it yet."""
@@ -528,25 +529,20 @@ EVENT_TYPES: Mapping[str, type[Event]] = {
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def encode(event: Event) -> list[Any]:
-    """Return ``[kind, fields]``, ready for ``json.dumps``."""
-    return [type(event).__name__, plain(event)]
-
-
 def decode(message: object) -> Event:
-    """Return the event in ``message`` (as made by :func:`encode`), or raise :class:`EventError`."""
+    """Return the event in ``message`` (as made by :func:`encode`), or raise :class:`MessageError`."""
     if not (isinstance(message, list) and len(message) == 2 and isinstance(message[0], str)):
-        raise EventError(f"an event should be [kind, fields], got {str(message)[:80]!r}")
+        raise MessageError(f"an event should be [kind, fields], got {str(message)[:80]!r}")
     cls = EVENT_TYPES.get(message[0])
     if cls is None:
-        raise EventError(f"unknown kind of event: {message[0][:80]!r}")
+        raise MessageError(f"unknown kind of event: {message[0][:80]!r}")
     event: Event = checked(cls, message[1], message[0])
     _check_lengths(event)
     return event
 
 
 def _check_lengths(event: Event) -> None:
-    """Raise EventError if columns of one table differ in length."""
+    """Raise MessageError if columns of one table differ in length."""
     if isinstance(event, Metrics):
         columns: Sequence[Sequence[Any]] = (event.times_s, *event.values.values(), event.steps)
     elif isinstance(event, Spans):
@@ -554,4 +550,4 @@ def _check_lengths(event: Event) -> None:
     else:
         return
     if len(set(map(len, columns))) > 1:
-        raise EventError(f"the columns of {type(event).__name__} differ in length")
+        raise MessageError(f"the columns of {type(event).__name__} differ in length")

@@ -141,7 +141,7 @@ class RankProcess:
     def _handle_event(self, encoded: object) -> None:
         try:
             event = self._reporter.mask.event(ev.decode(encoded))
-        except ev.EventError as error:
+        except MessageError as error:
             self._warn(str(error))
             return
         is_of_the_gang = isinstance(event, (ev.Notice, ev.Profiling))
