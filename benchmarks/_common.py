@@ -6,20 +6,22 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from _results import Table
 
+T = TypeVar("T")
 FORK_FLOOR = Path(__file__).with_name("_fork_floor.py")
 
 
@@ -48,19 +50,49 @@ def lacks(module: str) -> str:
     return "" if found else f"{module} is not installed"
 
 
-def chosen(peers: Sequence[Peer], only: Sequence[str]) -> list[Peer]:
-    """Return the peers that were asked for, all without ``only``."""
-    return [peer for peer in peers if not only or any(word in peer.name for word in only)]
+def lacks_spark() -> str:
+    """Return why Spark cannot be used, empty when it can."""
+    return lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
+
+
+def chosen(names: Iterable[str], only: Sequence[str]) -> list[str]:
+    """Return the names that were asked for: by a whole name, or by a part of names; without ``only`` all."""
+    names = list(names)
+
+    def is_meant(name: str, word: str) -> bool:
+        return name == word if word in names else word in name
+
+    return [name for name in names if not only or any(is_meant(name, word) for word in only)]
+
+
+def chosen_peers(peers: Sequence[Peer], only: Sequence[str]) -> list[Peer]:
+    """Return the peers whose names are :func:`chosen`."""
+    names = chosen([peer.name for peer in peers], only)
+    return [peer for peer in peers if peer.name in names]
+
+
+def in_turn(ways: Sequence[T], number: int) -> Sequence[T]:
+    """Return the ways in the order of a round, which is reversed in every other one."""
+    return ways if number % 2 == 0 else ways[::-1]
+
+
+def warm_up(peers: Sequence[Peer]) -> None:
+    """Let each peer start what stays warm; it is not counted. A peer that fails is out."""
+    for peer in peers:
+        if not peer.missing:
+            _measure_once(peer)
+            peer.seconds.clear()
 
 
 def round_robin(peers: Sequence[Peer], rounds: int, pause_s: float = 0.0) -> None:
     """Measure every peer once in each round, so that a busy minute of the machine hits all alike.
 
-    The order is reversed in every other round. A peer that fails is out from then on, and says why.
+    The order is reversed in every other round. A peer that fails is out: it has no time, and the reason is
+    in the table.
     ``pause_s``: before each, for what the one before leaves running in the background.
     """
     for number in range(rounds):
-        for peer in peers if number % 2 == 0 else list(reversed(peers)):
+        for peer in in_turn(peers, number):
             if not peer.missing:
                 time.sleep(pause_s)
                 _measure_once(peer)
@@ -68,11 +100,18 @@ def round_robin(peers: Sequence[Peer], rounds: int, pause_s: float = 0.0) -> Non
 
 
 def _measure_once(peer: Peer) -> None:
+    # Not at the top: the ranks of torchrun import this file, too.
+    from hydrogen_magic.errors import GangStoppedError
+
     environment = dict(os.environ)  # some launchers leave theirs behind, and the next would pay
     try:
         peer.seconds.append(peer.measure())
+    except GangStoppedError as error:
+        raise KeyboardInterrupt from error  # Ctrl-C, which had stopped the gang
     except Exception as error:  # a peer's failure is a result of the comparison, not its end
-        peer.missing = f"failed: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}"
+        last = (str(error).strip().splitlines() or [""])[-1]
+        peer.missing = f"failed after {len(peer.seconds)} rounds: {type(error).__name__}: {last}"
+        peer.seconds.clear()
     finally:
         os.environ.clear()
         os.environ.update(environment)
@@ -103,11 +142,6 @@ def peer_table(
     return Table(name, title, columns, rows, left_out)
 
 
-def shown_elsewhere() -> contextlib.AbstractContextManager[Any]:
-    """Let the product's view draw as ever, but on standard error: the table stays clean."""
-    return contextlib.redirect_stdout(sys.stderr)
-
-
 # ── pieces that several peers need ───────────────────────────────────────────────────────────────
 
 
@@ -125,14 +159,28 @@ def answer_file() -> Iterator[Path]:
         yield Path(folder) / "answer.json"
 
 
-def torchrun(script: Path, *arguments: str, np: int = 2) -> None:
+def torchrun_command(script: str, *arguments: str) -> list[str]:
+    """Return the command that runs ``script`` on two ranks of this machine."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*launcher, "--nproc-per-node=2", script, *arguments]
+
+
+def torchrun(script: str, *arguments: str) -> None:
     """Run ``script`` by torchrun on this machine and wait for it."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={np}", str(script), *arguments]
+    command = torchrun_command(script, *arguments)
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
+
+
+def local_spark(settings: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """Start a session of Spark on two cores of this machine, or return the one there is."""
+    from pyspark.sql import SparkSession
+
+    ours = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1"}
+    builder = SparkSession.builder.master("local[2]")
+    return builder.config(map={**ours, **settings}).getOrCreate()
 
 
 class ForkFloor:

@@ -8,12 +8,15 @@ model over them, and answers with a line.
 
 from __future__ import annotations
 
+import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+Predict = Callable[[Any], dict[str, Any]]
 COLUMNS = 16
 NAMES = [f"x{n}" for n in range(COLUMNS)]
 BATCH = 4096
@@ -49,20 +52,36 @@ def clipped(values: Any) -> Any:
     )
 
 
-def predictor(holds_gil: bool = False) -> Callable[[Any], Any]:
+def predictor(holds_gil: bool = False) -> Predict:
     """Set up, and return what is called with every batch, a pandas DataFrame."""
     net = model()
 
-    def predict(batch: Any) -> Any:
+    def predict(batch: Any) -> dict[str, Any]:
         values = batch.to_numpy()
         return {"score": scores(net, clipped(values) if holds_gil else values)}
 
     return predict
 
 
-def mean_predictor() -> Callable[[Any], Any]:
+@functools.cache
+def _kept_predictor() -> Predict:
+    return predictor()
+
+
+def predict_kept(batch: Any) -> dict[str, Any]:
+    """A ``predict`` of which only the name is sent: each process sets up once."""
+    return _kept_predictor()(batch)
+
+
+def mean_predictor() -> Predict:
     """Return a ``predict`` that costs little more than to read its batch, of any number of columns."""
     return lambda batch: {"score": batch.to_numpy().mean(axis=1)}
+
+
+def timed_predictor(set_up: Callable[[], Predict]) -> Predict:
+    """Return the ``predict`` of ``set_up`` with one more column: when the batch ended."""
+    predict = set_up()
+    return lambda batch: {**predict(batch), "ended_s": np.full(len(batch), time.monotonic())}
 
 
 def bare(n_rows: int, share: int) -> None:

@@ -6,14 +6,13 @@ The frame is cached there before anything is counted, and what is predicted goes
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, lacks, timed
+from _common import Peer, lacks_spark, local_spark, timed
 from _infer_model import BATCH, NAMES, predictor
 
 OURS = "spark %%infer"
@@ -23,7 +22,7 @@ SCHEMA = ", ".join([*(f"{name} float" for name in NAMES), "score float"])
 
 def peers(df: Any, stack: ExitStack) -> list[Peer]:
     """Return one peer for each way; the session ends with ``stack``."""
-    missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
+    missing = lacks_spark()
     ways: dict[str, Callable[[Any], Any]] = {
         OURS: by_infer,
         "spark mapInPandas": by_pandas,
@@ -47,7 +46,7 @@ ACTIONS: dict[str, Callable[[Any], Any]] = {
     'select("x1")': lambda scored: _write(scored.select("x1")),
     "filter x0 < 0.01": lambda scored: _write(scored.where("x0 < 0.01")),
     "filter score > 0": lambda scored: _write(scored.where("score > 0")),
-    "show()": lambda scored: scored.take(20),
+    "take(20)": lambda scored: scored.take(20),
     "all rows": lambda scored: _write(scored),
 }
 """What is done with a lazy frame of predictions."""
@@ -70,8 +69,7 @@ def _write(rows: Any) -> None:
 
 def wide_peer(df: Any, stack: ExitStack) -> Peer:
     """Return mapInPandas for the frame of ``infer.py`` with thousands of columns."""
-    missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
-    if missing:
+    if missing := lacks_spark():
         return Peer("spark mapInPandas", lambda: 0.0, missing)
     cached = _cached(df, stack)
 
@@ -89,25 +87,18 @@ def wide_peer(df: Any, stack: ExitStack) -> Peer:
 
 
 def _cached(df: Any, stack: ExitStack) -> Any:
-    from pyspark.sql import SparkSession
-
     here = str(Path(__file__).parent)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     settings = {
-        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "4g",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
         "spark.executorEnv.OMP_NUM_THREADS": "1",
     }
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    session = local_spark(settings)
     stack.callback(session.stop)
     cached = session.createDataFrame(df).repartition(2).cache()
     cached.count()

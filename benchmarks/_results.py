@@ -12,6 +12,8 @@ import os
 import platform
 import shlex
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -22,6 +24,9 @@ from typing import Any
 __all__ = ["RESULTS", "Run", "Table", "heading", "parse_arguments", "report", "shown"]
 
 RESULTS = Path(__file__).with_name("results")
+IDLE_PERCENT = 10
+"""Of all cores: what may be in use when something begins that is saved for the documentation."""
+IDLE_WAIT_S = 180.0
 Cell = str | float | None
 
 
@@ -42,6 +47,8 @@ class Table:
 class Run(argparse.Namespace):
     """The arguments of a benchmark, and the machine before it began."""
 
+    home: tempfile.TemporaryDirectory[str]
+    """Has the records of runs, which would otherwise take the place of the user's own."""
     rounds: int
     quick: bool
     only: Sequence[str]
@@ -55,7 +62,6 @@ class Run(argparse.Namespace):
         return {
             "command": f"python {shlex.join(command)}",
             "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-            "rounds": getattr(self, "rounds", None),
             "machine": {"cores": os.cpu_count(), "cpu": _cpu(), **_versions(self.packages)},
             "load_before": self.load_before,
             "load_after": _load(),
@@ -91,9 +97,14 @@ def parse_arguments(
         help="write the tables as JSON, by default those of docs/benchmarks.md",
     )  # fmt: skip
     more(parser)
-    run = parser.parse_args(namespace=Run(packages=packages, load_before=_load()))
+    run = parser.parse_args(namespace=Run(packages=packages))
     if rounds:
         run.rounds = run.rounds or (quick_rounds if run.quick else rounds)
+    run.home = tempfile.TemporaryDirectory(prefix="hydrogen-bench-", ignore_cleanup_errors=True)
+    os.environ["HYDROGEN_MAGIC_HOME"] = run.home.name
+    if run.save == RESULTS:
+        _wait_until_idle()
+    run.load_before = _load()
     return run
 
 
@@ -121,7 +132,7 @@ def shown(cell: Cell) -> str:
     if not isinstance(cell, float):
         return "" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell
     digits = 2 - math.floor(math.log10(abs(cell))) if cell else 0
-    text = f"{cell:,.{min(3, max(0, digits))}f}"
+    text = f"{cell:,.{min(6, max(0, digits))}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -140,6 +151,16 @@ def _aligned(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
 
 def _rounded(cell: Cell) -> Cell:
     return float(f"{cell:.4g}") if isinstance(cell, float) else cell
+
+
+def _wait_until_idle() -> None:
+    """Wait for the end of what would be measured, too. Raises SystemExit if the machine stays busy."""
+    import psutil
+
+    deadline_s = time.monotonic() + IDLE_WAIT_S
+    while (busy := psutil.cpu_percent(interval=1.0)) > IDLE_PERCENT:
+        if time.monotonic() > deadline_s:
+            sys.exit(f"--save needs an idle machine: {busy:.0f} % of its cores are in use")
 
 
 def _load() -> float:

@@ -4,7 +4,7 @@
 
 Every way ends when both ranks have read one number of each page of the array. Memory is the growth
 of the whole process tree's proportional set size (PSS) over what it was before the call, the
-caller's own array not counted, sampled every 20 ms.
+caller's own array not counted, sampled every 20 ms in calls that are not timed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from _common import answer_file, torchrun
+from _common import answer_file, in_turn, torchrun
 from _results import Table, parse_arguments, report
 
 NP = 2
@@ -34,6 +34,8 @@ PAGE_NUMBERS = 512
 """Every 512th float64 lies on a page of its own (4 KiB)."""
 PIPE_BYTES = 1 << 20
 """The most that Linux gives an ordinary user: the peers' pipes are made as fast as they can be."""
+HELD_S = 0.2
+"""So long a rank holds the array afterwards, for the memory to be sampled."""
 
 
 def touch(array: Any) -> float:
@@ -42,7 +44,9 @@ def touch(array: Any) -> float:
 
     pages = array[::PAGE_NUMBERS]
     assert float(pages.sum()) == len(pages)
-    return time.monotonic()
+    at_s = time.monotonic()
+    time.sleep(HELD_S)
+    return at_s
 
 
 # ── the ways: each returns when its last rank held the array ─────────────────────────────────────
@@ -126,7 +130,7 @@ def _serve_in_band(reader: int, writer: int) -> None:
 def by_torchrun(array: Any) -> float:
     with answer_file() as path:
         (path.parent / "closure.pickle").write_bytes(cloudpickle.dumps(array))
-        torchrun(Path(__file__), "--rank", str(path.parent))
+        torchrun(__file__, "--rank", str(path.parent))
         ranks = path.parent.glob("rank-*.json")
         return max(float(json.loads(rank.read_text())) for rank in ranks)
 
@@ -143,16 +147,21 @@ Found = tuple[float, float]
 """Seconds until the last rank held the array, and the tree's growth in MB."""
 
 
-def measure(way: Callable[[Any], float], size_mb: int) -> Found:
+def held_after_s(way: Callable[[Any], float], size_mb: int) -> float:
     import numpy
 
+    array = numpy.ones(size_mb * 125_000)
+    start = time.monotonic()
+    return way(array) - start
+
+
+def measure(way: Callable[[Any], float], size_mb: int) -> Found:
     from tests.memory import Memory
 
-    array = numpy.ones(size_mb * 125_000)
-    with Memory() as memory:
-        start = time.monotonic()
-        seconds = way(array) - start
-    return seconds, (memory.peak - memory.before) / 1e6
+    seconds = held_after_s(way, size_mb)
+    with Memory() as memory:  # sampling takes a part of a core
+        held_after_s(way, size_mb)
+    return seconds, (memory.peak - memory.before) / 1e6 - size_mb
 
 
 def rows_of(size_mb: int, found: dict[str, list[Found]]) -> list[list[Any]]:
@@ -176,13 +185,13 @@ def main() -> None:
         "torchrun, pickle file": by_torchrun,
     }
     print(f"closure: np {NP}, {run.rounds} rounds, {run.machine}", flush=True)
-    measure(product, 0)  # the launch that makes it warm
+    held_after_s(product, 0)  # the launch that makes it warm
     rows = []
     for size_mb in QUICK_SIZES_MB if run.quick else SIZES_MB:
         found: dict[str, list[Found]] = {name: [] for name in ways}
-        for _ in range(run.rounds):
-            for name, way in ways.items():
-                found[name].append(measure(way, size_mb))
+        for number in range(run.rounds):
+            for name in in_turn([*ways], number):
+                found[name].append(measure(ways[name], size_mb))
         rows += rows_of(size_mb, found)
     in_band.close()
     columns = {"array": "", "": "", "median": "s", f"x {IN_BAND}": "", "peak growth": "MB"}

@@ -1,14 +1,16 @@
 """Batches to train on from a table: seconds for one shuffled epoch, everything set up before.
 
     python benchmarks/dataset.py --rounds 3
-    python benchmarks/dataset.py --only hm.shard large    # without the others
+    python benchmarks/dataset.py --what small             # no large table
+    python benchmarks/dataset.py --only hm.shard          # without the others
     python benchmarks/dataset.py --quick                  # fewer rows, no large table
 
 Two million rows of 16 float32 and a label, batches of 1,024 as tensors, one process, in turn: ``hm.shard``
 of a handle of ``hm.dataset``; a torch DataLoader over the pandas frame; Mosaic's StreamingDataset; and the
-loader of Spark's TorchDistributor, which does not shuffle. "In memory" is no loader but a bound: tensors of
-the whole table, indexed by a random order. Processor time is given too: it says more on a machine
-that does other things. Then a table of 10 GB: rows per second, and the most memory.
+loader of Spark's TorchDistributor, which does not shuffle. "In memory" is a bound and not a loader: tensors
+of the whole table, indexed by a random order. Torch has one thread in all of them. Processor time is given
+too: it says more on a machine that does other things. Then a table of 10 GB: rows per second, and the most
+memory.
 Mosaic's package (``mosaicml-streaming``) is used where it is installed. ``make bench`` does not install it:
 it would replace torch and NumPy.
 """
@@ -16,17 +18,14 @@ it would replace torch and NumPy.
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, chosen, lacks, peer_table, round_robin, timed
+from _common import Peer, chosen_peers, lacks, peer_table, round_robin, timed
 from _results import Run, Table, parse_arguments, report
 
 N_FEATURES = 16
@@ -96,7 +95,6 @@ def of_tensors(df: Any) -> Callable[[], Iterable[Any]]:
     import numpy as np
     import torch
 
-    torch.set_num_threads(1)  # those that wait for each other would take most of the time
     x, label = torch.tensor(np.stack(df["x"])), torch.tensor(df["label"].to_numpy())
     return lambda: ((x[places], label[places]) for places in torch.randperm(len(x)).split(BATCH))
 
@@ -145,7 +143,7 @@ def measure(run: Run, n_rows: int) -> None:
             "Mosaic, 2 workers": (lambda: of_mosaic(df, folder, 2), lacks("streaming")),
             "Spark's loader, 1 worker": (lambda: of_spark(df, folder, 1), lacks("pyspark")),
         }
-        peers = chosen(
+        peers = chosen_peers(
             [Peer(name, lambda: 0.0, why) for name, (_, why) in makers.items()], run.only
         )
         for peer in peers:
@@ -219,19 +217,25 @@ def measure_large(run: Run) -> None:
 
 def main() -> None:
     packages = ("torch", "pandas", "pyarrow", "pyspark", "mosaicml-streaming")
-    run = parse_arguments(__doc__.splitlines()[0], rounds=3, quick_rounds=1, packages=packages)
+    tables = ["small", "large"]
+    run = parse_arguments(
+        __doc__.splitlines()[0],
+        rounds=3,
+        quick_rounds=1,
+        packages=packages,
+        more=lambda parser: parser.add_argument(
+            "--what", nargs="+", default=tables, choices=tables, help="which tables; default both"
+        ),
+    )
     print(f"dataset: {run.machine}", flush=True)
-    measure(run, 200_000 if run.quick else 2_000_000)
-    if "large" in run.only or not (run.only or run.quick):
+    import torch
+
+    torch.set_num_threads(1)  # those that wait for each other would take most of the time
+    if "small" in run.what:
+        measure(run, 200_000 if run.quick else 2_000_000)
+    if "large" in run.what and not run.quick:
         measure_large(run)
 
 
 if __name__ == "__main__":
-    home = tempfile.mkdtemp(prefix="hydrogen-bench-home-")
-    os.environ["HYDROGEN_MAGIC_HOME"] = home
-    started = time.monotonic()
-    try:
-        main()
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-    print(f"took {time.monotonic() - started:.0f} s", file=sys.stderr)
+    main()

@@ -9,27 +9,34 @@ Two million rows of 16 float32 and a small perceptron, in turn: two bare process
 model over arrays in memory, ``%%infer`` with two ranks, one process of pandas with two torch threads,
 joblib, and Spark's own ways on ``local[2]``. Then fewer rows and a ``predict`` that holds the GIL. Then
 frames of 3,000 float32 columns and a ``predict`` that only reads them: the way of the rows is the work.
-"First batch" is the time from the call to the first batch, with ranks that are set up. Last, actions on a
-lazy Spark frame, of which only some need predictions, beside ``predict_batch_udf``.
+"First batch" is the time from the call to the end of the first batch, with ranks that are set up. Last,
+actions on a lazy Spark frame, of which only some need predictions, beside ``predict_batch_udf``.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, chosen, lacks, peer_table, round_robin, timed
-from _infer_model import BATCH, NAMES, mean_predictor, predictor, rows
-from _infer_spark import BY_HAND
-from _infer_spark import OURS as ON_SPARK
+from _common import Peer, chosen_peers, lacks, lacks_spark, peer_table, round_robin, timed, warm_up
+from _infer_model import (
+    BATCH,
+    NAMES,
+    Predict,
+    mean_predictor,
+    predict_kept,
+    predictor,
+    rows,
+    timed_predictor,
+)
 from _results import Run, Table, parse_arguments, report
 
 N_PROCESSES = 2
@@ -37,7 +44,7 @@ BARE = "bare, 2 processes"
 PRODUCT = "%%infer, 2 ranks"
 PANDAS = "pandas, 1 process"
 GOAL = 0.85
-"""Of the bare processes' rows per second."""
+"""Of the rows per second of bare processes."""
 GIL_GOAL = 1.8
 """Times one process, where ``predict`` holds the GIL."""
 FIRST_BATCH_GOAL_S = 0.3
@@ -105,7 +112,7 @@ def infer(df: Any, function: Callable[..., Any] = predictor, *args: Any, **optio
     return run
 
 
-def pandas_process(df: Any, predict: Callable[[Any], Any], threads: int) -> None:
+def pandas_process(df: Any, predict: Predict, threads: int) -> None:
     """Do the same in this process."""
     import numpy as np
     import torch
@@ -118,7 +125,7 @@ def pandas_process(df: Any, predict: Callable[[Any], Any], threads: int) -> None
     assert len(result) == len(df)
 
 
-def by_joblib(df: Any, predict: Callable[[Any], Any]) -> None:
+def by_joblib(df: Any, predict: Predict) -> None:
     """Do the same in the processes of joblib, which stay from one call to the next."""
     import numpy as np
     from joblib import Parallel, delayed
@@ -129,12 +136,11 @@ def by_joblib(df: Any, predict: Callable[[Any], Any]) -> None:
     assert len(result) == len(df)
 
 
-def first_batch_s(run: Any) -> float:
-    """Return when ranks that were kept began to predict: as good as their first batch."""
-    from hydrogen_magic.core import events as ev
-
-    begun = [e for e in run.gang.events() if isinstance(e, ev.RankPhase) and e.phase == "running"]
-    return max(event.at_s for event in begun)
+def first_batch_s(df: Any, set_up: Callable[[], Predict]) -> float:
+    """Return the seconds from the call to the end of the first batch; all processes share the clock."""
+    began_s = time.monotonic()
+    scored = infer(df, timed_predictor, set_up, only=True).result
+    return float(scored["ended_s"].min()) - began_s
 
 
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────
@@ -142,9 +148,7 @@ def first_batch_s(run: Any) -> float:
 
 def measured(peers: list[Peer], rounds: int) -> list[Peer]:
     """Measure in rounds, after a first time that sets up."""
-    for peer in peers:
-        if not peer.missing:
-            peer.measure()
+    warm_up(peers)
     round_robin(peers, rounds)
     return peers
 
@@ -160,43 +164,34 @@ def measure(run: Run, n_rows: int, with_spark: bool) -> None:
             Peer(BARE, lambda: timed(bare.run)),
             Peer(PRODUCT, lambda: timed(lambda: infer(df))),
             Peer(PANDAS, lambda: timed(lambda: pandas_process(df, predict, 2))),
-            Peer(JOBLIB, lambda: timed(lambda: by_joblib(df, predict)), lacks("joblib")),
+            Peer(JOBLIB, lambda: timed(lambda: by_joblib(df, predict_kept)), lacks("joblib")),
         ]
         if with_spark:
             from _infer_spark import peers as spark_peers
 
             peers += spark_peers(df, stack)
-        peers = measured(chosen(peers, peer_words(run)), run.rounds)
+        peers = measured(chosen_peers(peers, peer_words(run)), run.rounds)
     rates = {peer.name: n_rows / peer.median_s / 1e3 for peer in peers if peer.seconds}
-    title = f"{n_rows:,} rows, the model alone"
+    title = f"{n_rows:,} rows, the model alone (goal: {GOAL} of the rows/s of bare processes)"
     report(run, peer_table("infer", title, peers, BARE, {"thousand rows/s": rates}))
-    print_ratios(peers)
     report(run, first_and_memory(df))
-
-
-def print_ratios(peers: list[Peer]) -> None:
-    """Print medians of the ratios within each round."""
-    by_name = {peer.name: peer for peer in peers if peer.seconds}
-    for other, ours, goal in ((BARE, PRODUCT, GOAL), (BY_HAND, ON_SPARK, 1.0)):
-        if {other, ours} <= by_name.keys():
-            pairs = zip(by_name[other].seconds, by_name[ours].seconds, strict=True)
-            ratio = statistics.median(other_s / ours_s for other_s, ours_s in pairs)
-            print(f"{ours}: {ratio:.2f} of the rows per second of {other} (goal {goal})")
 
 
 def first_and_memory(df: Any) -> Table:
     from tests.memory import Memory
 
+    infer(df)
     with Memory() as memory:
-        run = infer(df)
-        result_bytes = len(df) * 4
-    more_mb = (memory.peak - memory.before - result_bytes) / 1e6
+        infer(df)
+    more_mb = (memory.peak - memory.before - len(df) * 4) / 1e6
+    first_batch_s(df, predictor)
+    first_s = first_batch_s(df, predictor)
     rows: list[list[Any]] = [
-        ["first batch, ranks set up before", "s", first_batch_s(run), FIRST_BATCH_GOAL_S],
-        ["peak memory above frame, models and result", "MB", more_mb, None],
+        ["call to the end of the first batch", "s", first_s, FIRST_BATCH_GOAL_S],
+        ["peak memory above that before it, without the result", "MB", more_mb, None],
     ]
     columns = {"": "", "unit": "", "measured": "", "goal": ""}
-    return Table("infer_first", f"{len(df):,} rows, the next run of a cell", columns, rows)
+    return Table("infer_first", f"{len(df):,} rows, the second run of a cell", columns, rows)
 
 
 def measure_gil(run: Run, n_rows: int) -> None:
@@ -223,7 +218,7 @@ def measure_wide(run: Run, name: str, n_rows: int, with_spark: bool) -> float | 
     begun: list[float] = []
 
     def by_infer() -> None:
-        begun.append(first_batch_s(infer(df, mean_predictor, only=True)))
+        begun.append(first_batch_s(df, mean_predictor))
 
     product = Peer(PRODUCT, lambda: timed(by_infer))
     with ExitStack() as stack:
@@ -236,7 +231,7 @@ def measure_wide(run: Run, name: str, n_rows: int, with_spark: bool) -> float | 
             from _infer_spark import wide_peer
 
             peers.append(wide_peer(df, stack))
-        peers = measured(chosen(peers, peer_words(run)), run.rounds)
+        peers = measured(chosen_peers(peers, peer_words(run)), run.rounds)
     first = {PRODUCT: statistics.median(begun[1:])} if product.seconds else {}
     title = f"{n_rows:,} rows of {WIDE_COLUMNS:,} float32, the way of the rows"
     report(run, peer_table(name, title, peers, PANDAS, {"first batch, s": first}))
@@ -275,7 +270,7 @@ def measure_lazy(run: Run, n_rows: int) -> None:
     with ExitStack() as stack:
         found = lazy_peers(frame(n_rows), stack)
         for number, (action, peers) in enumerate(found.items()):
-            first_s = max(peer.measure() for peer in peers)
+            first_s = timed(partial(warm_up, peers)) / len(peers)
             round_robin(peers, run.rounds if first_s > SHORT_S else MORE_ROUNDS * run.rounds)
             title = f"{n_rows:,} rows, lazy: {action}"
             report(run, peer_table(f"infer_lazy_{number}", title, peers, BATCH_UDF))
@@ -299,11 +294,9 @@ def main() -> None:
     if is_whole or "wide" in run.only:
         measure_wide_frames(run, n_rows // 20, with_spark)
     if not run.only or "lazy" in run.only:
-        missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
+        missing = lacks_spark()
         print(missing) if missing else measure_lazy(run, n_rows)
 
 
 if __name__ == "__main__":
-    started = time.monotonic()
     main()
-    print(f"took {time.monotonic() - started:.0f} s", file=sys.stderr)

@@ -4,18 +4,19 @@
 
 The caller has imported torch, as a notebook has. ``warm`` is the second and every later launch of
 a kernel, ``cold`` the first one of a fresh process (interpreter and torch import not counted),
-``session`` a later call on ranks that stay.
+``session`` a later call on ranks that stay and have joined before: the others join, reduce and leave.
 Launchers without a return value have rank 0 write a file, read when their call returns.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from _common import (
@@ -23,18 +24,22 @@ from _common import (
     Peer,
     answer_file,
     checked,
-    chosen,
+    chosen_peers,
     free_port,
     lacks,
+    lacks_spark,
+    local_spark,
     on_standard_error,
     peer_table,
     round_robin,
-    shown_elsewhere,
     torchrun,
+    warm_up,
 )
 from _results import parse_arguments, report
 
 NP = 2
+PAUSE_S = 1.0
+"""For what a launcher leaves running when it returns."""
 
 
 def all_reduce_once(path: str = "") -> float:
@@ -73,7 +78,7 @@ def by_file(launch: Callable[[str], Any]) -> float:
 def product_warm() -> float:
     import hydrogen_magic as hm
 
-    with shown_elsewhere():
+    with on_standard_error():
         return checked(lambda: hm.run(all_reduce_once, np=NP), NP)
 
 
@@ -92,7 +97,7 @@ def reduce_in_session() -> float:
 def product_session(on: str = "local") -> float:
     import hydrogen_magic as hm
 
-    with shown_elsewhere():
+    with on_standard_error():
         return checked(lambda: hm.run(reduce_in_session, np=NP, on=on, session=f"bench {on}"), NP)
 
 
@@ -122,6 +127,10 @@ def notebook_launcher() -> float:
     return by_file(call)
 
 
+def by_torchrun() -> float:
+    return by_file(lambda path: torchrun(__file__, "--rank", path))
+
+
 def torch_distributor() -> float:
     # Insists on a Spark session, which main() has started.
     from pyspark.ml.torch.distributor import TorchDistributor
@@ -138,21 +147,18 @@ def torchrunx() -> float:
     return checked(lambda: launcher.run(all_reduce_once).rank(0), NP)
 
 
-def fork_floor(floor: ForkFloor) -> Callable[[], float]:
-    def measure() -> float:
-        seconds = checked(lambda: floor.all_reduce(NP), NP)
-        floor.settled()
-        return seconds
-
-    return measure
+@functools.cache
+def floor() -> ForkFloor:
+    started = ForkFloor()
+    atexit.register(started.close)
+    return started
 
 
-def spark_session() -> Any:
-    """Start the session that TorchDistributor insists on; its seconds are not counted."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    return builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+def fork_floor() -> float:
+    server = floor()
+    seconds = checked(lambda: server.all_reduce(NP), NP)
+    server.settled()
+    return seconds
 
 
 def main() -> None:
@@ -160,30 +166,28 @@ def main() -> None:
     run = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2, packages=packages)
     import torch  # noqa: F401 - as a notebook has
 
-    floor = ForkFloor()
-    peers = [
-        Peer("fork floor", fork_floor(floor)),
+    stays_warm = [
+        Peer("fork floor", fork_floor),
+        Peer(
+            "hydrogen_magic, session", product_session
+        ),  # keeps its agent: the next one has another
         Peer("hydrogen_magic, warm", product_warm),
-        Peer("hydrogen_magic, session", product_session),
+    ]
+    starts_anew = [
         Peer("hydrogen_magic, cold", product_cold),
         Peer("notebook_launcher", notebook_launcher, lacks("accelerate")),
-        Peer("torchrun", lambda: by_file(lambda path: torchrun(Path(__file__), "--rank", path))),
+        Peer("torchrun", by_torchrun),
         Peer("torchrunx", torchrunx, lacks("torchrunx")),
-        Peer("TorchDistributor, local", torch_distributor, lacks("pyspark")),
+        Peer("TorchDistributor, local", torch_distributor, lacks_spark()),
     ]
-    peers = chosen(peers, run.only)
+    peers = chosen_peers([*stays_warm, *starts_anew], run.only)
     print(f"launch: np {NP}, {run.machine}", flush=True)
-    ready = {peer.name: peer for peer in peers if not peer.missing}
-    session = spark_session() if "TorchDistributor, local" in ready else None
-    for name in ("hydrogen_magic, session", "hydrogen_magic, warm"):  # a session keeps its agent
-        if name in ready:
-            ready[name].measure()  # the launch that makes it warm
-    round_robin(peers, run.rounds)
+    if any(peer.measure is torch_distributor and not peer.missing for peer in peers):
+        atexit.register(local_spark().stop)
+    warm_up([peer for peer in peers if peer in stays_warm])
+    round_robin(peers, run.rounds, PAUSE_S)
     title = "call to rank 0's result after one all_reduce"
     report(run, peer_table("launch", title, peers, "fork floor"))
-    floor.close()
-    if session is not None:
-        session.stop()
 
 
 if __name__ == "__main__":

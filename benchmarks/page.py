@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _common import lacks
+from _common import chosen, in_turn, lacks
 from _results import Table, parse_arguments, report
 
 from hydrogen_magic.core import events as ev
@@ -262,7 +262,7 @@ def run(way: str, seconds: float, rounds: int) -> tuple[list[Measured], list[Mea
     watched_s = seconds - WARM_UP_S - 1.0
     with opened([*cells.values()]) as bench:
         for number in range(rounds):
-            for is_shown in (True, False) if number % 2 == 0 else (False, True):
+            for is_shown in in_turn((True, False), number):
                 found = bench.measure(cells[is_shown], watched_s, is_shown=is_shown)
                 (shown if is_shown else quiet).append(found)
                 print(f"  {way}, round {number + 1}: {found}", file=sys.stderr, flush=True)
@@ -315,9 +315,8 @@ def main() -> None:
     if missing:
         sys.exit(f"benchmarks/page.py needs what the tests in a browser need: {missing}")
     print(f"page: np {NP}, {asked.machine}", flush=True)
-    for way in WAYS:
-        if not asked.only or way in asked.only:
-            report(asked, table_of(way, *run(way, asked.seconds, asked.rounds)))
+    for way in chosen(WAYS, asked.only):
+        report(asked, table_of(way, *run(way, asked.seconds, asked.rounds)))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ end: from sending a cell to the kernel until its reply has arrived.
   If it has not ended after ten seconds, the kernel is interrupted.
 
 If the next call does not return within ten seconds, kernel and ranks are started again, as their user would
-do; these seconds are counted, and so are the restarts. jupyter-distributed has no
-notebook process beside its ranks: nothing is pushed or pulled. nbdistributed is left out: its shutdown kills
-processes of other programs by their name.
+do. These seconds are counted; two columns have the restarts and the part of the time that was such a wait.
+jupyter-distributed has no notebook process beside its ranks: nothing is pushed or pulled. nbdistributed is
+left out: its shutdown kills processes of other programs by their name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, lacks, peer_table, round_robin, timed
+from _common import Peer, chosen, lacks, peer_table, round_robin, timed, warm_up
 from _results import Run, parse_arguments, report
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import KernelManager
@@ -207,8 +207,9 @@ class Notebook:
 
     def __init__(self, way: Way, folder: Path) -> None:
         self.way = way
-        self.restarts: dict[str, int] = {}
-        """Number of restarts by what was measured."""
+        self.restarts = 0
+        self.waited_s = 0.0
+        """For cells that were given up."""
         argv = [sys.executable, "-m", way.kernel, "-f", "{connection_file}"]
         spec = {"argv": argv, "language": "python", "display_name": way.name, "env": dict(way.env)}
         path = folder / "kernels" / way.name / "kernel.json"
@@ -216,12 +217,12 @@ class Notebook:
         path.write_text(json.dumps(spec))
         self._specs = KernelSpecManager(kernel_dirs=[str(folder / "kernels")])
         self._folder = folder
-        self._start()
-
-    def _start(self) -> None:
         self._mark = secrets.token_hex(8)
-        home = str(self._folder / "home")
-        environ = {**os.environ, "HYDROGEN_MAGIC_HOME": home, _MARK: self._mark}
+        self._manager: Any = None
+        self._client: Any = None
+
+    def start(self) -> None:
+        environ = {**os.environ, _MARK: self._mark}
         self._manager = KernelManager(kernel_name=self.way.name, kernel_spec_manager=self._specs)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._manager.start_kernel(env=environ, cwd=str(self._folder), **quiet)
@@ -233,8 +234,10 @@ class Notebook:
         self.call(_START_S)
 
     def close(self) -> None:
-        self._client.stop_channels()
-        self._manager.shutdown_kernel()  # not at once: some tools end their ranks then
+        if self._client is not None:
+            self._client.stop_channels()
+            self._manager.shutdown_kernel()  # not at once: some tools end their ranks then
+            self._client = None
         processes.kill_marked(_MARK, {self._mark})  # others leave them when the kernel is stuck
 
     def call(self, limit_s: float = STUCK_S) -> None:
@@ -246,12 +249,16 @@ class Notebook:
     def run(self, cell: str, limit_s: float = _LONG_S) -> str:
         """Run a cell; return what it has shown. Raises TimeoutError, RuntimeError if it fails."""
         shown: list[Any] = []
-        reply = self._client.execute_interactive(
-            cell,
-            timeout=limit_s,
-            allow_stdin=False,
-            output_hook=lambda message: shown.append(message["content"]),
-        )
+        try:
+            reply = self._client.execute_interactive(
+                cell,
+                timeout=limit_s,
+                allow_stdin=False,
+                output_hook=lambda message: shown.append(message["content"]),
+            )
+        except TimeoutError:
+            self.waited_s += STUCK_S
+            raise
         if reply["content"]["status"] != "ok":
             raise RuntimeError(f"{reply['content'].get('evalue')}: {shown}")
         return str(shown)
@@ -259,14 +266,14 @@ class Notebook:
     def interrupt(self) -> None:
         self._manager.interrupt_kernel()
 
-    def call_again(self, what: str) -> None:
+    def call_again(self) -> None:
         """Run a collective on all ranks, by new ones if these do not answer."""
         try:
             self.call()
         except (RuntimeError, TimeoutError):
-            self.restarts[what] = self.restarts.get(what, 0) + 1
+            self.restarts += 1
             self.close()
-            self._start()
+            self.start()
 
 
 # ── what is measured ─────────────────────────────────────────────────────────────────────────────
@@ -306,7 +313,7 @@ def interrupt(notebook: Notebook) -> float:
     with contextlib.suppress(RuntimeError, TimeoutError):
         notebook.run(notebook.way.block, _BLOCKED_S + STUCK_S)
     timer.join()
-    notebook.call_again("interrupt")
+    notebook.call_again()
     return time.monotonic() - began[0]
 
 
@@ -318,7 +325,7 @@ def failure(notebook: Notebook) -> float:
             notebook.interrupt()
         except RuntimeError:  # as it should
             pass
-        notebook.call_again("failure")
+        notebook.call_again()
 
     return timed(fail)
 
@@ -332,6 +339,8 @@ class Measurement:
     needs: str
     n_times: int = 1
     """In each round."""
+    waits: bool = False
+    """Whether the time may be mostly :data:`STUCK_S`: a ratio of such times says nothing."""
 
 
 def measurements(size: int) -> dict[str, Measurement]:
@@ -350,9 +359,11 @@ def measurements(size: int) -> dict[str, Measurement]:
             "pull",
         ),
         "interrupt": Measurement(
-            "interrupt of a blocked all_reduce to the next value", interrupt, "block"
+            "interrupt of a blocked all_reduce to the next value", interrupt, "block", waits=True
         ),
-        "failure": Measurement("a cell that fails on one rank to the next value", failure, "fail"),
+        "failure": Measurement(
+            "a cell that fails on one rank to the next value", failure, "fail", waits=True
+        ),
     }
 
 
@@ -371,38 +382,37 @@ def main() -> None:
     print(f"sessions: np {NP}, {run.machine}", flush=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hydrogen-bench-")))
-        notebooks: dict[str, Notebook] = {}
-        for way in WAYS:
-            if not lacks(way.module) and (not run.only or way.name in run.only):
-                notebooks[way.name] = Notebook(way, folder)
-                stack.callback(notebooks[way.name].close)
+        names = chosen([way.name for way in WAYS], run.only)
+        notebooks = [Notebook(way, folder) for way in WAYS if way.name in names]
+        for notebook in notebooks:
+            stack.callback(notebook.close)
+        starts = [
+            Peer(each.way.name, partial(timed, each.start), lacks(each.way.module))
+            for each in notebooks
+        ]
+        warm_up(starts)
         for name in run.what:
-            measure(run, name, measurements(size)[name], notebooks)
+            measure(run, name, measurements(size)[name], notebooks, starts)
 
 
-def measure(run: Run, name: str, what: Measurement, notebooks: dict[str, Notebook]) -> None:
-    """Measure one table."""
-
-    def seconds(name: str) -> float:
-        return what.measure(notebooks[name])
-
-    ways = [way for way in WAYS if not run.only or way.name in run.only]
-    peers = [
-        Peer(
-            way.name,
-            partial(seconds, way.name),
-            lacks(way.module) or ("" if getattr(way, what.needs) else "has no such cell"),
-        )
-        for way in ways
-    ]
+def measure(
+    run: Run, name: str, what: Measurement, notebooks: list[Notebook], starts: list[Peer]
+) -> None:
+    """Measure one table. ``starts``: what is missing to start each notebook."""
+    peers = []
+    for notebook, start in zip(notebooks, starts, strict=True):
+        notebook.restarts, notebook.waited_s = 0, 0.0
+        lacking = start.missing or ("" if getattr(notebook.way, what.needs) else "has no such cell")
+        peers.append(Peer(start.name, partial(what.measure, notebook), lacking))
     round_robin(peers, run.rounds * what.n_times)
-    restarts = {
-        each: notebook.restarts[name]
-        for each, notebook in notebooks.items()
-        if name in notebook.restarts
-    }
-    more = {"restarts": restarts} if restarts else {}
-    report(run, peer_table(f"sessions_{name}", what.title, peers, PRODUCT, more))
+    more: dict[str, dict[str, float]] = {}
+    if what.waits:
+        more["restarts"] = {each.way.name: each.restarts for each in notebooks}
+        more["s of waiting in each"] = {
+            each.way.name: each.waited_s / run.rounds for each in notebooks
+        }
+    floor = "" if what.waits else PRODUCT
+    report(run, peer_table(f"sessions_{name}", what.title, peers, floor, more))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ send them are made up, at the intervals of real ranks.
     task     size of the instructions that each task is sent, apart from the package
 
 ``--closure`` sends that many MB to the hosts: ``start`` has the transfer then, ``launch`` the processor time
-of this process until then, and ``sent`` the bytes that left it. ``--profile`` prints where the kernel's event
-loop spends its time.
+of this process until then, and ``sent`` the bytes that left it. ``memory`` and ``log`` are left out, because
+the closure is freed meanwhile. ``--profile`` prints where the kernel's event loop spends its time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import pstats
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -151,9 +150,9 @@ def _reading(gang: Gang, view: ModelView) -> Reading:
     return Reading(time.monotonic(), len(gang.events()), *spent, _memory_bytes(), log_bytes)
 
 
-def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> list[Any]:
-    """Run one gang; return a row of the table."""
-    counted = _count_closure_bytes()
+def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> dict[str, Any]:
+    """Run one gang; return what each column of the table has."""
+    _closure_bytes.clear()
     view, data = ModelView(), os.urandom(closure_bytes)
     began_s, spent_s = time.monotonic(), time.process_time()
     gang = launcher.launch(len, data, np=np, on="simulated")
@@ -166,20 +165,20 @@ def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> list
     last = _reading(gang, view)
     stop_s = _stopped(gang)
     s = last.now_s - first.now_s
-    return [
-        np,
-        np // RANKS_PER_HOST,
-        start_s,
-        launch_s,
-        100 * (last.processor_s - first.processor_s) / s,
-        100 * (last.view_s - first.view_s) / s,
-        (last.n_events - first.n_events) / s,
-        (last.memory_bytes - first.memory_bytes) * 60 / s / 1e6,
-        (last.log_bytes - first.log_bytes) * 60 / s / 1e6,
-        stop_s,
-        _instructions_bytes[-1] / 1e3,
-        sum(counted) / 1e6,
-    ]
+    return {
+        "ranks": np,
+        "hosts": np // RANKS_PER_HOST,
+        "start": start_s,
+        "launch": launch_s,
+        "kernel": 100 * (last.processor_s - first.processor_s) / s,
+        "view": 100 * (last.view_s - first.view_s) / s,
+        "events": (last.n_events - first.n_events) / s,
+        "memory": (last.memory_bytes - first.memory_bytes) * 60 / s / 1e6,
+        "log": (last.log_bytes - first.log_bytes) * 60 / s / 1e6,
+        "stop": stop_s,
+        "task": _instructions_bytes[-1] / 1e3,
+        "sent": sum(_closure_bytes) / 1e6,
+    }
 
 
 def _stopped(gang: Gang) -> float:
@@ -214,17 +213,17 @@ def _profiled(seconds: float) -> None:
     pstats.Stats(profile).sort_stats("tottime").print_stats(25)
 
 
+_closure_bytes: list[int] = []
 _instructions_bytes: list[int] = []
 
 
-def _count_closure_bytes() -> list[int]:
+def _count_bytes() -> None:
     """Count what the kernel sends of closures from now on, and the size of instructions."""
-    counted: list[int] = []
     send, instructions = Hub.send, HostTasks.instructions
 
     def counting(hub: Hub, key: str, message: object, blob: object = None) -> None:
         if isinstance(message, FilePart) and isinstance(blob, memoryview):
-            counted.append(blob.nbytes)
+            _closure_bytes.append(blob.nbytes)
         send(hub, key, message, blob)  # type: ignore[arg-type]
 
     def noting(tasks: HostTasks, *arguments: object) -> dict[str, object]:
@@ -233,7 +232,6 @@ def _count_closure_bytes() -> list[int]:
         return found
 
     Hub.send, HostTasks.instructions = counting, noting  # type: ignore[method-assign, assignment]
-    return counted
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -248,20 +246,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     asked = parse_arguments(__doc__.splitlines()[0], packages=(), more=_add_arguments)
     SimulatedPlacement.behaviour = (asked.points, asked.lines)
-    with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as folder:
-        os.environ["HYDROGEN_MAGIC_HOME"] = folder
-        entry_point = "simulated_cluster:SimulatedPlacement"
-        declare(Path(folder), "hydrogen_magic.placements", {"simulated": entry_point})
-        sys.path.insert(0, folder)
-        sys.modules["simulated_cluster"] = sys.modules[measured.__module__]
-        rows = []
-        for np in asked.ranks:
-            rows.append(measured(np, asked.seconds, int(asked.closure * 1e6), asked.profile))
-            print(f"  {np} ranks", file=sys.stderr, flush=True)
-        local_agents.close()
-    name = "simulated_cluster_closure" if asked.closure else "simulated_cluster"
-    title = "ranks that train" + f", with a closure of {asked.closure:g} MB" * bool(asked.closure)
-    report(asked, Table(name, title, _COLUMNS, rows))
+    entry_point = "simulated_cluster:SimulatedPlacement"
+    declare(Path(asked.home.name), "hydrogen_magic.placements", {"simulated": entry_point})
+    sys.path.insert(0, asked.home.name)
+    sys.modules["simulated_cluster"] = sys.modules[measured.__module__]
+    _count_bytes()
+    found = []
+    for np in asked.ranks:
+        found.append(measured(np, asked.seconds, int(asked.closure * 1e6), asked.profile))
+        print(f"  {np} ranks", file=sys.stderr, flush=True)
+    local_agents.close()
+    name, title, columns = "simulated_cluster", "ranks that train", dict(_COLUMNS)
+    if asked.closure:
+        name, title = "simulated_cluster_closure", f"{title}, with a closure of {asked.closure:g} MB"
+        del columns["memory"], columns["log"]
+    rows = [[each[column] for column in columns] for each in found]
+    report(asked, Table(name, title, columns, rows))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ and each way was taken once before anything is counted, except the first refusal
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import sys
 import tempfile
@@ -27,12 +26,13 @@ from pathlib import Path
 from _common import (
     Peer,
     checked,
-    chosen,
-    lacks,
+    chosen_peers,
+    lacks_spark,
+    on_standard_error,
     peer_table,
     round_robin,
-    shown_elsewhere,
     timed,
+    warm_up,
 )
 from _results import parse_arguments, report
 from launch import NP, product_session
@@ -69,7 +69,7 @@ def all_reduce_once() -> float:
 def product() -> float:
     import hydrogen_magic as hm
 
-    with shown_elsewhere():
+    with on_standard_error():
         return checked(lambda: hm.run(all_reduce_once, np=NP, on="spark"), NP)
 
 
@@ -88,7 +88,7 @@ def torch_distributor() -> float:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=NP, local_mode=False, use_gpu=False)
-    with shown_elsewhere():
+    with on_standard_error():
         return checked(lambda: distributor.run(all_reduce_once), NP)
 
 
@@ -109,7 +109,7 @@ def refused() -> float:
 def main() -> None:
     packages = ("torch", "pyspark")
     run = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2, packages=packages)
-    missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
+    missing = lacks_spark()
     starts = [Peer(PRODUCT, product, missing), Peer(PEER, torch_distributor, missing)]
     series = [Peer(CELL_TO_CELL, cell_to_cell, missing)]
     calls = [Peer("the next cell of a session", session_call, missing)]
@@ -117,7 +117,7 @@ def main() -> None:
     later = [Peer("refusal, later", refused, missing)]
     stops = [Peer(f"stop, {way}", partial(stopped, way, "spark"), missing) for way in WAYS]
     starts, series, calls, early, later, stops = (
-        chosen(peers, run.only) for peers in (starts, series, calls, early, later, stops)
+        chosen_peers(peers, run.only) for peers in (starts, series, calls, early, later, stops)
     )
     print(f"spark: np {NP}, {run.machine}", flush=True)
     if not missing:
@@ -147,8 +147,7 @@ def measure(early: list[Peer], peers: list[Peer], rounds: int) -> None:
         ):
             vars(sys.modules["__main__"])["spark"] = spark  # where a notebook has its session
             round_robin(early, 1)
-            for peer in peers:
-                peer.measure()  # what starts processes and JVM code that stay warm
+            warm_up(peers)  # processes, and code of the JVM
             round_robin(peers, rounds, PAUSE_S)
 
 

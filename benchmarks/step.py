@@ -2,10 +2,10 @@
 
     python benchmarks/step.py --rounds 10
 
-Plain: the loop by torchrun, nothing in it but the training. Watched: the same loop as a gang, with
-``hm.log`` at every step and tqdm around it. A round runs both, one after the other, the order
-changing from round to round; the ratio is taken within the round, so that what else the machine
-does weighs on both halves alike.
+Plain: the loop by torchrun, nothing in it but the training. Not watched: the same loop as a gang. Watched:
+with ``hm.log`` at every step and tqdm around it, too. A round runs all of them, one after the other, the
+order changing from round to round; ratios are taken within the round, so that what else the machine does
+weighs on all alike.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _common import answer_file, shown_elsewhere, torchrun
+from _common import answer_file, in_turn, on_standard_error, torchrun
 from _results import Table, parse_arguments, report
 
 NP = 2
@@ -74,7 +76,7 @@ def train(steps: int, *, is_watched: bool) -> float:
 
 def plain(steps: int) -> float:
     with answer_file() as path:
-        torchrun(Path(__file__), "--rank", str(steps), str(path))
+        torchrun(__file__, "--rank", str(steps), str(path))
         return float(json.loads(path.read_text()))
 
 
@@ -86,36 +88,46 @@ def be_torchrun_rank(steps: int, path: Path) -> None:
         path.write_text(json.dumps(seconds))
 
 
-def watched(steps: int) -> float:
+def gang(steps: int, *, is_watched: bool) -> float:
     import hydrogen_magic as hm
 
-    with shown_elsewhere():
-        return float(hm.run(train, steps, is_watched=True, np=NP))
+    with on_standard_error():
+        return float(hm.run(train, steps, is_watched=is_watched, np=NP))
+
+
+PLAIN, UNWATCHED, WATCHED = "plain torchrun", "gang, not watched", "gang, watched"
+WAYS: dict[str, Callable[[int], float]] = {
+    PLAIN: plain,
+    UNWATCHED: partial(gang, is_watched=False),
+    WATCHED: partial(gang, is_watched=True),
+}
+"""Each takes the number of steps, and returns the seconds of one."""
+
+
+def one_round(number: int, steps: int) -> dict[str, float]:
+    seconds = {}
+    for name in in_turn([*WAYS], number):
+        seconds[name] = WAYS[name](steps)
+        time.sleep(0.5)  # what the last run leaves behind settles outside the next one's clock
+    print(f"  round {number + 1}", file=sys.stderr, flush=True)
+    return seconds
 
 
 def main() -> None:
     run = parse_arguments(__doc__.splitlines()[0], rounds=10, quick_rounds=3)
     steps = QUICK_STEPS if run.quick else STEPS
     print(f"step: np {NP}, {steps} steps a run, {run.machine}\n", flush=True)
-    pairs = [one_pair(number, steps) for number in range(run.rounds)]
-    ratios = [watched_s / plain_s for plain_s, watched_s in pairs]
-    plain_ms, watched_ms = (1e3 * statistics.median(each) for each in zip(*pairs, strict=True))
+    rounds = [one_round(number, steps) for number in range(run.rounds)]
+    rows: list[list[Any]] = []
+    for name in WAYS:
+        median_ms = 1e3 * statistics.median(each[name] for each in rounds)
+        to_plain = [each[name] / each[PLAIN] for each in rounds]
+        to_gang = statistics.median(each[name] / each[UNWATCHED] for each in rounds)
+        spread = [statistics.median(to_plain), min(to_plain), max(to_plain)]
+        rows.append([name, run.rounds, median_ms, *spread, to_gang])
     columns = {"": "", "n": "", "median": "ms", "x plain": "", "min x": "", "max x": ""}
-    rows = [
-        ["plain torchrun", run.rounds, plain_ms, 1.0, None, None],
-        ["watched", run.rounds, watched_ms, statistics.median(ratios), min(ratios), max(ratios)],
-    ]
-    report(run, Table("step", "a training step; ratios within each pair", columns, rows))
-
-
-def one_pair(number: int, steps: int) -> tuple[float, float]:
-    """Run both halves of a round; return the seconds of a step, plain and watched."""
-    seconds = {}
-    for way in (plain, watched) if number % 2 == 0 else (watched, plain):
-        seconds[way] = way(steps)
-        time.sleep(0.5)  # what the last run leaves behind settles outside the next one's clock
-    print(f"  pair {number + 1}", file=sys.stderr, flush=True)
-    return seconds[plain], seconds[watched]
+    columns["x not watched"] = ""
+    report(run, Table("step", "a training step; ratios within each round", columns, rows))
 
 
 if __name__ == "__main__":

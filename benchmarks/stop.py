@@ -20,10 +20,16 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from _common import Peer, chosen, peer_table, round_robin, shown_elsewhere
+from _common import (
+    Peer,
+    chosen_peers,
+    on_standard_error,
+    peer_table,
+    round_robin,
+    torchrun_command,
+)
 from _results import parse_arguments, report
 
 from hydrogen_magic.core import processes
@@ -79,7 +85,7 @@ def gone_after(stop: float, pids: Iterable[int]) -> float:
 
 def product(way: str, on: str = "local", *, is_agent_stopped: bool = False) -> float:
     """Return the seconds from ``stop()`` to the end of all ranks; from Kill if the agent is stopped."""
-    with shown_elsewhere():
+    with on_standard_error():
         gang = hanging(way, on)
         pids = [rank.pid for rank in gang.ranks if rank.pid is not None]
         if is_agent_stopped:
@@ -114,8 +120,7 @@ def stopped_agent(gang: Any) -> int:
 
 
 def torchrun(way: str) -> float:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={NP}", str(Path(__file__)), "--rank", way]
+    command = torchrun_command(__file__, "--rank", way)
     launcher = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -149,7 +154,7 @@ def main() -> None:
     kills = [
         Peer("hydrogen_magic, stopped agent", partial(product, "sleep", is_agent_stopped=True))
     ]
-    stops, kills = chosen(stops, run.only), chosen(kills, run.only)
+    stops, kills = chosen_peers(stops, run.only), chosen_peers(kills, run.only)
     print(f"stop: np {NP}, {run.machine}", flush=True)
     round_robin([*stops, *kills], run.rounds)
     report(

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import _released
-from _common import lacks
+from _common import in_turn, lacks
 from _results import Cell, Table, parse_arguments, report
 
 NP = 2
@@ -200,7 +200,7 @@ def main() -> None:
         ]
         for number in range(run.rounds):
             found: list[Block] = []
-            for gang in gangs if number % 2 == 0 else gangs[::-1]:
+            for gang in in_turn(gangs, number):
                 found += gang()
                 time.sleep(0.5)  # what a gang leaves behind settles outside the next one's clock
             findings.add(found)

@@ -4,8 +4,9 @@
 
 Cost, without ranks and a page: events as ranks send them are made up beforehand and given to the feed of
 the live view ten times a second of their own time, as fast as it takes them. Share: the seconds that took,
-of the seconds the events last: the part of one core that the live view uses. Bytes: messages with their
-JSON, in the second that had most of them.
+of the seconds the events last: the part of one core that the live view uses. State: the same for the gang's
+state, which every view needs. Bytes: messages with their JSON, on average and in the second that had most of
+them. Longest: the processor time of one message.
 
 Age, with ranks on this machine: from ``hm.log`` on a rank to the update that gives the point to a view in
 the kernel. ``benchmarks/page.py`` measures the age of values that the page shows.
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from _common import chosen
 from _results import Table, parse_arguments, report
 
 from hydrogen_magic.core import events as ev
@@ -152,7 +154,7 @@ def measured(case: Case, seconds: int) -> Found:
     """Run one case through a feed."""
     feed, state = PageFeed(), GangState()
     spent_s = fold_s = longest_s = 0.0
-    by_second = [0] * (seconds + 1)
+    by_second = [0] * seconds
     n_messages = 0
     for tick, batch in enumerate(list(case(seconds))):
         now_s = tick / MESSAGES_PER_S
@@ -167,7 +169,7 @@ def measured(case: Case, seconds: int) -> Found:
         longest_s = max(longest_s, done_s - folded_s)
         if message is not None:
             n_messages += 1
-            by_second[int(now_s)] += size(message)
+            by_second[max(0, tick - 1) // MESSAGES_PER_S] += size(message)
     total = sum(by_second)
     return Found(
         spent_s / seconds, fold_s / seconds, max(by_second), total / seconds, n_messages, longest_s
@@ -240,7 +242,7 @@ def main() -> None:
             "--seconds", type=int, default=10, help="that the events last"
         ),
     )
-    names = [n for n in (*CASES, *LOGGING) if not run.only or any(w in n for w in run.only)]
+    names = chosen([*CASES, *LOGGING], run.only)
     report(run, costs([name for name in names if name in CASES], run.seconds))
     report(run, ages([name for name in names if name in LOGGING], run.seconds))
 

@@ -184,7 +184,11 @@ def _benchmark_tables(found: dict[str, Result]) -> str:
         table = f"{title[0].upper()}{title[1:]}:\n\n" + _table(
             "|".join(columns), (row[1:] for row in rows)
         )
-    left_out = dict.fromkeys(f"{k}: {why}" for each in every for k, why in each["left_out"].items())
+    left_out = [
+        f"{name} ({each['title']}): {why}" if len(every) > 1 else f"{name}: {why}"
+        for each in every
+        for name, why in each["left_out"].items()
+    ]
     missing = [f"Not measured: {'; '.join(left_out)}."] if left_out else []
     return "\n\n".join([table, *missing, *_conditions(every)])
 
@@ -213,9 +217,11 @@ _README_TIMES = (
     ("launch", "torchrun"),
     ("launch", "notebook_launcher"),
     ("launch", "TorchDistributor, local"),
-    ("horovod_launch", "horovod.run"),
+    ("frameworks_horovod", "horovod.run"),
 )
 """Columns of the README's comparison: table and row."""
+_START_TIMES = {"ranks starts in ": "warm", "first one of a kernel in ": "cold"}
+"""Words of the README before a time -> row of the table of launches."""
 
 
 def _with_times(text: str, results: Path) -> str:
@@ -223,10 +229,15 @@ def _with_times(text: str, results: Path) -> str:
     seconds = [_median_s(table, row, results) for table, row in _README_TIMES]
     row = " | ".join("-" if each is None else f"{each:.2f} s" for each in seconds)
     text = re.sub(
-        r"(?<=^\| call to result, ).*$", f"2 ranks, 1 all_reduce | {row} |", text, flags=re.M
+        r"(?<=^\| call of a function to its result, ).*$",
+        f"2 ranks, 1 all_reduce | {row} |",
+        text,
+        flags=re.M,
     )
-    if seconds[0] is not None:
-        text = re.sub(r"(?<=ranks starts in )[\d.]+(?= s)", f"{seconds[0]:.1g}", text)
+    for words, name in _START_TIMES.items():
+        start_s = _median_s("launch", f"hydrogen_magic, {name}", results)
+        if start_s is not None:
+            text = re.sub(rf"(?<={words})[\d.]+(?= s)", f"{start_s:.1f}", text)
     return text
 
 

@@ -231,16 +231,18 @@ def test_a_table_of_a_benchmark_is_saved_and_shown(
     rows: list[list[_results.Cell]] = [["hydrogen_magic, warm", 5, 0.09712345], ["a|b", 4, None]]
     left_out = {"torchrunx": "not installed"}
     _results.report(run, _results.Table("launch", "call to result", columns, rows, left_out))
-    assert "| hydrogen_magic, warm | 5 |     0.097 |" in capsys.readouterr().out
+    assert "| hydrogen_magic, warm | 5 |    0.0971 |" in capsys.readouterr().out
 
     page = "<!-- table: benchmark launch -->\n<!-- end of table -->"
     text = generated.with_tables(page, tmp_path)
     assert "\n|  | n | median, s |\n" in text
-    assert "\n| hydrogen_magic, warm | 5 | 0.097 |\n| a\\|b | 4 |  |\n" in text
+    assert "\n| hydrogen_magic, warm | 5 | 0.0971 |\n| a\\|b | 4 |  |\n" in text
     assert "Not measured: torchrunx: not installed." in text
     assert f"`python benchmarks/launch.py --save {tmp_path}`, " in text
     assert f", pytest {pytest.__version__}; load " in text and "absent" not in text
-    line = "| call to result, 2 ranks, 1 all_reduce | 9 s | 9 s | 9 s | 9 s | 9 s |"
+    line = (
+        "| call of a function to its result, 2 ranks, 1 all_reduce | 9 s | 9 s | 9 s | 9 s | 9 s |"
+    )
     assert generated.with_tables(line, tmp_path).endswith(" | 0.10 s | - | - | - | - |")
     assert generated.with_tables("of ranks starts in 9 s", tmp_path) == "of ranks starts in 0.1 s"
 
