@@ -69,11 +69,13 @@ class CommandHandler:
         except HydrogenError as error:
             self.answer(content, ok=False, text=str(error))
 
-    def answer(self, command: PageCommand, *, ok: bool, text: str = "", **more: bool) -> None:
-        """Acknowledge a command."""
-        ack = {"kind": "ack", "to": command["client"], "id": command["id"], "ok": ok, **more}
-        if text:
-            ack["text"] = text
+    def answer(
+        self, command: PageCommand, *, ok: bool, text: str = "", pending: bool = False
+    ) -> None:
+        """Acknowledge a command; ``pending``: another answer follows."""
+        ack = {"kind": "ack", "to": command["client"], "id": command["id"], "ok": ok}
+        ack |= {"text": text} if text else {}
+        ack |= {"pending": True} if pending else {}
         with self._lock:
             self._answers[command["id"]] = ack
         self._send(ack)
@@ -119,8 +121,7 @@ class CommandHandler:
 
     def _forward(self, command: PageCommand) -> None:
         # Without an answer, a page assumes after a while that the kernel is busy with other things.
-        pending = {"pending": True} if command["do"] in _ANSWERED_LATER else {}
-        self.answer(command, ok=True, **pending)
+        self.answer(command, ok=True, pending=command["do"] in _ANSWERED_LATER)
         self._later(command)
 
 
