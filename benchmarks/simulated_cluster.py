@@ -258,7 +258,10 @@ def main() -> None:
     local_agents.close()
     name, title, columns = "simulated_cluster", "ranks that train", dict(_COLUMNS)
     if asked.closure:
-        name, title = "simulated_cluster_closure", f"{title}, with a closure of {asked.closure:g} MB"
+        name, title = (
+            "simulated_cluster_closure",
+            f"{title}, with a closure of {asked.closure:g} MB",
+        )
         del columns["memory"], columns["log"]
     rows = [[each[column] for column in columns] for each in found]
     report(asked, Table(name, title, columns, rows))

@@ -20,7 +20,8 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.frameworks.deepspeed import command as deepspeed
 from hydrogen_magic.frameworks.horovod import command as horovod
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, gang, infer
+from hydrogen_magic.notebook.arguments import distributed, gang, infer
+from hydrogen_magic.notebook.arguments.gang import GANG_COMMANDS
 from hydrogen_magic.notebook.magics import Distributed
 
 __all__ = ["PAGES", "TABLES", "measured", "options", "terminal_commands", "with_tables"]

@@ -14,7 +14,8 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import doctor, gang_command
-from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand, parse_gang_words
+from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang_words
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.views import pick_view
 
 COMMANDS = {

@@ -252,30 +252,24 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".") if package else []
-    if node.level > len(parts):
+    try:
+        return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+    except ImportError:  # more dots than packages
         return ""
-    return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
 
 
 def find_without_importing(module: str) -> importlib.machinery.ModuleSpec | None:
     """Return the spec of ``module`` without running any code of its parent packages."""
-    path: list[str] | None = None
+    path: list[str] = []
     spec = None
     parts = module.split(".")
     for depth in range(len(parts)):
         name = ".".join(parts[: depth + 1])
-        spec = _spec(name) if depth == 0 else _find_in(name, path or [])
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if depth else _spec(name)
         if spec is None:
             return None
         path = list(spec.submodule_search_locations or [])
     return spec
-
-
-def _find_in(name: str, path: list[str]) -> importlib.machinery.ModuleSpec | None:
-    return importlib.machinery.PathFinder.find_spec(name, path)
 
 
 # ── effects of an import ─────────────────────────────────────────────────────────────────────────

@@ -54,10 +54,8 @@ _SMALL_BYTES = 4096
 
 _SPARK_CLASSES = (
     ("pyspark.core.context", "SparkContext"),
-    ("pyspark.context", "SparkContext"),
     ("pyspark.sql.session", "SparkSession"),
     ("pyspark.sql.classic.dataframe", "DataFrame"),
-    ("pyspark.sql.dataframe", "DataFrame"),
     ("pyspark.sql.connect.session", "SparkSession"),
     ("pyspark.sql.connect.dataframe", "DataFrame"),
     ("pyspark.core.rdd", "RDD"),

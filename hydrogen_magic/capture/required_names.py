@@ -77,7 +77,8 @@ class RequiredNames:
         ``may_lack``: it may be undefined without an error.
         """
         self.read.add(name)
-        if name in bound or self._done.get(name, _EVERYTHING) <= bound:
+        done = self._done.get(name)
+        if name in bound or (done is not None and done <= bound):
             return
         if name in self.namespace:
             self._done[name] = bound
@@ -212,16 +213,6 @@ def _is_ipythons(value: Any) -> bool:
     is_function = issubclass(kind, (types.FunctionType, types.MethodType))
     home = value.__globals__.get("__name__") if is_function else kind.__module__
     return str(home).partition(".")[0] in ("IPython", "ipykernel", "google")
-
-
-class _Everything(frozenset[str]):
-    """Stands for a name that was not requested: no set of bound names contains it."""
-
-    def __le__(self, other: object) -> bool:
-        return False
-
-
-_EVERYTHING = _Everything()
 
 
 def similar(name: str, candidates: Iterable[str]) -> list[str]:

@@ -63,13 +63,14 @@ def analyse(
     )
     reads.run(code, used=_used_by_others(tree))
     possible.run(code)
-    used, unused = ({read.line for read in part} for part in _divided(reads))
+    used = {read.line for read in reads.reads[: reads.n_used]}
+    only_defined = {read.line for read in reads.reads[reads.n_used :]}
     certain = [read for read in reads.reads if not read.is_text]
     names = {name for inner in code_objects(code) for name in inner.co_names}
     return ScopeAnalysis(
         tuple(sorted(certain, key=lambda read: read.line)),
         tuple(_uncovered(possible.reads, certain)),
-        frozenset(_guarded_lines(tree)) | (unused - used),
+        frozenset(_guarded_lines(tree)) | (only_defined - used),
         frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
         not _BINDS_UNKNOWN_NAMES.isdisjoint(names)
         or _imports_star(tree)
@@ -85,11 +86,6 @@ def _used_by_others(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield from [node.name] if node.decorator_list else []
-
-
-def _divided(found: DefiniteAssignment) -> tuple[Sequence[GlobalRead], Sequence[GlobalRead]]:
-    """Return the reads of code that the cell uses, and those of functions that it only defines."""
-    return found.reads[: found.n_used], found.reads[found.n_used :]
 
 
 def _uncovered(possible: Sequence[GlobalRead], reads: Sequence[GlobalRead]) -> Iterator[GlobalRead]:

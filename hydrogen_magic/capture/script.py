@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from hydrogen_magic.capture.modules import imported_modules, local_paths
+from hydrogen_magic.capture.pickler import notebook_name
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.scopes import reads_in_source
 from hydrogen_magic.capture.values import CellText
@@ -329,12 +330,8 @@ class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]
                 "its data is deleted with the notebook",
                 "write the frame as Parquet yourself, and make the handle with hm.dataset(path)",
             )
-        if issubclass(type(obj), (type, types.FunctionType)) and is_main(obj):
-            root, *rest = obj.__qualname__.split(".")
-            found: Any = self.namespace.get(root)
-            for part in rest:
-                found = getattr(found, part, None)
-            if found is obj:
-                self.referred.append(obj)
-                return obj.__qualname__
+        is_code = issubclass(type(obj), (type, types.FunctionType))
+        if is_code and notebook_name(obj, self.namespace):
+            self.referred.append(obj)
+            return obj.__qualname__
         return super().reducer_override(obj)

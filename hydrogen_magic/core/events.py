@@ -13,13 +13,13 @@ long as writing an integer.
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrogen_magic.core.validation import EventError as EventError
-from hydrogen_magic.core.validation import checked, plain
+from hydrogen_magic.core.validation import MessageError as MessageError
+from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.validation import encode as encode
 
 KERNEL_ENDED = "the kernel ended"
 """Reason of a gang whose agent outlived the kernel for a moment: the user has not seen it yet."""
@@ -70,14 +70,27 @@ def without_middle(text: str, limit: int) -> str:
     return f"{text[: limit - tail]}{marker}{text[-tail:]}"
 
 
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a gang."""
+
+    at_s: float
+
+
+@dataclass(frozen=True)
+class RankEvent(Event):
+    """Something that happened on one rank."""
+
+    rank: int
+
+
 # ── events of the gang, made by the kernel ───────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
-class GangLaunched:
+class GangLaunched(Event):
     """First event of every record."""
 
-    at_s: float
     gang: str
     title: str
     """The line of the magic as the user typed it, for lists."""
@@ -103,26 +116,23 @@ class GangLaunched:
 
 
 @dataclass(frozen=True)
-class AttemptStarted:
+class AttemptStarted(Event):
     """All ranks start again; later events of earlier attempts are dropped."""
 
-    at_s: float
     attempt: int
 
 
 @dataclass(frozen=True)
-class AttemptFailed:
+class AttemptFailed(Event):
     """The attempt cannot continue although no rank failed: a process that serves the ranks has died."""
 
-    at_s: float
     error: ErrorReport
 
 
 @dataclass(frozen=True)
-class Queued:
+class Queued(Event):
     """The attempt waits for slots: a cluster provides them one by one, and ranks start together."""
 
-    at_s: float
     have: int
     """Slots that are available already."""
     wanted: int
@@ -135,13 +145,12 @@ DATA = "data of hm.dataset()"
 
 
 @dataclass(frozen=True)
-class ClosureSent:
+class ClosureSent(Event):
     """How much of the closure, or of data that precedes it, has reached other machines.
 
     The last one of each reports that all hosts are done.
     """
 
-    at_s: float
     sent_bytes: int
     """To all hosts together: of a closure what has arrived, of data what has been sent."""
     total_bytes: int
@@ -153,8 +162,7 @@ class ClosureSent:
 
 
 @dataclass(frozen=True)
-class StopRequested:
-    at_s: float
+class StopRequested(Event):
     reason: str
     """``"user"``, ``"timeout"``, ``"failure"``, ``"session"`` (``%gang end``), ``"owner"`` (SIGTERM),
     ``"kernel"`` (it ended) or ``"cell"`` (that waited for it, and failed: by its view, for example)."""
@@ -163,10 +171,9 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
-class RowsDone:
+class RowsDone(Event):
     """The progress of a run of ``%%infer``, all ranks together."""
 
-    at_s: float
     began_s: float
     """When the first rows were sent; before that no rate can be derived."""
     done: int
@@ -186,28 +193,25 @@ class RowsDone:
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notice(Event):
     """A message for the user; agents also use it to report problems of no particular rank."""
 
-    at_s: float
     level: str
     """``info``, ``warning`` or ``error``."""
     text: str
 
 
 @dataclass(frozen=True)
-class Recording:
+class Recording(Event):
     """Ranks were asked to start or stop recording spans (forward, backward, ...)."""
 
-    at_s: float
     on: bool
 
 
 @dataclass(frozen=True)
-class Profiling:
+class Profiling(Event):
     """The state of the torch profiler, after the user requested a profile."""
 
-    at_s: float
     phase: str
     """``waiting`` (for the ranks' next step), ``recording``, ``reading`` (the ranks' traces are
     merged), empty at the end."""
@@ -216,10 +220,9 @@ class Profiling:
 
 
 @dataclass(frozen=True)
-class GangEnded:
+class GangEnded(Event):
     """The last event of every gang that ended in order: none of its processes is left."""
 
-    at_s: float
     state: str
     """``SUCCEEDED``, ``FAILED`` or ``STOPPED``."""
     reason: str
@@ -234,11 +237,9 @@ class GangEnded:
 
 
 @dataclass(frozen=True)
-class RankStarted:
+class RankStarted(RankEvent):
     """The rank has a process."""
 
-    at_s: float
-    rank: int
     pid: int
     host: str
     device: str
@@ -246,9 +247,7 @@ class RankStarted:
 
 
 @dataclass(frozen=True)
-class RankPhase:
-    at_s: float
-    rank: int
+class RankPhase(RankEvent):
     phase: str
     """``starting`` (process, imports of the forkserver), ``loading`` (closure), ``running`` (the cell's
     own lines), ``finishing`` (result sent, exit handlers run); ``idle``: the cell leaves the rank out."""
@@ -261,11 +260,9 @@ DRIVER = "driver"
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(RankEvent):
     """Text that a rank wrote to a file descriptor, decoded by its agent, or a message of the rank itself."""
 
-    at_s: float
-    rank: int
     stream: str
     """``stdout`` or ``stderr``; :data:`DRIVER`: addressed to the process that started the gang."""
     text: str
@@ -281,14 +278,12 @@ outputs of the rank, at once or when its next one is shown."""
 
 
 @dataclass(frozen=True)
-class Display:
+class Display(RankEvent):
     """An action of ``display``, ``update_display`` or ``clear_output``, for the outputs below the cell.
 
     Its data is not recorded: the notebook has it.
     """
 
-    at_s: float
-    rank: int
     mark: int
     """Number of the last place that the rank had marked in its output: a new output belongs there."""
     action: str
@@ -308,11 +303,9 @@ class Display:
 
 
 @dataclass(frozen=True)
-class InputRequested:
+class InputRequested(RankEvent):
     """The rank waits in ``input()``, in the debugger for example, for a line of the user."""
 
-    at_s: float
-    rank: int
     number: int
     """Counts the requests of the rank in this attempt, from 1."""
     prompt: str
@@ -320,11 +313,9 @@ class InputRequested:
 
 
 @dataclass(frozen=True)
-class DebuggerRequested:
+class DebuggerRequested(RankEvent):
     """The rank waits until it may open the debugger (``--pdb``): not while another rank is the culprit."""
 
-    at_s: float
-    rank: int
     number: int
     """As :attr:`InputRequested.number`."""
     error: ErrorReport
@@ -332,45 +323,37 @@ class DebuggerRequested:
 
 
 @dataclass(frozen=True)
-class CollectivesEntered:
+class CollectivesEntered(RankEvent):
     """How many collectives of the default group a rank of a session has entered in this cell.
 
     Reported while it is stuck, and when it has ended the cell.
     """
 
-    at_s: float
-    rank: int
     count: int
     is_final: bool = False
     """It has ended the cell, and enters no other one."""
 
 
 @dataclass(frozen=True)
-class RecordAwaited:
+class RecordAwaited(RankEvent):
     """The rank waits until its earlier events are recorded. Is not recorded itself."""
 
-    at_s: float
-    rank: int
     number: int
     """As :attr:`InputRequested.number`."""
 
 
 @dataclass(frozen=True)
-class InputAnswered:
+class InputAnswered(RankEvent):
     """The rank continues: with a line, which is not recorded, with an error, or in the debugger."""
 
-    at_s: float
-    rank: int
     number: int
     """Of the request."""
 
 
 @dataclass(frozen=True)
-class Metrics:
+class Metrics(RankEvent):
     """Values of ``hm.log`` since the last such event, by column: a batch is cheap to validate."""
 
-    at_s: float
-    rank: int
     steps: tuple[int, ...]
     times_s: tuple[float, ...]
     """When each point was logged; ``steps`` and every column of ``values`` have the same length."""
@@ -381,11 +364,9 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(RankEvent):
     """State of one progress bar (``hm.track``, tqdm)."""
 
-    at_s: float
-    rank: int
     bar: int
     """Identifies the bar on its rank."""
     desc: str
@@ -396,11 +377,9 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(RankEvent):
     """Optimizer steps so far."""
 
-    at_s: float
-    rank: int
     count: int
 
 
@@ -417,11 +396,9 @@ covers the wait for slower ranks and the reduction itself."""
 
 
 @dataclass(frozen=True)
-class Spans:
+class Spans(RankEvent):
     """Named intervals, by column; all columns have the same length."""
 
-    at_s: float
-    rank: int
     names: tuple[str, ...]
     starts_ns: tuple[int, ...]
     ends_ns: tuple[int, ...]
@@ -433,11 +410,9 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class CollectiveWait:
+class CollectiveWait(RankEvent):
     """The rank has been inside a collective for a while, or has left it (``name`` is empty)."""
 
-    at_s: float
-    rank: int
     name: str
     seq: int
     """How many collectives this rank has entered, this one included."""
@@ -445,11 +420,9 @@ class CollectiveWait:
 
 
 @dataclass(frozen=True)
-class RankHealth:
+class RankHealth(RankEvent):
     """Statistics of the operating system about the rank's process and its children, once a second."""
 
-    at_s: float
-    rank: int
     rss_bytes: int
     cpu_percent: float
     process_state: str
@@ -461,11 +434,9 @@ class RankHealth:
 
 
 @dataclass(frozen=True)
-class RankFailed:
+class RankFailed(RankEvent):
     """An exception on the rank."""
 
-    at_s: float
-    rank: int
     error: ErrorReport
     phase: str
     """The phase in which it was raised."""
@@ -476,19 +447,14 @@ class RankFailed:
 
 
 @dataclass(frozen=True)
-class ExceptionHandled:
+class ExceptionHandled(RankEvent):
     """The rank goes on: a :class:`RankFailed` with ``in_flight`` is withdrawn."""
-
-    at_s: float
-    rank: int
 
 
 @dataclass(frozen=True)
-class RankStacks:
+class RankStacks(RankEvent):
     """The stack of every thread of the rank, as printed by ``faulthandler``."""
 
-    at_s: float
-    rank: int
     text: str
 
 
@@ -505,11 +471,9 @@ class HeldName:
 
 
 @dataclass(frozen=True)
-class NamesChanged:
+class NamesChanged(RankEvent):
     """What a cell of a session has left on the rank, which waits for the next cell."""
 
-    at_s: float
-    rank: int
     received: Mapping[str, HeldName]
     """Names that the closure has bound."""
     assigned: Mapping[str, HeldName]
@@ -533,20 +497,16 @@ class NamesChanged:
 
 
 @dataclass(frozen=True)
-class RankResult:
+class RankResult(RankEvent):
     """The rank's value has arrived; its bytes travel beside the events."""
 
-    at_s: float
-    rank: int
     result_bytes: int
 
 
 @dataclass(frozen=True)
-class RankExited:
+class RankExited(RankEvent):
     """The rank's process has exited. The fold derives the consequences."""
 
-    at_s: float
-    rank: int
     exit_code: int | None
     """None if a signal ended it."""
     signal_name: str = ""
@@ -559,66 +519,30 @@ class RankExited:
     """Python stack at a fatal signal, as written by ``faulthandler``."""
 
 
-Event = (
-    GangLaunched
-    | AttemptStarted
-    | AttemptFailed
-    | Queued
-    | ClosureSent
-    | RowsDone
-    | StopRequested
-    | Notice
-    | Recording
-    | Profiling
-    | GangEnded
-    | RankStarted
-    | RankPhase
-    | Output
-    | Display
-    | InputRequested
-    | DebuggerRequested
-    | RecordAwaited
-    | CollectivesEntered
-    | InputAnswered
-    | Metrics
-    | Progress
-    | Steps
-    | Spans
-    | CollectiveWait
-    | RankHealth
-    | RankFailed
-    | ExceptionHandled
-    | RankStacks
-    | NamesChanged
-    | RankResult
-    | RankExited
-)
-
-EVENT_TYPES: Mapping[str, type[Any]] = {cls.__name__: cls for cls in typing.get_args(Event)}
+EVENT_TYPES: Mapping[str, type[Event]] = {
+    cls.__name__: cls
+    for cls in (*Event.__subclasses__(), *RankEvent.__subclasses__())
+    if cls is not RankEvent
+}
 
 
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def encode(event: Event) -> list[Any]:
-    """Return ``[kind, fields]``, ready for ``json.dumps``."""
-    return [type(event).__name__, plain(event)]
-
-
 def decode(message: object) -> Event:
-    """Return the event in ``message`` (as made by :func:`encode`), or raise :class:`EventError`."""
+    """Return the event in ``message`` (as made by :func:`encode`), or raise :class:`MessageError`."""
     if not (isinstance(message, list) and len(message) == 2 and isinstance(message[0], str)):
-        raise EventError(f"an event should be [kind, fields], got {str(message)[:80]!r}")
+        raise MessageError(f"an event should be [kind, fields], got {str(message)[:80]!r}")
     cls = EVENT_TYPES.get(message[0])
     if cls is None:
-        raise EventError(f"unknown kind of event: {message[0][:80]!r}")
+        raise MessageError(f"unknown kind of event: {message[0][:80]!r}")
     event: Event = checked(cls, message[1], message[0])
     _check_lengths(event)
     return event
 
 
 def _check_lengths(event: Event) -> None:
-    """Raise EventError if columns of one table differ in length."""
+    """Raise MessageError if columns of one table differ in length."""
     if isinstance(event, Metrics):
         columns: Sequence[Sequence[Any]] = (event.times_s, *event.values.values(), event.steps)
     elif isinstance(event, Spans):
@@ -626,4 +550,4 @@ def _check_lengths(event: Event) -> None:
     else:
         return
     if len(set(map(len, columns))) > 1:
-        raise EventError(f"the columns of {type(event).__name__} differ in length")
+        raise MessageError(f"the columns of {type(event).__name__} differ in length")

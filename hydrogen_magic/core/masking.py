@@ -154,10 +154,6 @@ class Mask:
         """Return an event with masked texts."""
         return event if self.is_empty else self._masked(event)
 
-    def stream(self) -> MaskedStream:
-        """Return a mask for a stream of chunks."""
-        return MaskedStream(self)
-
     def open_end(self, data: bytes) -> int:
         """Return the offset of a trailing part of ``data`` that may begin a secret."""
         start = min((_begun(data, form) for form in self._bytes), default=len(data))

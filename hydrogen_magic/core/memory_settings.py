@@ -13,8 +13,7 @@ ENVIRONMENT = {
         )
     )
 }
-"""Settings for glibc at the start of a process, which reads them once. Other C libraries ignore
-them.
+"""Settings for glibc at the start of a process, which reads them once. Other C libraries ignore them.
 
 A model allocates and frees blocks of megabytes for every batch. By default, glibc returns them to
 the system, and each of their pages has to be faulted in again. In addition, the fragments beside

@@ -18,16 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.core.timeline_files import LibraryTimeline
-from hydrogen_magic.core.validation import EventError, checked, plain
-
-
-class MessageError(ValueError):
-    """A message that is not of the expected kind, or has a missing, unknown or mistyped field."""
+from hydrogen_magic.core.validation import MessageError as MessageError
+from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.validation import encode as encode
 
 
 class Message:
@@ -850,8 +848,8 @@ class ModulesPreloaded(ForkserverAnswer):
     """The modules were imported, apart from those that raise."""
 
     files: tuple[str, ...]
-    unsafe: tuple[str, ...]
-    """Why the process should not be forked any more; empty if it may be."""
+    is_unsafe: bool
+    """The process should not be forked any more."""
 
 
 @dataclass(frozen=True)
@@ -1029,11 +1027,6 @@ MESSAGE_TYPES: Mapping[str, type[Message]] = {
 }
 
 
-def encode(message: Message) -> list[Any]:
-    """Return ``[kind, fields]``, ready for ``json.dumps``."""
-    return [type(message).__name__, plain(message)]
-
-
 def decode(raw: object, expected: type[_M]) -> _M:
     """Return the message in ``raw``, made by :func:`encode`; raise MessageError if it is malformed.
 
@@ -1045,8 +1038,5 @@ def decode(raw: object, expected: type[_M]) -> _M:
     cls = MESSAGE_TYPES.get(kind)
     if cls is None or not issubclass(cls, expected):
         raise MessageError(f"expected a kind of {expected.__name__}, got {kind[:80]!r}")
-    try:
-        message: _M = checked(cls, fields, kind)
-    except EventError as error:
-        raise MessageError(str(error)) from None
+    message: _M = checked(cls, fields, kind)
     return message

@@ -93,17 +93,23 @@ class Process:
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def _read_stat(pid: int) -> Process | None:
-    """Return the process, or None if it does not exist (or there is no ``/proc``)."""
+def read(path: str) -> bytes:
+    """Return the contents of a file of ``/proc``; empty if it cannot be read: its process has exited."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        return Path(path).read_bytes()
     except OSError:
+        return b""
+
+
+def _read_stat(pid: int) -> Process | None:
+    """Return the process, or None if it does not exist."""
+    # The name, in parentheses, may contain spaces, parentheses and any bytes; the fields after it do not.
+    rest = read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()
+    if not rest:
         return None
-    # The name, in parentheses, may contain spaces and parentheses; the fields after it do not.
-    rest = text[text.rindex(")") + 2 :].split()
     cpu_ticks = int(rest[11]) + int(rest[12])
     rss_bytes = int(rest[21]) * _PAGE
-    return Process(pid, int(rest[1]), rest[0], cpu_ticks, rss_bytes, int(rest[19]))
+    return Process(pid, int(rest[1]), rest[0].decode(), cpu_ticks, rss_bytes, int(rest[19]))
 
 
 def processes(pids: Collection[int] | None = None) -> Iterator[Process]:
@@ -167,10 +173,7 @@ def is_tracker(pid: int) -> bool:
     If killed together with their clients, they leave files in ``/dev/shm``; otherwise they exit on
     their own within moments.
     """
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    command = read(f"/proc/{pid}/cmdline")
     return b"multiprocessing.resource_tracker" in command or b"torch_shm_manager" in command
 
 
@@ -184,11 +187,7 @@ def family(root: int) -> set[int]:
     while queue:
         pid = queue.pop()
         found.add(pid)
-        try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        except OSError:
-            continue  # it has exited, or the system does not provide this
-        queue += [int(child) for child in children]
+        queue += map(int, read(f"/proc/{pid}/task/{pid}/children").split())
     return found
 
 
@@ -280,19 +279,13 @@ def _open_files(pid: int) -> Iterator[str]:
 
 def oom_kills() -> int:
     """Return how many processes this machine's out-of-memory killer has killed since boot."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    lines = read("/proc/vmstat").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
 
 
 def _environment(pid: int) -> dict[str, str]:
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}  # another user's process, or it has exited
-    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+    entries = read(f"/proc/{pid}/environ").split(b"\0")  # none of another user's process
+    pairs = (entry.partition(b"=") for entry in entries if b"=" in entry)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 

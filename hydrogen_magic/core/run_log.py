@@ -287,7 +287,7 @@ def read_on(gang_id: str, start: int) -> tuple[list[ev.Event], int]:
     complete = data[: data.rfind(b"\n") + 1]
     try:
         return [_decode(line, gang_id) for line in complete.splitlines()], start + len(complete)
-    except ev.EventError as error:
+    except ev.MessageError as error:
         raise HydrogenError(str(error)) from error
 
 
@@ -301,8 +301,8 @@ def _where() -> str:
 def _decode(line: bytes, gang_id: str) -> ev.Event:
     try:
         return ev.decode(json.loads(line))
-    except ValueError as error:  # EventError is one
-        raise ev.EventError(
+    except ValueError as error:  # MessageError is one
+        raise ev.MessageError(
             f"the record of run {gang_id!r} is damaged, or of a newer version: {error}"
         ) from error
 
@@ -332,7 +332,7 @@ def summary(gang_id: str) -> Summary | None:
         with open(run_dir(gang_id) / _EVENTS, "rb") as file:
             first, last = file.readline(), _last_line(file.fileno())
         launched, newest = _decode(first, gang_id), _decode(last or first, gang_id)
-    except (OSError, ev.EventError):
+    except (OSError, ev.MessageError):
         return None
     return Summary(gang_id, launched, newest) if isinstance(launched, ev.GangLaunched) else None
 
@@ -414,7 +414,7 @@ def write_end(run_dir: Path, reason: str) -> None:
             end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason)
             file.truncate(complete)  # removes a line that a killed kernel did not complete
             file.write(_line(end))
-    except (OSError, ev.EventError):
+    except (OSError, ev.MessageError):
         return
 
 

@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any, Union
 
 
-class EventError(ValueError):
-    """An invalid message: unknown kind, missing field, or a field of the wrong type."""
+class MessageError(ValueError):
+    """An invalid message or event: an unexpected kind, or a missing, unknown or mistyped field."""
 
 
 _SCALARS: Mapping[Any, frozenset[type]] = {
@@ -50,7 +50,7 @@ def _times(cls: Any) -> Mapping[str, int]:
 
 
 def checked(declared: Any, value: Any, where: str) -> Any:
-    """Return ``value`` as the declared type, rebuilt from JSON, or raise :class:`EventError`."""
+    """Return ``value`` as the declared type, rebuilt from JSON, or raise :class:`MessageError`."""
     if declared is float and type(value) in (int, float):
         return _as_float(value, where)
     if type(value) is declared:  # text and numbers, the types of most fields
@@ -68,7 +68,7 @@ def checked(declared: Any, value: Any, where: str) -> Any:
         return _checked_column(typing.get_args(declared)[0], value, where)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         return _checked_mapping(typing.get_args(declared)[1], value, where)
-    raise EventError(f"{where} should be {declared}, got {type(value).__name__}")
+    raise MessageError(f"{where} should be {declared}, got {type(value).__name__}")
 
 
 def _checked_mapping(item: Any, values: dict[Any, Any], where: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _as_float(value: float, where: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise EventError(f"{where} is too large for a float") from None
+        raise MessageError(f"{where} is too large for a float") from None
 
 
 def _is_plainly(declared: Any, value: Any) -> bool:
@@ -106,21 +106,21 @@ def _is_plainly(declared: Any, value: Any) -> bool:
 
 def _check_integers(values: Sequence[int], where: str) -> None:
     if values and not _LEAST <= min(values) <= max(values) <= _MOST:
-        raise EventError(f"{where} does not fit into 64 bits")
+        raise MessageError(f"{where} does not fit into 64 bits")
 
 
 def _check_times(value: Any, longest: int, where: str) -> None:
-    """Raise EventError for a time, or a column of times, outside of a gang's possible run."""
+    """Raise MessageError for a time, or a column of times, outside of a gang's possible run."""
     times = value if isinstance(value, tuple) else (value,)
     # A sum detects non-finite values at any position; the result of a comparison depends on it.
     if times and not (math.isfinite(sum(times)) and -longest < min(times) <= max(times) < longest):
-        raise EventError(f"{where} is not a time within a gang's run")
+        raise MessageError(f"{where} is not a time within a gang's run")
 
 
 def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
     hints = _hints(declared)
     if not isinstance(value, dict) or not value.keys() <= hints.keys():
-        raise EventError(f"{where} should be a dict with fields of {declared.__name__} only")
+        raise MessageError(f"{where} should be a dict with fields of {declared.__name__} only")
     parts = {
         name: part
         if _is_plainly(hints[name], part)
@@ -133,7 +133,7 @@ def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
     try:
         return declared(**parts)
     except TypeError as error:
-        raise EventError(f"{where}: {error}") from None
+        raise MessageError(f"{where}: {error}") from None
 
 
 def _checked_union(declared: Any, value: Any, where: str) -> Any:
@@ -144,9 +144,14 @@ def _checked_union(declared: Any, value: Any, where: str) -> Any:
         else:
             try:
                 return checked(choice, value, where)
-            except EventError:
+            except MessageError:
                 continue
-    raise EventError(f"{where} should be {declared}, got {type(value).__name__}")
+    raise MessageError(f"{where} should be {declared}, got {type(value).__name__}")
+
+
+def encode(value: object) -> list[Any]:
+    """Return ``[kind, fields]`` of a message or event, ready for ``json.dumps``."""
+    return [type(value).__name__, plain(value)]
 
 
 def plain(value: Any) -> Any:

@@ -48,9 +48,9 @@ _COMPRESSED = {".gz", ".bz2", ".zst"}
 
 _READ_ROWS = 1 << 14
 _READ_BYTES = 1 << 16
+"""Read buffer of each column, so that no row group has to be in memory as a whole."""
 _READ_BYTES_OF_STORES = 8 << 20
 """Each read is a request there."""
-"""Read buffer of each column, so that no row group has to be in memory as a whole."""
 
 
 class FileSource:

@@ -19,7 +19,7 @@ from hydrogen_magic.driver.placements.remote import forwarded_settings
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.run import InferenceRun
-from hydrogen_magic.notebook.arguments import InferArguments
+from hydrogen_magic.notebook.arguments.infer import InferArguments
 from hydrogen_magic.serialization.closure import unbundle
 from hydrogen_magic.serialization.pickling_errors import describe
 
@@ -77,7 +77,7 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
                 f"{arguments.frame} is a Spark DataFrame, so Spark's executors predict its rows: drop "
                 f"--session, or fetch the rows first with {arguments.frame}.toPandas()"
             )
-        if arguments.has_placement and spec.placement != "spark":
+        if "placement" in arguments.given and spec.placement != "spark":
             raise InferError(
                 f"{arguments.frame} is a Spark DataFrame, so Spark predicts its rows: drop --on "
                 f"{spec.placement}, or fetch them first with {arguments.frame}.toPandas()"

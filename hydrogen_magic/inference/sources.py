@@ -73,11 +73,9 @@ class FrameSource(Protocol):
         A frame without rows gives one empty chunk, whose predictions have the columns of the result.
         Chunks are views if the memory of the frame already has Arrow's layout.
         """
-        ...
 
     def result(self, options: InferOptions) -> FrameResult:
         """Return an empty result. Raises InferError if a column of ``options`` does not exist."""
-        ...
 
 
 class FrameResult(Protocol):
@@ -89,7 +87,6 @@ class FrameResult(Protocol):
     @property
     def target(self) -> Path | None:
         """Its path, None for a result in memory."""
-        ...
 
     @property
     def n_waiting(self) -> int:
@@ -97,7 +94,6 @@ class FrameResult(Protocol):
 
         Always 0 for a result in memory; otherwise a reason not to send further chunks.
         """
-        ...
 
     def begin(self, schema: pa.Schema) -> None:
         """Set the predicted columns, or later wider types for them.
@@ -105,34 +101,28 @@ class FrameResult(Protocol):
         None of them has the name of a column that the result keeps. Raises InferError if values that have
         arrived do not fit; a result in memory is unchanged then.
         """
-        ...
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
         """Add the predictions for ``rows``, the chunk that begins at ``first_row``; in any order.
 
         Their types are those of the last :meth:`begin`; a later one may set wider types.
         """
-        ...
 
     def finish(self) -> Any:
         """Return the frame; without predicted columns if :meth:`begin` was never called.
 
         Raises InferError if rows are missing.
         """
-        ...
 
     @property
     def done(self) -> list[tuple[int, int]]:
         """First row and end of the rows that have arrived, in order."""
-        ...
 
     def finished(self) -> Any:
         """Return the frame with these rows alone: the run has been stopped."""
-        ...
 
     def abort(self) -> None:
         """Release memory and delete unfinished files. Does nothing after :meth:`finish`."""
-        ...
 
 
 def kind_of(frame: Any) -> str | None:

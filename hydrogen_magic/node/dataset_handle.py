@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hydrogen_magic.core.units import size_text
@@ -65,12 +64,7 @@ class DatasetHandle:
     def __enter__(self) -> DatasetHandle:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.delete()
 
     def __repr__(self) -> str:
@@ -78,10 +72,4 @@ class DatasetHandle:
         return f"<hm.dataset: {shape} in {self.place}>"
 
     def __reduce__(self) -> Any:
-        return DatasetHandle, (
-            self.path,
-            self.n_rows,
-            self.n_bytes,
-            self.columns,
-            self.is_private,
-        )
+        return DatasetHandle, (self.path, self.n_rows, self.n_bytes, self.columns, self.is_private)

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+from hydrogen_magic.driver.rendezvous import Diagnosis
 
 T = TypeVar("T")
 
@@ -23,23 +24,7 @@ _LEAST_DISK_BYTES = 200 << 20
 _GANG_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check."""
-
-    name: str
-    is_well: bool
-    found: str
-    remedy: str = ""
-    """The remedy if the check fails."""
-
-    def lines(self) -> list[str]:
-        """Return it as text."""
-        first = f"{'ok  ' if self.is_well else 'BAD '} {self.name}: {self.found}"
-        return [first] if self.is_well or not self.remedy else [first, f"     -> {self.remedy}"]
-
-
-def examine() -> Iterator[Check]:
+def examine() -> Iterator[Diagnosis]:
     """Yield one check after the other; the last starts a gang and takes a few seconds."""
     from hydrogen_magic import plugins
     from hydrogen_magic.core import run_log
@@ -50,7 +35,7 @@ def examine() -> Iterator[Check]:
         yield _made(name, partial(package, name, requirement))
     yield _made("PyArrow", pyarrow)
     names = _made("plug-ins", lambda: list(plugins.RENDEZVOUS))
-    if isinstance(names, Check):
+    if isinstance(names, Diagnosis):
         yield names
         return
     for name in names or ():
@@ -64,28 +49,28 @@ def examine() -> Iterator[Check]:
     yield _made("2 ranks all_reduce", two_ranks)
 
 
-def _made(name: str, check: Callable[[], T], remedy: str = "") -> T | Check:
+def _made(name: str, check: Callable[[], T], remedy: str = "") -> T | Diagnosis:
     """Make a check; an exception in it is its finding."""
     try:
         return check()
     except Exception as error:
-        return Check(name, False, f"{type(error).__name__}: {error}", remedy)
+        return Diagnosis(name, False, f"{type(error).__name__}: {error}", remedy)
 
 
-def python() -> Check:
+def python() -> Diagnosis:
     """Report the version and path of Python."""
     found = f"{platform.python_version()} at {sys.executable}, {os.cpu_count()} CPUs"
-    return Check("python", True, found)
+    return Diagnosis("python", True, found)
 
 
-def system() -> Check:
+def system() -> Diagnosis:
     """Check the system calls that agents need to control their ranks."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:  # macOS, Linux before 5.3, some sandboxes
         remedy = "gangs need Linux 5.3 or newer; here, `--on inline` runs one rank in the kernel"
-        return Check("system", False, f"{platform.platform()}: no pidfd_open ({error})", remedy)
-    return Check("system", True, platform.platform())
+        return Diagnosis("system", False, f"{platform.platform()}: no pidfd_open ({error})", remedy)
+    return Diagnosis("system", True, platform.platform())
 
 
 _PACKAGES = {
@@ -96,65 +81,62 @@ _PACKAGES = {
 }
 
 
-def package(name: str, remedy: str) -> Check:
+def package(name: str, remedy: str) -> Diagnosis:
     """Report the version of a package."""
     try:
-        return Check(name, True, importlib.metadata.version(name))
+        return Diagnosis(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, False, "not installed", remedy)
+        return Diagnosis(name, False, "not installed", remedy)
 
 
-def pyarrow() -> Check:
+def pyarrow() -> Diagnosis:
     """Report the version of PyArrow, which only some cells need."""
     found = package("pyarrow", "").found
     needed = "; for `%%infer` and DataFrames: pip install 'hydrogen_magic[infer]'"
-    return Check("PyArrow", True, found + (needed if found == "not installed" else ""))
+    return Diagnosis("PyArrow", True, found + (needed if found == "not installed" else ""))
 
 
-def library(rendezvous: str) -> Check | None:
+def library(rendezvous: str) -> Diagnosis | None:
     """Say whether the library of a rendezvous is usable here; None where there is nothing to say."""
     from hydrogen_magic import plugins
 
-    found = plugins.rendezvous(rendezvous).diagnose()
-    if found is None:
-        return None
-    return Check(found.name, found.is_well, found.found, found.remedy)
+    return plugins.rendezvous(rendezvous).diagnose()
 
 
-def gpus() -> Check:
+def gpus() -> Diagnosis:
     """Report the GPUs that the driver sees."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return Check("GPUs", True, "none (no nvidia-smi): ranks use the CPU")
+        return Diagnosis("GPUs", True, "none (no nvidia-smi): ranks use the CPU")
     command = [tool, "--query-gpu=index,name,memory.free", "--format=csv,noheader"]
     remedy = "the driver does not respond: run nvidia-smi in a terminal"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("GPUs", False, str(error), remedy)
+        return Diagnosis("GPUs", False, str(error), remedy)
     if done.returncode != 0:
-        return Check("GPUs", False, (done.stderr or done.stdout).strip()[:200], remedy)
-    return Check("GPUs", True, "; ".join(done.stdout.strip().splitlines()) or "none")
+        return Diagnosis("GPUs", False, (done.stderr or done.stdout).strip()[:200], remedy)
+    return Diagnosis("GPUs", True, "; ".join(done.stdout.strip().splitlines()) or "none")
 
 
-def memory_files(path: Path) -> Check:
+def memory_files(path: Path) -> Diagnosis:
     """Report the free shared memory."""
     if not path.is_dir():
-        return Check(str(path), True, "not present: this system shares memory in another way")
+        return Diagnosis(str(path), True, "not present: this system shares memory in another way")
     free = shutil.disk_usage(path).free
     remedy = "in a container, start it with --shm-size=2g (or --ipc=host)"
-    return Check(str(path), free >= _LEAST_SHM_BYTES, f"{free / 1e9:.1f} GB free", remedy)
+    return Diagnosis(str(path), free >= _LEAST_SHM_BYTES, f"{free / 1e9:.1f} GB free", remedy)
 
 
-def run_directory(path: Path) -> Check:
+def run_directory(path: Path) -> Diagnosis:
     """Report the directory of records and its free space."""
     free = shutil.disk_usage(path).free
     remedy = "free some space, or set HYDROGEN_MAGIC_HOME to another disk"
     found = f"{path}, {free / 1e9:.1f} GB free"
-    return Check("run directory", free >= _LEAST_DISK_BYTES, found, remedy)
+    return Diagnosis("run directory", free >= _LEAST_DISK_BYTES, found, remedy)
 
 
-def two_ranks(run: Callable[[], float] | None = None) -> Check:
+def two_ranks(run: Callable[[], float] | None = None) -> Diagnosis:
     """Start two ranks that add their numbers."""
     from hydrogen_magic.errors import HydrogenError
 
@@ -166,9 +148,9 @@ def two_ranks(run: Callable[[], float] | None = None) -> Check:
             "the lines above show which rank failed and why; a firewall on loopback is a common "
             "cause"
         )
-        return Check("2 ranks all_reduce", False, error.report, remedy)
+        return Diagnosis("2 ranks all_reduce", False, error.report, remedy)
     took = f"{time.monotonic() - started:.1f} s"
-    return Check(
+    return Diagnosis(
         "2 ranks all_reduce", total == 3.0, f"sum {total:g} in {took}", "please report this"
     )
 

@@ -25,7 +25,8 @@ from hydrogen_magic.driver.state.formatting import late_text
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.driver.state.output_lines import clean, final_lines
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
-from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
+from hydrogen_magic.notebook.arguments.gang import GangCommand
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.notebook.outliving import attachable_lines
 from hydrogen_magic.views import draws_html, draws_widgets, pick_view
 from hydrogen_magic.views.tables import gangs_table, sessions_table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ def cell_text(shell: InteractiveShell, body: str) -> CellText:
         body=body,
         filename=filename,
         label=f"Cell In[{number}]",
-        first_line=first_line_of(body, _raw_sources(shell)[-1:]),
+        first_line=first_line_of(body, _raw_source(shell)),
         transform=shell.transform_cell,
     )
 
@@ -38,18 +37,16 @@ def run_name(shell: InteractiveShell) -> str:
     return f"{notebook}cell {shell.displayhook.prompt_count}"
 
 
-def first_line_of(body: str, raw_cells: Sequence[str]) -> int:
-    """Return the line number of the body's first line in the cell as displayed.
+def first_line_of(body: str, raw: str) -> int:
+    """Return the line number of the body's first line in ``raw``, the cell as displayed.
 
     IPython strips blank lines before the magic's own line, and other magics may precede it, so the body is
-    looked up in the last of ``raw_cells``. 2 if it is not there (the cell was run without history).
+    looked up. 2 if it is not there (the cell was run without history).
     """
-    wanted = body.rstrip().splitlines()
-    for raw in raw_cells[-1:]:
-        lines = raw.rstrip().splitlines()
-        for index, line in enumerate(lines):
-            if line.startswith("%%") and lines[index + 1 :] == wanted:
-                return index + 2
+    wanted, lines = body.rstrip().splitlines(), raw.rstrip().splitlines()
+    for index, line in enumerate(lines):
+        if line.startswith("%%") and lines[index + 1 :] == wanted:
+            return index + 2
     return 2
 
 
@@ -69,6 +66,6 @@ def shell_here() -> InteractiveShell | None:
     return get_ipython()
 
 
-def _raw_sources(shell: InteractiveShell) -> list[str]:
+def _raw_source(shell: InteractiveShell) -> str:
     history = shell.history_manager
-    return list(history.input_hist_raw) if history is not None else []
+    return "" if history is None else history.input_hist_raw[-1]

@@ -6,7 +6,7 @@ import sys
 import tokenize
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,18 +39,10 @@ from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.notebook import gang_command, ipython_cells, outliving, post_mortem
-from hydrogen_magic.notebook.arguments import (
-    Arguments,
-    ArgumentsError,
-    GangCommand,
-    InferArguments,
-    around_sweeps,
-    infer_usage,
-    parse,
-    parse_gang,
-    parse_infer,
-    usage,
-)
+from hydrogen_magic.notebook.arguments.distributed import Arguments, around_sweeps, parse, usage
+from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang
+from hydrogen_magic.notebook.arguments.infer import InferArguments, infer_usage, parse_infer
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.views import pick_view
@@ -423,12 +415,9 @@ def _lost_results(gang: Gang) -> str:
         load = f"{gang.received.load_call}[{results.key_of_value!r}]"
         lines.append(f"the value arrived: {load}")
     if assigned:
-        lines.append(f"{', '.join(assigned)} arrived and {_is(assigned)} assigned")
+        verb = "is" if len(assigned) == 1 else "are"
+        lines.append(f"{', '.join(assigned)} arrived and {verb} assigned")
     return "\n".join(filter(None, lines))
-
-
-def _is(things: Sequence[object]) -> str:
-    return "is" if len(things) == 1 else "are"
 
 
 def _syntax_error(error: SyntaxError, label: str) -> CellSyntaxError:

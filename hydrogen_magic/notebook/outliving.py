@@ -13,7 +13,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import connect
 from hydrogen_magic.driver.owner.start import LIMIT_S
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.notebook.arguments import ArgumentsError
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization.identity import Originals
 
 LIMIT = f"is stopped after {LIMIT_S / 3600:.0f} hours; --timeout sets another limit"

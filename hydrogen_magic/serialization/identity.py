@@ -210,7 +210,9 @@ class _Updates:
                 self._originals.add(number, new)
             return new
         self._updated[id(old)] = old
-        self._undo.callback(_saved_attributes(old))
+        attributes = getattr(old, "__dict__", {})
+        self._undo.callback(attributes.update, dict(attributes))  # after the next one
+        self._undo.callback(attributes.clear)
         if is_array(old):
             self._undo.callback(old.__setitem__, ..., old.copy())
             old[...] = new
@@ -296,18 +298,6 @@ def _drop_deleted(obj: Any, state: Any) -> None:
     if isinstance(state, dict) and getattr(type(obj), "__getstate__", None) in complete:
         for name in vars(obj).keys() - state.keys() - _NEVER_SENT:
             del vars(obj)[name]
-
-
-def _saved_attributes(obj: Any) -> Callable[[], None]:
-    """Return what gives ``obj`` its present attributes again."""
-    attributes = getattr(obj, "__dict__", {})
-    saved = dict(attributes)
-
-    def restore() -> None:
-        attributes.clear()
-        attributes.update(saved)
-
-    return restore
 
 
 def _fits(old: Any, new: Any) -> bool:

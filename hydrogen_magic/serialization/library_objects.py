@@ -257,17 +257,13 @@ class SharedRefs:
 def reduce_block(block: Any) -> Any:
     """Reduce a block of a DataFrame."""
     make, args = block.__reduce__()
-    return make, args, SharedRefs(_refs_of(block)), None, None, restore_block_refs
-
-
-def _refs_of(block: Any) -> Any:
-    return getattr(block, "refs", None)  # not before pandas 2
+    return make, args, SharedRefs(block.refs), None, None, restore_block_refs
 
 
 def reduce_single_manager(manager: Any) -> Any:
     """Reduce what holds the block of a Series: pandas reduces it without the block itself."""
     make, args, state = manager.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[:3]
-    refs = SharedRefs(_refs_of(manager.blocks[0]))
+    refs = SharedRefs(manager.blocks[0].refs)
     return make, args, (state, refs), None, None, restore_single_manager
 
 

@@ -420,7 +420,7 @@ def _reduce_single_dispatch(func: Any) -> Any:
     # Its variables hold weak references, which cannot be pickled.
     registry = dict(func.registry)
     return (
-        reducers.restore_single_dispatch,
+        functools.singledispatch,
         (registry[object],),
         registry,
         None,

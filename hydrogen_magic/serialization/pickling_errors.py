@@ -77,12 +77,8 @@ def explain(
     found = f"`{path or name}` ({describe(culprit if path else value)})"
     inside = "" if path else f", because of a {describe(culprit)} inside it,"
     why = error.why if isinstance(error, RefusedError) else _reason(error)
-    return f"{found}{inside} cannot be sent: {why}; {_remedy(culprit, error, advice)}"
-
-
-def _remedy(culprit: Any, error: BaseException, advice: str | None) -> str:
-    has_own = advice is None or isinstance(error, RefusedError)
-    return remedy(culprit, error) if has_own else str(advice)
+    remedy = error.remedy if isinstance(error, RefusedError) else advice or _remedy(culprit)
+    return f"{found}{inside} cannot be sent: {why}; {remedy}"
 
 
 def _reason(error: BaseException) -> str:
@@ -102,10 +98,7 @@ def describe(obj: Any) -> str:
     return kind.__qualname__ if kind.__qualname__.startswith(module) else module + kind.__qualname__
 
 
-def remedy(obj: Any, error: BaseException) -> str:
-    """Return the remedy for an unpicklable object."""
-    if isinstance(error, RefusedError):
-        return error.remedy
+def _remedy(obj: Any) -> str:
     kind = type(obj)
     known = _REMEDIES.get(f"{kind.__module__}.{kind.__qualname__}") or _REMEDIES.get(
         kind.__qualname__

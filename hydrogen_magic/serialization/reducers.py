@@ -216,13 +216,8 @@ def restore_cached_function(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def restore_single_dispatch(function: Any) -> Any:
-    """Make a function of ``functools.singledispatch`` with only its default implementation."""
-    return functools.singledispatch(function)
-
-
 def restore_registry(function: Any, registry: dict[type, Any]) -> None:
-    """Register the other implementations of such a function."""
+    """Register the other implementations of a function of ``functools.singledispatch``."""
     for kind, implementation in registry.items():
         function.register(kind, implementation)
 

@@ -345,23 +345,16 @@ class _Columns:
     """A growing track."""
 
     def __init__(self) -> None:
-        self._starts_s = GrowableArray(np.float64)
-        self._durations_s = GrowableArray(np.float32)
-        self._names = GrowableArray(np.uint16)
-        self._depths = GrowableArray(np.uint8)
+        kinds = np.float64, np.float32, np.uint16, np.uint8  # as in SpanTrack
+        self._columns = [GrowableArray(kind) for kind in kinds]
         self.skipped = 0
 
     def __len__(self) -> int:
-        return len(self._starts_s)
+        return len(self._columns[0])
 
     def spans(self) -> SpanTrack:
-        return SpanTrack(
-            self._starts_s.array,
-            self._durations_s.array,
-            self._names.array,
-            self._depths.array,
-            self.skipped,
-        )
+        starts_s, durations_s, names, depths = (column.array for column in self._columns)
+        return SpanTrack(starts_s, durations_s, names, depths, self.skipped)
 
     def extend(
         self,
@@ -374,10 +367,6 @@ class _Columns:
         with np.errstate(over="ignore", invalid="ignore"):
             durations_s = np.maximum(0.0, ends_s - starts_s)
             is_whole = np.isfinite(starts_s + durations_s) & (durations_s < _ENDLESS_S)
-        if not is_whole.all():
-            starts_s, durations_s = starts_s[is_whole], durations_s[is_whole]
-            names, depths = names[is_whole], depths[is_whole]
-        self._starts_s.append(starts_s)
-        self._durations_s.append(durations_s)
-        self._names.append(names)
-        self._depths.append(depths)
+        columns = starts_s, durations_s, names, depths
+        for column, values in zip(self._columns, columns, strict=True):
+            column.append(values[is_whole])

@@ -17,7 +17,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.stragglers import stragglers
-from hydrogen_magic.notebook.arguments import GangCommand
+from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.gang_command import manage
 from hydrogen_magic.views.text_table import warnings
 from tests import horovod_training

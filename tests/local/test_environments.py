@@ -23,7 +23,7 @@ SCRIPT = textwrap.dedent(
     from pathlib import Path
     import hydrogen_magic as hm
     from hydrogen_magic.notebook import doctor, gang_command
-    from hydrogen_magic.notebook.arguments import GangCommand
+    from hydrogen_magic.notebook.arguments.gang import GangCommand
     from hydrogen_magic.errors import PlacementError
     from hydrogen_magic.driver.placements import local_agents
 

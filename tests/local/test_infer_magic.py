@@ -19,11 +19,8 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import CaptureError, InferError, RankFailedError
 from hydrogen_magic.inference import request
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.notebook.arguments import (
-    ArgumentsError,
-    InferArguments,
-    parse_infer,
-)
+from hydrogen_magic.notebook.arguments.infer import InferArguments, parse_infer
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from tests import shells
 from tests.gangs import until
 

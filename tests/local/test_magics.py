@@ -294,7 +294,7 @@ def test_the_cell_knows_its_number_its_lines_and_earlier_sources(
     ],
 )
 def test_the_bodys_first_line_is_found_as_the_user_sees_it(raw: str, line: int) -> None:
-    assert ipython_cells.first_line_of("x = 1\n", [raw]) == line
+    assert ipython_cells.first_line_of("x = 1\n", raw) == line
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
@@ -514,7 +514,7 @@ def test_the_doctor_says_what_to_do(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     assert doctor.package("no_such_package", "pip install it").lines()[1].endswith("pip install it")
     assert "GB free" in doctor.run_directory(tmp_path).found
     assert "pip" not in doctor.pyarrow().found
-    missing = doctor.Check("pyarrow", False, "not installed")
+    missing = doctor.Diagnosis("pyarrow", False, "not installed")
     monkeypatch.setattr(doctor, "package", lambda *_: missing)
     assert doctor.pyarrow().is_well and "hydrogen_magic[infer]" in doctor.pyarrow().found
 

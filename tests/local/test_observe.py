@@ -112,7 +112,7 @@ def test_rich_progress_is_reported_and_not_drawn(tmp_path: Path) -> None:
             progress.console.print("between the bars")
             for _ in range(4):
                 progress.advance(first)
-                progress.update(endless, advance=2, description="endless [1")
+                progress.update(endless, advance=2, description="endless [1", progress=5)
             progress.update(task_id=first, description="finished")
             flush()
             progress.reset(first, total=2)

@@ -13,7 +13,7 @@ import pytest
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.spark import session as spark_sessions
-from hydrogen_magic.notebook.arguments import GangCommand
+from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.gang_command import manage
 from tests import spark_ranks
 from tests.gangs import ended, wait_until, wait_until_gone

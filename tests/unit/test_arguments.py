@@ -8,13 +8,9 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.core.argument_types import parse_duration_s, parse_size_bytes
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.notebook.arguments import (
-    ArgumentsError,
-    GangCommand,
-    parse,
-    parse_gang,
-    usage,
-)
+from hydrogen_magic.notebook.arguments.distributed import parse, usage
+from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 
 
 def test_every_option_reaches_the_spec() -> None:

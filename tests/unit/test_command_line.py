@@ -12,7 +12,7 @@ import pytest
 from hydrogen_magic.__main__ import main
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.notebook import doctor
-from hydrogen_magic.notebook.doctor import Check
+from hydrogen_magic.notebook.doctor import Diagnosis as Check
 from hydrogen_magic.testing.entry_points import declare
 from tests.records import ENDED, launched, write
 

@@ -21,7 +21,8 @@ from docs import generated
 from hydrogen_magic import plugins
 from hydrogen_magic.__main__ import COMMANDS
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.notebook.arguments import GANG_COMMANDS, distributed, gang, infer
+from hydrogen_magic.notebook.arguments import distributed, gang, infer
+from hydrogen_magic.notebook.arguments.gang import GANG_COMMANDS
 from tests import documented, markdown
 
 if sys.version_info >= (3, 11):

@@ -365,7 +365,7 @@ def test_a_failure_is_reported_with_the_culprits_last_lines() -> None:
         ev.GangEnded(2.1, "FAILED", "rank 1 failed", 1),
     )
     for page in (rig.page, rig.arrive("late")):
-        assert page.report is not None and page.report["rank"] == 1
+        assert page.report is not None
         text = page.report["text"]
         assert text.startswith("rank 1 failed: ValueError: no") and "Cell In[3], line 2" in text
         assert "line 19" in text and "line 9\n" not in text and "other" not in text

@@ -13,7 +13,8 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.notebook import gang_command
-from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
+from hydrogen_magic.notebook.arguments.gang import GangCommand
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.views.comparison import Comparison
 from hydrogen_magic.views.text_table import gang_lines
 from tests.records import ENDED, launched, write

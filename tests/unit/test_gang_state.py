@@ -310,7 +310,7 @@ def test_events_survive_json_and_strangers_are_refused() -> None:
             {"at_s": 1.0, "rank": 0, "steps": [1], "times_s": [0.1], "values": {"a": ["x"]}},
         ],
     ):
-        with pytest.raises(ev.EventError):
+        with pytest.raises(ev.MessageError):
             ev.decode(bad)
 
 

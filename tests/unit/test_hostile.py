@@ -49,7 +49,7 @@ from hydrogen_magic.views.widget.static_html import static_html
     ids=repr,
 )
 def test_numbers_that_no_gang_has_are_refused(event: ev.Event) -> None:
-    with pytest.raises(ev.EventError):
+    with pytest.raises(ev.MessageError):
         ev.decode(json.loads(json.dumps(ev.encode(event))))
 
 

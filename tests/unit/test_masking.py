@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.masking import Mask, secret_values
+from hydrogen_magic.core.masking import Mask, MaskedStream, secret_values
 
 SECRET = "hf_q8Zr/2xW+9pL"
 
@@ -70,14 +70,14 @@ def test_chunks_may_split_a_secret_anywhere() -> None:
         parts = chance.choices([*secrets, "ab", "abababc", "x", "\n", "plain text "], k=8)
         data = "".join(parts).encode()
         cuts = sorted(chance.choices(range(len(data) + 1), k=6))
-        stream = mask.stream()
+        stream = MaskedStream(mask)
         pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
         shown = b"".join([*(stream.feed(piece) for piece in pieces), stream.rest()])
         assert shown == mask.data(data)
 
 
 def test_a_line_that_ends_like_no_secret_is_shown_at_once() -> None:
-    stream = Mask([SECRET]).stream()
+    stream = MaskedStream(Mask([SECRET]))
     assert stream.feed(b"loss 0.5\r") == b"loss 0.5\r"
     assert stream.feed(b"token: hf_q8") == b"token: "
     assert stream.feed(b"\n") == b"hf_q8\n"

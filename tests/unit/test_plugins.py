@@ -23,7 +23,8 @@ from hydrogen_magic.driver.state.culprit import is_victim_error
 from hydrogen_magic.driver.state.formatting import LateRanks, late_text
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.notebook import doctor
-from hydrogen_magic.notebook.arguments import ArgumentsError, parse, usage
+from hydrogen_magic.notebook.arguments.distributed import parse, usage
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.notebook.magics import Distributed
 from hydrogen_magic.testing.entry_points import declare
 from tests import plug_in

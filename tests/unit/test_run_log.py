@@ -27,7 +27,7 @@ from hydrogen_magic.driver.owner import process
 from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
-from hydrogen_magic.notebook.arguments import GangCommand
+from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.views.text_table import gang_lines
 from tests import seconds
 from tests.records import ENDED, METRICS, launched, write

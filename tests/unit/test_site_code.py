@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from hydrogen_magic import __main__ as command_line
 from hydrogen_magic.frameworks.horovod import command as horovod_command
-from hydrogen_magic.notebook.arguments import parse_gang_words
+from hydrogen_magic.notebook.arguments.gang import parse_gang_words
 from tests.site_code import ROOT, SHELL, Block, Page, blocks
 from tests.site_pages import ELSEWHERE, LOCAL, SPARK
 

@@ -50,13 +50,18 @@ class VictimErrors:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What ``%gang doctor`` reports about a library."""
+    """What ``%gang doctor`` reports about a library, or about this machine."""
 
     name: str
     is_well: bool
     found: str
     remedy: str = ""
     """The remedy if the check fails."""
+
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        first = f"{'ok  ' if self.is_well else 'BAD '} {self.name}: {self.found}"
+        return [first] if self.is_well or not self.remedy else [first, f"     -> {self.remedy}"]
 
 
 class Rendezvous(ABC):

@@ -138,10 +138,8 @@ class SparkRun:
             frame = self._prepared.predicted(self._tags[1], report_to)
             self._raise_if_stopped()
             self.unfinished = frame.persist()
+        cached = self.unfinished
         self._stages.clear()
-        return self._counted(self.unfinished)
-
-    def _counted(self, cached: Any) -> Any:
         n_rows = self._session.run(lambda: _count(cached), self._tag, "hydrogen_magic %%infer")
         self._raise_if_stopped()
         self.n_rows = n_rows

@@ -28,9 +28,7 @@ importlib.import_module(module).main(sys.argv[4:])
 
 
 def command(module: str, sys_path: Sequence[str], *arguments: str) -> list[str]:
-    """Return the command that runs ``main(arguments)`` of a module; ``sys_path`` follows Python's
-    own paths.
-    """
+    """Return the command that runs ``main(arguments)`` of a module; ``sys_path`` follows Python's own."""
     return [sys.executable, "-c", _CODE, _ROOT, json.dumps(list(sys_path)), module, *arguments]
 
 

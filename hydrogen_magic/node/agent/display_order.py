@@ -10,9 +10,7 @@ from hydrogen_magic.core import display_marks
 from hydrogen_magic.core import events as ev
 
 _MOST_TURNS = 40
-"""Calls of :meth:`DisplayOrder.emit_ready` that wait for one display, about two seconds: a program may have
-printed a mark itself.
-"""
+"""Calls of ``emit_ready`` that wait for one display, two seconds: programs may have printed a mark."""
 
 
 class DisplayOrder:

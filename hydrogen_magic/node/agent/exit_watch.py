@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from pathlib import Path
 
 from hydrogen_magic.core import processes
 
@@ -122,8 +121,5 @@ def _usage(pid: int) -> tuple[int, int]:
 
 def _written(pid: int) -> int:
     """Return the bytes that a process has written by ``write``, not ``send``; 0 if unknown."""
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), 0)
+    lines = processes.read(f"/proc/{pid}/io").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"wchar:")), 0)

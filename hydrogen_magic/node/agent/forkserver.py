@@ -45,7 +45,7 @@ from hydrogen_magic.node.worker.main import run_worker
 from hydrogen_magic.node.worker.process_setup import WorkerPipes
 from hydrogen_magic.transport import framing
 
-FDS_PER_WORKER = 5
+FDS_PER_WORKER = len(WorkerPipes._fields)
 
 _ALWAYS = (
     "cloudpickle",
@@ -153,7 +153,7 @@ def _preload(names: Sequence[str]) -> ModulesPreloaded:
     gc.collect()
     gc.freeze()
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-    return ModulesPreloaded(tuple(file for file in files if file), tuple(_unsafe_to_fork()))
+    return ModulesPreloaded(tuple(file for file in files if file), _is_unsafe_to_fork())
 
 
 def _import(name: str) -> None:
@@ -169,17 +169,11 @@ def _import(name: str) -> None:
         sys.path[:] = theirs
 
 
-def _unsafe_to_fork() -> list[str]:
-    """Return the reasons against forking this process further (import side effects)."""
-    reasons = [
-        f"thread {thread.name}"
-        for thread in threading.enumerate()
-        if thread is not threading.main_thread()
-    ]
+def _is_unsafe_to_fork() -> bool:
+    """Return whether an import has started a thread, or initialised CUDA."""
     torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
-        reasons.append("CUDA is initialised")
-    return reasons
+    has_cuda = torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized()
+    return has_cuda or threading.active_count() > 1
 
 
 def _fork_workers(
@@ -220,7 +214,7 @@ def _be_intermediate(
         pid = os.fork()
         if pid == 0:
             # An inherited descriptor of a sibling would hide that sibling's end of file.
-            framing.close_all({sock.detach(), write_end, *fds} - set(own.all()))
+            framing.close_all({sock.detach(), write_end, *fds} - set(own))
             run_worker(own, agent_pid, intermediate_pid, observers)
         pids.append(pid)
     os.write(write_end, json.dumps(pids).encode())

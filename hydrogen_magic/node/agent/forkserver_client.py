@@ -134,7 +134,7 @@ class ForkserverClient:
     def _note_modules(self, modules: Sequence[str], answer: ModulesPreloaded) -> None:
         self.modules.update(modules)
         self._files.update((file, modified_ns(file)) for file in answer.files)
-        if answer.unsafe:
+        if answer.is_unsafe:
             self._unsafe_modules.update(modules)
             self.retire()
 

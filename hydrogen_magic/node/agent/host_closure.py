@@ -30,6 +30,7 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import AgentLink, LinkError, Listener, Receiver
 from hydrogen_magic.transport.file_transfer import ArrivingFile, Outgoing
+from hydrogen_magic.transport.multiplexer import cancelled
 
 _REPORT_S = 0.5
 _ENTRY_S = 5.0
@@ -124,9 +125,7 @@ class HostClosure:
         try:
             await asyncio.wait([lost, receiving], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (lost, receiving):
-                task.cancel()
-            await asyncio.gather(lost, receiving, return_exceptions=True)
+            await cancelled([lost, receiving])
             link.close()
 
     async def _receive(self, link: AgentLink) -> None:

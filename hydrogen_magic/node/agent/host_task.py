@@ -101,11 +101,12 @@ def _check(boot: dict[str, Any]) -> None:
         exec(boot["library"], asked)
         if fault := asked["fault"]():
             raise _ProblemError("library", f"`--with {boot['with']}`: {fault}")
-    if missing := [name for name in boot["needs"] if _is_missing(name)]:
+    if missing := [name for name in boot["needs"] if is_missing(name)]:
         raise _ProblemError("missing", f"{hosts} have no module {', '.join(missing)} ({here})")
 
 
-def _is_missing(name: str) -> bool:
+def is_missing(name: str) -> bool:
+    """Return whether there is no module of this name; does not import it."""
     try:
         return name not in sys.modules and importlib.util.find_spec(name) is None
     except (ImportError, ValueError):
@@ -174,9 +175,7 @@ def _machine(token: str) -> str:
 
 
 def _attached(start: dict[str, Any], about: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
-    """Return the connection to an agent that has accepted this task, and the agent's description of
-    itself.
-    """
+    """Return the connection to an agent that has accepted this task, and what the agent says of itself."""
     deadline = time.monotonic() + _ATTACH_S
     number, ours = 0, ""
     while number < _MOST_AGENTS:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydrogen_magic.core.messages import LogPart, TimelinePart
@@ -47,27 +47,19 @@ class Clock:
         return kernels_s - self._offset_s
 
 
+@dataclass
 class LogShipper:
-    """Sends new data of the ranks' log files in full: the kernel keeps the run's record.
+    """Sends new data of the ranks' log files in full: the kernel keeps the run's record."""
 
-    ``timelines``: those of libraries, sent up to their last complete object. ``send`` takes a part and its
-    bytes.
-    """
-
-    def __init__(
-        self,
-        gang: str,
-        folder: Path,
-        timelines: Sequence[ShippedFile],
-        send: Callable[[LogPart | TimelinePart, bytes], Awaitable[None]],
-    ) -> None:
-        self._gang = gang
-        self._folder = folder
-        self._timelines = timelines
-        self._send = send
-        self._sent: dict[Path, int] = {}
-        self._shipping: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
+    gang: str
+    folder: Path
+    timelines: Sequence[ShippedFile]
+    """Those of libraries, sent up to their last complete object."""
+    send: Callable[[LogPart | TimelinePart, bytes], Awaitable[None]]
+    """Takes a part and its bytes."""
+    _sent: dict[Path, int] = field(default_factory=dict)
+    _shipping: asyncio.Task[None] | None = None
+    _over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
         self._shipping = asyncio.ensure_future(self._ship())
@@ -82,12 +74,12 @@ class LogShipper:
         over = False
         while not over:
             over = self._over.is_set()  # checked first: data written before is sent below
-            for path in sorted(self._folder.glob("rank-*.log")):
-                log = LogPart(self._gang, int(path.stem.partition("-")[2]), 0)
+            for path in sorted(self.folder.glob("rank-*.log")):
+                log = LogPart(self.gang, int(path.stem.partition("-")[2]), 0)
                 with suppress(OSError):  # removed by its rank, or with our folder
                     await self._ship_file(path, path.stat().st_size, log)
-            for kept in tuple(self._timelines):
-                timeline = TimelinePart(self._gang, kept.number, 0)
+            for kept in tuple(self.timelines):
+                timeline = TimelinePart(self.gang, kept.number, 0)
                 with suppress(OSError):
                     await self._ship_file(kept.path, kept.settled, timeline)
             if not over:
@@ -103,14 +95,12 @@ class LogShipper:
         with path.open("rb") as file:
             file.seek(sent)
             while data := file.read(min(PART_BYTES, until - sent)):
-                await self._send(replace(part, offset=sent), data)
+                await self.send(replace(part, offset=sent), data)
                 sent = self._sent[path] = file.tell()
 
 
 def usable_directory(wanted: str, own: Path) -> str:
-    """Return ``wanted``, the notebook's directory, if it exists here; otherwise create ``own`` and
-    return it.
-    """
+    """Return ``wanted``, the notebook's directory, if it exists here; otherwise ``own``, created."""
     if os.path.isdir(wanted) and os.access(wanted, os.R_OK | os.X_OK):
         return wanted
     own.mkdir(parents=True, exist_ok=True)

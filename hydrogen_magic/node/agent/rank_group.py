@@ -71,8 +71,8 @@ class RankGroup:
         self._retained = retained
         self.service = service
         """What it serves for the rendezvous."""
-        self._starter = RankStarter(request, pool, retained, service, self.reporter)
-        self._cleanup = DescendantCleanup(self._keepers, self.reporter)
+        self._starter = RankStarter(request, pool, retained, service, self.reporter, self._launch)
+        self.cleanup = DescendantCleanup(self._keepers, self.reporter)
         self._gpus = RankGpus({rank.rank: rank.gpu for rank in request.ranks})
         self._is_recording = request.is_recording
         self._ending: asyncio.Task[None] | None = None
@@ -84,13 +84,13 @@ class RankGroup:
         """Whether it was asked to end before its ranks were started."""
         return self._starter.is_cancelled
 
-    async def run(self, fds: Sequence[int], start_forkserver: Callable[[], None]) -> None:
+    async def run(self, fds: Sequence[int]) -> None:
         """Start the ranks, wait for their end, and clean up; returns when nothing is left.
 
         ``fds``: see :meth:`RankStarter.run`.
         """
         try:
-            error = await self._starter.run(fds, start_forkserver, self._launch)
+            error = await self._starter.run(fds)
             if error is not None:
                 self.report_fault(error)
             await self._watch()
@@ -102,7 +102,7 @@ class RankGroup:
                 self.service.end()
             # In a session, processes that ranks have started stay until it ends.
             if not self.keeps_service:
-                await self.clean_up()
+                await self.cleanup.run()
             for rank in self.ranks:
                 rank.close(is_retained=self.is_retained)
             self._delete_traces()
@@ -198,7 +198,7 @@ class RankGroup:
         return self._ending is not None and self._ending.done()
 
     def _check_health(self) -> None:
-        self._cleanup.note(self.ranks)
+        self.cleanup.note(self.ranks)
         self._gpus.poll({rank.rank: rank.worker.pid for rank in self.ranks.running()})
         for rank in self.ranks.running():
             rank.check_health(self._gpus.use_of(rank.rank))
@@ -242,7 +242,7 @@ class RankGroup:
     def stop(self) -> None:
         """Ask every rank to end, then force it."""
         self._starter.cancel()
-        self._cleanup.note(self.ranks)
+        self.cleanup.note(self.ranks)
         if self._ending is None:
             is_session = self._request.options.session is not None
             end = self.ranks.interrupt if is_session else self.ranks.terminate
@@ -255,10 +255,6 @@ class RankGroup:
             self.ranks.signal(signal.SIGKILL)
         elif (rank := self.ranks.get(only)) is not None:
             rank.signal(signal.SIGKILL)
-
-    async def clean_up(self) -> None:
-        """Kill all descendants of this agent, except the forkserver and waiting workers."""
-        await self._cleanup.run()
 
     def _keepers(self) -> set[int]:
         """Return the pids that do not belong to the gang: forkserver, waiting workers, rendezvous server."""

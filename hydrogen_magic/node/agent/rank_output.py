@@ -7,7 +7,7 @@ import os
 
 from hydrogen_magic.core import display_marks
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.masking import Mask, MaskedStream
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.display_order import DisplayOrder
 from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
@@ -22,7 +22,7 @@ class _Stream:
 
     def __init__(self, fd: int, mask: Mask) -> None:
         self.fd = fd
-        self.masked = mask.stream()
+        self.masked = MaskedStream(mask)
         self.live = LiveText()
 
 

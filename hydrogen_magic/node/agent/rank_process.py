@@ -65,6 +65,7 @@ class RankProcess:
         self.output = RankOutput(rank, worker, log, reporter)
         self.stacks = StackReader(worker.stacks)
         self._reporter = reporter
+        self._now_s, self._emit = reporter.now_s, reporter.emit
         self._finish = FinishWatch(worker.pid)
         self._is_stop_requested = False
         self._frames = framing.FrameReader(worker.control)
@@ -140,7 +141,7 @@ class RankProcess:
     def _handle_event(self, encoded: object) -> None:
         try:
             event = self._reporter.mask.event(ev.decode(encoded))
-        except ev.EventError as error:
+        except MessageError as error:
             self._warn(str(error))
             return
         is_of_the_gang = isinstance(event, (ev.Notice, ev.Profiling))
@@ -170,12 +171,6 @@ class RankProcess:
         with suppress(BlockingIOError):
             os.read(self.worker.interrupted, _PIPE_BYTES)
         asyncio.get_running_loop().remove_reader(self.worker.interrupted)
-
-    def _now_s(self) -> float:
-        return self._reporter.now_s()
-
-    def _emit(self, event: ev.Event) -> None:
-        self._reporter.emit(event)
 
     def _warn(self, text: str) -> None:
         self._reporter.notice("warning", f"rank {self.rank}: {text}")
@@ -239,11 +234,8 @@ class RankProcess:
 
     def _report_exit(self, status: int, max_rss_bytes: int) -> None:
         self.output.emit_rest()
-        exit_code, signal_name = None, ""
-        if os.WIFSIGNALED(status):
-            signal_name = _name_of_signal(os.WTERMSIG(status))
-        else:
-            exit_code = os.WEXITSTATUS(status)
+        code = os.waitstatus_to_exitcode(status)
+        exit_code, signal_name = (code, "") if code >= 0 else (None, _name_of_signal(-code))
         is_requested = self._is_stop_requested
         crash = self.stacks.read() if signal_name and not is_requested else ""
         hint = "" if is_requested else self._hint(exit_code, signal_name, max_rss_bytes)

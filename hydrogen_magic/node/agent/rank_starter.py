@@ -29,16 +29,13 @@ class RankStarter:
     retained: RetainedWorkers
     service: RunningService | None
     reporter: AttemptReporter
+    launch: Callable[[RankLaunch, PooledWorker, Sequence[int]], None]
+    """Starts a rank in its worker."""
     is_cancelled: bool = False
     """The end was requested before the ranks were started."""
     _starting: asyncio.Future[None] | None = None
 
-    async def run(
-        self,
-        fds: Sequence[int],
-        start_forkserver: Callable[[], None],
-        launch: Callable[[RankLaunch, PooledWorker, Sequence[int]], None],
-    ) -> BaseException | None:
+    async def run(self, fds: Sequence[int]) -> BaseException | None:
         """Call ``launch`` for every rank; return the error that prevented it, if there was one.
 
         ``fds`` are closed here: the closure, then a channel for each rank that receives data.
@@ -46,8 +43,7 @@ class RankStarter:
         try:
             if self.is_cancelled:
                 return None
-            starting = asyncio.ensure_future(self._start(fds, start_forkserver, launch))
-            self._starting = starting
+            starting = self._starting = asyncio.ensure_future(self._start(fds))
             await asyncio.wait([starting])
             return None if starting.cancelled() else starting.exception()
         finally:
@@ -62,24 +58,19 @@ class RankStarter:
             self._starting.cancel()
             self.pool.abort()
 
-    async def _start(
-        self,
-        fds: Sequence[int],
-        start_forkserver: Callable[[], None],
-        launch: Callable[[RankLaunch, PooledWorker, Sequence[int]], None],
-    ) -> None:
+    async def _start(self, fds: Sequence[int]) -> None:
         request = self.request
         numbers = [rank.rank for rank in request.ranks]
         is_held = self.retained.holds(request.worker_key, numbers)
-        workers = [] if is_held else await self._new_workers(start_forkserver)
+        workers = [] if is_held else await self._new_workers()
         if self.service is not None:
-            await self._retry(self.service.begin, start_forkserver)
+            await self._retry(self.service.begin)
         workers = workers or self.retained.take(numbers)
         closure_fd, *channels = fds
         for n, (rank, worker) in enumerate(zip(request.ranks, workers, strict=True)):
-            launch(rank, worker, [closure_fd, *channels[n : n + 1]])
+            self.launch(rank, worker, [closure_fd, *channels[n : n + 1]])
 
-    async def _new_workers(self, start_forkserver: Callable[[], None]) -> list[PooledWorker]:
+    async def _new_workers(self) -> list[PooledWorker]:
         request, session = self.request, self.request.options.session
         if session is not None and session.number > 0:
             raise ProcessLookupError(RANKS_ENDED)
@@ -87,13 +78,14 @@ class RankStarter:
             detail = preload_text(request)
             phase = ev.RankPhase(self.reporter.now_s(), rank.rank, "starting", detail)
             self.reporter.emit(phase)
-        start_forkserver()
+        self._start_forkserver()
         wanted = len(request.ranks), request.preload, request.observers
-        return await self._retry(functools.partial(self.pool.take, *wanted), start_forkserver)
+        return await self._retry(functools.partial(self.pool.take, *wanted))
 
-    async def _retry(
-        self, fork: Callable[[], Awaitable[_T]], start_forkserver: Callable[[], None]
-    ) -> _T:
+    def _start_forkserver(self) -> None:
+        self.pool.start(self.request.fingerprint, self.request.env, self.request.sys_path)
+
+    async def _retry(self, fork: Callable[[], Awaitable[_T]]) -> _T:
         """Call ``fork``; if the forkserver dies, start another one and retry once.
 
         The second one skips the imports during which the first one died: ranks do them themselves.
@@ -102,7 +94,7 @@ class RankStarter:
             return await fork()
         except ChildProcessError as error:
             self.reporter.notice("warning", f"{error}; starting a new one")
-        start_forkserver()
+        self._start_forkserver()
         return await fork()
 
 

@@ -129,7 +129,7 @@ class RemoteLink(KernelLink):
         """Of the gang that is served, or was last."""
         self._incoming = Incoming()
         self._shipping = BackgroundTasks()
-        self._background: list[asyncio.Task[None]] = []
+        self._background = BackgroundTasks()
         self._clock = Clock()
         self._logs: LogShipper | None = None
         self._idle_since = time.monotonic()
@@ -145,9 +145,8 @@ class RemoteLink(KernelLink):
         self._datasets = HostDatasets(self._folder / "datasets", link.send)
         self._watch_parent(self._config.parent_pid)
         self._listening.setblocking(False)
-        self._background = [
-            asyncio.ensure_future(w) for w in (self._send_heartbeats(), self._watch_link())
-        ]
+        self._background.start(self._send_heartbeats())
+        self._background.start(self._watch_link())
 
     async def _send_heartbeats(self) -> None:
         """Send heartbeats to the kernel, compare clocks, and exit after a long time without tasks."""
@@ -191,9 +190,7 @@ class RemoteLink(KernelLink):
             self._exit_after_gang()  # at once, or after the kernel has received the end of its gang
 
     def _exit_after_gang(self) -> None:
-        """Serve no other gang after this one: our files are in a directory that is removed with
-        that process.
-        """
+        """Serve no other gang after this one: the directory of our files is removed with that process."""
         self._is_retiring = True
         self._stop_listening()
         if not self._attached and self._group is None:
@@ -207,8 +204,7 @@ class RemoteLink(KernelLink):
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for work in self._background:
-            work.cancel()
+        self._background.cancel()
         self._shipping.cancel()
         for fd in self._parents.values():
             loop.remove_reader(fd)
@@ -224,9 +220,7 @@ class RemoteLink(KernelLink):
     # ── tasks ──
 
     def _accept_tasks(self) -> None:
-        """Accept tasks after the kernel has accepted us: a task must not wait for an agent without
-        a kernel.
-        """
+        """Accept tasks once the kernel has accepted us: no task waits for an agent without a kernel."""
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 

@@ -213,7 +213,7 @@ class AgentServer:
             fds = await self._kernel_link.launch_files(group)
             if self._preparing is not None:
                 await asyncio.wait([self._preparing])
-            await group.run(fds, lambda: self._start_forkserver(request))
+            await group.run(fds)
         except Exception as error:  # whatever it is, the kernel waits for this gang's end
             group.report_fault(error)
         finally:
@@ -226,9 +226,6 @@ class AgentServer:
             self._prepared_service = group.service
         else:
             self._preparing = asyncio.ensure_future(self._prepare(request))
-
-    def _start_forkserver(self, request: LaunchRequest) -> None:
-        self._pool.start(request.fingerprint, request.env, request.sys_path)
 
     def _finish(self, group: RankGroup) -> None:
         """Report to the kernel that nothing of the gang is left, and reserve a port for the next."""
@@ -375,7 +372,7 @@ class AgentServer:
         if self._group is not None:
             self._group.kill()
             self._kernel_link.kernel_ended(self._group)
-            await self._group.clean_up()
+            await self._group.cleanup.run()
         self._end_prepared_service()
         self._retained.end()
         self._pool.end()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +53,8 @@ def follower_of(
     """Return the follower that a rendezvous names, or one that does nothing."""
     if timeline is None:
         return TimelineFollower()
-    module, _, name = timeline.follower.partition(":")
     try:
-        made: TimelineFollower = getattr(importlib.import_module(module), name)(zero_s, emit, mask)
+        made: TimelineFollower = pkgutil.resolve_name(timeline.follower)(zero_s, emit, mask)
     except Exception as error:  # an error of a plug-in: the gang continues without its timeline
         text = f"the timeline of {timeline.name} is not shown: {type(error).__name__}: {error}"
         emit(ev.Notice(0.0, "warning", text))

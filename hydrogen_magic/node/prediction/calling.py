@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import TENSOR, BatchType, batch_type_of
 from hydrogen_magic.serialization.pickling_errors import describe
@@ -36,7 +36,7 @@ class Caller:
 def caller_of(predict: Any) -> Caller:
     """Return how to call ``predict``. Raises InferError if it cannot be called."""
     _check_callable(predict)
-    if _is_module(predict):
+    if is_a(predict, "torch.nn", "Module"):
         return _ModuleCaller(predict)
     function = _function_of(predict)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -65,11 +65,6 @@ def _check_callable(predict: Any) -> None:
         raise InferError(
             f"predict is a {describe(predict)}, which cannot be called: write {remedy}"
         )
-
-
-def _is_module(predict: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(predict, torch.nn.Module)
 
 
 def _function_of(predict: Any) -> Any:

@@ -156,10 +156,6 @@ def _writable_cells(array: Any) -> Any:
     return array
 
 
-def _to_array(rows: pa.RecordBatch) -> Any:
-    return _writable(_array(rows))
-
-
 def _array(rows: pa.RecordBatch | BlockRows) -> Any:
     """Return the only column of lists with its shape, or the columns of numbers side by side."""
     if isinstance(rows, BlockRows):
@@ -189,10 +185,6 @@ def _numeric_places(schema: pa.Schema) -> list[int]:
             " batch as pandas DataFrame, pa.Table or dict[str, np.ndarray]"
         )
     return places
-
-
-def _to_tensor(rows: pa.RecordBatch) -> Any:
-    return tensor_of(_array(rows))
 
 
 def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
@@ -258,9 +250,9 @@ _CONVERSIONS: dict[str, Callable[[pa.RecordBatch], Any]] = {
     kinds.TABLE: lambda rows: pa.Table.from_batches([rows]),
     kinds.RECORD_BATCH: lambda rows: rows,
     kinds.POLARS: _to_polars,
-    kinds.ARRAY: _to_array,
+    kinds.ARRAY: lambda rows: _writable(_array(rows)),
     kinds.ARRAYS: _to_arrays,
-    kinds.TENSOR: _to_tensor,
+    kinds.TENSOR: lambda rows: tensor_of(_array(rows)),
     kinds.TENSORS: _to_tensors,
 }
 _SHARING = {kinds.PANDAS, kinds.TABLE, kinds.RECORD_BATCH, kinds.POLARS, kinds.ARRAYS}

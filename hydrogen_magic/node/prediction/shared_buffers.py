@@ -14,6 +14,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from hydrogen_magic.node.prediction.arrow_copies import written
+from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.serialization.payload import memory_file
 
 MAX_IN_FLIGHT = 2
@@ -38,10 +43,6 @@ class BufferWriter:
         Return the place of the table for :class:`BufferReader`, and the descriptor of a new memory
         file, which the caller sends and closes.
         """
-        import pyarrow as pa
-
-        from hydrogen_magic.node.prediction.arrow_copies import written
-
         number, self._next = self._next, (self._next + 1) % MAX_IN_FLIGHT
         blocks = getattr(rows, "blocks", ())
         table = getattr(rows, "table", rows)
@@ -85,8 +86,6 @@ def _block_places(blocks: Sequence[Any], end: int) -> tuple[list[list[Any]], int
 
 def _block_at(buffer: Any, place: Sequence[Any]) -> Any:
     """Return the array at a place of :func:`_block_places`."""
-    import numpy as np
-
     start, dtype, n_rows, n_columns, order = place
     values = np.frombuffer(buffer, dtype, n_rows * n_columns, start)
     return values.reshape((n_rows, n_columns), order=order)
@@ -106,8 +105,6 @@ class BufferReader:
         They are valid until the writer uses the buffer again. Raises ValueError for a place that does
         not exist and for bytes that are not a table.
         """
-        import pyarrow as pa
-
         return self._rows(pa.py_buffer(self._bytes(place, fds)), place)
 
     def read(self, place: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
@@ -116,21 +113,15 @@ class BufferReader:
 
     def copied(self, place: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
         """Return a copy of the bytes in a ``pyarrow.Buffer``: an IPC stream, if there are no blocks."""
-        import pyarrow as pa
-
         shared = self._bytes(place, fds)
         own = pa.allocate_buffer(len(shared), memory_pool=pa.system_memory_pool())
         memoryview(own).cast("B")[:] = shared
         return own
 
     def _rows(self, content: Any, place: Mapping[str, Any]) -> Any:
-        import pyarrow as pa
-
         table = pa.ipc.open_stream(content.slice(0, int(place["nbytes"]))).read_all()
         if self.layout is None:
             return table
-        from hydrogen_magic.node.prediction.block_rows import BlockRows
-
         blocks = [_block_at(content, each) for each in place["blocks"]]
         n_rows = len(blocks[0]) if blocks else table.num_rows
         return BlockRows(self.layout, n_rows, blocks, table)

@@ -37,11 +37,7 @@ class FeatureColumns:
         columns = {name: batch[name] for name in self._names}
         for name, column in columns.items():
             _check(name, column)
-        return self.on_device(_side_by_side(columns) if self._is_one_tensor else columns)
-
-    def on_device(self, value: Any) -> Any:
-        """Return tensors on the device of the model, in the type of its parameters."""
-        return self._input.moved(value)
+        return self._input.moved(_side_by_side(columns) if self._is_one_tensor else columns)
 
     def call(self, model: Any, features: Any) -> Any:
         """Return the output of ``model`` for :meth:`of`."""

@@ -29,8 +29,6 @@ _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
 _ESTABLISHED = "01"
-_BACKLOG = 4096
-"""Connections of other users wait in the same queue as those of ranks, until they are rejected."""
 _ACCEPTED_AT_ONCE = 256
 """Below a common limit of descriptors."""
 _RETRY_S = 0.1
@@ -123,7 +121,6 @@ class _Guard:
     async def serve(self) -> None:
         """Serve until this process is ended."""
         loop = asyncio.get_running_loop()
-        self._listening.listen(_BACKLOG)
         self._listening.setblocking(False)
         loop.add_reader(self._listening, self._accept)
         await loop.create_future()
@@ -164,8 +161,7 @@ class _Guard:
         admitting.add_done_callback(self._admitting.discard)
 
     def _own_clients(self) -> set[str]:
-        """Return the clients' addresses of all connections to us that belong to open sockets of
-        this user.
+        """Return the clients' addresses of connections to us that belong to open sockets of this user.
 
         A socket whose process closed it is listed with inode 0 and user 0, which is not reliable.
         """

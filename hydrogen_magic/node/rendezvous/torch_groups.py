@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -21,23 +22,20 @@ _ERROR = 2
 """Of torch's levels."""
 
 
+@dataclass
 class _Groups:
     """What is known of this process's groups; torch's functions cannot pass it on."""
 
-    sockets: dict[str, int]
+    sockets: dict[str, int] = field(default_factory=dict)
     """Links of the sockets that connect ranks, and their descriptors. A link is never used twice."""
-    arguments: dict[str, Any] | None
+    arguments: dict[str, Any] | None = None
     """Those of the ``init_process_group`` by the environment, None without one."""
-    lost: Any
+    lost: Any = None
     """The default group that was given up and has to be joined again, None without one."""
-    log_level: int | None
+    log_level: int | None = None
     """Of torch's C++ code, while its warnings are off; otherwise None."""
-    n_pairwise: int
+    n_pairwise: int = 0
     """How often two ranks alone have exchanged data, where the sequence number counts that (Gloo)."""
-
-    def __init__(self) -> None:
-        self.sockets, self.arguments, self.lost, self.log_level = {}, None, None, None
-        self.n_pairwise = 0
 
 
 _process = _Groups()
@@ -221,11 +219,8 @@ def _rebind(model: Any) -> None:
 
 def _sockets() -> dict[str, int]:
     """Return the open sockets of this process: link -> descriptor."""
-    return {link: fd for fd in _descriptors() if (link := _link(fd)).startswith("socket:")}
-
-
-def _descriptors() -> list[int]:
-    return [int(name) for name in os.listdir("/proc/self/fd")]
+    fds = map(int, os.listdir("/proc/self/fd"))
+    return {link: fd for fd in fds if (link := _link(fd)).startswith("socket:")}
 
 
 def _link(fd: int) -> str:

@@ -287,7 +287,7 @@ class _CellGuest:
             try:
                 if self._worker is None:
                     content = _content(closure, config["closure"])
-                    self._worker = spark_inference.CellWorker(self, config, content)
+                    self._worker = spark_inference.CellWorker(self.hide, config, content)
                     del content
                 task.enter("running")
                 yield from self._worker.serve(batches, config, task)

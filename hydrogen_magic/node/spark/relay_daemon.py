@@ -37,8 +37,7 @@ _MOST_CONNECTIONS = 1024
 
 
 def run(port: int, requests: int, jvm: int) -> None:
-    """Run the daemon without a parent: the process of Spark that started it continues to its own
-    end.
+    """Run the daemon without a parent: the process of Spark that started it continues to its own end.
 
     ``port``, ``requests``: listening descriptors; ``jvm``: the driver's process, 0 if unknown.
     """

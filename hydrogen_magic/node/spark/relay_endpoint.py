@@ -1,5 +1,4 @@
-"""The code that Spark runs on the driver's host for each request: it passes requests on to the
-daemon.
+"""The code that Spark runs on the driver's host for each request: it passes requests on to the daemon.
 
 ::
 
@@ -87,10 +86,7 @@ def _start(name: str, host: str, ports: str, modules: dict[str, str]) -> None:
     with suppress(EOFError):
         _ask(name, START, 0)
         return
-    with (
-        _listening(host, ports) as port,
-        socket.socket(socket.AF_UNIX) as requests,
-    ):
+    with _listening(host, ports) as port, socket.socket(socket.AF_UNIX) as requests:
         requests.bind(name)
         requests.listen()
         port.setblocking(False)

@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from hydrogen_magic.core.library_types import is_a
@@ -193,12 +192,7 @@ class span:  # noqa: N801  used like a function, as contextlib.suppress is
         _spans.depth.spans += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         end = time.monotonic_ns()
         start, depth = self._open.pop()
         _spans.depth.spans -= 1

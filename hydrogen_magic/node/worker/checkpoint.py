@@ -156,17 +156,15 @@ class _ProcessCheckpoints:
 _process = _ProcessCheckpoints()
 
 
-def install(on_save: Callable[[str], None], before_save: Callable[[], None] = lambda: None) -> None:
+def install(
+    on_save: Callable[[str], None] | None, before_save: Callable[[], None] = lambda: None
+) -> None:
     """Call ``before_save()`` before each save, ``on_save(file name)`` if other hosts do not see its file."""
     _process.on_save, _process.before_save = on_save, before_save
 
 
-def _forget_agent() -> None:
-    _process.on_save, _process.before_save = None, lambda: None
-
-
 # The agent's socket belongs to the rank, not to its children.
-os.register_at_fork(after_in_child=_forget_agent)
+os.register_at_fork(after_in_child=lambda: install(None))
 
 
 def environment(folder: Path, *, is_shared: bool) -> dict[str, str]:

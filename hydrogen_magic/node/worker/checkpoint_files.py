@@ -39,9 +39,7 @@ _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES
 
 
 def save(state: Any, folder: Path) -> None:
-    """Write ``state`` as the checkpoint in ``folder``. Raises TypeError and OSError as ``hm.checkpoint``
-    does.
-    """
+    """Write ``state`` as the checkpoint in ``folder``. Raises errors as ``hm.checkpoint`` does."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_others(folder, keep=parts(folder))
@@ -79,7 +77,7 @@ def _write_state(state: Any, file: BinaryIO) -> None:
         raise TypeError(why) from error
 
 
-def _replace(folder: Path, write: Callable[[BinaryIO], None], name: str = NAME) -> None:
+def _replace(folder: Path, write: Callable[[BinaryIO], object], name: str = NAME) -> None:
     """Have ``write`` fill a new file, and make it the checkpoint once it is safely on disk."""
     part = folder / f".{name}-{secrets.token_hex(8)}.part"
     try:
@@ -91,7 +89,7 @@ def _replace(folder: Path, write: Callable[[BinaryIO], None], name: str = NAME) 
     _sync_directory(folder)
 
 
-def _write_part(part: Path, write: Callable[[BinaryIO], None]) -> None:
+def _write_part(part: Path, write: Callable[[BinaryIO], object]) -> None:
     with open(part, "xb") as file:
         honest = _HonestFile(file)
         try:
@@ -221,14 +219,10 @@ def commit_parts(made: Path) -> None:
     """Make the parts that all ranks have written to ``made`` the checkpoint."""
     try:
         _sync_directory(made)
-        _replace(made.parent, lambda file: _write_pointer(made.name, file))
+        _replace(made.parent, lambda file: file.write(_POINTER + made.name.encode()))
         _remove_others(made.parent, keep=made)
     except OSError as error:
         raise cannot_write(made.parent, error) from error
-
-
-def _write_pointer(name: str, file: BinaryIO) -> None:
-    file.write(_POINTER + name.encode())
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hydrogen_magic.core.messages import (
     AnswerInput,
@@ -24,38 +25,30 @@ from hydrogen_magic.node.worker.user_input import UserInput
 from hydrogen_magic.transport import framing
 
 
+@dataclass
 class AgentCommands:
     """Takes commands from ``reader``; the reporter calls ``poll`` at every tick."""
 
-    def __init__(
-        self,
-        reader: framing.FrameReader,
-        reporter: Reporter,
-        profiler: Profiler,
-        follow_timeline: Callable[[bool], None],
-        user_input: UserInput,
-        release: Callable[[bool], None],
-    ) -> None:
-        self._reader = reader
-        self._input = user_input
-        self._reporter = reporter
-        self._profiler = profiler
-        self._follow_timeline = follow_timeline
-        self._release = release
-        self._is_open = True
+    reader: framing.FrameReader
+    reporter: Reporter
+    profiler: Profiler
+    follow_timeline: Callable[[bool], None]
+    user_input: UserInput
+    release: Callable[[bool], None]
+    _is_open: bool = True
 
     def poll(self) -> None:
         """Carry out commands that have arrived. Never waits, never raises."""
         try:
             while self._is_open:
                 self._handle_all()
-                self._is_open = self._reader.feed(socket.MSG_DONTWAIT)
+                self._is_open = self.reader.feed(socket.MSG_DONTWAIT)
         except BlockingIOError:
             pass  # no more commands for now
         except OSError:
             self._is_open = False  # the agent has exited
-        forward.follow(self._reporter.is_recording)
-        self._follow_timeline(self._reporter.is_recording)
+        forward.follow(self.reporter.is_recording)
+        self.follow_timeline(self.reporter.is_recording)
 
     def _handle_all(self) -> None:
         is_over = False
@@ -63,11 +56,11 @@ class AgentCommands:
             try:
                 is_over = self._handle_next()
             except (OSError, ValueError) as error:
-                self._reporter.notice("warning", f"ignored a malformed command: {error!r}")
+                self.reporter.notice("warning", f"ignored a malformed command: {error!r}")
 
     def _handle_next(self) -> bool:
         """Handle one command; return True when there is none."""
-        for message, fds in self._reader.messages():
+        for message, fds in self.reader.messages():
             framing.close_all(fds)
             self._handle(decode(message, WorkerCommand))
             return False
@@ -76,12 +69,12 @@ class AgentCommands:
     def _handle(self, command: WorkerCommand) -> None:
         match command:
             case RecordSpans():
-                self._reporter.is_recording = command.on
+                self.reporter.is_recording = command.on
             case AnswerInput():
-                self._input.answer(command)
+                self.user_input.answer(command)
             case ReleaseRank():
-                self._release(command.is_forced)
+                self.release(command.is_forced)
             case StartProfile():
-                self._profiler.start(command.number, command.steps, command.path)
+                self.profiler.start(command.number, command.steps, command.path)
             case _:
                 raise MessageError(f"a running rank does not handle {type(command).__name__}")

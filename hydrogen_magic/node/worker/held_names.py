@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core import processes
 from hydrogen_magic.core.events import HeldName
 from hydrogen_magic.serialization.code_names import CODE
 
@@ -42,8 +42,7 @@ def _size_bytes(value: Any) -> int | None:
 
 def memory_bytes() -> int:
     """Return the memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return next(processes.processes([os.getpid()])).rss_bytes
 
 
 def gpu_memory_bytes() -> int | None:

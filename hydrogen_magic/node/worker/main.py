@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -105,14 +105,8 @@ def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
     null = os.open(os.devnull, os.O_WRONLY)  # the output of a service is not read
     os.dup2(null, 1)
     os.dup2(null, 2)
-    _function(service.function)(fds[0], **service.options)
+    pkgutil.resolve_name(service.function)(fds[0], **service.options)
     os._exit(0)
-
-
-def _function(name: str) -> Any:
-    """Return the function ``module:function``."""
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────────
@@ -214,7 +208,9 @@ class _Rank:
             self.rank, self.groups, self.reporter.collectives
         )
         observe.report_failures()
-        self.profiler = profiler.Profiler(self.reporter, self._send_trace)
+        self.profiler = profiler.Profiler(
+            self.reporter, lambda number, fd: self._send(ProfileTrace(number), [fd])
+        )
         self._follow_commands(reader, start)
 
     def _new_reporter(self, start: RankStart) -> reporter.Reporter:
@@ -263,7 +259,7 @@ class _Rank:
         if not start.timeline_recorder:
             return lambda is_recording: None
         try:
-            record = _function(start.timeline_recorder)
+            record = pkgutil.resolve_name(start.timeline_recorder)
             follow: Callable[[bool], None] = record(start.timeline_prefix, self._send_report)
         except Exception as error:
             text = f"its library's timeline is not recorded: {type(error).__name__}: {error}"
@@ -287,7 +283,9 @@ class _Rank:
     def _work_or_debug(self) -> int:
         """Work; with ``--pdb``, let the user look at an exception before it is reported."""
         try:
-            return self._work_unless_stopped()
+            if process_setup.asked_to_stop.is_set():  # before there was anything to interrupt
+                raise KeyboardInterrupt
+            return self._work()
         except _ScriptExitError:
             raise
         except Exception as error:
@@ -295,14 +293,6 @@ class _Rank:
                 self.reporter.phase = "debugging"  # not a failure yet that is still unwinding
                 self.input_line.debug(error)
             raise
-
-    def _work_unless_stopped(self) -> int:
-        """Do the interrupted action of SIGINT, which may have arrived before there was anything to
-        interrupt.
-        """
-        if process_setup.asked_to_stop.is_set():
-            raise KeyboardInterrupt
-        return self._work()
 
     def _report_retained(self, code: int) -> None:
         """Report that this gang is over for this process, and what it holds for the next one."""
@@ -316,8 +306,7 @@ class _Rank:
         self.reporter.close()
         standard_streams.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}
-        with self.lock:
-            framing.send(self.control, WorkerRetained(files, code))
+        self._send(WorkerRetained(files, code))
 
     def _release(self, is_forced: bool) -> None:
         """Leave the collective that the main thread waits in; called on the reporter's thread."""
@@ -435,15 +424,9 @@ class _Rank:
             self.is_first,
             self._send_result,
             self._report_progress,
-            self._report_step,
+            lambda text: self._send(PackingResult(text)),  # at once: the process may crash next
         )
-        with self.lock:
-            framing.send(self.control, ResultsDelivered(nbytes))
-
-    def _report_step(self, text: str) -> None:
-        """Say what the process does next, at once: it may crash."""
-        with self.lock:
-            framing.send(self.control, PackingResult(text))
+        self._send(ResultsDelivered(nbytes))
 
     def _send_result(
         self, part: ResultPart, section: Payload, on_write: Callable[[int], None]
@@ -452,8 +435,7 @@ class _Rank:
 
         fd = payload.to_memfd(section, f"result-{self.rank}", on_write)
         try:
-            with self.lock:
-                framing.send(self.control, part, [fd])
+            self._send(part, [fd])
         finally:
             os.close(fd)
 
@@ -470,21 +452,20 @@ class _Rank:
         except BaseException as error:
             _print_exception(error)
 
-    def _send_events(self, batch: Sequence[ev.Event]) -> None:
+    def _send(self, message: WorkerReport, fds: Sequence[int] = ()) -> None:
         with self.lock:
-            framing.send(self.control, RankEvents(tuple(map(ev.encode, batch))))
+            framing.send(self.control, message, fds)
 
-    def _send_trace(self, number: int, fd: int) -> None:
-        with self.lock:
-            framing.send(self.control, ProfileTrace(number), [fd])
+    def _send_events(self, batch: Sequence[ev.Event]) -> None:
+        self._send(RankEvents(tuple(map(ev.encode, batch))))
 
     def _send_checkpoint(self, name: str) -> None:
         self._send_report(SavedCheckpoint(name))
 
     def _send_report(self, message: WorkerReport) -> None:
         """Send an event about the user's call; an agent that has exited is not the user's error."""
-        with self.lock, suppress(BrokenPipeError, ConnectionResetError):
-            framing.send(self.control, message)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._send(message)
 
 
 class _ScriptExitError(Exception):

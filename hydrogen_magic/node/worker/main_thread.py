@@ -100,21 +100,13 @@ class Watch:
 
 
 def _failure_in_main_thread() -> BaseException | None:
-    """Return :func:`_handled_in_main_thread` if it is a failure."""
-    error = _handled_in_main_thread()
-    return None if isinstance(error, _NO_FAILURES) or _is_success(error) else error
-
-
-def _handled_in_main_thread() -> BaseException | None:
-    """Return the exception for which an ``except``, ``finally`` or ``__exit__`` is currently running."""
+    """Return the exception for which an ``except``, ``finally`` or ``__exit__`` runs, if it is a failure."""
     found: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
     if isinstance(found, tuple):  # Python 3.11 and older: (type, value, traceback)
         found = found[1]
-    return found if isinstance(found, BaseException) else None
-
-
-def _is_success(error: BaseException | None) -> bool:
-    return isinstance(error, SystemExit) and error.code in (None, 0)
+    if not isinstance(found, BaseException) or isinstance(found, _NO_FAILURES):
+        return None
+    return None if isinstance(found, SystemExit) and found.code in (None, 0) else found
 
 
 def _is_swallowed(error: BaseException) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import io
 import json
-import sys
 import traceback
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hydrogen_magic.core.events import without_middle
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.worker.displays import MOST_BYTES
 
@@ -63,7 +63,7 @@ def _formats(
         if found is not None:
             content, about = found if isinstance(found, tuple) else (found, None)
             yield {kind: content}, {kind: about} if about else {}
-    if _is_figure(obj):
+    if is_a(obj, "matplotlib.figure", "Figure"):
         yield {"image/png": _png(obj)}, {}
     found = _call(obj, "_repr_mimebundle_", include=include, exclude=exclude)
     if found is not None:
@@ -91,11 +91,6 @@ def _text(obj: Any) -> str:
     except Exception:
         traceback.print_exc()
         return f"<{type(obj).__qualname__}>"
-
-
-def _is_figure(obj: Any) -> bool:
-    module = sys.modules.get("matplotlib.figure")
-    return module is not None and isinstance(obj, module.Figure)
 
 
 def _png(figure: Any) -> bytes:

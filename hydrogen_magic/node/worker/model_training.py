@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -115,8 +114,7 @@ def _unwrapped(returned: Any, model: Any) -> Any:
 
 
 def _is_sharded(model: Any) -> bool:
-    tensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return tensor is not None and any(isinstance(part, tensor) for part in model.parameters())
+    return any(is_a(part, "torch.distributed.tensor", "DTensor") for part in model.parameters())
 
 
 # ── the predicted columns ────────────────────────────────────────────────────────────────────────

@@ -82,9 +82,7 @@ class LoadedClosure:
         self.is_script = header.kind in ("script", "module")
         """It is a script or module: ``run`` may end with SystemExit and has no value."""
         self.warnings: list[str] = []
-        """Failures that are not fatal, of imports for side effects and settings; the same on all ranks of a
-        host.
-        """
+        """Failures of imports for side effects and of settings; the same on all ranks of a host."""
         self.settings: list[Setting] = list(header.settings)
         """The notebook's settings, which a rank applies in its own process."""
         self._header = header
@@ -337,18 +335,10 @@ _python_format = warnings.formatwarning
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end; on a thread inside the kernel, whose own loop is running."""
-    if not _is_in_loop():  # checked outside: its exception would be context of the user's
+    if asyncio._get_running_loop() is None:
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _keep_last_value(tree: ast.Module) -> None:

@@ -9,15 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker.metric_points import (
-    DroppedCounter,
-    Point,
-    as_metrics,
-    as_numbers,
-    as_step,
-    chunks,
-    is_computed,
-)
+from hydrogen_magic.node.worker import metric_points as points
+from hydrogen_magic.node.worker.metric_points import Point
 
 _MAX_POINTS = 1 << 16
 """Maximum number of points: more than half a second of 100 000 a second, and about 30 MB of memory."""
@@ -36,7 +29,7 @@ class PointQueue:
         self._taken: deque[Point] = deque()
         """Taken from ``_added``, not yet sent: the value of the first one is still being computed."""
         self._numbers = itertools.count()
-        self._dropped = DroppedCounter()
+        self._dropped = points.DroppedCounter()
         self._auto_steps = itertools.count()
 
     def add(self, at_s: float, step: int | None, values: dict[str, Any]) -> None:
@@ -44,8 +37,8 @@ class PointQueue:
 
         Raises TypeError if a value is not a number or ``step`` is not an integer.
         """
-        ready = as_numbers(values)
-        step = next(self._auto_steps) if step is None else as_step(step)
+        ready = points.as_numbers(values)
+        step = next(self._auto_steps) if step is None else points.as_step(step)
         self._added.append((next(self._numbers), at_s, step, values, ready))
 
     def take(self, at_s: float, wait_s: float) -> Iterator[ev.Metrics]:
@@ -64,8 +57,8 @@ class PointQueue:
             self._taken.popleft()
             skipped += 1
         ready = self._pop_ready(_MAX_POINTS if wait_s else self._limit, time.monotonic() + wait_s)
-        for chunk in chunks(ready):
-            yield as_metrics(at_s, self._rank, chunk, skipped)
+        for chunk in points.chunks(ready):
+            yield points.as_metrics(at_s, self._rank, chunk, skipped)
             skipped = 0
         if skipped:
             yield ev.Metrics(at_s, self._rank, (), (), {}, skipped)
@@ -74,7 +67,7 @@ class PointQueue:
         """Return at most ``limit`` points from the front of the queue, whose values are computed."""
         popped: list[Point] = []
         while self._taken and len(popped) < limit:
-            while not is_computed(self._taken[0][4]):
+            while not points.is_computed(self._taken[0][4]):
                 if time.monotonic() > deadline:
                     return popped
                 time.sleep(0.001)

@@ -14,7 +14,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import ObserverSpec, WorkerStart
@@ -44,8 +44,7 @@ def let_interrupt(*functions: types.CodeType) -> None:
     _interruptible.extend(functions)
 
 
-@dataclass(frozen=True)
-class WorkerPipes:
+class WorkerPipes(NamedTuple):
     """A worker's ends of the connections to its agent, as file descriptors."""
 
     control: int
@@ -56,9 +55,6 @@ class WorkerPipes:
     """Pipe: one byte when a SIGINT reached Python code, so that the agent knows that the rank reacts."""
     stacks: int
     """Memory file that ``faulthandler`` writes to, on SIGUSR1 and at fatal signals."""
-
-    def all(self) -> tuple[int, ...]:
-        return (self.control, self.stdout, self.stderr, self.interrupted, self.stacks)
 
 
 # ── becoming an independent process ──────────────────────────────────────────────────────────────
@@ -241,9 +237,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _reseed() -> None:
-    """Reset state that forks share: separate processes draw different random numbers from NumPy and
-    torch.
-    """
+    """Reset state that forks share: separate processes draw different random numbers from NumPy and torch."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:

@@ -10,8 +10,7 @@ from hydrogen_magic.core.units import as_float
 from hydrogen_magic.node.worker.spans import LONGEST_NAME
 
 _MAX_CLOSED_BARS = 256
-"""Bars that opened and closed before they were sent; a loop of short inner bars makes thousands a
-second."""
+"""Bars that opened and closed before they were sent; a loop of short inner bars makes thousands a second."""
 
 
 class ProgressBars:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.identity import numbered, restore_original
 from hydrogen_magic.serialization.pickler import Pickler, is_main
@@ -148,8 +149,7 @@ def _class(module: str, name: str) -> Any:
 def _undistributed(module: Any) -> Any:
     """Reduce a module to one of its original class, without the hooks that distribute it."""
     kind = type(module)
-    sharded = _class("torch.distributed.fsdp", "FSDPModule")
-    if sharded is not None and isinstance(module, sharded):
+    if is_a(module, "torch.distributed.fsdp", "FSDPModule"):
         module.reshard()
         kind = kind.__mro__[2]  # fully_shard() made FSDPNet(FSDPModule, Net)
     reduced = module.__reduce_ex__(2)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.core.units import size_text
@@ -30,12 +30,8 @@ _MAX_LEFT_OUT = 100
 """Unpicklable objects that a partial result may lack; each one takes another attempt."""
 
 
-class PartSender(Protocol):
-    """Sends a part to the kernel."""
-
-    def __call__(self, part: ResultPart, section: Payload, on_write: Callable[[int], None]) -> None:
-        """Return when the part has been sent; raises OSError on failure."""
-        ...
+PartSender = Callable[[ResultPart, Payload, Callable[[int], None]], None]
+"""Returns when the part has been sent; takes what is called with the bytes of each piece. Raises OSError."""
 
 
 def deliver(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -41,8 +42,6 @@ Undo = Callable[[], object]
 
 @dataclass(frozen=True)
 class _Provider:
-    module: str
-    """The library: it has settings if it is imported."""
     read: Callable[[Any], Iterator[Setting | Stays]]
     """Return the settings of this process that differ from the defaults."""
     apply: Callable[[Any, str, Any], Undo]
@@ -53,7 +52,7 @@ def read() -> list[Setting | Stays]:
     """Return the settings of this process that differ from the libraries' defaults. Imports nothing."""
     found: list[Setting | Stays] = []
     for name, provider in _PROVIDERS.items():
-        module = sys.modules.get(provider.module)
+        module = sys.modules.get(name)
         try:
             found += [] if module is None else provider.read(module)
         except Exception as error:  # another version of the library
@@ -198,21 +197,27 @@ def _table(
     return read, apply
 
 
-# ── Python ───────────────────────────────────────────────────────────────────────────────────────
-
-_SYS = {
-    "recursion limit": _Value(
-        lambda sys: sys.getrecursionlimit(), lambda sys, value: sys.setrecursionlimit(value), 1000
-    )
-}
-
-
-def _of_context(name: str, default: Any) -> _Value:
+def _functions(get: str, change: str, default: Any) -> _Value:
+    """Return a value that two functions of the module read and write."""
     return _Value(
-        lambda decimal: getattr(decimal.getcontext(), name),
-        lambda decimal, value: setattr(decimal.getcontext(), name, value),
+        lambda module: attrgetter(get)(module)(),
+        lambda module, value: attrgetter(change)(module)(value),
         default,
     )
+
+
+def _attribute(owner: Callable[[Any], Any], name: str, default: Any) -> _Value:
+    """Return a value that is an attribute of what ``owner`` finds in the module."""
+    return _Value(
+        lambda module: getattr(owner(module), name),
+        lambda module, value: setattr(owner(module), name, value),
+        default,
+    )
+
+
+# ── Python ───────────────────────────────────────────────────────────────────────────────────────
+
+_SYS = {"recursion limit": _functions("getrecursionlimit", "setrecursionlimit", 1000)}
 
 
 def _traps(decimal: Any) -> tuple[str, ...]:
@@ -226,13 +231,14 @@ def _set_traps(decimal: Any, names: Sequence[str]) -> None:
         traps[signal] = signal.__name__ in names
 
 
+_context = methodcaller("getcontext")
 _DECIMAL = {
-    "precision": _of_context("prec", 28),
-    "rounding": _of_context("rounding", "ROUND_HALF_EVEN"),
-    "Emin": _of_context("Emin", -999999),
-    "Emax": _of_context("Emax", 999999),
-    "capitals": _of_context("capitals", 1),
-    "clamp": _of_context("clamp", 0),
+    "precision": _attribute(_context, "prec", 28),
+    "rounding": _attribute(_context, "rounding", "ROUND_HALF_EVEN"),
+    "Emin": _attribute(_context, "Emin", -999999),
+    "Emax": _attribute(_context, "Emax", 999999),
+    "capitals": _attribute(_context, "capitals", 1),
+    "clamp": _attribute(_context, "clamp", 0),
     "traps": _Value(_traps, _set_traps, ("DivisionByZero", "InvalidOperation", "Overflow")),
 }
 
@@ -268,18 +274,7 @@ def _set_device(torch: Any, kind: str | None) -> None:
     torch.set_default_device(kind)
 
 
-def _set_deterministic(torch: Any, value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
-
-
-def _flag(name: str, default: bool) -> _Value:
-    return _Value(
-        lambda torch: getattr(torch.backends.cudnn, name),
-        lambda torch, value: setattr(torch.backends.cudnn, name, value),
-        default,
-    )
-
-
+_cudnn = attrgetter("backends.cudnn")
 _TORCH = {
     "default dtype": _Value(
         lambda torch: str(torch.get_default_dtype()).removeprefix("torch."),
@@ -287,35 +282,25 @@ _TORCH = {
         "float32",
     ),
     "default device": _Value(lambda torch: torch.get_default_device().type, _set_device, "cpu"),
-    "grad mode": _Value(
-        lambda torch: torch.is_grad_enabled(),
-        lambda torch, value: torch.set_grad_enabled(value),
-        True,
-    ),
-    "anomaly detection": _Value(
-        lambda torch: torch.is_anomaly_enabled(),
-        lambda torch, value: torch.autograd.set_detect_anomaly(value),
-        False,
-    ),
+    "grad mode": _functions("is_grad_enabled", "set_grad_enabled", True),
+    "anomaly detection": _functions("is_anomaly_enabled", "autograd.set_detect_anomaly", False),
     "deterministic algorithms": _Value(
         lambda torch: (
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         ),
-        _set_deterministic,
+        lambda torch, value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
         (False, False),
     ),
-    "float32 matmul precision": _Value(
-        lambda torch: torch.get_float32_matmul_precision(),
-        lambda torch, value: torch.set_float32_matmul_precision(value),
-        "highest",
+    "float32 matmul precision": _functions(
+        "get_float32_matmul_precision", "set_float32_matmul_precision", "highest"
     ),
     "number of threads": _Value(
         _threads, lambda torch, value: value and torch.set_num_threads(value), None
     ),
-    "cudnn.deterministic": _flag("deterministic", False),
-    "cudnn.benchmark": _flag("benchmark", False),
-    "cudnn.enabled": _flag("enabled", True),
+    "cudnn.deterministic": _attribute(_cudnn, "deterministic", False),
+    "cudnn.benchmark": _attribute(_cudnn, "benchmark", False),
+    "cudnn.enabled": _attribute(_cudnn, "enabled", True),
     "print options": _Value(
         lambda torch: dict(vars(torch._tensor_str.PRINT_OPTS)),
         lambda torch, value: torch.set_printoptions(**value),
@@ -401,11 +386,7 @@ def _apply_matplotlib(matplotlib: Any, key: str, value: Any) -> Undo:
 
 
 _KERAS = {
-    "floatx": _Value(
-        lambda keras: keras.config.floatx(),
-        lambda keras, value: keras.config.set_floatx(value),
-        "float32",
-    ),
+    "floatx": _functions("config.floatx", "config.set_floatx", "float32"),
     "dtype policy": _Value(
         lambda keras: keras.config.dtype_policy().name,
         lambda keras, value: keras.config.set_dtype_policy(value),
@@ -632,23 +613,19 @@ def _fill(target: Any, content: Any) -> None:
     target.extend(content) if isinstance(target, (list, deque)) else target.update(content)
 
 
-def _none(module: Any) -> Iterator[Setting | Stays]:
-    return iter(())
-
-
-_PROVIDERS = {
-    "sys": _Provider("sys", *_table("sys", _SYS)),
-    "decimal": _Provider("decimal", *_table("decimal", _DECIMAL)),
-    "warnings": _Provider("warnings", _read_warnings, _apply_warnings),
-    "logging": _Provider("logging", _read_logging, _apply_logging),
-    "torch": _Provider("torch", *_table("torch", _TORCH)),
-    "numpy": _Provider("numpy", _read_numpy, _apply_numpy),
-    "pandas": _Provider("pandas", _read_pandas, _apply_pandas),
-    "matplotlib": _Provider("matplotlib", _read_matplotlib, _apply_matplotlib),
-    "keras": _Provider("keras", *_table("keras", _KERAS)),
-    "jax": _Provider("jax", *_table("jax", _JAX)),
+_PROVIDERS = {  # by the module of the library, which has settings if it is imported
+    "sys": _Provider(*_table("sys", _SYS)),
+    "decimal": _Provider(*_table("decimal", _DECIMAL)),
+    "warnings": _Provider(_read_warnings, _apply_warnings),
+    "logging": _Provider(_read_logging, _apply_logging),
+    "torch": _Provider(*_table("torch", _TORCH)),
+    "numpy": _Provider(_read_numpy, _apply_numpy),
+    "pandas": _Provider(_read_pandas, _apply_pandas),
+    "matplotlib": _Provider(_read_matplotlib, _apply_matplotlib),
+    "keras": _Provider(*_table("keras", _KERAS)),
+    "jax": _Provider(*_table("jax", _JAX)),
     # The kernel finds these in the notebook's cells: see ``capture.settings``.
-    "attribute": _Provider("sys", _none, _apply_attribute),
+    "attribute": _Provider(lambda module: iter(()), _apply_attribute),
 }
 
 

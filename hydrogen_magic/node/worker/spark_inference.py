@@ -6,20 +6,20 @@ It is imported from the zip that executors get (see ``inference_task``).
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import TaskProgress
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.agent.host_task import is_missing
 from hydrogen_magic.node.prediction import partition_files
 from hydrogen_magic.node.prediction.arrow_types import without_nulls
 from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
@@ -28,12 +28,7 @@ from hydrogen_magic.node.prediction.fixed_types import fixed, misfit_texts, with
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure, reason_of
 from hydrogen_magic.node.prediction.row_labels import rows_text
-from hydrogen_magic.node.worker import (
-    main_thread,
-    module_importer,
-    namespace,
-    settings,
-)
+from hydrogen_magic.node.worker import main_thread, module_importer, namespace, settings
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
@@ -48,23 +43,20 @@ _CHUNK_S = 0.5
 """How long a chunk of several batches may take."""
 
 
-class CellEnvironment(Protocol):
-    """See ``inference_task``."""
-
-    def hide(self, names: set[str]) -> None: ...
-
-
 class CellWorker:
     """A cell that has run."""
 
-    def __init__(self, guest: CellEnvironment, config: Mapping[str, Any], closure: Any) -> None:
+    def __init__(
+        self, hide: Callable[[set[str]], None], config: Mapping[str, Any], closure: Any
+    ) -> None:
         """Run the cell, which defines ``predict``, or the call, which returns it.
 
-        Raises its errors, and InferError for modules that are not installed.
+        ``hide``: see ``inference_task``. Raises the cell's errors, and InferError for modules that are not
+        installed.
         """
         _refuse_missing(config["needs"])
         header, body = unbundle(_received(closure))
-        guest.hide({name.partition(".")[0] for name in header.modules})
+        hide({name.partition(".")[0] for name in header.modules})
         module_importer.install(header.modules)
         with _on_device("torch" in config["needs"]):
             loaded = namespace.LoadedClosure(header, sys.modules["__main__"], own_process=False)
@@ -115,19 +107,12 @@ def _received(content: Any) -> Payload:
 
 
 def _refuse_missing(needs: list[str]) -> None:
-    missing = [name for name in needs if _is_missing(name)]
+    missing = [name for name in needs if is_missing(name)]
     if missing:
         raise InferError(
             f"executors have no module {', '.join(missing)} (Python {platform.python_version()},"
             f" {sys.executable}): install it there, or remove the import from the cell"
         )
-
-
-def _is_missing(name: str) -> bool:
-    try:
-        return name not in sys.modules and importlib.util.find_spec(name) is None
-    except (ImportError, ValueError):
-        return True
 
 
 def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:

@@ -62,9 +62,6 @@ class _SparkdlFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Return None: an ordinary module."""
-
     def exec_module(self, module: ModuleType) -> None:
         compat = importlib.import_module("hydrogen_magic.compat")
         for name in _MODULES[module.__name__]:

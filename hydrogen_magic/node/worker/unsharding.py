@@ -43,7 +43,8 @@ class Gathering:
         self._make_pickler = make_pickler
         self._report = report
         self._found: dict[str, dict[str, Any]] = {}
-        self._peers = _Peers(report) if _is_possible() else None
+        is_possible = "torch.distributed.tensor" in sys.modules
+        self._peers = _Peers(report) if is_possible else None
 
     def concerns(self, name: str, obj: Any) -> bool:
         """Whether a result contains sharded tensors. All ranks ask it for all results."""
@@ -91,11 +92,6 @@ class Gathering:
         return ""
 
 
-def _is_possible() -> bool:
-    """Whether results may contain sharded tensors."""
-    return "torch.distributed.tensor" in sys.modules
-
-
 def _refusal(name: str, why: str) -> str:
     return (
         f"{label(name)} contains sharded tensors (DTensor) and cannot be gathered: {why}; {_REMEDY}"
@@ -129,7 +125,8 @@ def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, An
 
 def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
     paths: dict[int, str] = {}
-    for path, each in walk(name, obj, _is_of_hooks):
+    # Not through hooks: their numbers differ between ranks, and FSDP's refer to all parameters.
+    for path, each in walk(name, obj, lambda path: path.endswith("_hooks")):
         if id(each) in found:
             paths.setdefault(id(each), path)
     labelled: dict[str, Any] = {}
@@ -137,13 +134,6 @@ def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
         path = paths.get(key, "")
         labelled[path if path and path not in labelled else f"{name}{{{place}}}"] = tensor
     return {path: labelled[path] for path in sorted(labelled)}
-
-
-def _is_of_hooks(path: str) -> bool:
-    """Whether ``path`` leads through hooks: their numbers differ between ranks, and FSDP's refer to all
-    parameters.
-    """
-    return path.endswith("_hooks")
 
 
 class _NullFile(io.RawIOBase):

@@ -44,8 +44,6 @@ class InferArguments:
     """Name of the result in the notebook; None: it is the cell's value."""
     target: str | None = None
     """Output path of the predictions for Parquet data; None: beside the data."""
-    has_placement: bool = False
-    """The line itself sets the placement."""
     resume: bool = False
     """Continue the last run of this cell over this frame."""
     dry_run: bool = False
@@ -79,7 +77,6 @@ def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
         _options(found),
         out,
         target,
-        found.on is not None,
         found.resume,
         found.dry_run,
         given=given_by(found),

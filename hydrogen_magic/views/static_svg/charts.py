@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 import hydrogen_magic.views.static_svg.svg as svg
 from hydrogen_magic.driver.state.formatting import number, ranks_text
@@ -160,16 +159,11 @@ class _ChartLine:
         n = np.add.reduceat(counts, starts)
         means = np.asarray(buckets.means, np.float64)
         self.steps = np.add.reduceat(keys * counts, starts) / n * width + (width - 1) / 2
-        self.means = np.add.reduceat(
-            means * (counts / np.repeat(n, _lengths(starts, keys))), starts
-        )
+        lengths = np.diff(starts, append=len(keys))
+        self.means = np.add.reduceat(means * (counts / np.repeat(n, lengths)), starts)
         self.lows = np.minimum.reduceat(np.asarray(buckets.mins, np.float64), starts)
         self.highs = np.maximum.reduceat(np.asarray(buckets.maxs, np.float64), starts)
         self.first = float(keys[0]) * width
-
-
-def _lengths(starts: NDArray[np.int64], keys: NDArray[np.float64]) -> NDArray[np.int64]:
-    return np.diff(starts, append=len(keys))
 
 
 def _lines(curve: CurveChange, points: int) -> dict[int, _ChartLine]:
@@ -181,33 +175,25 @@ def _lines(curve: CurveChange, points: int) -> dict[int, _ChartLine]:
     }
 
 
+@dataclass(frozen=True)
 class _Chart:
     """One metric. ``colour`` is that of all ranks together; ``who`` names lines."""
 
-    def __init__(
-        self,
-        metric: str,
-        name: str,
-        lines: Mapping[int, _ChartLine],
-        bad: Mapping[int, int],
-        who: Callable[[Sequence[int]], str],
-        colour: str = INK,
-    ) -> None:
-        self._metric = metric
-        self._name = name
-        self._lines = lines
-        self._bad = bad
-        self._who = who
-        self._colour = colour
+    metric: str
+    name: str
+    lines: Mapping[int, _ChartLine]
+    bad: Mapping[int, int]
+    who: Callable[[Sequence[int]], str]
+    colour: str = INK
 
     def html(self, last: float | None) -> str:
         """Return the chart; ``last`` is the newest value, beside the metric's name."""
-        parts = [svg.label(4, 15, self._name, _LONGEST_NAME, font_weight="bold", font_size=12)]
+        parts = [svg.label(4, 15, self.name, _LONGEST_NAME, font_weight="bold", font_size=12)]
         if last is not None:
             parts.append(svg.label(_RIGHT, 15, _short(last), text_anchor="end"))
-        if self._lines:
+        if self.lines:
             parts += self._plot()
-        if self._bad:
+        if self.bad:
             note = svg.label(
                 _RIGHT - 6, 42, self._note(), 44, text_anchor="end", font_size=10, fill=ERROR
             )
@@ -215,11 +201,11 @@ class _Chart:
         return svg.image(parts, _WIDTH, _HEIGHT, self._in_words())
 
     def _plot(self) -> list[str]:
-        lines = self._lines.values()
+        lines = self.lines.values()
         lowest, highest = self._extremes()
         values = value_scale(lowest, highest, _BOTTOM, _TOP)
         first = min(line.first for line in lines)
-        last = max(first + 1, *(line.steps[-1] for line in lines), *self._bad.values())
+        last = max(first + 1, *(line.steps[-1] for line in lines), *self.bad.values())
         steps = Scale(first, float(last), _LEFT, _RIGHT)
         shown = self._distinguishable(steps, values)
         drawn = [self._curve(rank, line, steps, values) for rank, line in shown.items()]
@@ -227,20 +213,20 @@ class _Chart:
 
     def _distinguishable(self, steps: Scale, values: Scale) -> Mapping[int, _ChartLine]:
         """Return the lines to draw: only the mean if every rank coincides with it."""
-        main = self._lines.get(ALL_RANKS)
-        if main is None or self._bad:
-            return self._lines
+        main = self.lines.get(ALL_RANKS)
+        if main is None or self.bad:
+            return self.lines
         xs, ys = steps(main.steps), values(main.means)
         apart = [
             np.abs(values(line.means) - np.interp(steps(line.steps), xs, ys)).max()
-            for line in self._lines.values()
+            for line in self.lines.values()
         ]
-        return self._lines if max(apart) > _APART else {ALL_RANKS: main}
+        return self.lines if max(apart) > _APART else {ALL_RANKS: main}
 
     def _curve(self, rank: int, line: _ChartLine, steps: Scale, values: Scale) -> str:
         """Return a line, with a band around it for all ranks together or for the only one."""
-        is_main = rank == ALL_RANKS or len(self._lines) == 1
-        colour = self._colour if rank == ALL_RANKS else of_rank(rank)
+        is_main = rank == ALL_RANKS or len(self.lines) == 1
+        colour = self.colour if rank == ALL_RANKS else of_rank(rank)
         xs, ys = steps(line.steps), values(line.means)
         if len(xs) == 1:
             return f'<circle cx="{xs[0]:.4g}" cy="{ys[0]:.4g}" r="3" fill="{colour}"/>'
@@ -256,32 +242,32 @@ class _Chart:
             stroke=colour,
             stroke_linejoin="round",
             stroke_dasharray=dashes_of(rank),
-            stroke_width=1.1 if rank >= 0 else 2.4 if len(self._lines) > 1 else 1.6,
+            stroke_width=1.1 if rank >= 0 else 2.4 if len(self.lines) > 1 else 1.6,
         )
 
     def _bad_mark(self, steps: Scale) -> list[str]:
-        if not self._bad:
+        if not self.bad:
             return []
-        x = float(steps(float(min(self._bad.values()))))
+        x = float(steps(float(min(self.bad.values()))))
         return [svg.path(f"M{x:.4g} {_TOP}V{_BOTTOM}", stroke=ERROR, stroke_dasharray="2 2")]
 
     def _extremes(self) -> tuple[float, float]:
-        lowest = min(line.lows.min() for line in self._lines.values())
-        return float(lowest), float(max(line.highs.max() for line in self._lines.values()))
+        lowest = min(line.lows.min() for line in self.lines.values())
+        return float(lowest), float(max(line.highs.max() for line in self.lines.values()))
 
     def _note(self) -> str:
-        first = min(self._bad.values())
-        ranks = sorted(rank for rank, step in self._bad.items() if step == first)
-        return f"not finite at step {first} ({self._who(ranks)})"
+        first = min(self.bad.values())
+        ranks = sorted(rank for rank, step in self.bad.items() if step == first)
+        return f"not finite at step {first} ({self.who(ranks)})"
 
     def _in_words(self) -> str:
-        note = f"; {self._note()}" if self._bad else ""
-        if not self._lines:
-            return f"{self._metric}: no finite value{note}"
+        note = f"; {self._note()}" if self.bad else ""
+        if not self.lines:
+            return f"{self.metric}: no finite value{note}"
         lowest, highest = self._extremes()
-        main = self._lines[min(self._lines)]
+        main = self.lines[min(self.lines)]
         return (
-            f"{self._metric}: {_short(main.means[0])} to {_short(main.means[-1])}, "
+            f"{self.metric}: {_short(main.means[0])} to {_short(main.means[-1])}, "
             f"lowest {_short(lowest)}, highest {_short(highest)}, "
             f"steps {number(round(main.first))} to {number(round(main.steps[-1]))}{note}"
         )

@@ -128,7 +128,9 @@ class PageFeed:
         parts = list(_in_parts(kept))
         for place, part in enumerate(parts):
             buffers: list[bytes] = []
-            content = {} if place else {**self._everything(buffers), **_since_part(since_s)}
+            content = {} if place else self._everything(buffers)
+            if since_s and not place:
+                content["spans_since_s"] = since_s
             content["spans"] = [span_part(*key, spans, buffers) for key, spans in part]
             content["parts_left"] = len(parts) - place - 1
             yield PageMessage({**self._head(), "to": to, **content}, buffers)
@@ -324,7 +326,7 @@ class PageFeed:
         culprit = self._state.culprit
         last = [] if culprit is None else self._lines.last_of(culprit)
         text = report(self._state, last)
-        return {"rank": culprit, "text": text, "is_raised": self._is_raised}
+        return {"text": text, "is_raised": self._is_raised}
 
 
 def _is_of(state: GangState, event: ev.Event) -> bool:
@@ -346,10 +348,6 @@ def _in_parts(tracks: Mapping[Key, SpanTrack]) -> Iterator[list[tuple[Key, SpanT
             part.append((key, piece))
             n += len(piece)
     yield part
-
-
-def _since_part(since_s: float) -> dict[str, Any]:
-    return {"spans_since_s": since_s} if since_s else {}
 
 
 def _lines_part(lines: list[list[Any]], n_left_out: int) -> dict[str, Any]:

@@ -69,19 +69,24 @@ class CommandHandler:
         except HydrogenError as error:
             self.answer(content, ok=False, text=str(error))
 
-    def answer(self, command: PageCommand, *, ok: bool, text: str = "") -> None:
-        """Acknowledge a command."""
-        self._acknowledge(command, ok=ok, **({"text": text} if text else {}))
-
-    def _acknowledge(self, command: PageCommand, **content: Any) -> None:
-        ack = {"kind": "ack", "to": command["client"], "id": command["id"], **content}
+    def answer(
+        self, command: PageCommand, *, ok: bool, text: str = "", pending: bool = False
+    ) -> None:
+        """Acknowledge a command; ``pending``: another answer follows."""
+        ack = {"kind": "ack", "to": command["client"], "id": command["id"], "ok": ok}
+        ack |= {"text": text} if text else {}
+        ack |= {"pending": True} if pending else {}
         with self._lock:
             self._answers[command["id"]] = ack
         self._send(ack)
 
     def refuse_released(self, command: PageCommand) -> None:
         """Answer a command that came too late: :meth:`release` was called."""
-        self.answer(command, ok=False, text=_released_text(self._gang))
+        text = (
+            f"the data of gang {self._gang} are no longer in memory, since newer gangs have replaced "
+            f"it; %gang show {self._gang} displays it again"
+        )
+        self.answer(command, ok=False, text=text)
 
     def release(self) -> None:
         """Release the gang; from now on its commands are refused."""
@@ -116,21 +121,13 @@ class CommandHandler:
 
     def _forward(self, command: PageCommand) -> None:
         # Without an answer, a page assumes after a while that the kernel is busy with other things.
-        pending = {"pending": True} if command["do"] in _ANSWERED_LATER else {}
-        self._acknowledge(command, ok=True, **pending)
+        self.answer(command, ok=True, pending=command["do"] in _ANSWERED_LATER)
         self._later(command)
 
 
 def _is_name(name: object) -> TypeGuard[str]:
     """Return whether it can be repeated in an answer, to all pages."""
     return isinstance(name, str) and len(name) <= _LONGEST_NAME and name.isascii()
-
-
-def _released_text(gang: str) -> str:
-    return (
-        f"the data of gang {gang} are no longer in memory, since newer gangs have replaced it; "
-        f"%gang show {gang} displays it again"
-    )
 
 
 # ── actions ──────────────────────────────────────────────────────────────────────────────────────

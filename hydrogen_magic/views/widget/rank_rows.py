@@ -58,12 +58,10 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "rendezvous": plain(state.rendezvous, 40),
         "sending": "" if state.closure is None else closure_text(state.closure),
         "queued": None if state.queued is None else list(state.queued),
-        "wall_time": state.wall_time,
         "ended_s": round(state.now_s, 3) if state.is_terminal else None,
         "rows": None if state.rows is None else _rows(state.rows, state.is_terminal),
         "remaining_s": None if state.is_terminal else _gang_remaining_s(state, running, now_s),
         "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
-        "culprit": state.culprit,
         "notices": [
             {"level": _level(n.level), "text": plain(n.text, _LONGEST_NOTICE)} for n in notices
         ],
@@ -107,7 +105,6 @@ def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[st
         "rank": rank.rank,
         "host": plain(rank.host, 80),
         "device": plain(rank.device, 40),
-        "pid": rank.pid,
         "phase": plain(phase, 20),
         "doing": plain(phase_text(rank, now_s), 80) if phase == rank.phase else VICTIM,
         "bar": _bar(rank.bar),
@@ -115,7 +112,6 @@ def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[st
         "steps_per_s": None if rate is None else _three_digits(rate),
         "metrics": {metric_name(name): figure(value) for name, value in last},
         "rss_bytes": rank.rss_bytes,
-        "cpu_percent": finite(rank.cpu_percent) or 0,
         "gpu_percent": finite(rank.gpu_percent),
         "gpu_memory_bytes": rank.gpu_memory_bytes,
         "mark": mark,

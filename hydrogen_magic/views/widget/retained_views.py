@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hydrogen_magic.views.widget import WidgetView
 
 _N_KEPT = 4
 """As many as gangs whose results the kernel keeps."""
 _N_RELEASED = 32
 """Each has its picture and the view's program, some 200 kB."""
 
-
-class EndedView(Protocol):
-    """A view whose gang has ended."""
-
-    def release(self) -> None:
-        """Release the gang and its data; pages keep the final picture."""
-
-    def close_widget(self) -> None:
-        """Close the widget itself; another thread may still be in :meth:`release`."""
-
-
-_kept: deque[EndedView] = deque()
+_kept: deque[WidgetView] = deque()
 """Views that still answer, newest last."""
-_released: deque[EndedView] = deque()
+_released: deque[WidgetView] = deque()
 """Older ones, whose pages only have the final picture."""
 _moving = threading.Lock()
 """Detached gangs end in their own threads."""
 
 
-def retain(view: EndedView) -> None:
+def retain(view: WidgetView) -> None:
     """Keep an ended view, and release older ones."""
     with _moving:
         _kept.append(view)

@@ -26,7 +26,7 @@ class StaticView:
     curves: Curves
     tracks: SpanTracks
     lines: Sequence[OutputLine]
-    """Number of lines in the events."""
+    """The ranks' output."""
 
     @property
     def last_lines(self) -> Sequence[OutputLine]:

@@ -31,9 +31,7 @@ def import_ours() -> None:
 
 
 def install(observers: Iterable[ObserverSpec]) -> None:
-    """Attach observers to imported libraries, and to others when they are imported. A second call has no
-    effect.
-    """
+    """Attach observers to libraries, now or after their import. A second call has no effect."""
     if hooks.replaced:
         return
     hooks.replaced["tqdm.notebook"] = tqdm.notebook_spec
@@ -49,9 +47,8 @@ def report_failures() -> None:
 
 
 def _attach(function: str, module: ModuleType) -> None:
-    home, _, name = function.partition(":")
     try:
-        getattr(importlib.import_module(home), name)(module)
+        pkgutil.resolve_name(function)(module)
     except Exception as error:  # an observer that fails must not break the user's import
         if reporter.current() is None:
             _failed.append((module.__name__, error))

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from hydrogen_magic.core.events import GRADIENTS
 from hydrogen_magic.node.worker.observe import span_recording
+from hydrogen_magic.node.worker.observe.metrics import followed
 from hydrogen_magic.node.worker.spans import depth
 
 _NAME = "backward"
@@ -36,14 +37,7 @@ def attach(module: ModuleType) -> None:
 def attach_to_ddp(module: ModuleType) -> None:
     """Remember the models that DDP creates; ``module`` is ``torch.nn.parallel.distributed``."""
     ddp = module.DistributedDataParallel
-    original = ddp.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _models.add(self)
-
-    ddp.__init__ = init
+    ddp.__init__ = followed(ddp.__init__, lambda _, model, /, *__, **___: _models.add(model))
 
 
 def _recording(torch: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from hydrogen_magic.core.events import COLLECTIVES
 from hydrogen_magic.node.rendezvous import torch_groups
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.rendezvous_mismatch import explained
+from hydrogen_magic.node.worker.observe.span_recording import put
 
 NAMES = (
     "init_process_group",
@@ -53,17 +53,18 @@ _RELEASE_S = 0.01
 def attach(module: ModuleType) -> None:
     """Wrap the collectives of ``torch.distributed.distributed_c10d`` and of modules that re-export them."""
     torch = module.torch  # only partly imported: nothing of it may be used yet
+    replace = functools.partial(put, module, "torch.distributed")
     for name in NAMES:
         original = getattr(module, name, None)
         if original is None:
             continue  # older versions of torch lack some of them
         is_joining = name == "init_process_group"
-        call = explained(_noted(original)) if is_joining else original
-        _replace(module, name, tracked_collective(name, call, torch, is_joining=is_joining))
+        call = _noted(original) if is_joining else original
+        replace(name, tracked_collective(name, call, torch, is_joining=is_joining))
     torch_groups.attach(module)
     for name in ("isend", "irecv"):
-        _replace(module, name, torch_groups.pairwise(getattr(module, name), torch))
-    _replace(module, "destroy_process_group", _tracked_destroy(module.destroy_process_group))
+        replace(name, torch_groups.pairwise(getattr(module, name), torch))
+    replace("destroy_process_group", _tracked_destroy(module.destroy_process_group))
     module.Work.wait = _recorded_wait(torch, module.Work.wait)
 
 
@@ -71,7 +72,7 @@ def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         torch_groups.note_arguments(inspect.signature(init).bind_partial(*args, **kwargs).arguments)
-        with _init_barrier():
+        with explained(), _init_barrier():
             return init(*args, **kwargs)
 
     return init_process_group
@@ -93,13 +94,6 @@ def _init_barrier() -> Iterator[None]:
     finally:
         if not is_set:
             os.environ.pop(name, None)
-
-
-def _replace(module: ModuleType, name: str, wrapped: Callable[..., Any]) -> None:
-    original = getattr(module, name)
-    for place in (module, sys.modules.get("torch.distributed")):
-        if getattr(place, name, None) is original:
-            setattr(place, name, wrapped)
 
 
 def tracked_collective(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,28 +50,20 @@ def _warn(text: str) -> None:
 def _shown(load: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(load)
     def showing(name: str, *args: Any, **kwargs: Any) -> Any:
-        with _activity(f"compiling {name}"):
+        _show_activity(f"compiling {name}")
+        try:
             return load(name, *args, **kwargs)
+        finally:
+            _show_activity("")
 
     return showing
 
 
-@contextmanager
-def _activity(text: str) -> Iterator[None]:
+def _show_activity(text: str) -> None:
     """Show ``text`` beside the rank's phase."""
     reporter = _reporter.current()
-    if reporter is None:
-        yield
-        return
-
-    def show(detail: str) -> None:
-        reporter.report(ev.RankPhase(reporter.now_s(), reporter.rank, reporter.phase, detail))
-
-    show(text)
-    try:
-        yield
-    finally:
-        show("")
+    if reporter is not None:
+        reporter.report(ev.RankPhase(reporter.now_s(), reporter.rank, reporter.phase, text))
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Mapping
 from numbers import Number
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
@@ -80,12 +80,7 @@ class _Watch:
         _running.append(self)
         self._begin(outer)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _running.pop()
         self._end()
 

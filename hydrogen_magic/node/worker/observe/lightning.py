@@ -9,7 +9,6 @@ request for speed, is respected.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 from collections.abc import Iterator
@@ -23,15 +22,9 @@ from hydrogen_magic.node.worker.observe import metrics
 def attach(module: ModuleType) -> None:
     """Patch ``Trainer``; ``module`` is ``trainer.trainer`` of lightning.pytorch or pytorch_lightning."""
     package = module.__name__.removesuffix(".trainer.trainer")
-    original = module.Trainer.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(self, *args, **kwargs)
-        if _reporter.current() is not None:
-            _join(self, package)
-
-    module.Trainer.__init__ = __init__
+    module.Trainer.__init__ = metrics.followed(
+        module.Trainer.__init__, lambda _, trainer, /, *__, **___: _join(trainer, package)
+    )
     # No public interface separates values that Lightning passes to its loggers from the user's.
     connector = module._LoggerConnector
     connector.log_metrics = metrics.claiming(connector.log_metrics)
@@ -39,7 +32,7 @@ def attach(module: ModuleType) -> None:
 
 @metrics.safely
 def _join(trainer: Any, package: str) -> None:
-    if not trainer.barebones:
+    if _reporter.current() is not None and not trainer.barebones:
         base = importlib.import_module(f"{package}.callbacks").Callback
         trainer.callbacks.append(metrics.new_callback(_LightningHooks, base))
 

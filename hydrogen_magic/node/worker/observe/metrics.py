@@ -109,17 +109,21 @@ def claiming(
     return claims
 
 
-def seen(original: Callable[..., Any], see: Callable[..., None]) -> Callable[..., Any]:
-    """Return ``original``, wrapped: ``see`` takes the arguments of each call after it, unless claimed."""
+def followed(original: Callable[..., Any], by: Callable[..., object]) -> Callable[..., Any]:
+    """Return ``original``, wrapped: ``by`` takes the result and the arguments of each call after it."""
 
     @functools.wraps(original)
-    def sees(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if not is_claimed():
-            see(*args, **kwargs)
+        by(result, *args, **kwargs)
         return result
 
-    return sees
+    return call
+
+
+def seen(original: Callable[..., Any], see: Callable[..., object]) -> Callable[..., Any]:
+    """Return ``original``, wrapped: ``see`` takes the arguments of each call after it, unless claimed."""
+    return followed(original, lambda _, /, *args, **kwargs: is_claimed() or see(*args, **kwargs))
 
 
 def is_claimed() -> bool:
@@ -197,9 +201,7 @@ def new_callback(hooks: type[Any], base: type[Any]) -> Any:
 
 
 def safely(observe: Callable[..., None]) -> Callable[..., None]:
-    """Return ``observe`` with a guard: its first failure is reported, disables it, and never reaches the
-    user.
-    """
+    """Return ``observe``, wrapped: its first failure is reported, disables it, and is not raised."""
     has_failed = False
 
     @functools.wraps(observe)

@@ -22,10 +22,10 @@ _bars: weakref.WeakKeyDictionary[Any, dict[int, metrics.LibraryBar]] = weakref.W
 def attach(module: ModuleType) -> None:
     """Patch ``Progress``; ``module`` is ``rich.progress``."""
     kind = module.Progress
-    kind.__init__ = _silenced(kind.__init__)
+    kind.__init__ = metrics.followed(kind.__init__, _silence)
     kind.stop = _stopping(kind.stop)
-    kind.add_task = _adding(kind.add_task)
-    kind.remove_task = _removing(kind.remove_task)
+    kind.add_task = metrics.followed(kind.add_task, _see_new)
+    kind.remove_task = metrics.followed(kind.remove_task, _forget)
     for name in ("advance", "reset", "update"):
         setattr(kind, name, metrics.seen(getattr(kind, name), _see))
 
@@ -53,14 +53,9 @@ class _NotDrawn:
         return getattr(self._live, name)
 
 
-def _silenced(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(self, *args, **kwargs)
-        if _reporter.current() is not None and metrics.is_own_stream(self.console.file):
-            self.live = _NotDrawn(self.live)
-
-    return __init__
+def _silence(_: None, progress: Any, /, *args: Any, **kwargs: Any) -> None:
+    if _reporter.current() is not None and metrics.is_own_stream(progress.console.file):
+        progress.live = _NotDrawn(progress.live)
 
 
 def _stopping(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -79,29 +74,18 @@ def _stopping(original: Callable[[Any], None]) -> Callable[[Any], None]:
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _adding(original: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(original)
-    def add_task(self: Any, *args: Any, **kwargs: Any) -> int:
-        number = original(self, *args, **kwargs)
-        _see(self, number)
-        return number
-
-    return add_task
+def _see_new(task_id: int, progress: Any, /, *_: Any, **__: Any) -> None:
+    _see(progress, task_id)
 
 
-def _removing(original: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-    @functools.wraps(original)
-    def remove_task(self: Any, task_id: int) -> None:
-        original(self, task_id)
-        bar = _bars.get(self, {}).pop(task_id, None)
-        if bar is not None:
-            bar.close()
-
-    return remove_task
+def _forget(_: None, progress: Any, /, task_id: int) -> None:
+    bar = _bars.get(progress, {}).pop(task_id, None)
+    if bar is not None:
+        bar.close()
 
 
 @metrics.safely
-def _see(progress: Any, task_id: int, *_: Any, **__: Any) -> None:
+def _see(progress: Any, /, task_id: int, *_: Any, **__: Any) -> None:
     if progress.disable or metrics.is_claimed():
         return
     task = next(each for each in progress.tasks if each.id == task_id)

@@ -78,10 +78,13 @@ def replace(module: ModuleType, exporter: str, spans: dict[str, str]) -> None:
     """Record functions of ``module`` (name -> span), also where ``exporter`` re-exports them."""
     for name, span in spans.items():
         original = getattr(module, name, None)
-        if original is None:
-            continue  # older versions lack some of them
-        wrapped = recorded(span, original)
-        setattr(module, name, wrapped)
-        exporting = sys.modules.get(exporter)
-        if getattr(exporting, name, None) is original:
-            setattr(exporting, name, wrapped)
+        if original is not None:  # older versions lack some of them
+            put(module, exporter, name, recorded(span, original))
+
+
+def put(module: ModuleType, exporter: str, name: str, wrapped: Callable[..., Any]) -> None:
+    """Replace a function of ``module``, also where ``exporter`` re-exports it."""
+    original = getattr(module, name)
+    for place in (module, sys.modules.get(exporter)):
+        if getattr(place, name, None) is original:
+            setattr(place, name, wrapped)

@@ -8,7 +8,6 @@ curves: the first has the tag's name, the other has the name of its directory as
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import weakref
@@ -38,29 +37,17 @@ def attach(module: ModuleType) -> None:
 
 def attach_to_tensorflow(module: ModuleType) -> None:
     """Patch ``tf.summary.scalar``; ``module`` is ``tensorboard.plugins.scalar.summary_v2``."""
-    original = module.scalar
-
-    @functools.wraps(original)
-    def scalar(*args: Any, **kwargs: Any) -> Any:
-        is_written = original(*args, **kwargs)
-        if not metrics.is_claimed():
-            _see_summary(is_written, *args, **kwargs)
-        return is_written
-
-    module.scalar = scalar  # type: ignore[attr-defined]
+    module.scalar = metrics.followed(module.scalar, _see_summary)  # type: ignore[attr-defined]
 
 
 def attach_to_tensorflow_writers(module: ModuleType) -> None:
     """Patch ``tf.summary.create_file_writer``; ``module`` is ``tensorflow.python.ops.summary_ops_v2``."""
-    original = module.create_file_writer_v2
+    create = module.create_file_writer_v2
+    module.create_file_writer_v2 = metrics.followed(create, _note_directory)  # type: ignore[attr-defined]
 
-    @functools.wraps(original)
-    def create(logdir: Any, *args: Any, **kwargs: Any) -> Any:
-        writer = original(logdir, *args, **kwargs)
-        _directory_of[writer] = os.fsdecode(logdir)
-        return writer
 
-    module.create_file_writer_v2 = create  # type: ignore[attr-defined]
+def _note_directory(writer: Any, /, logdir: Any, *_: Any, **__: Any) -> None:
+    _directory_of[writer] = os.fsdecode(logdir)
 
 
 @metrics.safely
@@ -85,7 +72,7 @@ def _see_summary(
 ) -> None:
     import tensorflow as tf
 
-    if not tf.executing_eagerly() or not bool(is_written):
+    if metrics.is_claimed() or not tf.executing_eagerly() or not bool(is_written):
         return
     writer = getattr(sys.modules[_WRITERS], "_summary_state").writer  # noqa: B009 # it has no type
     scope = tf.get_current_name_scope()

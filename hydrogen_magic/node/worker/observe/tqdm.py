@@ -124,16 +124,8 @@ def attach_to_rich(module: ModuleType) -> None:
     bar = module.tqdm_rich
     for name in ("__init__", "display", "reset"):
         setattr(bar, name, metrics.claiming(getattr(bar, name)))
-    bar.__init__ = _refreshed_init(bar.__init__)
-
-
-def _refreshed_init(original: Any) -> Any:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(self, *args, **kwargs)
-        self.refresh()  # other bars do so themselves
-
-    return __init__
+    # Other bars do so themselves.
+    bar.__init__ = metrics.followed(bar.__init__, lambda _, bar, /, *__, **___: bar.refresh())
 
 
 # ── tqdm.notebook ────────────────────────────────────────────────────────────────────────────────
@@ -172,8 +164,5 @@ def notebook_spec() -> ModuleSpec:
 
 
 class _NotebookLoader(Loader):
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
     def exec_module(self, module: ModuleType) -> None:
         attach_to_notebook(module)

@@ -6,7 +6,6 @@ to the run of ``--track wandb``; only ranks are observed.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from types import ModuleType
 from typing import Any
@@ -19,19 +18,12 @@ _steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 def attach(module: ModuleType) -> None:
     """Patch ``Run.log``, which is also ``wandb.log``; ``module`` is ``wandb.sdk.wandb_run``."""
-    original = module.Run.log
-
-    @functools.wraps(original)
-    def log(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        _see(self, *args, **kwargs)
-
-    module.Run.log = log
+    module.Run.log = metrics.followed(module.Run.log, _see)
 
 
 @metrics.safely
 def _see(
-    run: Any, data: Any, step: Any = None, commit: bool | None = None, *_: Any, **__: Any
+    _: None, run: Any, data: Any, step: Any = None, commit: bool | None = None, *__: Any, **___: Any
 ) -> None:
     at = _steps.get(run, 0) if step is None else step
     _steps[run] = at + 1 if commit or (commit is None and step is None) else at

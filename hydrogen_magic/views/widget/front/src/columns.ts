@@ -42,24 +42,19 @@ export function readerOf(buffers: readonly DataView[], at: number, what: string)
 export const num = (column: ArrayLike<number>, i: number): number => column[i] as number;
 
 /** First index in the increasing `keys[0..n)` whose key is >= `key`; `n` if there is none. */
-export function lowerBound(keys: ArrayLike<number>, n: number, key: number): number {
-  let low = 0;
-  let high = n;
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if (num(keys, middle) < key) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
+export const lowerBound = (keys: ArrayLike<number>, n: number, key: number): number =>
+  countBefore(n, (i) => num(keys, i) < key);
 
 /** First index in the increasing `keys[0..n)` whose key is > `key`; `n` if there is none. */
-export function upperBound(keys: ArrayLike<number>, n: number, key: number): number {
-  let low = 0;
-  let high = n;
+export const upperBound = (keys: ArrayLike<number>, n: number, key: number): number =>
+  countBefore(n, (i) => num(keys, i) <= key);
+
+/** Number of indices below `n` for which `isBefore` holds: all up to some index, and none after. */
+function countBefore(n: number, isBefore: (i: number) => boolean): number {
+  let [low, high] = [0, n];
   while (low < high) {
     const middle = (low + high) >>> 1;
-    if (num(keys, middle) <= key) low = middle + 1;
+    if (isBefore(middle)) low = middle + 1;
     else high = middle;
   }
   return low;

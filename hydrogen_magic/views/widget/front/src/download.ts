@@ -1,3 +1,4 @@
+import { valueAt } from "./maps";
 import type { FilePart } from "./protocol";
 
 /** Makes the browser save a blob under a name. */
@@ -19,8 +20,7 @@ export class Files {
   constructor(private readonly done: (blob: Blob, name: string) => void = save) {}
 
   take(part: FilePart, buffers: readonly DataView[]): void {
-    const known = this.parts.get(part.id) ?? new Map<number, DataView>();
-    this.parts.set(part.id, known);
+    const known = valueAt(this.parts, part.id, () => new Map<number, DataView>());
     known.set(part.part, buffers[0] ?? new DataView(new ArrayBuffer(0)));
     if (known.size < part.parts) return;
     this.parts.delete(part.id);

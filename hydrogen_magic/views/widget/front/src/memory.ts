@@ -4,12 +4,8 @@ const PINNED = "hydrogen-magic.pinned";
 
 function read(key: string): Record<string, boolean> {
   try {
-    const found: unknown = JSON.parse(localStorage.getItem(key) ?? "{}");
-    return typeof found === "object" && found !== null && !Array.isArray(found)
-      ? Object.fromEntries(
-          Object.entries(found).filter(([, chosen]) => typeof chosen === "boolean"),
-        )
-      : {};
+    const found = Object.entries<boolean>(JSON.parse(localStorage.getItem(key) ?? "{}"));
+    return Object.fromEntries(found.filter(([, chosen]) => typeof chosen === "boolean"));
   } catch {
     return {}; // storage is forbidden in sandboxed frames, and other code may write to it
   }

@@ -29,9 +29,8 @@ const order = (x: number) => Math.floor(Math.log10(Math.abs(x)) + 1e-9);
 const minus = (text: string) => text.replace("-", "−");
 
 function exponent(x: number, n_digits: number): string {
-  const [mantissa = "", power = "0"] = x.toExponential(n_digits - 1).split("e");
-  const short = mantissa.includes(".") ? mantissa.replace(/\.?0+$/, "") : mantissa;
-  return `${short.replace("-", "−")}e${power.replace("+", "").replace("-", "−")}`;
+  const parts = x.toExponential(n_digits - 1).split("e"); // numbers without final zeros and "+"
+  return parts.map(Number).join("e").replaceAll("-", "−");
 }
 
 const UNITS: readonly [number, string][] = [

@@ -37,8 +37,6 @@ export interface Gang {
   queued: [number, number] | null;
   /** How much of the closure has arrived on other machines while it is sent; otherwise empty. */
   sending: string;
-  /** Unix time of the launch, seconds. */
-  wall_time: number;
   /** The end; null while it runs. */
   ended_s: number | null;
   /** Progress of predictions for a frame; null for other gangs. */
@@ -47,7 +45,6 @@ export interface Gang {
   remaining_s: number | null;
   /** That of the slowest running rank, since a gang is as fast as that one. */
   steps_per_s: number | null;
-  culprit: number | null;
   notices: Notice[];
   /** Possible problems: "ranks 1 and 2 wait in all_reduce #7 for rank 0". */
   warnings: string[];
@@ -94,7 +91,6 @@ export interface Rank {
   rank: number;
   host: string;
   device: string;
-  pid: number | null;
   /** `waiting starting loading running finishing done failed stopped`. */
   phase: string;
   /** The rank's activity in words: "in all_reduce #7, 12 s", "failed: ValueError". */
@@ -106,7 +102,6 @@ export interface Rank {
   /** Last values, by metric. */
   metrics: Record<string, Figure>;
   rss_bytes: number;
-  cpu_percent: number;
   gpu_percent: number | null;
   gpu_memory_bytes: number | null;
   mark: Mark;
@@ -179,7 +174,6 @@ export interface Stacks {
 
 /** The failure as shown at the top. */
 export interface Report {
-  rank: number | null;
   /** Traceback with the notebook's own lines; the first line is a summary. */
   text: string;
   /** Whether the cell's own error shows the same. */

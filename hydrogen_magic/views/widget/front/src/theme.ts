@@ -1,9 +1,7 @@
 /** Values of the notebook's theme for canvases; everything else uses CSS variables. */
 export interface Theme {
-  isDark: boolean;
-  /** Family lists for `ctx.font`. */
+  /** Family list for `ctx.font`. */
   font: string;
-  mono: string;
   text: string;
   faint: string;
   /** Hairlines and grids. */
@@ -15,7 +13,6 @@ export interface Theme {
   error: string;
   warning: string;
   good: string;
-  palette: readonly string[];
 }
 
 /**
@@ -37,10 +34,7 @@ export const PALETTE: readonly string[] = [
 /** Lines of ranks 0-7 are solid; each further eight have their own dash pattern. */
 const DASHES: readonly (readonly number[])[] = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
 
-/** Colour of a rank, and of the k-th name of a span. */
-export function colorOf(theme: Theme, k: number): string {
-  return theme.palette[k % theme.palette.length] ?? theme.text;
-}
+export const colorOf = (rank: number): string => PALETTE[rank % PALETTE.length] as string;
 
 export function dashOf(k: number): number[] {
   return [...(DASHES[Math.floor(k / 8) % DASHES.length] ?? [])];
@@ -55,9 +49,7 @@ export function readTheme(root: HTMLElement): Theme {
   root.dataset.theme = isDark ? "dark" : "light";
   const style = getComputedStyle(root);
   return {
-    isDark,
     font: variable(style, "--hm-font", "sans-serif"),
-    mono: variable(style, "--hm-mono", "monospace"),
     text: variable(style, "--hm-text", isDark ? "#e4e4e4" : "#1f1f1f"),
     faint: variable(style, "--hm-faint", isDark ? "#a0a0a0" : "#616161"),
     line: variable(style, "--hm-line", isDark ? "#3a3a3a" : "#e0e0e0"),
@@ -67,7 +59,6 @@ export function readTheme(root: HTMLElement): Theme {
     error: variable(style, "--hm-error", isDark ? "#ff7b72" : "#c62828"),
     warning: variable(style, "--hm-warning", isDark ? "#e0a83c" : "#8a5a00"),
     good: variable(style, "--hm-good", isDark ? "#58b368" : "#1f7a33"),
-    palette: PALETTE,
   };
 }
 

@@ -1,7 +1,7 @@
 import { render } from "preact";
 import { act } from "preact/test-utils";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { Curves } from "../src/curves";
+import { Curves } from "../src/curves/Curves";
 import type { PlotInput } from "../src/curves/plot";
 import { CurveStore } from "../src/curves/store";
 import { type Ack, ALL_RANKS, type Rank } from "../src/protocol";

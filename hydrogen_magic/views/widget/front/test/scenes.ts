@@ -1,6 +1,6 @@
 /** Eight ranks with 50,000 spans each, and what a timeline needs to draw them. */
 import type { Range } from "../src/range";
-import { PALETTE, type Theme } from "../src/theme";
+import type { Theme } from "../src/theme";
 import { NameColors } from "../src/timeline/colors";
 import type { Scene } from "../src/timeline/draw";
 import { GUTTER_PX, layout } from "../src/timeline/layout";
@@ -8,9 +8,7 @@ import { SpanStore } from "../src/timeline/store";
 import { NAMES, packSpans, trainingSpans } from "./data";
 
 export const THEME: Theme = {
-  isDark: false,
   font: "sans-serif",
-  mono: "monospace",
   text: "#1f1f1f",
   faint: "#616161",
   line: "#e0e0e0",
@@ -20,7 +18,6 @@ export const THEME: Theme = {
   error: "#c62828",
   warning: "#8a5a00",
   good: "#1f7a33",
-  palette: PALETTE,
 };
 
 export function bigStore(n_ranks = 8, n_spans = 50_000): SpanStore {

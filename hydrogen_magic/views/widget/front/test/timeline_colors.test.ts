@@ -23,7 +23,7 @@ describe("colours", () => {
     expect(reducing.map(kindOf)).toEqual([3, 3, 3, 3]);
     expect(negotiating.every(isStriped)).toBe(true);
     expect(reducing.some(isStriped)).toBe(false);
-    const theme = { isDark: false, faint: "#777777" } as Theme;
+    const theme = { faint: "#777777" } as Theme;
     const background = new NameColors().background("negotiate allreduce", theme);
     expect(background).toContain("linear-gradient");
     expect(background).toContain(FILLS[6]);

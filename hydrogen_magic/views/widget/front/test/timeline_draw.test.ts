@@ -92,7 +92,7 @@ describe("shares", () => {
     const columns = columnsOf(scene.layout.strips[0] as Strip, scene.scale);
     if (columns === null) throw new Error("4,000 spans on 1,000 pixels are summed up");
     const sums = new Float64Array(columns.n * SLOTS);
-    store.lane(0, "spans")?.rows[0]?.addTo(sums, columns.fromS, columns.columnS, columns.n);
+    store.lanes()[0]?.rows[0]?.addTo(sums, columns.fromS, columns.columnS, columns.n);
     for (let k = 0; k < columns.n - 1; k++) {
       const whole = sums.subarray(k * SLOTS, (k + 1) * SLOTS).reduce((a, b) => a + b, 0);
       expect(whole / columns.columnS).toBeCloseTo(1, 6);

@@ -32,7 +32,7 @@ function nested(n: number, seed: number): Span[] {
   return spans;
 }
 
-const lane = (store: SpanStore) => store.lane(0, "spans") as Lane;
+const lane = (store: SpanStore) => store.lanes()[0] as Lane;
 
 const rowOf = (spans: readonly Span[]) => {
   const row = new Row((name) => name);

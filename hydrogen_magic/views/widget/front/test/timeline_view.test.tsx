@@ -2,8 +2,8 @@ import { render } from "preact";
 import { act } from "preact/test-utils";
 import { afterEach, describe, expect, it, vi } from "vitest";
 import type { Ack } from "../src/protocol";
-import { Timeline } from "../src/timeline";
 import { SpanStore } from "../src/timeline/store";
+import { Timeline } from "../src/timeline/Timeline";
 import { NAMES, packSpans, trainingSpans } from "./data";
 import { THEME } from "./scenes";
 
@@ -34,7 +34,6 @@ function shown(store: SpanStore, isLive = false) {
         ask={ask}
         np={2}
         isLive={isLive}
-        gangId="g1"
         isPaged={false}
         phaseOf={() => ""}
         nowS={() => store.endS}

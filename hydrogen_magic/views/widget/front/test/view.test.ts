@@ -32,7 +32,7 @@ test("hostile text is text wherever it is shown", () => {
     notices: [{ level: "error", text: `${evil}!` }],
   });
   const lines = [lineOf(0, evil), lineOf(0, `\x1b[31m${evil}`, 1)];
-  const report = { rank: 0, text: `${evil}\n${evil}`, is_raised: false };
+  const report = { text: `${evil}\n${evil}`, is_raised: false };
   stage.say({ gang, ranks: [row], lines, report, stacks: stacksOf([[0], evil]) });
   expect(stage.el.querySelectorAll("img, script, [onerror], [onload]")).toHaveLength(0);
   expect(stage.words.split("onerror=alert(1)").length).toBeGreaterThan(10);
@@ -40,8 +40,8 @@ test("hostile text is text wherever it is shown", () => {
 
 test("the failure comes first, with its lines and the line that raised", () => {
   const text = "rank 1 failed: ValueError: no\n\n  Cell 2, line 3\n----> 3 raise ValueError";
-  const report = { rank: 1, text, is_raised: false };
-  stage.say({ gang: gangWith({ state: "failed", culprit: 1 }), report });
+  const report = { text, is_raised: false };
+  stage.say({ gang: gangWith({ state: "failed" }), report });
   expect(stage.find(".hm-failure-title").textContent).toContain("rank 1 failed: ValueError: no");
   expect(stage.find(".hm-failure pre").textContent).toContain("Cell 2, line 3");
   expect(stage.find(".hm-arrow").textContent).toBe("----> 3 raise ValueError\n");

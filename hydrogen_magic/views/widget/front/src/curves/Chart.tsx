@@ -83,20 +83,12 @@ export function Chart(props: ChartProps) {
         onKeyDown={keys}
         aria-label={told(metric)}
       />
-      {reading && (
-        <RankValues metric={metric} reading={reading} theme={theme} bad={firstBad(metric)} />
-      )}
+      {reading && <RankValues metric={metric} reading={reading} bad={firstBad(metric)} />}
     </figure>
   );
 }
 
-interface PinProps {
-  name: string;
-  isPinned: boolean;
-  pin: () => void;
-}
-
-function Pin({ name, isPinned, pin }: PinProps) {
+function Pin({ name, isPinned, pin }: { name: string; isPinned: boolean; pin: () => void }) {
   const title = isPinned ? `Unpin ${name}` : `Pin ${name}: show it first, in other gangs too`;
   return (
     <button

@@ -1,3 +1,5 @@
+import { valueAt } from "../maps";
+
 /** Metrics shown together under one caption. */
 export interface MetricGroup {
   /** Key for the saved state, and caption: "pinned", or the prefix of the names before "/". */
@@ -32,8 +34,7 @@ export function grouped(
 ): MetricGroup[] {
   const found = names.filter((name) => name.toLowerCase().includes(wanted.trim().toLowerCase()));
   const groups = new Map<string, string[]>();
-  const add = (title: string, name: string) =>
-    groups.set(title, [...(groups.get(title) ?? []), name]);
+  const add = (title: string, name: string) => valueAt(groups, title, () => []).push(name);
   for (const name of found) if (pinned.has(name)) add(PINNED, name);
   for (const name of found) if (!pinned.has(name)) add(groupOf(name), name);
   let n_before = 0;

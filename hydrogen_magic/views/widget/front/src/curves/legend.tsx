@@ -1,7 +1,7 @@
 import { count } from "../format";
 import { figure } from "../numbers";
-import { colorOf, dashOf, type Theme } from "../theme";
-import { areAlike, type firstBad } from "./shape";
+import { colorOf, dashOf } from "../theme";
+import { areAlike, type firstBad, isPositive } from "./shape";
 import type { Metric } from "./store";
 import { extremes, type RankValue, type Reading } from "./values";
 
@@ -20,7 +20,7 @@ interface SummaryProps {
 /** At the right of a chart's caption: the current step and the mean of all ranks there. */
 export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
   const value = reading.mean ?? (reading.ranks.length === 1 ? reading.ranks[0]?.value : null);
-  const isLinear = isLogAsked && !hasPositive(metric);
+  const isLinear = isLogAsked && ![...metric.series.values()].some(isPositive);
   return (
     <span class="hm-chart-now">
       {isLinear && <i title="no value is above zero">linear</i>}
@@ -32,35 +32,29 @@ export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
   );
 }
 
-const hasPositive = (metric: Metric) =>
-  [...metric.series.values()].some((b) => b.maxs.subarray(0, b.n).some((value) => value > 0));
-
 interface RankValuesProps {
   metric: Metric;
   reading: Reading;
-  theme: Theme;
   bad: ReturnType<typeof firstBad>;
 }
 
 /** Under a chart: the value of every rank at the selected step, in its colour. */
-export function RankValues({ metric, reading, theme, bad }: RankValuesProps) {
+export function RankValues({ metric, reading, bad }: RankValuesProps) {
   return (
     <div class="hm-chart-values">
       {bad !== null && <Bad {...bad} />}
-      <Values metric={metric} ranks={reading.ranks} theme={theme} />
+      <Values metric={metric} ranks={reading.ranks} />
     </div>
   );
 }
 
-function Values({ metric, ranks, theme }: Pick<RankValuesProps, "metric" | "theme"> & Told) {
-  if (ranks.length > MANY) return <Extremes ranks={ranks} theme={theme} />;
+function Values({ metric, ranks }: { metric: Metric; ranks: readonly RankValue[] }) {
+  if (ranks.length > MANY) return <Extremes ranks={ranks} />;
   if (areAlike(metric)) {
     return ranks.length > 1 ? <span class="hm-chart-word">the same on all ranks</span> : null;
   }
-  return ranks.map((value) => <Value key={value.rank} {...value} theme={theme} />);
+  return ranks.map((value) => <Value key={value.rank} {...value} />);
 }
-
-type Told = Pick<Reading, "ranks">;
 
 /** "not finite from step 120, rank 1" */
 function Bad({ step, ranks }: { step: number; ranks: readonly number[] }) {
@@ -77,24 +71,24 @@ function Bad({ step, ranks }: { step: number; ranks: readonly number[] }) {
   );
 }
 
-function Extremes({ ranks, theme }: { ranks: readonly RankValue[]; theme: Theme }) {
+function Extremes({ ranks }: { ranks: readonly RankValue[] }) {
   const found = extremes(ranks);
   if (found === null) return null;
   return (
     <>
       <span class="hm-chart-word">lowest</span>
-      <Value {...found[0]} theme={theme} />
+      <Value {...found[0]} />
       <span class="hm-chart-word">highest</span>
-      <Value {...found[1]} theme={theme} />
+      <Value {...found[1]} />
     </>
   );
 }
 
-function Value({ rank, value, theme }: RankValue & { theme: Theme }) {
+function Value({ rank, value }: RankValue) {
   return (
     <span class="hm-chart-value" title={`rank ${rank}`}>
       <svg viewBox="0 0 16 6" aria-hidden="true">
-        <path d="M0 3h16" stroke={colorOf(theme, rank)} stroke-dasharray={dashOf(rank).join(" ")} />
+        <path d="M0 3h16" stroke={colorOf(rank)} stroke-dasharray={dashOf(rank).join(" ")} />
       </svg>
       <span class="hm-chart-word">{rank}</span>
       {figure(value)}

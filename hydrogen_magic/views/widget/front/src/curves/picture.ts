@@ -77,7 +77,7 @@ function drawLegend(
     const label = `rank ${rank}  ${figure(value)}`;
     const n_px = ctx.measureText(label).width + 38;
     if (x + n_px > widthPx) return;
-    ctx.strokeStyle = colorOf(theme, rank);
+    ctx.strokeStyle = colorOf(rank);
     ctx.setLineDash(dashOf(rank));
     ctx.lineWidth = 2;
     ctx.beginPath();

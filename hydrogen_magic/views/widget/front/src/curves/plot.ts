@@ -90,7 +90,7 @@ function seriesOf({ role, rank, isFaint }: Line, theme: Theme, isThin: boolean):
     return { ...base, width: isFaint ? 1 : 1.5, stroke: withAlpha(theme.text, isFaint ? 0.25 : 1) };
   }
   const alpha = isFaint ? 0.25 : isThin ? 0.6 : 0.9;
-  const stroke = withAlpha(colorOf(theme, rank), alpha);
+  const stroke = withAlpha(colorOf(rank), alpha);
   return { ...base, width: isFaint || isThin ? 1 : 1.25, stroke, dash: dashOf(rank) };
 }
 

@@ -96,7 +96,7 @@ function aligned(buckets: Buckets, column: Float32Array, keys: Float64Array, isL
   return values;
 }
 
-const isPositive = (buckets: Buckets) =>
+export const isPositive = (buckets: Buckets) =>
   buckets.maxs.subarray(0, buckets.n).some((value) => value > 0);
 
 /** Turns the curves of a metric (or of a detail of it) into lines. */

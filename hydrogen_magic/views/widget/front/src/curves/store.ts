@@ -1,4 +1,5 @@
 import { type Column, lowerBound, num, readerOf, Table } from "../columns";
+import { valueAt } from "../maps";
 import type { CurveDelta, Detail } from "../protocol";
 
 /** Keys, counts, means, minima, maxima. */
@@ -137,12 +138,7 @@ export class Metric {
   }
 
   private seriesOf(rank: number): Buckets {
-    let buckets = this.series.get(rank);
-    if (buckets === undefined) {
-      buckets = new Buckets();
-      this.series.set(rank, buckets);
-    }
-    return buckets;
+    return valueAt(this.series, rank, () => new Buckets());
   }
 }
 
@@ -168,11 +164,7 @@ export class CurveStore {
 
   apply(deltas: readonly CurveDelta[], buffers: readonly DataView[]): void {
     for (const delta of deltas) {
-      let metric = this.metrics.get(delta.metric);
-      if (metric === undefined) {
-        metric = new Metric(delta.metric);
-        this.metrics.set(delta.metric, metric);
-      }
+      const metric = valueAt(this.metrics, delta.metric, () => new Metric(delta.metric));
       metric.apply(delta, buffers);
     }
   }

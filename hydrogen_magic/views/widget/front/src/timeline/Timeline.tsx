@@ -1,6 +1,6 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, counted } from "../format";
-import { lapse, percent } from "../numbers";
+import { lapse } from "../numbers";
 import { middle, type Range } from "../range";
 import type { TimelineProps } from "../view/props";
 import { Section } from "../view/Section";
@@ -14,7 +14,7 @@ import { gangShares } from "./shares";
 import { type Lane, PHASES, type SpanStore } from "./store";
 import { Tools } from "./tools";
 import { useShares } from "./useShares";
-import { Legend, Where } from "./where";
+import { Legend, most, Where } from "./where";
 
 /** Ranks with lanes on one page; others are on further pages. */
 export const RANKS_PER_PAGE = 16;
@@ -103,7 +103,7 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
           phaseOf={props.phaseOf}
           endS={endS}
           isLive={isLive}
-          label={summary(store, lanes, told(gang), endS())}
+          label={summary(store, lanes, most(5, gang), endS())}
           toggleRank={(rank) => setFolded(toggled(folded, rank))}
         />
         {gang.length > 0 && (
@@ -153,12 +153,6 @@ function following(look: Look, endS: number): Look {
     widthS: look.kind === "whole" ? Math.min(10, until - from) : until - from,
   };
 }
-
-const told = (shares: readonly { name: string; share: number }[]) =>
-  shares
-    .slice(0, 5)
-    .map(({ name, share }) => `${name} ${percent(share)}`)
-    .join(", ");
 
 const isWithin = (inner: Range, outer: Range) => inner[0] >= outer[0] && inner[1] <= outer[1];
 

@@ -22,7 +22,8 @@ export class Bins {
     const from = Math.max(0, startS);
     const until = Math.max(from, startS + durationS);
     while (until >= this.widthS * MOST_BINS) this.halve();
-    const bins = this.binsOf(slot);
+    this.bySlot[slot] ??= new Float32Array(MOST_BINS);
+    const bins = this.bySlot[slot] as Float32Array;
     const last = Math.floor(until / this.widthS);
     for (let bin = Math.floor(from / this.widthS); bin <= last; bin++) {
       const begin = Math.max(from, bin * this.widthS);
@@ -45,15 +46,6 @@ export class Bins {
         sums[column * SLOTS + slot] = num(sums, column * SLOTS + slot) + seconds;
       }
     }
-  }
-
-  private binsOf(slot: number): Float32Array {
-    let bins = this.bySlot[slot];
-    if (bins === undefined) {
-      bins = new Float32Array(MOST_BINS);
-      this.bySlot[slot] = bins;
-    }
-    return bins;
   }
 
   private halve(): void {

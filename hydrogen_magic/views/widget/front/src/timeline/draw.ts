@@ -1,4 +1,5 @@
 import { num } from "../columns";
+import { valueAt } from "../maps";
 import type { Theme } from "../theme";
 import { SLOTS } from "./bins";
 import { inkOn, isStriped, type NameColors, phaseFill } from "./colors";
@@ -155,14 +156,8 @@ const widths = new Map<string, number>();
 
 /** `measureText` costs more than the box itself, and names are repeated. */
 function widthOf(ctx: CanvasRenderingContext2D, text: string): number {
-  const key = ctx.font + text;
-  let width = widths.get(key);
-  if (width === undefined) {
-    if (widths.size > 4000) widths.clear();
-    width = ctx.measureText(text).width;
-    widths.set(key, width);
-  }
-  return width;
+  if (widths.size > 4000) widths.clear();
+  return valueAt(widths, ctx.font + text, () => ctx.measureText(text).width);
 }
 
 /** The current phase has no span: it began where the last one ended. */

@@ -1,4 +1,5 @@
 import { num } from "../columns";
+import { counted } from "../format";
 import { lapse, moment, percent } from "../numbers";
 import { SLOTS } from "./bins";
 import { columnsOf } from "./draw";
@@ -80,7 +81,6 @@ export function summary(
   shares: string,
   endS: number,
 ): string {
-  const n_ranks = new Set(lanes.map((lane) => lane.rank)).size;
-  const ranks = n_ranks === 1 ? "1 rank" : `${n_ranks} ranks`;
+  const ranks = counted(new Set(lanes.map((lane) => lane.rank)).size, "rank");
   return `Timeline of ${ranks}, ${store.n} spans in ${lapse(endS)}. ${shares}`;
 }

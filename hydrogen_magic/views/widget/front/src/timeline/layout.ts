@@ -1,3 +1,4 @@
+import { valueAt } from "../maps";
 import type { Row } from "./row";
 import { type Lane, PHASES } from "./store";
 
@@ -51,11 +52,7 @@ export function layout(
 
 export function byRank(lanes: readonly Lane[]): Map<number, Lane[]> {
   const groups = new Map<number, Lane[]>();
-  for (const lane of lanes) {
-    const group = groups.get(lane.rank);
-    if (group) group.push(lane);
-    else groups.set(lane.rank, [lane]);
-  }
+  for (const lane of lanes) valueAt(groups, lane.rank, () => []).push(lane);
   return groups;
 }
 

@@ -1,4 +1,5 @@
 import { type ColumnReader, num, readerOf } from "../columns";
+import { valueAt } from "../maps";
 import type { SpanDelta } from "../protocol";
 import type { Range } from "../range";
 import { OTHER_SLOT } from "./bins";
@@ -84,9 +85,7 @@ const together = (a: Range | null, b: Range): Range =>
 function picksByDepth(starts: Float64Array, depths: Uint8Array): Map<number, number[]> {
   const picks = new Map<number, number[]>();
   depths.forEach((depth, i) => {
-    const mine = picks.get(depth);
-    if (mine) mine.push(i);
-    else picks.set(depth, [i]);
+    valueAt(picks, depth, () => []).push(i);
   });
   for (const mine of picks.values()) mine.sort((a, b) => num(starts, a) - num(starts, b));
   return picks;
@@ -110,22 +109,16 @@ export class SpanStore {
   constructor(private readonly mostSpans = MOST_SPANS) {}
 
   get n(): number {
-    let n = 0;
-    for (const lane of this.lanesByKey.values()) n += lane.n;
-    return n;
+    return [...this.lanesByKey.values()].reduce((n, lane) => n + lane.n, 0);
   }
 
   /** The latest end of all spans. */
   get endS(): number {
-    let endS = 0;
-    for (const lane of this.lanesByKey.values()) endS = Math.max(endS, lane.endS);
-    return endS;
+    return Math.max(0, ...[...this.lanesByKey.values()].map((lane) => lane.endS));
   }
 
   get skipped(): number {
-    let skipped = 0;
-    for (const lane of this.lanesByKey.values()) skipped += lane.skipped;
-    return skipped;
+    return [...this.lanesByKey.values()].reduce((n, lane) => n + lane.skipped, 0);
   }
 
   clear(): void {
@@ -174,10 +167,6 @@ export class SpanStore {
     );
   }
 
-  lane(rank: number, track: string): Lane | undefined {
-    return this.lanesByKey.get(`${rank} ${track}`);
-  }
-
   nameOf(name: number): string {
     return this.names[name] ?? "other";
   }
@@ -199,13 +188,8 @@ export class SpanStore {
   };
 
   private laneOf(rank: number, track: string): Lane {
-    const key = `${rank} ${track}`;
-    let lane = this.lanesByKey.get(key);
-    if (lane === undefined) {
-      lane = new Lane(rank, track, this.slotOf);
-      this.lanesByKey.set(key, lane);
-    }
-    return lane;
+    const make = () => new Lane(rank, track, this.slotOf);
+    return valueAt(this.lanesByKey, `${rank} ${track}`, make);
   }
 
   /** Drops spans that began before some time, in all lanes, if there are too many. */

@@ -111,8 +111,11 @@ function Segment({ name, seconds, share, background, fill, isDim }: SegmentProps
   );
 }
 
-/** "rank 0: backward 48 %, forward 27 %" */
-export function inWords(rank: number, shares: readonly Share[]): string {
-  const most = shares.slice(0, 4).map(({ name, share }) => `${name} ${percent(share)}`);
-  return `rank ${rank}: ${most.join(", ")}`;
-}
+const inWords = (rank: number, shares: readonly Share[]) => `rank ${rank}: ${most(4, shares)}`;
+
+/** "backward 48 %, forward 27 %" */
+export const most = (n: number, shares: readonly Share[]): string =>
+  shares
+    .slice(0, n)
+    .map(({ name, share }) => `${name} ${percent(share)}`)
+    .join(", ");

@@ -1,8 +1,8 @@
 import { useRef } from "preact/hooks";
-import { Curves } from "../curves";
+import { Curves } from "../curves/Curves";
 import type { Page } from "../page";
 import type { Theme } from "../theme";
-import { Timeline } from "../timeline";
+import { Timeline } from "../timeline/Timeline";
 import { Failure } from "./Failure";
 import { Header } from "./Header";
 import { useStore, useTheme } from "./hooks";
@@ -28,22 +28,16 @@ export function App({ page }: { page: Page }) {
   );
 }
 
-interface BodyProps {
-  page: Page;
-  theme: Theme;
-  version: number;
-}
-
-function Body({ page, theme, version }: BodyProps) {
+function Body({ page, theme, version }: { page: Page; theme: Theme; version: number }) {
   const { store, ask } = page;
   const { gang } = store;
   if (gang === null) return <Waiting refusal={page.refusal} />;
   const common = { version, theme, ask, np: gang.np, isLive: !store.isOver, gangId: gang.id };
   return (
     <>
-      <Header page={page} gang={gang} version={version} />
+      <Header page={page} gang={gang} />
       {store.report && <Failure report={store.report} />}
-      <Ranks {...common} store={store} gang={gang} />
+      <Ranks {...common} store={store} />
       <Curves {...common} store={store.curves} ranks={store.ranks} />
       <Timeline
         {...common}

@@ -1,6 +1,5 @@
 import { type Cut, cutOf } from "../lines";
 import type { Line } from "../protocol";
-import type { Theme } from "../theme";
 import { colorOf } from "../theme";
 import { memo } from "./memo";
 import { type Mark, Text } from "./Text";
@@ -13,7 +12,6 @@ interface Props {
   first: number;
   lines: readonly Line[];
   rank: number | null;
-  theme: Theme;
   marks: readonly (Mark & { line: number })[];
   wanted: string;
   /** The current mark, empty if it is in another chunk. */
@@ -26,15 +24,14 @@ const isSame = (a: Props, b: Props) =>
   a.lines.length === b.lines.length &&
   a.lines[0] === b.lines[0] &&
   a.rank === b.rank &&
-  a.theme === b.theme &&
   a.wanted === b.wanted &&
   a.current === b.current;
 
-export const Chunk = memo(function Chunk({ first, lines, rank, theme, marks }: Props) {
+export const Chunk = memo(function Chunk({ first, lines, rank, marks }: Props) {
   const rows = lines.flatMap((line, i) => {
     if (rank !== null && line[0] !== rank) return [];
     const its = marks.filter((mark) => mark.line === first + i);
-    return [<Row key={first + i} k={first + i} line={line} theme={theme} marks={its} />];
+    return [<Row key={first + i} k={first + i} line={line} marks={its} />];
   });
   if (rows.length === 0) return null;
   return (
@@ -49,16 +46,15 @@ const STREAMS = ["stdout", "stderr", "note"] as const;
 interface RowProps {
   k: number;
   line: Line;
-  theme: Theme;
   marks: readonly Mark[];
 }
 
-function Row({ k, line, theme, marks }: RowProps) {
+function Row({ k, line, marks }: RowProps) {
   const [rank, stream, , at_s] = line;
   const cut: Cut = cutOf(line);
   return (
     <div class="hm-row" data-line={k} data-stream={STREAMS[stream]}>
-      <span class="hm-gutter" style={{ borderColor: colorOf(theme, rank) }} title={when(at_s)}>
+      <span class="hm-gutter" style={{ borderColor: colorOf(rank) }} title={when(at_s)}>
         {rank}
       </span>
       <span class="hm-text">

@@ -1,8 +1,9 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { count, duration, rate, roughly } from "../format";
+import { counted, duration, rate, roughly } from "../format";
 import type { Page } from "../page";
-import type { Command, Gang, Notice } from "../protocol";
+import type { Gang, Notice } from "../protocol";
 import type { Store } from "../store";
+import { Button } from "./Button";
 import { useTick } from "./hooks";
 import { RowsDone } from "./Rows";
 import { Shape, STATES } from "./shapes";
@@ -13,37 +14,28 @@ const STOP = "Ask all ranks to stop; ranks that do not stop are killed";
 interface Props {
   page: Page;
   gang: Gang;
-  version: number;
 }
 
 export function Header({ page, gang }: Props) {
-  const { store } = page;
-  const isLive = !store.isOver;
+  const isLive = !page.store.isOver;
   useTick(isLive, 1000);
-  const { isLost } = page;
-  const send = (command: Command) => void page.ask(command);
   return (
     <header class="hm-header">
       <div class="hm-line">
-        <Pill gang={gang} isLost={isLost} isAsked={page.stopping.isAsked} />
-        <Facts gang={gang} store={store} isLost={isLost} />
-        <Controls page={page} gang={gang} isLive={isLive} send={send} />
+        <Pill page={page} gang={gang} />
+        <Facts page={page} gang={gang} />
+        <Controls page={page} gang={gang} />
       </div>
-      {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive && !isLost} />}
+      {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive && !page.isLost} />}
       <Notices page={page} gang={gang} />
     </header>
   );
 }
 
-interface PillProps {
-  gang: Gang;
-  isLost: boolean;
-  isAsked: boolean;
-}
-
-function Pill({ gang, isLost, isAsked }: PillProps) {
-  const isStopping = isAsked && (gang.state === "running" || gang.state === "starting");
-  const word = isLost ? "no contact" : isStopping ? "stopping" : gang.state;
+function Pill({ page, gang }: Props) {
+  const isStarted = gang.state === "running" || gang.state === "starting";
+  const isStopping = page.stopping.isAsked && isStarted;
+  const word = page.isLost ? "no contact" : isStopping ? "stopping" : gang.state;
   const { shape, tone } = STATES[word];
   const places = gang.queued && gang.state === "queued" ? ` ${gang.queued.join("/")}` : "";
   return (
@@ -55,16 +47,10 @@ function Pill({ gang, isLost, isAsked }: PillProps) {
   );
 }
 
-interface FactsProps {
-  gang: Gang;
-  store: Store;
-  /** Estimates are of the past then. */
-  isLost: boolean;
-}
-
-function Facts({ gang, store, isLost }: FactsProps) {
+function Facts({ page, gang }: Props) {
+  const { store, isLost } = page; // when lost, estimates are of the past
   const isLive = !store.isOver;
-  const ranks = gang.np === 1 ? "1 rank" : `${count(gang.np)} ranks`;
+  const ranks = counted(gang.np, "rank");
   const attempt = gang.attempt > 0 ? `attempt ${gang.attempt + 1}` : "";
   const met = gang.rows ? "" : gang.rendezvous; // ranks that predict use no rendezvous
   const setup = [ranks, gang.placement, met, attempt].filter(Boolean).join(" · ");
@@ -96,13 +82,6 @@ function Elapsed({ store, isLive }: { store: Store; isLive: boolean }) {
 
 // ── controls ────────────────────────────────────────────────────────────────────────────────────
 
-interface ControlsProps {
-  page: Page;
-  gang: Gang;
-  isLive: boolean;
-  send: (command: Command) => void;
-}
-
 const PROFILING: Record<Gang["profiling"], string> = {
   "": `Profile ${STEPS} steps`,
   waiting: "Waiting for a step…",
@@ -110,20 +89,22 @@ const PROFILING: Record<Gang["profiling"], string> = {
   reading: "Reading the trace…",
 };
 
-function Controls({ page, gang, isLive, send }: ControlsProps) {
+function Controls({ page, gang }: Props) {
+  const isLive = !page.store.isOver;
   const box = useRef<HTMLDivElement>(null);
   useKeptFocus(box, isLive);
   return (
     <div class="hm-controls" ref={box} tabIndex={-1}>
       {isLive && (
         <>
-          {canRecord(gang) && <Recorders gang={gang} isLost={page.isLost} send={send} />}
-          <Tool
-            label="Stacks"
+          {canRecord(gang) && <Recorders page={page} gang={gang} />}
+          <Button
             title="Show the current stack of every thread of every rank"
             isBusy={page.isLost}
-            act={() => send({ do: "stacks" })}
-          />
+            act={() => void page.ask({ do: "stacks" })}
+          >
+            Stacks
+          </Button>
           <StopButtons page={page} gang={gang} />
         </>
       )}
@@ -135,54 +116,30 @@ function Controls({ page, gang, isLive, send }: ControlsProps) {
 const canRecord = ({ placement, state }: Gang) =>
   placement !== "inline" && state !== "stopping" && state !== "killing";
 
-type RecordersProps = Pick<ControlsProps, "gang" | "send"> & { isLost: boolean };
-
-function Recorders({ gang, isLost, send }: RecordersProps) {
+function Recorders({ page, gang }: Props) {
   const timeline = gang.recording
     ? "Ranks are recording; press to stop the recording"
     : "Record a timeline of when every rank loads data, computes and waits for others";
   return (
     <>
-      <Tool
-        label="Record timeline"
+      <Button
         title={timeline}
         isPressed={gang.recording}
-        isBusy={isLost}
-        act={() => send({ do: "record", on: !gang.recording })}
-      />
+        isBusy={page.isLost}
+        act={() => void page.ask({ do: "record", on: !gang.recording })}
+      >
+        Record timeline
+      </Button>
       {!gang.rows && ( // there are no optimizer steps to wait for
-        <Tool
-          label={PROFILING[gang.profiling]}
+        <Button
           title={`Profile the next ${STEPS} steps of every rank, operator by operator, with the torch profiler`}
-          isBusy={isLost || gang.profiling !== ""}
-          act={() => send({ do: "profile", steps: STEPS })}
-        />
+          isBusy={page.isLost || gang.profiling !== ""}
+          act={() => void page.ask({ do: "profile", steps: STEPS })}
+        >
+          {PROFILING[gang.profiling]}
+        </Button>
       )}
     </>
-  );
-}
-
-interface ToolProps {
-  label: string;
-  title: string;
-  act: () => void;
-  isPressed?: boolean;
-  /** Not available at the moment, but keeps the focus: `disabled` would lose it. */
-  isBusy?: boolean;
-}
-
-function Tool({ label, title, act, isPressed, isBusy = false }: ToolProps) {
-  return (
-    <button
-      type="button"
-      class="hm-button"
-      title={title}
-      aria-pressed={isPressed}
-      aria-disabled={isBusy}
-      onClick={() => !isBusy && act()}
-    >
-      {label}
-    </button>
   );
 }
 
@@ -195,32 +152,28 @@ function useKeptFocus(box: { current: HTMLElement | null }, isLive: boolean): vo
   }, [isLive, box]);
 }
 
-function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
+function StopButtons({ page, gang }: Props) {
   const { stopping } = page;
   const isStopping = stopping.isAsked || gang.state === "stopping" || gang.state === "killing";
   const isKilling = stopping.isKilling || gang.state === "killing";
-  const isPassive = isStopping || !page.canStop;
   return (
     <>
-      {/* aria-disabled keeps the user's focus, `disabled` would not */}
-      <button
-        type="button"
-        class="hm-button hm-stop"
-        aria-disabled={isPassive}
+      <Button
+        kind="hm-stop"
         title={page.canStop ? STOP : page.unreachable}
-        onClick={() => !isPassive && stopping.stop()}
+        isBusy={isStopping || !page.canStop}
+        act={() => stopping.stop()}
       >
         {isKilling ? "Killing…" : isStopping ? "Stopping…" : "Stop"}
-      </button>
+      </Button>
       {stopping.isKillOffered && !isKilling && page.canStop && (
-        <button
-          type="button"
-          class="hm-button hm-stop hm-kill"
+        <Button
+          kind="hm-stop hm-kill"
           title="Kill all ranks at once; nothing more is saved"
-          onClick={() => stopping.kill()}
+          act={() => stopping.kill()}
         >
           Kill now
-        </button>
+        </Button>
       )}
     </>
   );
@@ -228,12 +181,7 @@ function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
 
 // ── one line each ───────────────────────────────────────────────────────────────────────────────
 
-interface NoticesProps {
-  page: Page;
-  gang: Gang;
-}
-
-function Notices({ page, gang }: NoticesProps) {
+function Notices({ page, gang }: Props) {
   const { said } = page;
   const lines: Notice[] = [
     ...warnings(page.unreachable, page.stopping.hint, ...gang.warnings),

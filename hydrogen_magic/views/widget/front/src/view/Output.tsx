@@ -4,19 +4,15 @@ import { type Hit, search } from "../lines";
 import type { Store } from "../store";
 import { Button } from "./Button";
 import { CHUNK_LINES, Chunk } from "./Chunk";
-import { type Follow, useFollow } from "./follow";
+import { useFollow } from "./follow";
 import type { Ask, SectionProps } from "./props";
 import { Section } from "./Section";
 
 const FEWEST_ROWS = 4;
 const MOST_ROWS = 14;
 
-interface Props extends SectionProps {
-  store: Store;
-}
-
 /** The output of all ranks, or of one. */
-export function Output({ store, theme, ask, np, version }: Props) {
+export function Output({ store, ask, np, version }: SectionProps & { store: Store }) {
   const [rank, setRank] = useState<number | null>(null);
   const [wanted, setWanted] = useState("");
   const [at, setAt] = useState(0);
@@ -36,7 +32,9 @@ export function Output({ store, theme, ask, np, version }: Props) {
     <>
       <Search wanted={wanted} n_hits={hits.length} at={at} find={find} step={step} />
       <RankChoice np={np} rank={rank} choose={setRank} />
-      <FollowButton follow={follow} />
+      <Button isPressed={follow.isOn} act={follow.isOn ? follow.letGo : follow.resume}>
+        Follow
+      </Button>
       <FileButton rank={rank} ask={ask} />
     </>
   );
@@ -58,7 +56,6 @@ export function Output({ store, theme, ask, np, version }: Props) {
             first={first}
             lines={lines}
             rank={rank}
-            theme={theme}
             marks={marksIn(hits, first, lines.length, current)}
             wanted={wanted}
             current={currentIn(current, first, lines.length)}
@@ -69,22 +66,11 @@ export function Output({ store, theme, ask, np, version }: Props) {
   );
 }
 
-function FollowButton({ follow }: { follow: Follow }) {
-  return (
-    <Button isPressed={follow.isOn} act={follow.isOn ? follow.letGo : follow.resume}>
-      Follow
-    </Button>
-  );
-}
-
 function FileButton({ rank, ask }: { rank: number | null; ask: Ask }) {
+  const whose = rank === null ? "all ranks" : `rank ${rank}`;
   return (
     <Button
-      title={
-        rank === null
-          ? "Download the complete output of all ranks"
-          : `Download the complete output of rank ${rank}`
-      }
+      title={`Download the complete output of ${whose}`}
       act={() => void ask({ do: "log", rank })}
     >
       Whole file

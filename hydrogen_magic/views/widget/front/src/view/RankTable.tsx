@@ -1,7 +1,5 @@
-import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
 import type { Bar, Mark, Rank } from "../protocol";
-import type { Theme } from "../theme";
 import {
   barTitle,
   type Column,
@@ -16,12 +14,7 @@ import {
 import { memo } from "./memo";
 import { Shape, type ShapeName, Swatch, type Tone } from "./shapes";
 
-interface Props {
-  rows: readonly Rank[];
-  theme: Theme;
-}
-
-export function RankTable({ rows, theme }: Props) {
+export function RankTable({ rows }: { rows: readonly Rank[] }) {
   const widths = useRef(new Widths()).current;
   const columns = columnsOf(rows);
   const best = fastest(rows);
@@ -33,7 +26,7 @@ export function RankTable({ rows, theme }: Props) {
         <Head {...columns} rows={rows} widths={widths} />
         <tbody>
           {rows.map((row, i) => (
-            <Row key={row.rank} {...columns} {...{ row, i, best, theme, hasBars }} />
+            <Row key={row.rank} {...columns} {...{ row, i, best, hasBars }} />
           ))}
         </tbody>
       </table>
@@ -89,11 +82,10 @@ interface RowProps extends Columns {
   i: number;
   /** See `fastest`. */
   best: number;
-  theme: Theme;
   hasBars: boolean;
 }
 
-function Row({ before, after, row, i, best, theme, hasBars }: RowProps) {
+function Row({ before, after, row, i, best, hasBars }: RowProps) {
   const cell = (one: Column) => (
     <td key={one.key} class={classOf(one)}>
       {one.texts[i]}
@@ -102,7 +94,7 @@ function Row({ before, after, row, i, best, theme, hasBars }: RowProps) {
   return (
     <tr data-mark={row.mark} data-phase={row.phase}>
       <th scope="row">
-        <Swatch rank={row.rank} theme={theme} />
+        <Swatch rank={row.rank} />
         rank {row.rank}
       </th>
       {before.map(cell)}
@@ -129,13 +121,7 @@ function Progress({ row, best }: { row: Rank; best: number }) {
   return null;
 }
 
-interface KnownProps {
-  rank: number;
-  bar: Bar;
-  total: number;
-}
-
-function KnownProgress({ rank, bar, total }: KnownProps) {
+function KnownProgress({ rank, bar, total }: { rank: number; bar: Bar; total: number }) {
   const share = Math.min(1, bar.n / total);
   return (
     <div
@@ -182,26 +168,11 @@ function StateOf({ row }: { row: Rank }) {
   const [shape, tone] = MARK_SHAPES[row.mark] ?? PHASE_SHAPES[row.phase] ?? [null, "faint"];
   const text = stateText(row);
   return (
-    <Marked tone={tone} title={text} shape={shape && <Shape name={shape} />}>
+    <span class={shape ? `hm-marked hm-${tone}` : "hm-marked"} title={text}>
+      {shape && <Shape name={shape} />}
       {text}
-    </Marked>
+    </span>
   );
 }
 
 const State = memo(StateOf, (before, now) => before.row === now.row);
-
-interface MarkedProps {
-  tone: Tone;
-  title: string;
-  shape: ComponentChildren;
-  children: string;
-}
-
-function Marked({ tone, title, shape, children }: MarkedProps) {
-  return (
-    <span class={shape ? `hm-marked hm-${tone}` : "hm-marked"} title={title}>
-      {shape}
-      {children}
-    </span>
-  );
-}

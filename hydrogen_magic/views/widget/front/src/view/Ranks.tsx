@@ -1,18 +1,13 @@
 import { count } from "../format";
-import type { Gang, Rank } from "../protocol";
+import type { Rank } from "../protocol";
 import type { Store } from "../store";
 import type { SectionProps } from "./props";
 import { RankGrid } from "./RankGrid";
 import { RankTable } from "./RankTable";
 import { Section } from "./Section";
 
-interface Props extends SectionProps {
-  store: Store;
-  gang: Gang;
-}
-
 /** One row per rank; for many ranks, a grid of all and rows of the important ones. */
-export function Ranks({ store, theme, ask, version }: Props) {
+export function Ranks({ store, theme, ask, version }: SectionProps & { store: Store }) {
   const { summary } = store;
   const rows = summary ? shownRows(store.ranks, summary.shown) : allRows(store.ranks);
   if (!summary && rows.length === 0) return null;
@@ -20,7 +15,7 @@ export function Ranks({ store, theme, ask, version }: Props) {
   return (
     <Section name="ranks" title="Ranks" note={<Counts counts={counts} />}>
       {summary && <RankGrid {...{ summary, rows, theme, ask, version }} />}
-      <RankTable rows={rows} theme={theme} />
+      <RankTable rows={rows} />
     </Section>
   );
 }

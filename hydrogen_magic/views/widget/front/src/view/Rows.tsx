@@ -1,4 +1,4 @@
-import { count, rate, roughly } from "../format";
+import { count, counted, rate, roughly } from "../format";
 import type { Gang, Rows } from "../protocol";
 import { Shape } from "./shapes";
 
@@ -20,7 +20,7 @@ export function RowsDone({ gang, rows, isLive }: Props) {
         {rows.per_s !== null && <span>{rate(rows.per_s)} rows/s</span>}
         {rows.tasks && <span class="hm-quiet">{rows.tasks.map(count).join(" of ")} tasks</span>}
         {rows.in_flight > 0 && (
-          <span class="hm-quiet">{amount(rows.in_flight, "chunk")} in flight</span>
+          <span class="hm-quiet">{counted(rows.in_flight, "chunk")} in flight</span>
         )}
         {rows.failed > 0 && <Failed n={rows.failed} />}
         {isLive && gang.remaining_s !== null && (
@@ -43,11 +43,9 @@ const areRowsTold = ({ done, tasks }: Rows): boolean => done > 0 || tasks === nu
 /** Full only when everything is done. */
 const percent = (share: number): string => `${Math.floor(share * 100)} %`;
 
-const amount = (n: number, what: string): string => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
-
 function doneText({ done, total, is_estimate }: Rows): string {
-  if (total === null || total === done) return amount(done, "row");
-  return `${count(done)} of ${is_estimate ? "about " : ""}${amount(total, "row")}`;
+  if (total === null || total === done) return counted(done, "row");
+  return `${count(done)} of ${is_estimate ? "about " : ""}${counted(total, "row")}`;
 }
 
 function Whole({ rows, share, isLive }: { rows: Rows; share: number | null; isLive: boolean }) {
@@ -75,7 +73,7 @@ function Failed({ n }: { n: number }) {
   return (
     <span class="hm-marked hm-error" title="predict failed for these rows; they have no prediction">
       <Shape name="cross" />
-      {amount(n, "row")} failed
+      {counted(n, "row")} failed
     </span>
   );
 }

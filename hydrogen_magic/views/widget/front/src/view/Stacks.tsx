@@ -19,13 +19,8 @@ export function ranksText(ranks: readonly number[]): string {
   return `${ranks.length === 1 ? "rank" : "ranks"} ${parts.join(", ")}`;
 }
 
-interface Props {
-  store: Store;
-  stacks: RankStacks;
-}
-
 /** The stacks of all threads at the time of the request; new ones are scrolled to, once. */
-export function Stacks({ store, stacks }: Props) {
+export function Stacks({ store, stacks }: { store: Store; stacks: RankStacks }) {
   const { groups, n_left_out } = stacks;
   const end = useRef<HTMLDivElement>(null);
   useEffect(() => {

@@ -37,5 +37,4 @@ export interface TimelineProps extends SectionProps {
   isPaged: boolean;
   /** The current phase of a rank, which has no span yet; empty if unknown. */
   phaseOf: (rank: number) => string;
-  gangId: string;
 }

@@ -1,5 +1,5 @@
 import type { GangWord } from "../protocol";
-import { colorOf, dashOf, type Theme } from "../theme";
+import { colorOf, dashOf } from "../theme";
 
 export type Tone = "accent" | "good" | "error" | "warning" | "faint";
 
@@ -41,10 +41,10 @@ export const STATES: Record<GangWord | "no contact", { shape: ShapeName; tone: T
 };
 
 /** A rank's colour as in its curves, with their dash pattern. */
-export function Swatch({ rank, theme }: { rank: number; theme: Theme }) {
+export function Swatch({ rank }: { rank: number }) {
   return (
     <svg class="hm-swatch" viewBox="0 0 16 4" aria-hidden="true">
-      <path d="M0 2h16" stroke={colorOf(theme, rank)} stroke-dasharray={dashOf(rank).join(" ")} />
+      <path d="M0 2h16" stroke={colorOf(rank)} stroke-dasharray={dashOf(rank).join(" ")} />
     </svg>
   );
 }

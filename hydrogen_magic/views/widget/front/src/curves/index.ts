@@ -1,1 +1,0 @@
-export { Curves } from "./Curves";
