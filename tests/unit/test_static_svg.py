@@ -400,6 +400,8 @@ def test_colours_stand_out_on_every_page_and_are_those_of_the_live_view() -> Non
     assert min(colours.contrast(colours.INK, page) for page in ("#ffffff", "#111111")) >= 4
     theme = (Path(colours.__file__).parents[1] / "widget/front/src/theme.ts").read_text()
     assert _colours_in(theme, "PALETTE") == colours.EITHER
+    (dashes,) = re.findall(r"DASHES.* = \[(.*)\];", theme)
+    assert tuple(re.findall(r"\[(.*?)\]", dashes.replace(",", ""))) == colours.DASHES
     spans = (Path(colours.__file__).parents[1] / "widget/front/src/timeline/colors.ts").read_text()
     assert _colours_in(spans, "FILLS") == FILLS
     assert re.findall(r"(?<=/)[^/\n]+(?=/i)", spans) == list(KINDS)

@@ -23,6 +23,9 @@ not of JupyterLab or GitHub. The live view uses the same colours in ``theme.ts``
 colour across themes and in the saved notebook.
 """
 
+DASHES = ("", "6 3", "2 2", "8 3 2 3")
+"""Patterns of lines of the same colour: those of ranks 0 to 7, 8 to 15 and so on, in the live view as well."""
+
 INK = "#7a7a7a"
 """Axes and text on any of these backgrounds: contrast at least 4 on white and on #111."""
 ERROR = "#d02030"
@@ -38,7 +41,7 @@ def of_rank(rank: int) -> str:
 
 def dashes_of(line: int) -> str:
     """Return the dash pattern that distinguishes a line from those of the same colour."""
-    return ("", "7 3", "2 2")[max(0, line) // len(EITHER) % 3]
+    return DASHES[max(0, line) // len(EITHER) % len(DASHES)]
 
 
 def contrast(colour: str, background: str) -> float:
