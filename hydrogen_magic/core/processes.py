@@ -277,6 +277,14 @@ def _open_files(pid: int) -> Iterator[str]:
                 yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
+def name_of_signal(signum: int) -> str:
+    """Return ``SIGKILL`` and so on; most real-time signals have no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
 def oom_kills() -> int:
     """Return how many processes this machine's out-of-memory killer has killed since boot."""
     lines = read("/proc/vmstat").splitlines()

@@ -26,3 +26,8 @@ def test_a_process_may_have_any_name(name: bytes) -> None:
     NAME.write_bytes(name)  # Linux cuts names, also within a character
     (found,) = processes.processes([os.getpid()])
     assert (found.pid, found.ppid, found.state) == (os.getpid(), os.getppid(), "R")
+
+
+def test_signals_without_a_name_have_their_number() -> None:
+    assert processes.name_of_signal(9) == "SIGKILL"
+    assert processes.name_of_signal(40) == "signal 40"

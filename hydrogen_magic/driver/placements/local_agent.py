@@ -224,7 +224,7 @@ class LocalAgent(AgentClient):
 
     def _how_it_ended(self) -> str:
         code = self.process.returncode
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how = processes.name_of_signal(-code) if code < 0 else f"exit code {code}"
         why = self.why_killed or f"exited unexpectedly ({how})"
         text = f"the agent process {why}; its ranks were killed"
         return f"{text}; its last output:\n{self._stderr.tail}" if self._stderr.tail else text

@@ -235,7 +235,9 @@ class RankProcess:
     def _report_exit(self, status: int, max_rss_bytes: int) -> None:
         self.output.emit_rest()
         code = os.waitstatus_to_exitcode(status)
-        exit_code, signal_name = (code, "") if code >= 0 else (None, _name_of_signal(-code))
+        exit_code, signal_name = (
+            (code, "") if code >= 0 else (None, processes.name_of_signal(-code))
+        )
         is_requested = self._is_stop_requested
         crash = self.stacks.read() if signal_name and not is_requested else ""
         hint = "" if is_requested else self._hint(exit_code, signal_name, max_rss_bytes)
@@ -264,11 +266,3 @@ class RankProcess:
         self._frames.close()
         if not is_retained:
             self.worker.close()
-
-
-def _name_of_signal(signum: int) -> str:
-    """Return ``SIGKILL`` and so on; most real-time signals have no name."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"

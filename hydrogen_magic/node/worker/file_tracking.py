@@ -139,8 +139,11 @@ class _Watched:
 
     def add(self, path: str) -> None:
         events = _CLOSED_WRITTEN | _CLOSED_UNWRITTEN | _OPENED
-        if self.fd >= 0:
-            self._paths[self._libc.inotify_add_watch(self.fd, os.fsencode(path), events)] = path
+        if self.fd < 0:
+            return
+        watch = self._libc.inotify_add_watch(self.fd, os.fsencode(path), events)
+        if watch >= 0:  # -1 is also the watch of an event that others were lost
+            self._paths[watch] = path
 
     def read(self) -> list[str]:
         """Return what has been opened since, except for what was only written, such as a log."""
