@@ -24,7 +24,7 @@ colour across themes and in the saved notebook.
 """
 
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
-"""Patterns of lines of the same colour: those of ranks 0 to 7, 8 to 15 and so on, in the live view as well."""
+"""Patterns of lines of the same colour: for ranks 0 to 7, 8 to 15 and so on, as in the live view."""
 
 INK = "#7a7a7a"
 """Axes and text on any of these backgrounds: contrast at least 4 on white and on #111."""
