@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow import json
+from pyarrow.fs import LocalFileSystem
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import pandas_metadata
@@ -188,7 +190,8 @@ class _File:
         partition = ds.get_partition_keys(fragment.partition_expression)
         names = tuple(fragment.physical_schema.names)
         with _named_in_errors(fragment.path):
-            n_rows = fragment.count_rows()
+            is_json = _format_of(Path(fragment.path)) == "json"
+            n_rows = _n_json_rows(fragment, filesystem) if is_json else fragment.count_rows()
         return _File(fragment, filesystem, n_rows, names, partition)
 
     def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -223,6 +226,29 @@ class _File:
         if column is None:
             return pa.repeat(pa.scalar(self.partition.get(field.name), field.type), n_rows)
         return column if column.type == field.type else column.cast(field.type)
+
+
+def _n_json_rows(fragment: Any, filesystem: Any) -> int:
+    """Return the number of rows. Raises InferError if objects have keys that a Dataset would leave out.
+
+    It knows those of the first block alone.
+    """
+    n_rows = 0
+    only_these = json.ParseOptions(
+        explicit_schema=fragment.physical_schema, unexpected_field_behavior="error"
+    )
+    with (filesystem or LocalFileSystem()).open_input_stream(fragment.path) as file:
+        try:
+            for batch in json.open_json(file, parse_options=only_these):
+                n_rows += batch.num_rows
+        except pa.ArrowInvalid as error:
+            if "unexpected field" not in str(error):
+                raise
+            raise InferError(
+                f"{fragment.path} has an object after row {n_rows:,} with a key that none in the first"
+                " megabyte has: pass a frame of pandas.read_json(path, lines=True), which has the column"
+            ) from None
+    return n_rows
 
 
 @contextmanager

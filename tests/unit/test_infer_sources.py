@@ -747,8 +747,13 @@ def test_text_files_give_parquet_files(tmp_path: Path) -> None:
             "names of columns .*UTF-8.*encoding",
         ),
         ("broken.jsonl", b'{"a": 1}\n' * 200_000 + b'{"a":\n', r"cannot be read .*read_json"),
+        (
+            "late.jsonl",
+            b'{"a": 1}\n' * 200_000 + b'{"a": 1, "b": 2}\n',
+            r"an object after row \d+,\d+ with a key .*read_json",
+        ),
     ],
-    ids=["ragged", "latin", "broken"],
+    ids=["ragged", "latin", "broken", "late key"],
 )
 def test_text_files_with_faults_are_named(
     tmp_path: Path, name: str, data: bytes, told: str
