@@ -39,7 +39,7 @@ from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import file_limit, processes, run_log
+from hydrogen_magic.core import file_limit, messages, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan, variables
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
@@ -73,6 +73,7 @@ from hydrogen_magic.errors import (
     OptionValueError,
     PlacementError,
 )
+from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.worker.nesting import refuse_nested
 from hydrogen_magic.views import View, draws_html, pick_view, static_picture
 
@@ -85,6 +86,8 @@ _recent: deque[Gang] = deque(maxlen=4)
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
+_IMPORTED_NS = modified_ns(messages.__file__)
+"""Agents and ranks that speak another version's messages cannot be started."""
 _claiming = threading.Lock()
 _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
 
@@ -164,7 +167,7 @@ def launch_captured(
         closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
         run = _new_run(captured, spec, title, wall_time, known)
-        for text in (*notes, *captured.warnings, *_new_hints(captured)):
+        for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured)):
             run.emit(ev.Notice(0.0, "warning", text))
         if spec.track is not None:
             tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
@@ -185,6 +188,16 @@ def launch_captured(
             session=None if session is None else session.next_cell(spec, captured),
         )
     return start(run, job)
+
+
+def _outdated() -> list[str]:
+    """Return a note if the package was updated meanwhile, as by ``%pip install`` in the notebook."""
+    if modified_ns(messages.__file__) == _IMPORTED_NS:
+        return []
+    return [
+        "hydrogen_magic has been updated since this kernel imported it: restart the kernel, because new "
+        "processes have the other version"
+    ]
 
 
 def _new_hints(captured: capture.Captured) -> list[str]:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import hydrogen_magic as hm
-from tests.gangs import PATIENCE_S, ended
+from hydrogen_magic.driver import launcher
+from tests.gangs import PATIENCE_S, ended, notices_of
 
 SCRIPT = textwrap.dedent(
     """
@@ -153,3 +154,10 @@ def test_ranks_have_the_time_zone_of_the_notebook(time_zone: None) -> None:
     expected = ("Asia/Kolkata", ("IST", "IST"), 30)
     assert zone() == expected
     assert ended(hm.launch(zone, np=2)).results == [expected, expected]
+
+
+def test_an_update_under_a_running_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "has been updated since this kernel imported it: restart the kernel"
+    assert text not in notices_of(ended(hm.launch(len, "a", np=1, on="inline")))
+    monkeypatch.setattr(launcher, "_IMPORTED_NS", 1)
+    assert text in notices_of(ended(hm.launch(len, "a", np=1, on="inline")))
