@@ -168,7 +168,7 @@ class GangController:
         self._run.emit(ev.AttemptStarted(self._job.now_s(), number))
         for rank in self._job.idle_ranks:
             self._run.emit(ev.RankPhase(self._job.now_s(), rank, "idle"))
-        attempt = Attempt(self._run.id, number, self._job)
+        attempt = Attempt(self._run.id, number, self._job, lambda: self._run.state.is_recording)
         sink = EventSink(self._on_event, self._run.deliver, self._profiling.on_trace)
         watching = [
             asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_rendezvous())

@@ -614,6 +614,19 @@ def test_a_stop_while_a_dataset_travels_keeps_the_session(
     sessions.sessions()[0].end()
 
 
+@pytest.mark.parametrize("on", ["local", "directories"])
+def test_the_next_cell_of_a_session_does_not_record_by_itself(on: str, tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    cell = partial(hm.launch, plain_ranks.is_recording, str(over), on=on, session="own")
+    gang = cell(np=2)
+    gang.record(True)
+    until(gang, lambda: gang.snapshot().is_recording)
+    over.touch()
+    ended(gang).raise_for_state()
+    assert ended(cell()).results == [False, False]
+    sessions.sessions()[0].end()
+
+
 @pytest.mark.usefixtures("no_shared_disk")
 def test_a_host_that_is_lost_while_it_receives_data_is_named(
     monkeypatch: pytest.MonkeyPatch,

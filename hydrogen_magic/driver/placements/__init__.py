@@ -214,6 +214,8 @@ class Attempt:
     gang: str
     number: int
     job: Job
+    is_recording: Callable[[], bool] = lambda: False
+    """Whether ranks that start now record spans."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +251,8 @@ class AgentGroup(Protocol):
         """Pass on a command to the running ranks, or ignore it if they cannot carry it out.
 
         It is one of these of :mod:`hydrogen_magic.core.messages`: ``KillRanks``, which ends one rank at once
-        that is no longer needed; ``ReportStacks``; ``RecordSpans``, which also holds for ranks that start
-        later; ``ProfileSteps``; ``AnswerInput``.
+        that is no longer needed; ``ReportStacks``; ``RecordSpans``, while ranks that start later go by
+        :attr:`Attempt.is_recording`; ``ProfileSteps``; ``AnswerInput``.
         """
         ...
 
