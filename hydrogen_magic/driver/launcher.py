@@ -81,7 +81,7 @@ _LAUNCH_FILES = 48
 
 _running: dict[str, tuple[Gang, Plan]] = {}
 _recent: deque[Gang] = deque(maxlen=4)
-"""Number of ended gangs kept for inspection; more would hold results, which may be large."""
+"""The gangs launched last, kept for inspection; more would hold results, which may be large."""
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
