@@ -26,21 +26,6 @@ from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
 
-__all__ = [
-    "AgentLostError",
-    "Attempt",
-    "ClosureFile",
-    "AgentGroup",
-    "WorkFeed",
-    "InKernelPlacement",
-    "Job",
-    "Placement",
-    "Planner",
-    "SessionAgentGroup",
-    "SessionRun",
-    "EventSink",
-]
-
 
 class AgentLostError(HydrogenError):
     """The agents that ran an attempt have ended unexpectedly. Nothing of the attempt is left."""
