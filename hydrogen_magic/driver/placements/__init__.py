@@ -52,19 +52,15 @@ class WorkFeed(Protocol):
         ``cancel_rank`` ends one rank, which counts as done: others have done its work. ``record``: the
         directory of the gang's run log.
         """
-        ...
 
     def open(self, n_ranks: int) -> list[int]:
         """Start serving an attempt; return the ranks' ends of the channels, owned by the caller."""
-        ...
 
     def close(self) -> None:
         """The attempt is over. Raises errors of this side."""
-        ...
 
     def end(self, outcome: str) -> None:
         """The gang is over, with this final state: release everything that is not needed any more."""
-        ...
 
 
 class SessionRun(Protocol):
@@ -81,15 +77,12 @@ class SessionRun(Protocol):
         """The cell begins; ``stop`` stops it, for a reason of
         :class:`~hydrogen_magic.core.events.StopRequested`, and at once if the second argument is true.
         """
-        ...
 
     def note(self, event: Event) -> None:
         """Take an event of the cell."""
-        ...
 
     def finish(self) -> str:
         """The cell is over; return a text for the user if the session is over, too."""
-        ...
 
 
 class ClosureFile:
@@ -222,15 +215,12 @@ class AgentGroup(Protocol):
 
         Raises AgentLostError when another attempt may succeed, else HydrogenError.
         """
-        ...
 
     def stop(self) -> None:
         """Ask the ranks to end, then force them."""
-        ...
 
     def kill(self) -> None:
         """End the ranks at once."""
-        ...
 
     def send(self, command: AgentCommand) -> None:
         """Pass on a command to the running ranks, or ignore it if they cannot carry it out.
@@ -239,11 +229,9 @@ class AgentGroup(Protocol):
         that is no longer needed; ``ReportStacks``; ``RecordSpans``, while ranks that start later go by
         :attr:`Attempt.is_recording`; ``ProfileSteps``; ``AnswerInput``.
         """
-        ...
 
     async def release(self) -> None:
         """Release the agents; warm ones may be kept for the next gang."""
-        ...
 
 
 @runtime_checkable
@@ -256,11 +244,9 @@ class SessionAgentGroup(AgentGroup, Protocol):
     @property
     def is_retained(self) -> bool:
         """Whether the ranks wait for the next cell: :meth:`release` keeps them."""
-        ...
 
     async def end_session(self) -> None:
         """End the waiting ranks, and release the agents."""
-        ...
 
 
 class Planner(ABC):

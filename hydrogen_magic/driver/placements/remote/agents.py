@@ -60,15 +60,12 @@ class AttemptWaiter(Protocol):
 
     def kill(self) -> None:
         """Cancel the attempt."""
-        ...
 
     def on_attached(self, agent: RemoteAgent, task: TaskHello) -> None:
         """A task has come to its machine's agent."""
-        ...
 
     def on_detached(self, task: TaskHello) -> None:
         """A task has exited before its rank was started."""
-        ...
 
 
 class RemoteAgent(AgentClient):
