@@ -52,35 +52,30 @@ class InlinePlacement(InKernelPlacement):
         )
 
     def run_here(self, attempt: Attempt, sink: EventSink) -> None:
-        run_here(attempt, sink)
+        job = attempt.job
 
+        def send(batch: Sequence[ev.Event]) -> None:
+            for event in batch:
+                sink.emit(event)
 
-def run_here(attempt: Attempt, sink: EventSink) -> None:
-    """Run the attempt's single rank now and deliver its result. Raises the cell's exceptions."""
-    job = attempt.job
-
-    def send(batch: Sequence[ev.Event]) -> None:
-        for event in batch:
-            sink.emit(event)
-
-    said = reporter.Reporter(0, job.clock_zero_s, send)
-    said.exchanges.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
-    slot = job.plan.slots[0]
-    device = devices.device_name(job.plan, slot)
-    sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, device))
-    with ExitStack() as stack:
-        stack.enter_context(_environment(_rendezvous_environment(attempt, stack)))
-        reporter.install(said)
-        stack.callback(reporter.install, None)
-        said.start()
-        stack.callback(said.close)
-        try:
-            _run(job, sink, said)
-        except BaseException as error:
-            report = main_thread.report_exception(error)
-            said.post(ev.RankFailed(said.now_s(), 0, report, "running"))
-            said.post(ev.RankExited(said.now_s(), 0, 1))
-            raise
+        said = reporter.Reporter(0, job.clock_zero_s, send)
+        said.exchanges.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
+        slot = job.plan.slots[0]
+        device = devices.device_name(job.plan, slot)
+        sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, device))
+        with ExitStack() as stack:
+            stack.enter_context(_environment(_rendezvous_environment(attempt, stack)))
+            reporter.install(said)
+            stack.callback(reporter.install, None)
+            said.start()
+            stack.callback(said.close)
+            try:
+                _run(job, sink, said)
+            except BaseException as error:
+                report = main_thread.report_exception(error)
+                said.post(ev.RankFailed(said.now_s(), 0, report, "running"))
+                said.post(ev.RankExited(said.now_s(), 0, 1))
+                raise
 
 
 def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
