@@ -407,11 +407,8 @@ class GangController:
 
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._settled
-        late = (
-            late_in_all({rank.rank: rank.waits for rank in self._run.state.ranks})
-            if outcome != "FAILED"
-            else None
-        )
+        waits = {rank.rank: rank.waits for rank in self._run.state.ranks}
+        late = None if outcome == "FAILED" else late_in_all(waits)
         if late is not None:
             self._notice("info", late_text(late, self._job.spec.rendezvous))
         if error is not None and outcome != "STOPPED":
