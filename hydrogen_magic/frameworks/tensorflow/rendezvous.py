@@ -77,9 +77,6 @@ class TensorFlowRendezvous(Rendezvous):
             "TensorFlow", True, self.fault() or f"{_version()}, for `--with tensorflow`"
         )
 
-    def join_timeout_s(self, spec: JobSpec) -> float:
-        return spec.start_timeout_s
-
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> RendezvousInfo:
