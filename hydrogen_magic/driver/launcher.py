@@ -161,7 +161,11 @@ def launch_captured(
     with _claimed_session(placement, spec, planned, captured, feed) as (session, notes):
         start = _starter(placement, spec, session)
         # Here and now: what a running gang sees must not change with the notebook's arrays.
-        closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
+        closure = (
+            captured.payload
+            if isinstance(placement, InKernelPlacement)
+            else ClosureFile(captured.payload)
+        )
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
         run = _new_run(captured, spec, title, wall_time, known)
         for text in (*notes, *captured.warnings, *_new_hints(captured)):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
@@ -252,8 +252,6 @@ class SessionAgentGroup(AgentGroup, Protocol):
 class Planner(ABC):
     """What both kinds of placements do."""
 
-    in_process: ClassVar[bool]
-    """The one rank runs in the kernel itself."""
     on_this_machine = True
     """Ranks use the libraries installed here: the rendezvous' own is checked before the launch."""
     ends_with_kernel = "its ranks end with the kernel; keep the kernel running, or use --on local"
@@ -294,8 +292,6 @@ class Planner(ABC):
 class Placement(Planner):
     """Where ranks run, in processes of their own. A plug-in's derives from this class."""
 
-    in_process = False
-
     @abstractmethod
     def open(self, spec: JobSpec) -> AgentGroup:
         """Return an agent group for one gang."""
@@ -310,8 +306,6 @@ class Placement(Planner):
 
 class InKernelPlacement(Planner):
     """The one rank runs in the kernel."""
-
-    in_process = True
 
     @abstractmethod
     def run_here(self, attempt: Attempt, sink: EventSink) -> None:
