@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.node.worker import reporter
+
 
 def environment() -> dict[str, str]:
     """Return this rank's environment."""
@@ -42,6 +44,15 @@ def visible_gpus(over: str) -> str:
 def wait_for(over: str) -> None:
     while not Path(over).exists():
         time.sleep(0.01)
+
+
+def is_recording(over: str) -> bool:
+    """Wait for the file ``over``; return whether this rank recorded spans at the beginning."""
+    found = reporter.current()
+    assert found is not None
+    began = found.is_recording
+    wait_for(over)
+    return began
 
 
 def digest(data: bytes) -> str:

@@ -20,8 +20,6 @@ from typing import Any, ClassVar
 from hydrogen_magic.compat.options import Words, launch_words
 from hydrogen_magic.compat.torch_distributor import TorchDistributor
 
-__all__ = ["DeepspeedTorchDistributor"]
-
 
 class DeepspeedTorchDistributor(TorchDistributor):
     """Run a function or a script that calls ``deepspeed.initialize``: see the original for its usage.

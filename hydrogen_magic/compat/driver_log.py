@@ -14,8 +14,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.node.worker.observe import keras, metrics
 
-__all__ = ["LogCallback", "log_to_driver"]
-
 _LONGEST = 4000
 """Maximum length of a message in characters, as in the original."""
 

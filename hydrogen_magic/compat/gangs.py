@@ -14,8 +14,6 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.views import pick_view
 
-__all__ = ["call", "run_script"]
-
 _HIDDEN = (
     "only messages of log_to_driver and LogCallback are shown here; driver_log_verbosity='all' "
     "also shows the ranks' output, and %gang logs prints all of it"

@@ -17,8 +17,6 @@ from typing import Any
 from hydrogen_magic.compat.options import GangOptions, Words, reworded
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
-__all__ = ["HorovodRunner"]
-
 _VERBOSITIES = ("all", "log_callback_only")
 
 

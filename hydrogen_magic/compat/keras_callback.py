@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["KerasCallback"]
-
 
 class KerasCallback:
     """A callback for Keras 2 and 3 that does nothing: subclasses define the hooks that they need."""

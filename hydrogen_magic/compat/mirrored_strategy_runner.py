@@ -20,8 +20,6 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
-__all__ = ["MirroredStrategyRunner"]
-
 _logger = logging.getLogger("MirroredStrategyRunner")
 """The original's name: notebooks may have set its level."""
 _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
@@ -97,7 +95,11 @@ class MirroredStrategyRunner:
         self._use_custom_strategy = use_custom_strategy
         self._options = GangOptions(env, retries, timeout, start_timeout, pack)
         if not local_mode:
-            _check_resource(gpu_resource_name, use_gpu)
+            if use_gpu and gpu_resource_name != _GPU:
+                raise PlacementError(
+                    f"gpu_resource_name={gpu_resource_name!r} is not supported: configure the cluster's "
+                    f"GPUs as the resource {_GPU!r}, or pass use_gpu=False"
+                )
             with reworded(_WORDS):
                 session_settings()
 
@@ -147,14 +149,6 @@ def call_in_scope(train_fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> An
 
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         return train_fn(**kwargs)
-
-
-def _check_resource(name: str, use_gpu: bool) -> None:
-    if use_gpu and name != _GPU:
-        raise PlacementError(
-            f"gpu_resource_name={name!r} is not supported: configure the cluster's GPUs as the "
-            f"resource {_GPU!r}, or pass use_gpu=False"
-        )
 
 
 def _check_gpus(num_slots: int) -> None:

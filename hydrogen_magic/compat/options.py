@@ -13,8 +13,6 @@ from typing import Any
 from hydrogen_magic.core.job import JobSpec, variables
 from hydrogen_magic.errors import HydrogenError, RankFailedError
 
-__all__ = ["GangOptions", "Words", "launch_words", "positive", "reworded"]
-
 Words = Sequence[tuple[str, str]]
 """Patterns of options of the magics, and a class's own names for them."""
 

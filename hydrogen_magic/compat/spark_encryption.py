@@ -7,8 +7,6 @@ from typing import Any
 
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["check_encryption", "session_settings"]
-
 
 def check_encryption(override: str, logger: logging.Logger) -> None:
     """Raise PlacementError on a cluster with TLS, unless its setting ``override`` is true."""

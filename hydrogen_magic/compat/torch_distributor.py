@@ -20,8 +20,6 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
-__all__ = ["TorchDistributor"]
-
 _logger = logging.getLogger("TorchDistributor")
 """The original's name: notebooks may have set its level."""
 

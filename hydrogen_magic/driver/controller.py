@@ -168,7 +168,7 @@ class GangController:
         self._run.emit(ev.AttemptStarted(self._job.now_s(), number))
         for rank in self._job.idle_ranks:
             self._run.emit(ev.RankPhase(self._job.now_s(), rank, "idle"))
-        attempt = Attempt(self._run.id, number, self._job)
+        attempt = Attempt(self._run.id, number, self._job, lambda: self._run.state.is_recording)
         sink = EventSink(self._on_event, self._run.deliver, self._profiling.on_trace)
         watching = [
             asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_rendezvous())
@@ -407,11 +407,8 @@ class GangController:
 
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._settled
-        late = (
-            late_in_all({rank.rank: rank.waits for rank in self._run.state.ranks})
-            if outcome != "FAILED"
-            else None
-        )
+        waits = {rank.rank: rank.waits for rank in self._run.state.ranks}
+        late = None if outcome == "FAILED" else late_in_all(waits)
         if late is not None:
             self._notice("info", late_text(late, self._job.spec.rendezvous))
         if error is not None and outcome != "STOPPED":

@@ -29,20 +29,18 @@ class EventLog:
         self._outputs: deque[int] = deque()
         """Indices of output events that are still kept, oldest first."""
         self._output_size = 0
-        self._appending = threading.RLock()
-        """Reentrant: a record that can no longer be written reports this by an event."""
         self._changed = threading.Condition()
+        """Its lock is reentrant: a record that can no longer be written reports this by an event."""
 
     def append(self, event: Event) -> None:
         """Add ``event``, with masked secrets, to the state, to the list, and to the record on disk."""
         event = self._mask.event(event)
-        with self._appending:  # the dispatcher has its own thread
+        with self._changed:  # the dispatcher has its own thread
             self.state = fold(self.state, event)
             self.events.append(event)
             self._record.append(event)
             if isinstance(event, (Display, Output)):
                 self._thin_output(_size(event))
-        with self._changed:
             self._changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:

@@ -82,7 +82,7 @@ _LAUNCH_FILES = 48
 
 _running: dict[str, tuple[Gang, Plan]] = {}
 _recent: deque[Gang] = deque(maxlen=4)
-"""Number of ended gangs kept for inspection; more would hold results, which may be large."""
+"""The gangs launched last, kept for inspection; more would hold results, which may be large."""
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
@@ -164,7 +164,11 @@ def launch_captured(
     with _claimed_session(placement, spec, planned, captured, feed) as (session, notes):
         start = _starter(placement, spec, session)
         # Here and now: what a running gang sees must not change with the notebook's arrays.
-        closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
+        closure = (
+            captured.payload
+            if isinstance(placement, InKernelPlacement)
+            else ClosureFile(captured.payload)
+        )
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
         run = _new_run(captured, spec, title, wall_time, known)
         for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured)):
@@ -283,14 +287,10 @@ def _sent_secrets(
 
 def _preload(rendezvous: plugins.Rendezvous, captured: tuple[str, ...]) -> tuple[str, ...]:
     """Return the modules to import before ranks are forked, of those that the ranks will import."""
-    refused = rendezvous.not_preloaded
-    mine = [name for name in captured if not any(_is_in(name, module) for module in refused)]
+    refused = tuple(f"{module}." for module in rendezvous.not_preloaded)
+    mine = [name for name in captured if not f"{name}.".startswith(refused)]
     later = [IMPORTED_ON_FIRST_USE[name] for name in mine if name in IMPORTED_ON_FIRST_USE]
     return tuple(dict.fromkeys((*rendezvous.preloaded, *mine, *later)))
-
-
-def _is_in(name: str, module: str) -> bool:
-    return name == module or name.startswith(f"{module}.")
 
 
 def _starter(
@@ -455,16 +455,13 @@ def clean_up_abandoned() -> list[str]:
 
 def end_abandoned(gang_ids: Iterable[str]) -> None:
     """End processes of these gangs, whose owners no longer run, and finish their records."""
-    launched = [one for one in map(_launched, gang_ids) if one is not None]
+    launched = [
+        found.launched for gang_id in gang_ids if (found := run_log.summary(gang_id)) is not None
+    ]
     if launched:
         processes.kill_marked(processes.OWNER, {one.owner for one in launched})
     for one in launched:
         run_log.end_abandoned(one.gang)
-
-
-def _launched(gang_id: str) -> ev.GangLaunched | None:
-    found = run_log.summary(gang_id)
-    return None if found is None else found.launched
 
 
 # ── waiting for a gang ───────────────────────────────────────────────────────────────────────────
@@ -759,14 +756,10 @@ def _fields_of(np: Any = None, on: str | None = None, **options: Any) -> dict[st
         np = -np
     given = {"np": np, "on": on, **options}
     return {
-        _FIELDS.get(name, name): _CONVERSIONS.get(name, _as_it_is)(value)
+        _FIELDS.get(name, name): _CONVERSIONS[name](value) if name in _CONVERSIONS else value
         for name, value in given.items()
         if value is not None or name in _NEVER_NONE
     }
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ def assign(
     """
     before = {name: namespace[name] for name in names if name in namespace}
     parts = {name: parts_of(old) for name, old in before.items()}
-    results.update(originals, loading)
+    results.objects(originals, loading)
     arrived = {name: results.result(name) for name in names if name in results.arrived()}
     namespace.update(arrived)
     stale = stale_references(

@@ -44,12 +44,13 @@ class Sweep:
         group: SweepGroup | None = None,
     ) -> None:
         self._group = group
-        self._runs = tuple(run for run, _ in queue)
+        self.runs: Sequence[SweepRun] = tuple(run for run, _ in queue)
+        """The combinations, in their order."""
         self._queue = deque(queue)
         self._free = list(reversed(shares))
         self._running: dict[SweepRun, Mapping[str, str]] = {}
         """Runs that have not ended, and their shares of the machine."""
-        self._is_stopped = False
+        self.is_stopping = False
         self._is_killed = False
 
     # ── for the user ──
@@ -57,7 +58,7 @@ class Sweep:
     @property
     def gangs(self) -> list[Gang | None]:
         """The gang of each combination, None for one that never started."""
-        return [run.gang for run in self._runs]
+        return [run.gang for run in self.runs]
 
     @property
     def results(self) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ class Sweep:
         (rank 0's value, None for a run without success), ``out`` (the variables of ``--out``) and
         ``error`` (its message, or None).
         """
-        return [run.row() for run in self._runs]
+        return [run.row() for run in self.runs]
 
     @property
     def table(self) -> pandas.DataFrame:
@@ -99,7 +100,7 @@ class Sweep:
         return (max if largest else min)(found, key=lambda each: each[0])[1]
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self.runs)
 
     def __repr__(self) -> str:
         return f"<Sweep of {len(self)} runs: {self.progress}; see .table, .results and .best(name)>"
@@ -107,7 +108,7 @@ class Sweep:
     @property
     def progress(self) -> str:
         """How many runs are in which state: ``2 succeeded, 1 running, 3 queued``."""
-        counts = Counter(run.state.lower() for run in self._runs)
+        counts = Counter(run.state.lower() for run in self.runs)
         return ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
 
     # ── control ──
@@ -116,11 +117,6 @@ class Sweep:
     def n_at_once(self) -> int:
         """How many runs fit beside each other."""
         return len(self._free) + len(self._running)
-
-    @property
-    def runs(self) -> Sequence[SweepRun]:
-        """The combinations, in their order."""
-        return self._runs
 
     @property
     def has_more(self) -> bool:
@@ -133,7 +129,7 @@ class Sweep:
             run.wait(_POLL_S)
         for run in [run for run in self._running if run.wait(0)]:
             self._free.append(self._running.pop(run))
-        while self._queue and self._free and not self._is_stopped:
+        while self._queue and self._free and not self.is_stopping:
             self._start(*self._queue.popleft(), self._free.pop())
         return self.has_more
 
@@ -142,12 +138,8 @@ class Sweep:
         run.start(launch, share)
         if isinstance(run.error, KeyboardInterrupt):  # of a rank inside the kernel
             self.stop()
-        if self._is_stopped and run.gang is not None:  # requested while it was started
+        if self.is_stopping and run.gang is not None:  # requested while it was started
             run.gang.stop_for("user", self._is_killed)
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._is_stopped
 
     def stop(self, kill: bool = False) -> None:
         """Stop the running gangs, with ``kill`` at once, and start no further one. Does not wait."""
@@ -155,7 +147,7 @@ class Sweep:
 
     def stop_for(self, reason: str, kill: bool = False) -> None:
         """Stop it for a reason that :class:`~hydrogen_magic.core.events.StopRequested` names."""
-        self._is_stopped, self._is_killed = True, self._is_killed or kill
+        self.is_stopping, self._is_killed = True, self._is_killed or kill
         while self._queue:
             run, _ = self._queue.popleft()
             run.refuse(GangStoppedError("the sweep was stopped before it started"))
@@ -167,20 +159,20 @@ class Sweep:
         """Close its group in the tracker, and give that a moment. All runs have ended."""
         gangs = [gang for gang in self.gangs if gang is not None]
         if self._group is not None:
-            is_success = all(run.error is None for run in self._runs)
-            state = "STOPPED" if self._is_stopped else "SUCCEEDED" if is_success else "FAILED"
+            is_success = all(run.error is None for run in self.runs)
+            state = "STOPPED" if self.is_stopping else "SUCCEEDED" if is_success else "FAILED"
             closing = self._group.close([gang.wait_for_tracker for gang in gangs], state)
             tracking.finish(gangs, closing)
 
     def raise_for_state(self) -> None:
         """Raise GangStoppedError or SweepError unless all runs have succeeded."""
-        has_failed = any(run.error is not None for run in self._runs)
-        if has_failed and self._is_stopped:
+        has_failed = any(run.error is not None for run in self.runs)
+        if has_failed and self.is_stopping:
             raise GangStoppedError(
-                f"the sweep was stopped: {self.progress}{sweep_failures.where_results(self._runs)}"
+                f"the sweep was stopped: {self.progress}{sweep_failures.where_results(self.runs)}"
             )
         if has_failed:
-            raise sweep_failures.error_of(self._runs)
+            raise sweep_failures.error_of(self.runs)
 
 
 _STATES = ("succeeded", "failed", "stopped", "running", "pending", "queued")

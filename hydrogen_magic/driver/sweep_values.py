@@ -34,14 +34,11 @@ def combinations(
 
 def _values(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
     is_text = isinstance(namespace.get(name), str) and text[0] not in "*'\""
-    values = _texts(text) if is_text else _evaluated(name, text, namespace)
+    words = [part.strip() for part in text.split(",") if part.strip()]
+    values = words if is_text else _evaluated(name, text, namespace)
     if not values:
         raise OptionValueError(f"--sweep {name}={text} has no value")
     return values
-
-
-def _texts(text: str) -> list[Any]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _evaluated(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:

@@ -124,6 +124,5 @@ def relevant(text: str) -> list[str]:
     for n, line in enumerate(lines):
         if _TELLING.search(line):
             telling.update(range(n, n + (_N_BELOW if "CMake Error" in line else 1)))
-    return [lines[n] for n in sorted(telling) if n < len(lines)][:_MOST_LINES] or lines[
-        -_MOST_LINES:
-    ]
+    found = [lines[n] for n in sorted(telling) if n < len(lines)]
+    return found[:_MOST_LINES] or lines[-_MOST_LINES:]

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any
 
+from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.job import Plan, Slot
@@ -90,6 +91,8 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
             f"--on spark needs a Spark DataFrame: create one with "
             f"spark.createDataFrame({arguments.frame}), or use --on local"
         )
+    if not plugins.placement(spec.placement).on_this_machine:
+        raise InferError(f"%%infer does not support --on {spec.placement}: use --on local")
     return launcher.plan(spec)
 
 

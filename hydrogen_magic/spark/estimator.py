@@ -32,8 +32,6 @@ from hydrogen_magic.views import pick_view
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TorchEstimator"]
-
 _OWN_PARAMS = {param.name for param in TrainingParams().params}
 
 

@@ -22,8 +22,6 @@ from hydrogen_magic.spark.persistence import Reader, Writer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TorchModel"]
-
 
 class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: ignore[misc]
     """A trained torch model that adds its predictions to a Spark DataFrame.

@@ -18,7 +18,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import AgentCommand, KillRanks, ResultPart
 from hydrogen_magic.driver.placements import Attempt, EventSink, Placement
-from hydrogen_magic.driver.placements.inline import run_here
+from hydrogen_magic.driver.placements.inline import InlinePlacement
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization.payload import Payload
 
@@ -61,7 +61,7 @@ class _ThreadGroup:
         self._thread_id = threading.get_ident()
         try:
             with suppress(BaseException):  # the rank's own: its events have reported it
-                run_here(attempt, sink)
+                InlinePlacement().run_here(attempt, sink)
         finally:
             self._thread_id = None
             end()

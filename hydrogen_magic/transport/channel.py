@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import socket
-import stat
 import tempfile
 import threading
 import time
@@ -36,6 +35,7 @@ from hydrogen_magic.core import network, processes
 from hydrogen_magic.core.messages import Message, Quit, encode
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.transport.stale_sockets import remove_stale
 
 _log = logging.getLogger(__name__)
 
@@ -280,38 +280,13 @@ def _received(parts: list[zmq.Frame]) -> Received:
     return json.loads(parts[0].bytes), parts[1].buffer if len(parts) > 1 else None
 
 
-def _remove_stale_directories(parent: str) -> None:
-    """Remove directories of hubs whose processes were killed together with all of their agents."""
-    with suppress(OSError), os.scandir(parent) as entries:
-        for entry in entries:
-            if entry.name.startswith(_PREFIX) and _is_stale(entry):
-                shutil.rmtree(entry, ignore_errors=True)
-
-
-def _is_stale(directory: os.DirEntry[str]) -> bool:
-    """Whether a hub of this user listened there, and none does; a new one may not listen yet."""
-    try:
-        found = directory.stat(follow_symlinks=False)
-        is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-        if not is_ours or time.time() - found.st_mtime < _NEW_S:
-            return False
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            probe.connect(f"{directory.path}/{_HUB}")
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # no socket, or one that is too busy to answer
-        return False
-    return False
-
-
 def _short_private_directory() -> str:
     """Make a directory, mode 0700, whose name leaves room for a socket path: at most 107 bytes in all."""
     made = tempfile.mkdtemp(prefix=_PREFIX)
     if len(os.fsencode(made)) > _MAX_DIRECTORY_BYTES:
         os.rmdir(made)
         made = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
-    _remove_stale_directories(os.path.dirname(made))
+    remove_stale(os.path.dirname(made), _PREFIX, _HUB, _NEW_S)
     return made
 
 

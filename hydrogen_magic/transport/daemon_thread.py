@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar, cast
+from functools import partial
+from typing import TypeVar
 
 _T = TypeVar("_T")
 
@@ -20,25 +21,16 @@ def in_daemon_thread(work: Callable[[], _T], name: str) -> asyncio.Future[_T]:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
-    def settle(value: _T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is None:
-            done.set_result(cast(_T, value))
-        else:
-            done.set_exception(error)
-
     def run() -> None:
-        value: _T | None = None
-        error: BaseException | None = None
+        settle: Callable[[], None]
         try:
-            value = work()
+            settle = partial(done.set_result, work())
         except StopIteration as raised:  # which a future refuses
-            error = RuntimeError(f"StopIteration: {raised}")
+            settle = partial(done.set_exception, RuntimeError(f"StopIteration: {raised}"))
         except BaseException as raised:
-            error = raised
+            settle = partial(done.set_exception, raised)
         with suppress(RuntimeError):  # the loop was closed meanwhile, with the kernel
-            loop.call_soon_threadsafe(settle, value, error)
+            loop.call_soon_threadsafe(lambda: None if done.done() else settle())
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return done

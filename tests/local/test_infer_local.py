@@ -202,17 +202,6 @@ def test_what_is_no_exception_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
         _ = ended(infer(frame(), infer_ranks.doubles)).result
 
 
-def test_inside_the_kernel_for_debugging() -> None:
-    here = JobSpec(np=1, placement="inline")
-    captured = capture.capture_call(infer_ranks.fails_at, (7_123,), {})
-    run = start(frame(), captured, here, InferOptions(batch_size=100), title="test")
-    with pytest.raises(InferError, match="7100 to 7199"):
-        _ = run.result
-    options = InferOptions(batch_size=100, on_error="null")
-    run = start(frame(), captured, here, options, title="test")
-    assert run.result["y"].isna().sum() == 1
-
-
 def test_memory_above_frame_and_result_is_some_chunks() -> None:
     df = pd.DataFrame({f"x{n}": range(1_000_000) for n in range(10)})
     captured = capture.capture_call(infer_ranks.who, (), {})

@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
@@ -49,7 +50,7 @@ from hydrogen_magic.driver.placements.remote import (
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
@@ -120,6 +121,14 @@ def test_displays_and_input_of_ranks_on_other_hosts(
     assert hm.run(ranks.display_and_ask, np=2, on="directories", quiet=True) == "[0] NAME? "
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[0]")]
     assert printed == ["[0] above", "[0] displayed", "[0] below"]
+
+
+def test_infer_is_refused(notebook_shell: InteractiveShell) -> None:
+    """Its rows go to ranks on this machine, or to those that Spark starts."""
+    notebook_shell.push({"rows": pa.table({"x": [1]})})
+    body = "def predict(batch):\n    return batch['x']"
+    with pytest.raises(InferError, match="does not support --on directories: use --on local"):
+        notebook_shell.run_cell_magic("infer", "rows --on directories", body)
 
 
 def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
@@ -611,6 +620,19 @@ def test_a_stop_while_a_dataset_travels_keeps_the_session(
         assert ended(gang).state == "STOPPED"
         wait_until(lambda: not arriving())
     assert ended(launch(os.getpid, session="kept")).results == pids
+    sessions.sessions()[0].end()
+
+
+@pytest.mark.parametrize("on", ["local", "directories"])
+def test_the_next_cell_of_a_session_does_not_record_by_itself(on: str, tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    cell = partial(hm.launch, plain_ranks.is_recording, str(over), on=on, session="own")
+    gang = cell(np=2)
+    gang.record(True)
+    until(gang, lambda: gang.snapshot().is_recording)
+    over.touch()
+    ended(gang).raise_for_state()
+    assert ended(cell()).results == [False, False]
     sessions.sessions()[0].end()
 
 

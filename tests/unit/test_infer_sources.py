@@ -48,7 +48,7 @@ def received(rows: Any) -> Any:
     place, fds = BufferWriter().write(rows)
     reader = BufferReader()
     reader.layout = pickle.loads(pickle.dumps(getattr(rows, "layout", None)))
-    return reader.read(place, fds)
+    return reader.view(place, fds)
 
 
 def sent(rows: Any) -> pa.Table:

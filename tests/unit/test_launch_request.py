@@ -22,7 +22,7 @@ MEETING = RendezvousInfo(
 )
 
 
-def request_for(slot: Slot, spec: JobSpec, is_recording: bool | None = None) -> LaunchRequest:
+def request_for(slot: Slot, spec: JobSpec, is_recording: bool = False) -> LaunchRequest:
     unused: Any = None
     job = Job(
         spec, PLAN, unused, ("torch",), (), TorchRendezvous(), Path("/runs/cafe"), 12.5, ("secret",)
@@ -37,7 +37,8 @@ def request_for(slot: Slot, spec: JobSpec, is_recording: bool | None = None) -> 
         rank_env={"MINE": "default", "OMP_NUM_THREADS": "1"},
         tasks={0: 7},
     )
-    built = launch_request.build(Attempt("cafe", 1, job), PLAN, MEETING, host, is_recording)
+    attempt = Attempt("cafe", 1, job, lambda: is_recording)
+    built = launch_request.build(attempt, PLAN, MEETING, host)
     sent = decode(json.loads(json.dumps(encode(built))), AgentCommand)
     assert sent == built
     return built
@@ -72,11 +73,10 @@ def test_a_rank_that_runs_the_cell_is_displayed(options: Any, shown: tuple[int, 
     assert request.options.displaying == shown
 
 
-def test_recording_is_what_was_said_last() -> None:
+@pytest.mark.parametrize("is_recording", [False, True])
+def test_recording_is_what_was_said_last(is_recording: bool) -> None:
     spec = JobSpec(np=2, timeline="")
-    said = [request_for(PLAN.slots[0], spec, on).is_recording for on in (None, False, True)]
-    assert said == [True, False, True]
-    assert not request_for(PLAN.slots[0], JobSpec(np=2)).is_recording
+    assert request_for(PLAN.slots[0], spec, is_recording).is_recording == is_recording
 
 
 def test_an_infinite_grace_can_be_sent() -> None:

@@ -6,8 +6,6 @@ from hydrogen_magic.compat.keras.exchange import Exchange
 from hydrogen_magic.compat.keras.jax_exchange import JaxExchange
 from hydrogen_magic.compat.keras.torch_exchange import TorchExchange
 
-__all__ = ["exchange", "init", "shutdown"]
-
 
 def exchange() -> Exchange:
     """Return the exchanges of Keras's backend here. Raises RuntimeError if it is not supported."""

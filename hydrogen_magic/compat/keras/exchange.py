@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Exchange"]
-
 
 class Exchange(ABC):
     """The exchanges of one backend. Without other ranks there is nothing to exchange."""

@@ -13,8 +13,6 @@ from typing import Any
 from hydrogen_magic.compat.keras.exchange import Exchange
 from hydrogen_magic.node.worker import api
 
-__all__ = ["JaxExchange"]
-
 
 class JaxExchange(Exchange):
     """See :class:`Exchange`."""

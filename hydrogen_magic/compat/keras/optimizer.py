@@ -7,8 +7,6 @@ from typing import Any
 
 from hydrogen_magic.compat.keras import collectives
 
-__all__ = ["DistributedOptimizer"]
-
 
 def DistributedOptimizer(optimizer: Any, name: str | None = None) -> Any:  # noqa: N802 # Horovod's name
     """Return an optimizer like ``optimizer`` that averages gradients over all ranks before it applies them.

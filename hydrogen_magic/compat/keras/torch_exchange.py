@@ -9,8 +9,6 @@ from typing import Any
 from hydrogen_magic.compat.keras.exchange import Exchange
 from hydrogen_magic.node.worker import api
 
-__all__ = ["TorchExchange"]
-
 
 class TorchExchange(Exchange):
     """See :class:`Exchange`."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
@@ -25,21 +25,6 @@ from hydrogen_magic.driver.placements.forkserver import Surroundings
 from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
-
-__all__ = [
-    "AgentLostError",
-    "Attempt",
-    "ClosureFile",
-    "AgentGroup",
-    "WorkFeed",
-    "InKernelPlacement",
-    "Job",
-    "Placement",
-    "Planner",
-    "SessionAgentGroup",
-    "SessionRun",
-    "EventSink",
-]
 
 
 class AgentLostError(HydrogenError):
@@ -67,19 +52,15 @@ class WorkFeed(Protocol):
         ``cancel_rank`` ends one rank, which counts as done: others have done its work. ``record``: the
         directory of the gang's run log.
         """
-        ...
 
     def open(self, n_ranks: int) -> list[int]:
         """Start serving an attempt; return the ranks' ends of the channels, owned by the caller."""
-        ...
 
     def close(self) -> None:
         """The attempt is over. Raises errors of this side."""
-        ...
 
     def end(self, outcome: str) -> None:
         """The gang is over, with this final state: release everything that is not needed any more."""
-        ...
 
 
 class SessionRun(Protocol):
@@ -96,15 +77,12 @@ class SessionRun(Protocol):
         """The cell begins; ``stop`` stops it, for a reason of
         :class:`~hydrogen_magic.core.events.StopRequested`, and at once if the second argument is true.
         """
-        ...
 
     def note(self, event: Event) -> None:
         """Take an event of the cell."""
-        ...
 
     def finish(self) -> str:
         """The cell is over; return a text for the user if the session is over, too."""
-        ...
 
 
 class ClosureFile:
@@ -214,6 +192,8 @@ class Attempt:
     gang: str
     number: int
     job: Job
+    is_recording: Callable[[], bool] = lambda: False
+    """Whether ranks that start now record spans."""
 
 
 @dataclass(frozen=True)
@@ -235,28 +215,23 @@ class AgentGroup(Protocol):
 
         Raises AgentLostError when another attempt may succeed, else HydrogenError.
         """
-        ...
 
     def stop(self) -> None:
         """Ask the ranks to end, then force them."""
-        ...
 
     def kill(self) -> None:
         """End the ranks at once."""
-        ...
 
     def send(self, command: AgentCommand) -> None:
         """Pass on a command to the running ranks, or ignore it if they cannot carry it out.
 
         It is one of these of :mod:`hydrogen_magic.core.messages`: ``KillRanks``, which ends one rank at once
-        that is no longer needed; ``ReportStacks``; ``RecordSpans``, which also holds for ranks that start
-        later; ``ProfileSteps``; ``AnswerInput``.
+        that is no longer needed; ``ReportStacks``; ``RecordSpans``, while ranks that start later go by
+        :attr:`Attempt.is_recording`; ``ProfileSteps``; ``AnswerInput``.
         """
-        ...
 
     async def release(self) -> None:
         """Release the agents; warm ones may be kept for the next gang."""
-        ...
 
 
 @runtime_checkable
@@ -269,18 +244,14 @@ class SessionAgentGroup(AgentGroup, Protocol):
     @property
     def is_retained(self) -> bool:
         """Whether the ranks wait for the next cell: :meth:`release` keeps them."""
-        ...
 
     async def end_session(self) -> None:
         """End the waiting ranks, and release the agents."""
-        ...
 
 
 class Planner(ABC):
     """What both kinds of placements do."""
 
-    in_process: ClassVar[bool]
-    """The one rank runs in the kernel itself."""
     on_this_machine = True
     """Ranks use the libraries installed here: the rendezvous' own is checked before the launch."""
     ends_with_kernel = "its ranks end with the kernel; keep the kernel running, or use --on local"
@@ -321,8 +292,6 @@ class Planner(ABC):
 class Placement(Planner):
     """Where ranks run, in processes of their own. A plug-in's derives from this class."""
 
-    in_process = False
-
     @abstractmethod
     def open(self, spec: JobSpec) -> AgentGroup:
         """Return an agent group for one gang."""
@@ -337,8 +306,6 @@ class Placement(Planner):
 
 class InKernelPlacement(Planner):
     """The one rank runs in the kernel."""
-
-    in_process = True
 
     @abstractmethod
     def run_here(self, attempt: Attempt, sink: EventSink) -> None:

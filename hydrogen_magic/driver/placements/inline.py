@@ -12,28 +12,13 @@ import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import JoinAdvice
-from hydrogen_magic.driver.placements import (
-    Attempt,
-    EventSink,
-    InKernelPlacement,
-    Job,
-    WorkFeed,
-    devices,
-)
+from hydrogen_magic.driver.placements import Attempt, EventSink, InKernelPlacement, Job, devices
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.node.worker import (
-    checkpoint,
-    inference,
-    main_thread,
-    namespace,
-    reporter,
-    results,
-)
+from hydrogen_magic.node.worker import checkpoint, main_thread, namespace, reporter, results
 from hydrogen_magic.serialization.payload import Payload, from_memfd
 
 
@@ -52,45 +37,38 @@ class InlinePlacement(InKernelPlacement):
         )
 
     def run_here(self, attempt: Attempt, sink: EventSink) -> None:
-        run_here(attempt, sink)
+        job = attempt.job
 
+        def send(batch: Sequence[ev.Event]) -> None:
+            for event in batch:
+                sink.emit(event)
 
-def run_here(attempt: Attempt, sink: EventSink) -> None:
-    """Run the attempt's single rank now and deliver its result. Raises the cell's exceptions."""
-    job = attempt.job
-
-    def send(batch: Sequence[ev.Event]) -> None:
-        for event in batch:
-            sink.emit(event)
-
-    said = reporter.Reporter(0, job.clock_zero_s, send)
-    said.exchanges.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
-    slot = job.plan.slots[0]
-    device = devices.device_name(job.plan, slot)
-    sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, device))
-    with ExitStack() as stack:
-        stack.enter_context(_environment(_rendezvous_environment(attempt, stack)))
-        reporter.install(said)
-        stack.callback(reporter.install, None)
-        said.start()
-        stack.callback(said.close)
-        try:
-            _run(job, sink, said)
-        except BaseException as error:
-            report = main_thread.report_exception(error)
-            said.post(ev.RankFailed(said.now_s(), 0, report, "running"))
-            said.post(ev.RankExited(said.now_s(), 0, 1))
-            raise
+        said = reporter.Reporter(0, job.clock_zero_s, send)
+        said.exchanges.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
+        slot = job.plan.slots[0]
+        device = devices.device_name(job.plan, slot)
+        sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, device))
+        with ExitStack() as stack:
+            stack.enter_context(_environment(_rendezvous_environment(attempt, stack)))
+            reporter.install(said)
+            stack.callback(reporter.install, None)
+            said.start()
+            stack.callback(said.close)
+            try:
+                _run(job, sink, said)
+            except BaseException as error:
+                report = main_thread.report_exception(error)
+                said.post(ev.RankFailed(said.now_s(), 0, report, "running"))
+                said.post(ev.RankExited(said.now_s(), 0, 1))
+                raise
 
 
 def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
+    assert job.feed is None  # %%infer refuses this placement
     said.post(ev.RankPhase(said.now_s(), 0, "loading"))
     loaded = namespace.load(_closure(job), types.ModuleType("__main__"))
     said.post(ev.RankPhase(said.now_s(), 0, "running"))
     value = loaded.run()
-    if job.feed is not None:
-        _serve(job, job.feed, loaded.predict(value), sink, said)
-        value = None
     nbytes = results.deliver(
         loaded, value, True, lambda part, section, on_write: sink.deliver(0, part, section)
     )
@@ -106,18 +84,6 @@ def _closure(job: Job) -> Payload:
         return from_memfd(fd)
     finally:
         os.close(fd)
-
-
-def _serve(
-    job: Job, feed: WorkFeed, predict: Any, sink: EventSink, said: reporter.Reporter
-) -> None:
-    """Predict in this thread; another thread reads the frame, as with other placements."""
-    feed.attach(sink.emit, lambda: None, said.now_s, lambda rank: None, job.record_dir)
-    (channel,) = feed.open(1)
-    try:
-        inference.serve(channel, predict, feed.options, own_process=False)
-    finally:
-        feed.close()
 
 
 @contextmanager

@@ -39,16 +39,9 @@ class HostLaunch:
 
 
 def build(
-    attempt: Attempt,
-    plan: Plan,
-    rendezvous: RendezvousInfo,
-    host: HostLaunch,
-    is_recording: bool | None,
+    attempt: Attempt, plan: Plan, rendezvous: RendezvousInfo, host: HostLaunch
 ) -> LaunchRequest:
-    """Return the request for one agent.
-
-    ``is_recording``: None if the user has not switched recording on or off since the launch.
-    """
+    """Return the request for one agent."""
     job, spec = attempt.job, attempt.job.spec
     return LaunchRequest(
         gang=attempt.gang,
@@ -67,7 +60,7 @@ def build(
         record_dir=host.record_dir,
         clock_zero_s=job.clock_zero_s,
         grace_s=min(spec.grace_s, _LONGEST_GRACE_S),
-        is_recording=spec.timeline is not None if is_recording is None else is_recording,
+        is_recording=attempt.is_recording(),
         secrets=job.secrets,
         observers=job.observers,
         timeline=job.rendezvous.timeline,

@@ -14,13 +14,7 @@ from dataclasses import replace
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.core.messages import (
-    AgentCommand,
-    EndSession,
-    LaunchRequest,
-    Ping,
-    RecordSpans,
-)
+from hydrogen_magic.core.messages import AgentCommand, EndSession, LaunchRequest, Ping
 from hydrogen_magic.driver.placements import (
     AgentLostError,
     Attempt,
@@ -133,8 +127,6 @@ class LocalAgentGroup:
         self._needs: _Needs | None = None
         """Those of the last attempt."""
         self._cancelled = asyncio.Event()
-        self._is_recording: bool | None = None
-        """Requested recording state; None: as in the job."""
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         self._cancelled.clear()  # a stop of the attempt before
@@ -172,7 +164,7 @@ class LocalAgentGroup:
                 if located is not None:
                     handed = handed or _handed(job)
                     address = self._rendezvous.of(located, agent.held)
-                    request = _launch_request(located, agent, address, digest, self._is_recording)
+                    request = _launch_request(located, agent, address, digest)
                     self._key = request.worker_key
                     agent.launch(request, handed, sink)
                     is_needed = self._has_cells and self.is_retained
@@ -219,8 +211,6 @@ class LocalAgentGroup:
             agent.kill_ranks()
 
     def send(self, command: AgentCommand) -> None:
-        if isinstance(command, RecordSpans):
-            self._is_recording = command.on
         if (agent := self._launched_agent()) is not None:
             agent.send(command)
 
@@ -310,11 +300,7 @@ async def _located(attempt: Attempt, agent: LocalAgent) -> Attempt | None:
 
 
 def _launch_request(
-    attempt: Attempt,
-    agent: LocalAgent,
-    address: tuple[str, int],
-    digest: str,
-    is_recording: bool | None,
+    attempt: Attempt, agent: LocalAgent, address: tuple[str, int], digest: str
 ) -> LaunchRequest:
     job = attempt.job
     plan, spec, around = job.plan, job.spec, job.surroundings
@@ -334,4 +320,4 @@ def _launch_request(
         record_dir=str(job.record_dir),
         worker_key=_worker_key(job, digest),
     )
-    return launch_request.build(attempt, plan, rendezvous, host, is_recording)
+    return launch_request.build(attempt, plan, rendezvous, host)

@@ -79,10 +79,11 @@ class LocalAgent(AgentClient):
         super().__init__(hub)
         self._handover, theirs = framing.pair()
         self._handed_over = framing.FrameReader(self._handover)
-        self._marks = {
+        self.marks = {
             processes.AGENT: secrets.token_hex(16),
             processes.OWNER: run_log.owner_of_this_process(),
         }
+        """Variables that identify all descendants of the agent."""
         self.why_killed = ""
         """Part of the error once :meth:`kill` was called."""
         self._began = time.time() - _CLOCK_SLACK_S
@@ -90,7 +91,7 @@ class LocalAgent(AgentClient):
         self._is_closing = False
         self._cleaning: asyncio.Task[None] | None = None
         self._stderr = _CapturedStderr()
-        self.process = _start_agent_process(around, theirs, self._stderr.fd, self._marks)
+        self.process = _start_agent_process(around, theirs, self._stderr.fd, self.marks)
         theirs.close()
         with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
             framing.send(self._handover, self._config(around.sys_path, env, preload))
@@ -107,7 +108,7 @@ class LocalAgent(AgentClient):
             server_key=self.keys.server_key,
             secret=self.keys.secret,
             bind=_LOOPBACK,
-            env={**env, **self._marks},
+            env={**env, **self.marks},
             sys_path=sys_path,
             fingerprint=forkserver.fingerprint(env, sys_path),
             preload=(*forkserver.shadowed_modules(sys_path), *preload),
@@ -116,11 +117,6 @@ class LocalAgent(AgentClient):
         )
 
     # ── messages ──
-
-    @property
-    def marks(self) -> Mapping[str, str]:
-        """Variables that identify all descendants of the agent."""
-        return self._marks
 
     @property
     def is_usable(self) -> bool:
@@ -217,7 +213,7 @@ class LocalAgent(AgentClient):
     async def _clean_up(self) -> None:
         """End what the agent could not end, such as helpers in sessions of their own."""
         try:
-            await processes.end_marked(processes.AGENT, self._marks[processes.AGENT], _CLEANUP_S)
+            await processes.end_marked(processes.AGENT, self.marks[processes.AGENT], _CLEANUP_S)
         finally:  # it needs an open file
             lost = HydrogenError if self._is_closing else AgentLostError
             self.fail(lost(self._how_it_ended()))

@@ -75,7 +75,7 @@ class _Kernel:
         self._lock = threading.Lock()
 
     def hub(self) -> Hub:
-        """Return the hub, started on first use."""
+        """Return this process's hub, started on first use; forks of the kernel get their own."""
         with self._lock:
             if self._hub is None or self._pid != os.getpid():
                 self._hub, self._pid, self.pool = Hub(), os.getpid(), AgentPool()
@@ -83,7 +83,7 @@ class _Kernel:
             return self._hub
 
     def close(self) -> None:
-        """End all agents, including running gangs, and the hub."""
+        """End all agents of this process, including running gangs, and the hub. Safe to call twice."""
         with self._lock:
             current, self._hub = self._hub, None
         if current is not None and self._pid == os.getpid():
@@ -99,16 +99,12 @@ class _Kernel:
 
 
 _kernel = _Kernel()
+hub, close = _kernel.hub, _kernel.close
 
 
 def pool() -> AgentPool:
     """Return this process's agents; used on the hub's loop."""
     return _kernel.pool
-
-
-def hub() -> Hub:
-    """Return this process's hub, started on first use; forks of the kernel get their own."""
-    return _kernel.hub()
 
 
 def warm_up(preload: Sequence[str]) -> None:
@@ -126,11 +122,6 @@ def warm_up(preload: Sequence[str]) -> None:
 def before_closing(close: Callable[[], Awaitable[None]]) -> None:
     """Await ``close`` on the hub's loop before this process's next hub ends."""
     _kernel.closers.append(close)
-
-
-def close() -> None:
-    """End all agents of this process, including running gangs, and the hub. Safe to call twice."""
-    _kernel.close()
 
 
 atexit.register(close)

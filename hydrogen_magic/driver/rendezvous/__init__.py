@@ -8,7 +8,6 @@ the agent has already bound, so that no port is chosen twice. A rendezvous does 
 from __future__ import annotations
 
 import importlib
-import math
 import socket
 import threading
 from abc import ABC, abstractmethod
@@ -113,7 +112,7 @@ class Rendezvous(ABC):
 
         Raises PlacementError if the user's setting is not a valid time.
         """
-        return math.inf
+        return spec.start_timeout_s
 
     @abstractmethod
     def prepare(

@@ -174,7 +174,7 @@ def missed_collective(state: GangState) -> MissedCollective | None:
     """
     if (found := never_entered(state)) is not None:
         return found
-    finished = _finished(state)
+    finished = [rank for rank in state.ranks if rank.has_run and rank.failure is None]
     failed = [rank for rank in state.ranks if evidence(rank) is not None]
     # Of a library that ends waiting ranks; elsewhere, and if all respond, such a rank failed on its own.
     has_ended = plugins.aborts(state.rendezvous) and bool(finished or _stopped(state))
@@ -182,8 +182,7 @@ def missed_collective(state: GangState) -> MissedCollective | None:
     if not all(rank in waiting for rank in failed):
         return None  # one of them failed for another reason
     waiting = [rank for rank in waiting if rank not in finished]
-    names = [name for name in map(collective_of, waiting) if name]
-    name = names[0] if names else "collective"
+    name = next(filter(None, map(collective_of, waiting)), "collective")
     absent = finished or _outside(state)
     if not waiting or not absent or (_PAIRWISE.search(name) and len(state.ranks) > 2):
         return None
@@ -194,18 +193,14 @@ def never_entered(state: GangState) -> MissedCollective | None:
     """Return which ranks of a session have ended their cell, or are left out of it, without a collective
     in which others are.
     """
-    over = [rank for rank in state.ranks if rank.is_left_out or _has_entered_all(rank)]
+    over = [r for r in state.ranks if r.is_left_out or (r.has_run and r.has_entered_all)]
     fewest = min((rank.n_entered for rank in over), default=0)
     inside = [rank for rank in _alive(state) if rank not in over and rank.n_entered > fewest]
     if not over or not inside:
         return None
     absent = [rank for rank in over if rank.n_entered < inside[0].n_entered]
-    names = [name for name in map(collective_of, inside) if name]
-    return MissedCollective(names[0] if names else "collective", _numbers(absent), _numbers(inside))
-
-
-def _has_entered_all(rank: RankState) -> bool:
-    return rank.has_run and rank.has_entered_all
+    name = next(filter(None, map(collective_of, inside)), "collective")
+    return MissedCollective(name, _numbers(absent), _numbers(inside))
 
 
 def _was_waiting(rank: RankState) -> bool:
@@ -217,10 +212,6 @@ def _was_waiting(rank: RankState) -> bool:
 
 def _aborted(rank: RankState) -> bool:
     return rank.exited is not None and rank.exited.signal_name == "SIGABRT"
-
-
-def _finished(state: GangState) -> list[RankState]:
-    return [rank for rank in state.ranks if rank.has_run and rank.failure is None]
 
 
 def _outside(state: GangState) -> list[RankState]:

@@ -361,16 +361,13 @@ def _victims(state: GangState) -> list[str]:
     others = [r for r in state.ranks if r.rank != state.culprit and r.phase != "idle"]
     done = [rank.rank for rank in others if rank.phase == "done"]
     stopped = [rank.rank for rank in others if rank.phase != "done"]
-    lines = [_were("had already finished", "had already finished", done)] if done else []
-    lines += [_were("was stopped", "were stopped", stopped)] if stopped else []
+    lines = [f"{ranks_text(done)} had already finished."] if done else []
+    were = "was" if len(stopped) == 1 else "were"
+    lines += [f"{ranks_text(stopped)} {were} stopped."] if stopped else []
     said = _sayings(others)
     if said and lines:
         lines[-1] += f"   ({said})"
     return lines
-
-
-def _were(singular: str, plural: str, ranks: Sequence[int]) -> str:
-    return f"{ranks_text(ranks)} {singular if len(ranks) == 1 else plural}."
 
 
 def _sayings(others: Iterable[RankState]) -> str:

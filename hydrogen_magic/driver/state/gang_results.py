@@ -46,7 +46,7 @@ class RankResults:
     def errors(self) -> dict[str, str]:
         """Return why results are missing, by name; unpickles the results."""
         errors = {part.name: part.error for part, _ in self.parts if part.error}
-        for name, obj in self._objects().items():
+        for name, obj in self.objects().items():
             if isinstance(obj, UnopenedPart):
                 errors[name] = (
                     f"{label(name)} arrived but cannot be loaded in the notebook: {obj.reason}"
@@ -90,14 +90,14 @@ class RankResults:
             for part, section in self.parts
             if part.is_partial
         }
-        found.update(self._objects())
+        found.update(self.objects())
         return {
             name: obj.rest if isinstance(obj, UnopenedPart) else obj for name, obj in found.items()
         }
 
     def result(self, name: str) -> Any:
         """Return one result. Raises ResultError if it did not arrive."""
-        obj = self._objects().get(name, self)
+        obj = self.objects().get(name, self)
         if obj is self or isinstance(obj, UnopenedPart):
             why = self.errors.get(name, f"{label(name)} did not arrive")
             raise ResultError(f"rank {self.rank}: {why}")
@@ -105,21 +105,30 @@ class RankResults:
 
     def arrived(self) -> list[str]:
         """Return the names of the variables that arrived completely."""
-        opened = self._objects().items()
+        opened = self.objects().items()
         return [name for name, obj in opened if name and not isinstance(obj, UnopenedPart)]
 
-    def update(
+    def objects(
         self,
-        originals: Originals,
+        originals: Originals | None = None,
         loading: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        """Unpickle the results: the notebook's own objects get the contents they had on the rank.
+    ) -> dict[str, Any]:
+        """Return the results that arrived completely, by name; unpickles them on first use.
 
-        ``loading``: the context of what may be interrupted, which changes nothing then.
+        ``originals``: objects of the notebook, which get the contents they had on the rank. ``loading``: the
+        context of what may be interrupted, which changes nothing then.
         """
         with self._opening:
             if self._opened is None:
-                self._opened = self._open(originals, loading)
+                whole = [
+                    (part.name, section)
+                    for part, section in self.parts
+                    if not part.error and not part.is_partial
+                ]
+                sections = [section for _, section in whole]
+                objects = result_stream.unpack(sections, originals, loading)
+                self._opened = dict(zip([name for name, _ in whole], objects, strict=True))
+            return self._opened
 
     def release(self) -> None:
         """Free the bytes that arrived, of which the notebook has got the objects.
@@ -130,25 +139,6 @@ class RankResults:
             if self._opened is not None:
                 self.is_taken = True
                 self.parts = [(part, Payload(b"")) for part, _ in self.parts]
-
-    def _objects(self) -> dict[str, Any]:
-        with self._opening:
-            if self._opened is None:
-                self._opened = self._open()
-            return self._opened
-
-    def _open(
-        self,
-        originals: Originals | None = None,
-        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> dict[str, Any]:
-        whole = [
-            (part.name, section)
-            for part, section in self.parts
-            if not part.error and not part.is_partial
-        ]
-        objects = result_stream.unpack([section for _, section in whole], originals, loading)
-        return dict(zip([name for name, _ in whole], objects, strict=True))
 
 
 class _Variables(Mapping[str, Any]):

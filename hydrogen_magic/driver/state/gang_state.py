@@ -69,7 +69,6 @@ class RankState:
     n_points: int = 0
     """Number of ``hm.log`` calls, including dropped ones."""
     last_metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    last_step: int | None = None
     rss_bytes: int = 0
     cpu_percent: float = 0.0
     gpu_percent: float | None = None
@@ -85,7 +84,6 @@ class RankState:
     """It has ended its cell, and enters no more than these."""
     active_s: float = 0.0
     """Time of its last visible activity."""
-    output_bytes: int = 0
     input_request: ev.InputRequested | None = None
     """The line of the user that it waits for, None if it waits for none."""
     debugger_request: ev.DebuggerRequested | None = None
@@ -351,11 +349,6 @@ def _phase(rank: RankState, e: ev.RankPhase) -> RankState:
     return replaced(rank, phase=e.phase, detail=e.detail, phase_since_s=since, active_s=e.at_s)
 
 
-def _output(rank: RankState, e: ev.Output) -> RankState:
-    size = rank.output_bytes + len(e.text) + e.skipped_bytes
-    return replaced(rank, output_bytes=size, active_s=e.at_s)
-
-
 def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
     last = dict(rank.last_metrics)
     for name, column in e.values.items():
@@ -366,7 +359,6 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
         rank,
         n_points=rank.n_points + len(e.steps) + e.skipped,
         last_metrics=MappingProxyType(last),
-        last_step=e.steps[-1] if e.steps else rank.last_step,
         active_s=e.at_s,
     )
 
@@ -393,7 +385,7 @@ def _steps(rank: RankState, e: ev.Steps) -> RankState:
     return replaced(rank, steps=e.count, step_marks=kept, active_s=e.at_s)
 
 
-def _active(rank: RankState, e: ev.Display) -> RankState:
+def _active(rank: RankState, e: ev.Display | ev.Output) -> RankState:
     return replaced(rank, active_s=e.at_s)
 
 
@@ -506,7 +498,7 @@ _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
 _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.RankStarted: _started,
     ev.RankPhase: _phase,
-    ev.Output: _output,
+    ev.Output: _active,
     ev.Display: _active,
     ev.InputRequested: _input_requested,
     ev.DebuggerRequested: _debugger_requested,

@@ -125,8 +125,6 @@ def _rewritten(text: str) -> str:
 
 def _shortened(partial: str) -> str:
     """Drop text that a ``\\r`` has overwritten, so that a day of progress bar stays small."""
-    if "\r" not in partial:
-        return partial
     return _rewritten(partial) + ("\r" if partial.endswith("\r") else "")
 
 

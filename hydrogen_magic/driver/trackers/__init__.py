@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MetricPoint", "RunInfo", "TrackedRun", "Tracker"]
-
 
 @dataclass(frozen=True)
 class RunInfo:

@@ -26,9 +26,9 @@ class MlflowTracker(Tracker):
     """Runs of the current experiment, at the current tracking URI."""
 
     def fault(self) -> str | None:
-        if not is_installed("mlflow"):
-            return "mlflow is not installed: pip install mlflow-skinny"
-        return None
+        return (
+            None if is_installed("mlflow") else "mlflow is not installed: pip install mlflow-skinny"
+        )
 
     def start(self, info: RunInfo) -> TrackedRun:
         tags = {f"hydrogen_magic.{name}": text for name, text in info.about.items()}

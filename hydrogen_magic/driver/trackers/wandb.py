@@ -27,12 +27,10 @@ class WandbTracker(Tracker):
         if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < _OLDEST:
             oldest = ".".join(map(str, _OLDEST))
             return f"wandb {found} is older than {oldest}: pip install -U wandb"
+        if _is_logged_in():
+            return None
         return (
-            None
-            if _is_logged_in()
-            else (
-                "wandb has no API key: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
-            )
+            "wandb has no API key: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
         )
 
     def start(self, info: RunInfo) -> TrackedRun:

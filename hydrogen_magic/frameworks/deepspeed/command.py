@@ -21,7 +21,7 @@ from hydrogen_magic.frameworks.deepspeed import operators
 _COMMUNICATION = "deepspeed_shm_comm"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run a sub-command and return the exit code: 0 success, 1 failure, 3 DeepSpeed is not installed."""
     given = parser().parse_args(arguments)
     if not is_installed("deepspeed"):
@@ -89,7 +89,3 @@ def _build(names: Sequence[str]) -> int:
             return 1
     print(f"{listed} can be loaded, after {time.monotonic() - started:.1f} s")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

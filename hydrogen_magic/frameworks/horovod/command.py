@@ -13,7 +13,7 @@ from hydrogen_magic.frameworks.horovod.build import installing
 from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run a sub-command and return the exit code: 0 success, 1 failure, 3 missing requirements."""
     given = parser().parse_args(arguments)
     subprocess_log.exit_on_signals()
@@ -76,7 +76,3 @@ def _check() -> int:
     operations = ", ".join(found.operations or ["unknown operations"])
     print(f"Horovod {found.version} with {operations} works with torch {torch.version}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

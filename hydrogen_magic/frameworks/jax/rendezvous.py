@@ -79,9 +79,6 @@ class JaxRendezvous(Rendezvous):
         missing = self.fault()
         return Diagnosis("JAX", True, missing or f"{version('jax')}, for `--with jax`")
 
-    def join_timeout_s(self, spec: JobSpec) -> float:
-        return spec.start_timeout_s
-
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> RendezvousInfo:

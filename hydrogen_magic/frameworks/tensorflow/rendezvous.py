@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from importlib import metadata
 
+from hydrogen_magic.core import network
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver.rendezvous import Diagnosis, Rendezvous, RendezvousInfo, VictimErrors
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
@@ -76,9 +77,6 @@ class TensorFlowRendezvous(Rendezvous):
             "TensorFlow", True, self.fault() or f"{_version()}, for `--with tensorflow`"
         )
 
-    def join_timeout_s(self, spec: JobSpec) -> float:
-        return spec.start_timeout_s
-
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> RendezvousInfo:
@@ -101,11 +99,7 @@ def _workers(plan: Plan, spec: JobSpec) -> list[str]:
             "`--with tensorflow` needs a port for every rank, which "
             f"`--on {spec.placement}` does not provide; use `--on local` or `--on spark`"
         )
-    return [_host_port(slot.address, slot.port) for slot in plan.slots]
-
-
-def _host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return [network.endpoint(slot.address, slot.port).removeprefix("tcp://") for slot in plan.slots]
 
 
 def _config(workers: list[str], rank: int) -> Mapping[str, str]:

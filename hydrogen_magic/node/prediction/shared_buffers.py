@@ -105,11 +105,13 @@ class BufferReader:
         They are valid until the writer uses the buffer again. Raises ValueError for a place that does
         not exist and for bytes that are not a table.
         """
-        return self._rows(pa.py_buffer(self._bytes(place, fds)), place)
-
-    def read(self, place: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
-        """Return rows like :meth:`view`, in their own memory."""
-        return self._rows(self.copied(place, fds), place)
+        content = pa.py_buffer(self._bytes(place, fds))
+        table = pa.ipc.open_stream(content.slice(0, int(place["nbytes"]))).read_all()
+        if self.layout is None:
+            return table
+        blocks = [_block_at(content, each) for each in place["blocks"]]
+        n_rows = len(blocks[0]) if blocks else table.num_rows
+        return BlockRows(self.layout, n_rows, blocks, table)
 
     def copied(self, place: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
         """Return a copy of the bytes in a ``pyarrow.Buffer``: an IPC stream, if there are no blocks."""
@@ -117,14 +119,6 @@ class BufferReader:
         own = pa.allocate_buffer(len(shared), memory_pool=pa.system_memory_pool())
         memoryview(own).cast("B")[:] = shared
         return own
-
-    def _rows(self, content: Any, place: Mapping[str, Any]) -> Any:
-        table = pa.ipc.open_stream(content.slice(0, int(place["nbytes"]))).read_all()
-        if self.layout is None:
-            return table
-        blocks = [_block_at(content, each) for each in place["blocks"]]
-        n_rows = len(blocks[0]) if blocks else table.num_rows
-        return BlockRows(self.layout, n_rows, blocks, table)
 
     def _bytes(self, place: Mapping[str, Any], fds: Sequence[int]) -> memoryview:
         number, nbytes = int(place["buffer"]), int(place["end"])

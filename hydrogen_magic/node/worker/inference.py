@@ -61,26 +61,22 @@ def serve(
     predict: Any,
     options: Mapping[str, Any],
     *,
-    own_process: bool = True,
     cell_s: float = 0.0,
     files: Iterable[str] = (),
 ) -> bool:
     """Answer the chunks of the socket ``channel_fd`` (:mod:`hydrogen_magic.inference.dispatcher`).
 
-    ``predict``: the cell's ``predict``, None if it does not define one. ``own_process``: whether this
-    process ends with an error; if not, the traceback of an error must not refer to shared memory.
-    ``cell_s``: how long the cell ran. ``files``: what it read.
+    ``predict``: the cell's ``predict``, None if it does not define one. ``cell_s``: how long the cell
+    ran. ``files``: what it read.
     Return True if all rows are done, False if the other end was closed before. Raises InferError, and
     the errors of ``predict``.
     """
     with framing.inherited(channel_fd) as sock:
-        return _ChunkServer(sock, predict, options, own_process).run(cell_s, files)
+        return _ChunkServer(sock, predict, options).run(cell_s, files)
 
 
 class _ChunkServer:
-    def __init__(
-        self, sock: socket.socket, predict: Any, options: Mapping[str, Any], own_process: bool
-    ) -> None:
+    def __init__(self, sock: socket.socket, predict: Any, options: Mapping[str, Any]) -> None:
         from hydrogen_magic.node.prediction.options import InferOptions
         from hydrogen_magic.node.prediction.predictor import Predictor
         from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
@@ -91,10 +87,8 @@ class _ChunkServer:
             for name, value in options.items()
         }
         self._predictor = Predictor(predict, InferOptions(**given))
-        self._own_process = own_process
         self._sock = sock
         self._chunks = BufferReader()
-        self._chunk = self._chunks.view if own_process else self._chunks.read
         self._outputs = BufferWriter()
         self._written: set[str] = set()
         """Files read in the set-up that the other end knows to be written by the run."""
@@ -124,8 +118,8 @@ class _ChunkServer:
         return False
 
     def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-        rows = self._chunk(message, fds)
-        with _all_cores() if message["alone"] and self._own_process else nullcontext():
+        rows = self._chunks.view(message, fds)
+        with _all_cores() if message["alone"] else nullcontext():
             output = self._predictor.run(rows, int(message["row"]))
         answer: dict[str, Any] = {
             "did": "predict",

@@ -171,7 +171,7 @@ def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
 
 
 def _refuse_inline(spec: JobSpec) -> None:
-    if plugins.placement(spec.placement).in_process:
+    if isinstance(plugins.placement(spec.placement), plugins.InKernelPlacement):
         raise ArgumentsError(
             f"%%infer does not support --on {spec.placement}: to debug predict, call it in the "
             "notebook on a few rows, as in predict(df.head())"

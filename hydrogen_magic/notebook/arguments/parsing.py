@@ -239,7 +239,7 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     if found.np is not None and found.np < 0:
         spec = _on_this_machine(spec, found)
     placement = plugins.placement(spec.placement)
-    if placement.in_process:
+    if isinstance(placement, plugins.InKernelPlacement):
         return _inside_kernel(spec, found)
     spec = _outliving(spec, placement) if spec.outlive else spec
     return _without_input_line(spec, found) if spec.detach and spec.pdb else spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hydrogen_magic.core.messages import AgentCommand, RecordSpans
+from hydrogen_magic.core.messages import AgentCommand
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.attempt import RemoteAttempt
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
@@ -22,8 +22,6 @@ class RemoteAgentGroup:
         self._running: RemoteAttempt | None = None
         self._lost_hosts: dict[str, float] = {}
         """See :attr:`HostProvider.lost_hosts`."""
-        self._is_recording: bool | None = None
-        """Requested recording state; None: as in the job."""
 
     @property
     def is_retained(self) -> bool:
@@ -36,7 +34,7 @@ class RemoteAgentGroup:
             return
         hosts = self._hosts()
         hosts.lost_hosts = dict(self._lost_hosts)
-        self._running = RemoteAttempt(attempt, sink, hosts, self._is_recording)
+        self._running = RemoteAttempt(attempt, sink, hosts)
         self._running.on_lost = self.on_lost
         try:
             await self._running.run()
@@ -46,7 +44,6 @@ class RemoteAgentGroup:
 
     async def _run_cell(self, session: RemoteAttempt, attempt: Attempt, sink: EventSink) -> None:
         self._running = session
-        session.is_recording = self._is_recording
         try:
             await session.run_cell(attempt, sink)
         finally:
@@ -65,8 +62,6 @@ class RemoteAgentGroup:
             self._running.kill()
 
     def send(self, command: AgentCommand) -> None:
-        if isinstance(command, RecordSpans):
-            self._is_recording = command.on
         if self._running is not None:
             self._running.send(command)
 

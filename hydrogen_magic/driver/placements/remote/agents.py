@@ -60,15 +60,12 @@ class AttemptWaiter(Protocol):
 
     def kill(self) -> None:
         """Cancel the attempt."""
-        ...
 
     def on_attached(self, agent: RemoteAgent, task: TaskHello) -> None:
         """A task has come to its machine's agent."""
-        ...
 
     def on_detached(self, task: TaskHello) -> None:
         """A task has exited before its rank was started."""
-        ...
 
 
 class RemoteAgent(AgentClient):
@@ -79,7 +76,7 @@ class RemoteAgent(AgentClient):
         self.host = ""
         self.interface = ""
         """The network interface that faces the other hosts."""
-        self.outgoing = Outgoing(self._send_part)
+        self.outgoing = Outgoing(lambda part, data: hub.send(self.keys.key, part, data))
         self.job: Attempt | None = None
         """The gang that runs there."""
         self._agent_pool = agent_pool
@@ -94,9 +91,6 @@ class RemoteAgent(AgentClient):
         """Transfers of datasets and checkpoints on the way there; with the error that ends one."""
         self._transfers = itertools.count(1)
         self._log_problem = self._checkpoint_problem = ""
-
-    def _send_part(self, part: Part, data: memoryview) -> None:
-        self.hub.send(self.keys.key, part, data)
 
     def kill(self) -> None:
         self.send(Quit())

@@ -15,13 +15,7 @@ from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.messages import (
-    AgentCommand,
-    EndSession,
-    RecordSpans,
-    ReleaseTasks,
-    TaskHello,
-)
+from hydrogen_magic.core.messages import AgentCommand, EndSession, ReleaseTasks, TaskHello
 from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink, rank_ports
 from hydrogen_magic.driver.placements.remote import (
     forwarded_settings,
@@ -70,11 +64,7 @@ for ranks that never come."""
 class RemoteAttempt:
     """Runs one attempt: from the wait for its hosts to their release."""
 
-    def __init__(
-        self, attempt: Attempt, sink: EventSink, hosts: HostProvider, is_recording: bool | None
-    ) -> None:
-        self.is_recording = is_recording
-        """As in :func:`hydrogen_magic.driver.placements.launch_request.build`."""
+    def __init__(self, attempt: Attempt, sink: EventSink, hosts: HostProvider) -> None:
         self.lost_hosts: dict[str, float] = {}
         """Hosts that stopped responding; see :attr:`HostProvider.lost_hosts`."""
         self.is_retained = False
@@ -240,7 +230,7 @@ class RemoteAttempt:
         if self._is_unwanted:
             return
         address = self._rendezvous.of(self._attempt, assignment.agents[0].held)
-        requests = launch_requests.for_agents(self._attempt, assignment, address, self.is_recording)
+        requests = launch_requests.for_agents(self._attempt, assignment, address)
         self._running = list(requests)
         self.is_retained = False  # until here, the ranks of a session wait for the next cell
         self._cleanups = [
@@ -455,9 +445,7 @@ class RemoteAttempt:
             self._changed.set()
 
     def send(self, command: AgentCommand) -> None:
-        """Send a command to every agent whose ranks run; :class:`RecordSpans` also holds for later ones."""
-        if isinstance(command, RecordSpans):
-            self.is_recording = command.on
+        """Send a command to every agent whose ranks run."""
         for agent in self._serving():
             agent.send(command)
 

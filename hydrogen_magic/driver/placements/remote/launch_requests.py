@@ -11,10 +11,7 @@ from hydrogen_magic.driver.placements.session_address import rendezvous_number
 
 
 def for_agents(
-    attempt: Attempt,
-    assignment: RankAssignment,
-    address: tuple[str, int],
-    is_recording: bool | None,
+    attempt: Attempt, assignment: RankAssignment, address: tuple[str, int]
 ) -> dict[RemoteAgent, LaunchRequest]:
     """Return each agent's request, with its own ranks; the first agent also serves the rendezvous.
 
@@ -31,7 +28,7 @@ def for_agents(
     idle = set(job.idle_ranks)
     return {
         agent: launch_request.build(
-            attempt, plan, rendezvous, _host_launch(attempt, assignment, agent), is_recording
+            attempt, plan, rendezvous, _host_launch(attempt, assignment, agent)
         )
         for agent in assignment.agents
         if not idle.issuperset(assignment.ranks_on(agent))

@@ -36,8 +36,8 @@ def _zip(packages: tuple[str, ...]) -> bytes:
         files |= dict(_files_of(package))
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(files):
-            _add(archive, name, files[name])
+        for name, path in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name, _STAMP), path.read_bytes(), zipfile.ZIP_DEFLATED)
     return packed.getvalue()
 
 
@@ -70,10 +70,6 @@ def _init_of(package: str) -> Path:
             f"the package {package} must be sent to other machines, but is not found here"
         )
     return Path(found.origin)
-
-
-def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
-    archive.writestr(zipfile.ZipInfo(name, _STAMP), path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def source(module: str) -> str:

@@ -280,18 +280,13 @@ def find() -> Session:
     Raises PlacementError with instructions if there is none or it was stopped.
     """
     named = getattr(sys.modules.get("__main__"), "spark", None)
-    if _is_session(named):
-        if not _is_stopped(named):
-            return _session(named)
-        active = _active()
-        if active is None:
-            raise PlacementError(
-                f"`--on spark` needs a Spark session, but the one in `spark` was stopped: {_HOW}"
-            )
-        return _session(active)
+    is_named = isinstance(named, _session_classes())
+    if is_named and not _is_stopped(named):
+        return _session(named)
     active = _active()
     if active is None:
-        raise PlacementError(f"`--on spark` needs a Spark session, but there is none: {_HOW}")
+        why = "the one in `spark` was stopped" if is_named else "there is none"
+        raise PlacementError(f"`--on spark` needs a Spark session, but {why}: {_HOW}")
     return _session(active)
 
 
@@ -348,10 +343,6 @@ def _session_classes() -> tuple[Any, ...]:
     modules = (sys.modules.get(name) for name in ("pyspark.sql.session", _CONNECT))
     found = (getattr(module, "SparkSession", None) for module in modules)
     return tuple(kind for kind in found if isinstance(kind, type))
-
-
-def _is_session(value: Any) -> bool:
-    return isinstance(value, _session_classes())
 
 
 def _is_connect(spark: Any) -> bool:

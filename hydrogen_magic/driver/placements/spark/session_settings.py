@@ -79,14 +79,11 @@ class SessionSettings:
             return self.max_cores // self.executor_cores
         return self.n_executors
 
-    def may_get(self, n_tasks: int) -> bool:
-        """Whether the application may have this many tasks at once, when all executors have started."""
-        most = self.most_cores
-        return not self.is_local and (most is None or n_tasks <= most // self.task_cpus)
-
     def remedies(self, n_tasks: int, *others: str) -> str:
         """Return ways out for a gang that has too few slots: ``--wait`` if it may help, and ``others``."""
-        wait = ["wait for more executors with `--wait 10m`"] if self.may_get(n_tasks) else []
+        cores = self.most_cores
+        may_help = not self.is_local and (cores is None or n_tasks <= cores // self.task_cpus)
+        wait = ["wait for more executors with `--wait 10m`"] if may_help else []
         *most, last = [*wait, *others]
         return ", or ".join([", ".join(most), last] if most else [last])
 

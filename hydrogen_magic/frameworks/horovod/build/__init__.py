@@ -28,8 +28,6 @@ from hydrogen_magic.frameworks.horovod.build import (
 from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 from hydrogen_magic.frameworks.horovod.build.plan import BuildPlan, plan
 
-__all__ = ["BuildOutcome", "build"]
-
 Say = Callable[[str], None]
 
 _BUILD = "from setuptools.build_meta import __legacy__ as backend; backend.build_wheel({!r})"

@@ -182,11 +182,9 @@ def jobs(environment: Mapping[str, str] = os.environ) -> int:
 
 def _free_bytes() -> int:
     """Return the available memory without swapping, within a container's limit."""
-    try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = int(re.findall(r"MemAvailable:\s*(\d+) kB", text)[0]) * 1024
+    import psutil
+
+    free: int = psutil.virtual_memory().available
     try:
         bound, used = (
             int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")

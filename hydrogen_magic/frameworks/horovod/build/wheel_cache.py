@@ -40,10 +40,7 @@ def written() -> Iterator[None]:
 
 def find(key: str) -> Path | None:
     """Return the wheel of this key, or None if there is no intact one."""
-    for wheel in (directory() / key).glob("*.whl"):
-        if _is_whole(wheel):
-            return wheel
-    return None
+    return next(filter(_is_whole, (directory() / key).glob("*.whl")), None)
 
 
 def _is_whole(wheel: Path) -> bool:

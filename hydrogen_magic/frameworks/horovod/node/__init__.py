@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DYNAMIC", "TIMELINE"]
-
 TIMELINE = "HOROVOD_TIMELINE"
 """Variable with the path to which Horovod's rank 0 writes its timeline."""
 DYNAMIC = "DYNAMIC"

@@ -93,7 +93,7 @@ def _cut_objects(data: bytes, found: ParsedEvents, patience: int) -> None:
                 at = end
                 continue
             tensor, end = named
-        if start - found.n_bytes > 1 and not _is_between(data, found.n_bytes, start):
+        if start - found.n_bytes > 1 and data[found.n_bytes : start].strip(_BETWEEN):
             # Other data precedes it: an incomplete object, or damage.
             if len(data) - found.n_bytes < patience:
                 break
@@ -107,10 +107,6 @@ def _cut_objects(data: bytes, found: ParsedEvents, patience: int) -> None:
         found.n_bytes = at = end
     if found.n_bytes == 0 and len(data) > _LONGEST:
         found.n_bytes = found.n_lost = len(data) - _LONGEST
-
-
-def _is_between(data: bytes, start: int, until: int) -> bool:
-    return not data[start:until].strip(_BETWEEN)
 
 
 def last_border(data: bytes) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ADDRESS", "BIND_ADDRESS", "INITIALIZE", "INTERFACE", "MULTIHOST_COLLECTIVES"]
-
 ADDRESS = "JAX_COORDINATOR_ADDRESS"
 """Variable with the address to which ranks connect."""
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from hydrogen_magic.node.rendezvous.connection_guard import forward_guarded
+from hydrogen_magic.transport.stale_sockets import remove_stale
 
 _FOLDERS = Path("/tmp")
 """Not ``$TMPDIR``: the path of a Unix socket has at most 107 bytes."""
-_PREFIX = "hydrogen_magic-jax-"
+_PREFIX, _NAME = "hydrogen_magic-jax-", "coordinator"
 _UNIX = "unix:"
 _STALE_S = 10.0
 """Age from which a socket that refuses connections is stale: a younger one may not listen yet."""
@@ -22,7 +22,7 @@ _STALE_S = 10.0
 
 def socket_path(token: str, port: int) -> str:
     """Return the path of the socket behind a port of this machine; ``token``: the kernel's."""
-    return str(_FOLDERS / f"{_PREFIX}{token}-{port}" / "coordinator")
+    return str(_FOLDERS / f"{_PREFIX}{token}-{port}" / _NAME)
 
 
 def forward(listen_fd: int, token: str, hosts: Sequence[str] = ()) -> None:
@@ -30,7 +30,8 @@ def forward(listen_fd: int, token: str, hosts: Sequence[str] = ()) -> None:
 
     ``hosts``: addresses of other machines with ranks of the gang.
     """
-    _remove_stale()
+    # Those of ranks that were killed while they waited for others.
+    remove_stale(str(_FOLDERS), _PREFIX, _NAME, _STALE_S)
     with socket.socket(fileno=os.dup(listen_fd)) as bound:
         port = bound.getsockname()[1]
     forward_guarded(listen_fd, socket_path(token, port), hosts)
@@ -51,23 +52,3 @@ def private_directory(bind_address: str) -> Iterator[None]:
         yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_stale() -> None:
-    """Remove the directories of this user's ranks that were killed while they waited for others."""
-    for folder in _FOLDERS.glob(f"{_PREFIX}*"):
-        if _is_stale(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_stale(folder: Path) -> bool:
-    try:
-        if time.time() - folder.stat().st_mtime < _STALE_S:
-            return False
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(str(folder / "coordinator"))
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # it is not bound yet, or another user's
-        return False
-    return False

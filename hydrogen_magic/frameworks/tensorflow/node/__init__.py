@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COLLECTIVES", "CONFIG", "STRATEGY"]
-
 CONFIG = "TF_CONFIG"
 """Variable with the addresses of all ranks, and which of them this one is."""
 STRATEGY = "MultiWorkerMirroredStrategy"

@@ -19,8 +19,6 @@ from hydrogen_magic.frameworks.horovod.node.observe import (
     timeline,
 )
 
-__all__ = ["attach"]
-
 
 def attach(module: ModuleType) -> None:
     """Wrap functions of ``horovod.torch`` and the modules below it, just after its import."""
