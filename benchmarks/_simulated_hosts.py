@@ -19,29 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import (
-    Address,
-    AgentCommand,
-    AgentReport,
-    CleanedUp,
-    ClockReading,
-    EventBatch,
-    FetchClosure,
-    FilePart,
-    Heartbeat,
-    Hello,
-    KillRanks,
-    LaunchRequest,
-    LogPart,
-    PartTaken,
-    Quit,
-    ReleaseTasks,
-    ServeClosure,
-    StopRanks,
-    TaskAttached,
-    TaskHello,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.host_closure import HostClosure
 from hydrogen_magic.node.agent.host_task import agent_secret
 from hydrogen_magic.node.worker.send_interval import SendInterval
@@ -99,7 +77,7 @@ class FakeHost:
         self._host = host
         self._tasks = range(host * n_ranks, (host + 1) * n_ranks)
         self._behaviour = behaviour
-        self._request: LaunchRequest | None = None
+        self._request: msg.LaunchRequest | None = None
         self._ranks: list[FakeRank] = []
         self._clock_zero_s = 0.0
         self._over = asyncio.Event()
@@ -112,8 +90,8 @@ class FakeHost:
         self._secret = agent_secret(self._boot["seed"], self._tasks[0])
         self._link = AgentLink(self._boot["endpoints"][0], self._boot["server_key"], self._secret)
         self._closure = HostClosure(self._boot["gang"], self._send)
-        held = Address(f"127.1.{self._host // 250}.{self._host % 250 + 1}", 1)
-        self._send(Hello(f"host-{self._host}", held, "eth0"))
+        held = msg.Address(f"127.1.{self._host // 250}.{self._host % 250 + 1}", 1)
+        self._send(msg.Hello(f"host-{self._host}", held, "eth0"))
         work = [asyncio.ensure_future(each) for each in (self._beat(), self._receive())]
         await self._left.wait()
         for each in work:
@@ -121,48 +99,48 @@ class FakeHost:
         self._closure.close()
         self._link.close()
 
-    def _send(self, report: AgentReport, data: memoryview | None = None) -> None:
+    def _send(self, report: msg.AgentReport, data: memoryview | None = None) -> None:
         self._link.send(report, data)
 
     async def _beat(self) -> None:
         while True:
-            self._send(Heartbeat(time.monotonic()))
+            self._send(msg.Heartbeat(time.monotonic()))
             await asyncio.sleep(_BEAT_S)
 
     async def _receive(self) -> None:
         attached = False
         while True:
             message, data = await self._link.receive()
-            command = decode(message, AgentCommand)
-            if isinstance(command, ClockReading) and not attached:
+            command = msg.decode(message, msg.AgentCommand)
+            if isinstance(command, msg.ClockReading) and not attached:
                 attached = True
                 for number in self._tasks:
-                    self._send(TaskAttached(self._hello(number)))
+                    self._send(msg.TaskAttached(self._hello(number)))
             self._take(command, data)
 
-    def _hello(self, number: int) -> TaskHello:
+    def _hello(self, number: int) -> msg.TaskHello:
         boot, machine = self._boot, f"{self._boot['token']}-{self._host}"
-        return TaskHello(boot["gang"], boot["attempt"], number, machine, False, None, {})
+        return msg.TaskHello(boot["gang"], boot["attempt"], number, machine, False, None, {})
 
-    def _take(self, command: AgentCommand, data: memoryview | None) -> None:
+    def _take(self, command: msg.AgentCommand, data: memoryview | None) -> None:
         match command:
-            case LaunchRequest():
+            case msg.LaunchRequest():
                 self._request = command
                 self._clock_zero_s = command.clock_zero_s  # kernel and hosts have one clock here
                 self._ranks_work = asyncio.ensure_future(self._run_ranks(command))
-            case FilePart():
-                self._send(PartTaken())
+            case msg.FilePart():
+                self._send(msg.PartTaken())
                 self._closure.take(command, memoryview(b"") if data is None else data)
-            case ServeClosure():
+            case msg.ServeClosure():
                 self._closure.serve(command, "127.0.0.1", None)
-            case FetchClosure():
+            case msg.FetchClosure():
                 self._closure.fetch(command, self._secret)
-            case StopRanks() | KillRanks():
+            case msg.StopRanks() | msg.KillRanks():
                 self._over.set()
-            case ReleaseTasks() | Quit():
+            case msg.ReleaseTasks() | msg.Quit():
                 self._left.set()
 
-    async def _run_ranks(self, request: LaunchRequest) -> None:
+    async def _run_ranks(self, request: msg.LaunchRequest) -> None:
         numbers = [rank.rank for rank in request.ranks]
         self._report(ev.RankPhase(self._now_s(), n, "starting") for n in numbers)
         host = f"host-{self._host}"
@@ -177,7 +155,7 @@ class FakeHost:
         now_s = self._now_s()
         for n in numbers:  # each at once, as the agent does
             self._report([ev.RankExited(now_s, n, None, "SIGINT", True)])
-        self._send(CleanedUp(request.gang, request.attempt, Address("127.0.0.1", 1)))
+        self._send(msg.CleanedUp(request.gang, request.attempt, msg.Address("127.0.0.1", 1)))
 
     async def _train(self) -> None:
         shipped_s = time.monotonic()
@@ -193,7 +171,7 @@ class FakeHost:
         assert self._request is not None
         for rank in self._ranks:
             if rank.log:
-                part = LogPart(self._request.gang, rank.number, rank.logged)
+                part = msg.LogPart(self._request.gang, rank.number, rank.logged)
                 self._send(part, memoryview(rank.log))
                 rank.logged, rank.log = rank.logged + len(rank.log), b""
 
@@ -201,7 +179,7 @@ class FakeHost:
         assert self._request is not None
         batch = tuple(ev.encode(event) for event in events)
         if batch:
-            self._send(EventBatch(self._request.gang, self._request.attempt, batch))
+            self._send(msg.EventBatch(self._request.gang, self._request.attempt, batch))
 
     def _now_s(self) -> float:
         return time.monotonic() - self._clock_zero_s

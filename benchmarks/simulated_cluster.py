@@ -39,9 +39,9 @@ from typing import Any
 
 from _results import Table, parse_arguments, report
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import FilePart
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, EventSink, local_agents
@@ -222,7 +222,7 @@ def _count_bytes() -> None:
     send, instructions = Hub.send, HostTasks.instructions
 
     def counting(hub: Hub, key: str, message: object, blob: object = None) -> None:
-        if isinstance(message, FilePart) and isinstance(blob, memoryview):
+        if isinstance(message, msg.FilePart) and isinstance(blob, memoryview):
             _closure_bytes.append(blob.nbytes)
         send(hub, key, message, blob)  # type: ignore[arg-type]
 

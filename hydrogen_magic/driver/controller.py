@@ -13,7 +13,7 @@ import math
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
-from hydrogen_magic.core.messages import AnswerInput, KillRanks, RecordSpans, ReportStacks
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt, EventSink, Job
@@ -94,7 +94,7 @@ class GangController:
 
     def ask_stacks(self) -> None:
         """Request every rank's stacks as events."""
-        self._loop.call_soon_threadsafe(self._agent_group.send, ReportStacks())
+        self._loop.call_soon_threadsafe(self._agent_group.send, msg.ReportStacks())
 
     def record(self, on: bool) -> None:
         """Start or stop recording spans on the ranks."""
@@ -250,7 +250,9 @@ class GangController:
         if failed_independently(state.ranks[found.culprit]):
             self._stop("failure", False)
             return
-        self._agent_group.send(ReportStacks())  # where the ranks wait, or what blocks one of them
+        self._agent_group.send(
+            msg.ReportStacks()
+        )  # where the ranks wait, or what blocks one of them
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _look_for_absent(self) -> None:
@@ -259,7 +261,7 @@ class GangController:
         found = never_entered(state)
         if found is not None and not state.stop_reason and self._culprit is None:
             self._name_culprit(state, found.waiting[0])
-            self._agent_group.send(ReportStacks())
+            self._agent_group.send(msg.ReportStacks())
             self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _name_culprit(self, state: GangState, culprit: int) -> None:
@@ -286,7 +288,7 @@ class GangController:
             self._run.emit(ev.InputAnswered(self._job.now_s(), rank, number))
 
     def _answer(self, rank: int, number: int, text: str = "", error: str = "") -> None:
-        self._agent_group.send(AnswerInput(self._run.id, rank, number, text, error))
+        self._agent_group.send(msg.AnswerInput(self._run.id, rank, number, text, error))
 
     def _grant_debugger(self, rank: int) -> None:
         """Let a rank open the debugger as soon as it may; a stop of the gang ends its wait, too."""
@@ -308,12 +310,12 @@ class GangController:
     def _cancel_rank(self, rank: int) -> None:
         if not self._run.state.ranks[rank].is_over:
             self._run.emit(ev.RankResult(self._job.now_s(), rank, 0))
-            self._agent_group.send(KillRanks(self._run.id, rank))
+            self._agent_group.send(msg.KillRanks(self._run.id, rank))
 
     def _record(self, on: bool) -> None:
         state = self._run.state
         if not state.is_terminal and state.is_recording != on:
-            self._agent_group.send(RecordSpans(self._run.id, on))
+            self._agent_group.send(msg.RecordSpans(self._run.id, on))
             self._run.emit(ev.Recording(self._job.now_s(), on))
 
     def _profile(self, steps: int) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event, GangEnded
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.driver.event_log import EventLog
 from hydrogen_magic.driver.rank_logs import RankLogs
 from hydrogen_magic.driver.state import failure_report
@@ -65,7 +65,7 @@ class GangRun:
             event = replace(event, metrics=dict(self.state.last_metrics))
         self.log.append(event)
 
-    def deliver(self, rank: int, part: ResultPart, section: Payload) -> None:
+    def deliver(self, rank: int, part: msg.ResultPart, section: Payload) -> None:
         """Store a part of a rank's results; it is unpickled on demand."""
         part = replace(part, error=self.mask.text(part.error))
         self.results.add(rank, self.state.attempt, part, section)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.events import InputRequested
-from hydrogen_magic.core.messages import END_OF_INPUT
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import without_colour
@@ -68,7 +68,7 @@ def _ask(request: InputRequested, n_ranks: int) -> tuple[str, str]:
     try:
         return (getpass.getpass if request.is_password else input)(prompt), ""
     except EOFError:
-        return "", END_OF_INPUT
+        return "", msg.END_OF_INPUT
     except Exception as error:  # ipykernel's, where the client has no input line
         return "", _NO_LINE.format(error=type(error).__name__)
 

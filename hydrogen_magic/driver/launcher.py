@@ -39,7 +39,8 @@ from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import file_limit, messages, processes, run_log
+from hydrogen_magic.core import file_limit, processes, run_log
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan, variables
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.core.network import PortRange
@@ -86,7 +87,7 @@ _recent: deque[Gang] = deque(maxlen=4)
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
-_IMPORTED_NS = modified_ns(messages.__file__)
+_IMPORTED_NS = modified_ns(msg.__file__)
 """Agents and ranks that speak another version's messages cannot be started."""
 _claiming = threading.Lock()
 _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
@@ -196,7 +197,7 @@ def launch_captured(
 
 def _outdated() -> list[str]:
     """Return a note if the package was updated meanwhile, as by ``%pip install`` in the notebook."""
-    if modified_ns(messages.__file__) == _IMPORTED_NS:
+    if modified_ns(msg.__file__) == _IMPORTED_NS:
         return []
     return [
         "hydrogen_magic has been updated since this kernel imported it: restart the kernel, because new "

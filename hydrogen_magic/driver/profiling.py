@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import ProfileSteps
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver import profile_merge
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup
@@ -109,7 +109,7 @@ class GangProfiler:
 
     def _send(self, steps: int) -> None:
         """Ask the ranks for a profile; 0 steps cancel it."""
-        self._agent_group.send(ProfileSteps(self._run.id, self._number, steps))
+        self._agent_group.send(msg.ProfileSteps(self._run.id, self._number, steps))
 
     def _wait(self, limit_s: float) -> None:
         if self._timer is not None:

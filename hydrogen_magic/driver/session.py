@@ -21,8 +21,8 @@ from hydrogen_magic.capture import Captured, SessionCapture
 from hydrogen_magic.capture.ownership import SessionNames, SessionUse
 from hydrogen_magic.capture.versions import versions_of
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import SessionCell
 from hydrogen_magic.driver.placements import SessionAgentGroup
 from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.errors import CaptureError, HydrogenError, OptionValueError
@@ -130,7 +130,7 @@ class RankSession:
         ranks = spec.on_ranks or tuple(range(self.spec.np))
         is_joined = all(rank.is_joined for rank in self.ranks.values())
         is_whole = len(ranks) == self.spec.np
-        cell = SessionCell(self._n_cells, self._epoch, is_whole, is_joined, spec.first_rank)
+        cell = msg.SessionCell(self._n_cells, self._epoch, is_whole, is_joined, spec.first_rank)
         self._n_cells += 1
         return CellRun(self, cell, ranks, captured.session)
 
@@ -244,7 +244,7 @@ class CellRun:
     def __init__(
         self,
         session: RankSession,
-        cell: SessionCell | None,
+        cell: msg.SessionCell | None,
         ranks: tuple[int, ...],
         use: SessionUse | None,
     ) -> None:

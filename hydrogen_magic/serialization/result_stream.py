@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.core.messages import ResultPart
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.identity import Originals, updating
@@ -240,7 +240,7 @@ class _SectionReader:
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def save(parts: Sequence[tuple[ResultPart, Payload]], path: Path) -> None:
+def save(parts: Sequence[tuple[msg.ResultPart, Payload]], path: Path) -> None:
     """Write the results of a rank to ``path``, completely or not at all; :func:`load` reads them.
 
     Raises OSError.
@@ -261,14 +261,14 @@ def save(parts: Sequence[tuple[ResultPart, Payload]], path: Path) -> None:
         arriving.unlink(missing_ok=True)
 
 
-def load(path: Path) -> list[tuple[ResultPart, Payload]]:
+def load(path: Path) -> list[tuple[msg.ResultPart, Payload]]:
     """Return the objects that :func:`save` wrote. Raises OSError, and ValueError for other files."""
     with path.open("rb") as file:
         content = payload.from_memfd(file.fileno())
     labels, counts = json.loads(bytes(content.pickled))
     blocks = iter(content.buffers)
-    found: list[tuple[ResultPart, Payload]] = []
+    found: list[tuple[msg.ResultPart, Payload]] = []
     for fields, count in zip(labels, counts, strict=True):
         section = Payload(memoryview(next(blocks)), tuple(next(blocks) for _ in range(count)))
-        found.append((checked(ResultPart, fields, "a result's label"), section))
+        found.append((checked(msg.ResultPart, fields, "a result's label"), section))
     return found

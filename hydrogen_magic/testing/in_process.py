@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import partial
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.core.messages import AgentCommand, KillRanks, ResultPart
 from hydrogen_magic.driver.placements import Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.inline import InlinePlacement
 from hydrogen_magic.errors import PlacementError
@@ -76,9 +76,9 @@ class _ThreadGroup:
     def kill(self) -> None:
         self.stop()
 
-    def send(self, command: AgentCommand) -> None:
+    def send(self, command: msg.AgentCommand) -> None:
         """A rank in this process reads its standard input, and has no recording, profile or stacks."""
-        if isinstance(command, KillRanks):
+        if isinstance(command, msg.KillRanks):
             self.stop()
 
     async def release(self) -> None:
@@ -92,7 +92,7 @@ def _on_loop(sink: EventSink) -> EventSink:
     def emit(event: ev.Event) -> None:
         loop.call_soon_threadsafe(sink.emit, event)
 
-    def deliver(rank: int, part: ResultPart, section: Payload) -> None:
+    def deliver(rank: int, part: msg.ResultPart, section: Payload) -> None:
         loop.call_soon_threadsafe(sink.deliver, rank, part, section)
 
     return EventSink(emit, deliver)

@@ -31,8 +31,8 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import network, processes
-from hydrogen_magic.core.messages import Message, Quit, encode
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport.stale_sockets import remove_stale
@@ -163,7 +163,7 @@ class Listener:
         self._receivers.pop(key, None)
         self._routes.pop(key, None)
 
-    def send(self, key: str, message: Message, blob: Blob | None = None) -> None:
+    def send(self, key: str, message: msg.Message, blob: Blob | None = None) -> None:
         """Send to the agent of this key, which must have sent a message before."""
         route = self._routes.get(key)
         if route is not None:
@@ -195,7 +195,7 @@ class Listener:
             key = str(parts[-1].get("User-Id"))
             receiver = self._receivers.get(key)
             if receiver is None:  # a dismissed agent, which would wait for answers forever
-                self._socket.send_multipart([parts[0].bytes, *_parts(Quit(), None)])
+                self._socket.send_multipart([parts[0].bytes, *_parts(msg.Quit(), None)])
             if receiver is None or len(parts) not in (2, 3):
                 continue
             self._routes[key] = parts[0].bytes
@@ -271,8 +271,8 @@ class Hub(Listener):
         super().close()
 
 
-def _parts(message: Message, blob: Blob | None) -> list[Any]:
-    data = json.dumps(encode(message), separators=(",", ":")).encode()
+def _parts(message: msg.Message, blob: Blob | None) -> list[Any]:
+    data = json.dumps(msg.encode(message), separators=(",", ":")).encode()
     return [data, *([] if blob is None else [blob])]
 
 
@@ -317,7 +317,7 @@ class AgentLink:
         self._turns = _LoopTurns()
         self._socket.connect(endpoint)
 
-    def send(self, message: Message, blob: Blob | None = None) -> None:
+    def send(self, message: msg.Message, blob: Blob | None = None) -> None:
         """Queue ``message``; ZeroMQ delivers in order.
 
         Raises ValueError if it is too large: ZeroMQ would drop it, and close the connection.

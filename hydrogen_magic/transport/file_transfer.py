@@ -14,15 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from hydrogen_magic.core.messages import (
-    CheckpointCopy,
-    ClosureLabel,
-    DatasetFile,
-    FilePart,
-    LogPart,
-    RankFile,
-    TimelinePart,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.serialization.payload import memory_file, write_at
 
 PART_BYTES = 4 << 20
@@ -30,7 +22,7 @@ _ON_THE_WAY = 8
 """Parts: 32 MB saturate a gigabit line with a round trip of a quarter of a second."""
 
 
-Part = FilePart | LogPart | TimelinePart
+Part = msg.FilePart | msg.LogPart | msg.TimelinePart
 Read = Callable[[int, int, int], Awaitable[bytes]]
 """Read from a descriptor so many bytes from an offset on."""
 
@@ -67,7 +59,7 @@ class Outgoing:
 
     async def send_file(
         self,
-        label: RankFile | ClosureLabel | CheckpointCopy | DatasetFile,
+        label: msg.RankFile | msg.ClosureLabel | msg.CheckpointCopy | msg.DatasetFile,
         fd: int,
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
         start: int = 0,
@@ -84,10 +76,10 @@ class Outgoing:
             data = await read(fd, PART_BYTES, offset)
             if len(data) < min(PART_BYTES, size - offset):
                 raise OSError(errno.EIO, "the file became shorter while it was sent")
-            await self.send(FilePart(label, number, size, offset), memoryview(data))
+            await self.send(msg.FilePart(label, number, size, offset), memoryview(data))
             on_sent(offset + len(data), size)
 
-    async def pass_on(self, label: ClosureLabel, file: ArrivingFile, start: int) -> None:
+    async def pass_on(self, label: msg.ClosureLabel, file: ArrivingFile, start: int) -> None:
         """Send a file from byte ``start`` on, each part as soon as it has arrived here."""
         self._next += 1
         number, offset = self._next, start
@@ -97,7 +89,7 @@ class Outgoing:
             while file.arrived == offset:
                 await file.changed()
             data = os.pread(file.fd, min(PART_BYTES, file.arrived - offset), offset)
-            await self.send(FilePart(label, number, file.size, offset), memoryview(data))
+            await self.send(msg.FilePart(label, number, file.size, offset), memoryview(data))
             offset += len(data)
 
 
@@ -124,7 +116,7 @@ class ArrivingFile:
         """Return after the next part has arrived."""
         await self._changed.wait()
 
-    def take(self, part: FilePart, data: memoryview) -> None:
+    def take(self, part: msg.FilePart, data: memoryview) -> None:
         """Add a part; one that does not follow the last one is left out."""
         if part.offset != self.arrived:
             return
@@ -144,7 +136,7 @@ class Incoming:
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
 
-    def take(self, part: FilePart, data: memoryview) -> int | None:
+    def take(self, part: msg.FilePart, data: memoryview) -> int | None:
         """Take a part; return the whole file's descriptor, the caller's to close, with the last one.
 
         Parts of one file come in order.

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hydrogen_magic.core.messages import Message, encode
+from hydrogen_magic.core import messages as msg
 
 _HEADER = struct.Struct("!IB")
 MAX_FDS = 250
@@ -45,10 +45,10 @@ def inherited(fd: int) -> socket.socket:
 
 
 def send(
-    sock: socket.socket, message: Message | Mapping[str, Any], fds: Sequence[int] = ()
+    sock: socket.socket, message: msg.Message | Mapping[str, Any], fds: Sequence[int] = ()
 ) -> None:
     """Send ``message`` and duplicates of ``fds``; blocks while the socket is full."""
-    content = encode(message) if isinstance(message, Message) else message
+    content = msg.encode(message) if isinstance(message, msg.Message) else message
     body = json.dumps(content, separators=(",", ":")).encode()
     data = memoryview(_HEADER.pack(len(body), len(fds)) + body)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

@@ -13,22 +13,8 @@ from functools import partial
 
 from hydrogen_magic import errors
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.messages import (
-    Attach,
-    Attached,
-    Control,
-    LaunchRefused,
-    OwnerCommand,
-    OwnerEvents,
-    OwnerReport,
-    ProfileGang,
-    RecordGang,
-    ReportGangStacks,
-    StopGang,
-    TakeControl,
-    decode,
-)
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
@@ -66,7 +52,7 @@ class OwnerConnection:
         """Reentrant: a signal may stop the gang while a request is being sent."""
         self.is_open = True
         """False after :meth:`close`."""
-        self._send(Attach(wants, _own_name()))
+        self._send(msg.Attach(wants, _own_name()))
         self.attached = self._first_answer()
         self._has_history = threading.Event()
         self._has_control = threading.Event()
@@ -102,26 +88,26 @@ class OwnerConnection:
 
     def take_control(self) -> None:
         """Take control from another connection. Raises HydrogenError if the owner does not answer."""
-        self._send(TakeControl())
+        self._send(msg.TakeControl())
         if not self._has_control.wait(_ANSWER_S):
             raise HydrogenError(_silent(self.attached.gang))
 
     def stop(self, reason: str, kill: bool = False) -> None:
-        self._command(StopGang(kill), "stop it")
+        self._command(msg.StopGang(kill), "stop it")
 
     def ask_stacks(self) -> None:
-        self._send(ReportGangStacks())
+        self._send(msg.ReportGangStacks())
 
     def record(self, on: bool) -> None:
-        self._command(RecordGang(on), "record it")
+        self._command(msg.RecordGang(on), "record it")
 
     def profile(self, steps: int) -> None:
-        self._command(ProfileGang(steps), "profile it")
+        self._command(msg.ProfileGang(steps), "profile it")
 
     def answer_input(self, rank: int, number: int, text: str, error: str = "") -> None:
         """Do nothing: no cell waits for an outliving gang, so its owner has refused the request."""
 
-    def _command(self, command: OwnerCommand, what: str) -> None:
+    def _command(self, command: msg.OwnerCommand, what: str) -> None:
         if not self.control.is_yours:
             gang, holder = self.attached.gang, self.control.holder
             raise HydrogenError(
@@ -130,28 +116,30 @@ class OwnerConnection:
             )
         self._send(command)
 
-    def _send(self, command: OwnerCommand) -> None:
+    def _send(self, command: msg.OwnerCommand) -> None:
         with self._sending, suppress(BrokenPipeError, ConnectionResetError):  # see _finish()
             if self._sock.fileno() >= 0:  # open: the gang has not ended
                 framing.send(self._sock, command)
 
     # ── reports ──
 
-    def _first_answer(self) -> Attached:
+    def _first_answer(self) -> msg.Attached:
         answer = next(self._reports(), None)
-        if isinstance(answer, Attached):
+        if isinstance(answer, msg.Attached):
             self._sock.settimeout(None)
             return answer
         self._sock.close()
-        if isinstance(answer, LaunchRefused):
+        if isinstance(answer, msg.LaunchRefused):
             raise _error_of(answer)
         raise ConnectionError("the owner process exited")
 
-    def _reports(self, on_silence: Callable[[bool], None] | None = None) -> Iterator[OwnerReport]:
+    def _reports(
+        self, on_silence: Callable[[bool], None] | None = None
+    ) -> Iterator[msg.OwnerReport]:
         """Yield what arrives; ``on_silence`` is called with True while nothing does, then with False."""
         while True:
             for message, _ in self._reader.messages():
-                yield decode(message, OwnerReport)
+                yield msg.decode(message, msg.OwnerReport)
             if on_silence is not None:
                 while not _is_readable(self._sock, _SILENCE_S):
                     on_silence(True)
@@ -176,10 +164,10 @@ class OwnerConnection:
         else:
             run.finish()  # views of the gang end, too
 
-    def _take(self, report: OwnerReport, run: GangRun) -> None:
-        if isinstance(report, Control):
+    def _take(self, report: msg.OwnerReport, run: GangRun) -> None:
+        if isinstance(report, msg.Control):
             self._set_control(report)
-        elif isinstance(report, OwnerEvents):
+        elif isinstance(report, msg.OwnerEvents):
             for event in map(ev.decode, report.events):
                 run.log.append(event)
                 self._n_recorded += run_log.is_recorded(event)
@@ -201,7 +189,7 @@ class OwnerConnection:
             text += " responds again"
         run.log.append(ev.Notice(after_s, "warning" if is_stopped else "info", text))
 
-    def _set_control(self, control: Control) -> None:
+    def _set_control(self, control: msg.Control) -> None:
         self.control = control
         self._has_control.set() if control.is_yours else self._has_control.clear()
 
@@ -241,7 +229,7 @@ def _finish(run: GangRun, n_known: int) -> None:
     run.finish()
 
 
-def _error_of(refused: LaunchRefused) -> Exception:
+def _error_of(refused: msg.LaunchRefused) -> Exception:
     """Return the error of a launch that the owner refused."""
     kind = getattr(errors, refused.error, None)
     if isinstance(kind, type) and issubclass(kind, Exception):

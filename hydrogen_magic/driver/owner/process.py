@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes, run_log
-from hydrogen_magic.core.messages import LaunchRefused, OwnGang, decode
 from hydrogen_magic.driver import launcher, tracking
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.gang import Gang
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     received = framing.receive(reader)
     if received is None:
         return  # the kernel has already exited
-    request, (closure,) = decode(received[0], OwnGang), received[1]
+    request, (closure,) = msg.decode(received[0], msg.OwnGang), received[1]
     with ExitStack() as data, ExitStack() as placement:
         try:
             _become_like_kernel(request)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
             placement.enter_context(_in_owner(request))
             gang, listener = _launched(request, closure)
         except Exception as error:  # the kernel raises it
-            framing.send(sock, LaunchRefused(type(error).__name__, str(error)))
+            framing.send(sock, msg.LaunchRefused(type(error).__name__, str(error)))
             return
         server = OwnerServer(gang, listener)
         server.serve(sock, reader)
@@ -58,11 +58,11 @@ def main(arguments: Sequence[str]) -> None:
         _leave_nothing(gang.folder)
 
 
-def _in_owner(request: OwnGang) -> AbstractContextManager[None]:
+def _in_owner(request: msg.OwnGang) -> AbstractContextManager[None]:
     return plugins.placement(request.spec.placement).in_owner(request.placement_setup)
 
 
-def _launched(request: OwnGang, closure: int) -> tuple[Gang, socket.socket]:
+def _launched(request: msg.OwnGang, closure: int) -> tuple[Gang, socket.socket]:
     captured = Captured(
         payload=payload.from_memfd(closure),
         inventory=(),
@@ -86,7 +86,7 @@ def _launched(request: OwnGang, closure: int) -> tuple[Gang, socket.socket]:
     return gang, listener
 
 
-def _become_like_kernel(request: OwnGang) -> None:
+def _become_like_kernel(request: msg.OwnGang) -> None:
     """Take over the environment, working directory and module path, on which a launch depends."""
     os.environ.clear()
     os.environ.update(request.env)

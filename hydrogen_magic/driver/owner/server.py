@@ -8,21 +8,7 @@ import time
 from contextlib import suppress
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import (
-    Attach,
-    Attached,
-    Control,
-    MessageError,
-    OwnerCommand,
-    OwnerEvents,
-    OwnerReport,
-    ProfileGang,
-    RecordGang,
-    ReportGangStacks,
-    StopGang,
-    TakeControl,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner import local_socket
 from hydrogen_magic.driver.state.gang_state import GangState
@@ -39,21 +25,21 @@ _FLUSH_S = 5.0
 class _AttachedClient:
     """A kernel or a terminal that is attached to the gang."""
 
-    def __init__(self, sock: socket.socket, attach: Attach) -> None:
+    def __init__(self, sock: socket.socket, attach: msg.Attach) -> None:
         self.sock = sock
         self.name = attach.name
         self.is_lost = False
         self.sending: threading.Thread | None = None
-        self.known_control: Control | None = None
+        self.known_control: msg.Control | None = None
         """What the other end knows of who has control."""
 
-    def send(self, report: OwnerReport) -> None:
+    def send(self, report: msg.OwnerReport) -> None:
         try:
             framing.send(self.sock, report)
         except OSError:  # it has exited, or its machine is out of descriptors
             self.is_lost = True
 
-    def send_control(self, control: Control) -> None:
+    def send_control(self, control: msg.Control) -> None:
         """Send who has control, if that has changed."""
         if control != self.known_control:
             self.known_control = control
@@ -109,7 +95,7 @@ class OwnerServer:
     def _serve(self, sock: socket.socket, reader: framing.FrameReader) -> None:
         with sock, suppress(ValueError, OSError):  # malformed, or lost: this connection ends
             attach = _next(reader)
-            if not isinstance(attach, Attach):
+            if not isinstance(attach, msg.Attach):
                 return
             connection = _AttachedClient(sock, attach)
             if attach.wants == "status":
@@ -142,33 +128,33 @@ class OwnerServer:
             if connection is self._controller:
                 self._controller = next(iter(self._connections), None)
 
-    def _take(self, command: OwnerCommand, connection: _AttachedClient) -> None:
+    def _take(self, command: msg.OwnerCommand, connection: _AttachedClient) -> None:
         match command:
-            case TakeControl():
+            case msg.TakeControl():
                 with self._lock:
                     self._controller = connection
-            case ReportGangStacks():
+            case msg.ReportGangStacks():
                 self._gang.ask_stacks()
             case _ if connection is self._controller:
                 self._carry_out(command)
 
-    def _carry_out(self, command: OwnerCommand) -> None:
+    def _carry_out(self, command: msg.OwnerCommand) -> None:
         match command:
-            case StopGang():
+            case msg.StopGang():
                 self._gang.stop(command.kill)
-            case RecordGang():
+            case msg.RecordGang():
                 self._gang.record(command.on)
-            case ProfileGang():
+            case msg.ProfileGang():
                 self._gang.profile(command.steps)
             case _:
-                raise MessageError(f"unexpected {type(command).__name__}")
+                raise msg.MessageError(f"unexpected {type(command).__name__}")
 
     def _send_events(self, connection: _AttachedClient) -> None:
         sent, has_ended = 0, False
         while not connection.is_lost:
             fresh = self._gang.events(sent)[:_MOST_EVENTS]
             if fresh:
-                connection.send(OwnerEvents(tuple(map(ev.encode, fresh))))
+                connection.send(msg.OwnerEvents(tuple(map(ev.encode, fresh))))
                 sent += len(fresh)
             elif has_ended:
                 return
@@ -176,23 +162,23 @@ class OwnerServer:
                 connection.send_control(self._control_of(connection))
                 has_ended = self._gang.wait(_BATCH_S)
 
-    def _control_of(self, connection: _AttachedClient) -> Control:
+    def _control_of(self, connection: _AttachedClient) -> msg.Control:
         holder = self._controller
-        return Control(connection is holder, holder.name if holder is not None else "")
+        return msg.Control(connection is holder, holder.name if holder is not None else "")
 
-    def _attached(self, connection: _AttachedClient) -> Attached:
+    def _attached(self, connection: _AttachedClient) -> msg.Attached:
         control, n_events = self._control_of(connection), len(self._gang.events())
-        return Attached(self._gang.id, control, n_events, progress(self._gang.snapshot()))
+        return msg.Attached(self._gang.id, control, n_events, progress(self._gang.snapshot()))
 
 
-def _next(reader: framing.FrameReader) -> OwnerCommand | None:
+def _next(reader: framing.FrameReader) -> msg.OwnerCommand | None:
     """Return the next command, None at the end of the connection."""
     received = framing.receive(reader)
     if received is None:
         return None
     message, fds = received
     framing.close_all(fds)
-    return decode(message, OwnerCommand)
+    return msg.decode(message, msg.OwnerCommand)
 
 
 def progress(state: GangState) -> float | None:

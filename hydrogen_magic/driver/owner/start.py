@@ -11,9 +11,9 @@ from typing import IO
 
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.core.messages import OwnGang
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import OwnerConnection
 from hydrogen_magic.driver.placements import forkserver
@@ -40,7 +40,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
     if spec.timeout_s is None:
         spec = replace(spec, timeout_s=LIMIT_S)
     around = forkserver.Surroundings.now()
-    request = OwnGang(
+    request = msg.OwnGang(
         spec=_finite(spec),
         title=title,
         source=captured.source,
@@ -76,7 +76,7 @@ def _finite(spec: JobSpec) -> JobSpec:
     return replace(spec, **{k: min(v, _LONGEST_S) for k, v in given.items() if v is not None})
 
 
-def _started(request: OwnGang, captured: Captured) -> OwnerConnection:
+def _started(request: msg.OwnGang, captured: Captured) -> OwnerConnection:
     """Start an owner; return the connection to it once the gang is launched."""
     ours, theirs = framing.pair()
     ours.settimeout(_START_S)
@@ -97,7 +97,7 @@ def _started(request: OwnGang, captured: Captured) -> OwnerConnection:
             starting.wait()
 
 
-def _send(sock: socket.socket, request: OwnGang, captured: Captured) -> None:
+def _send(sock: socket.socket, request: msg.OwnGang, captured: Captured) -> None:
     closure = payload.to_memfd(captured.payload, "closure")
     try:
         framing.send(sock, request, [closure])

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import AgentCommand, ObserverSpec, ResultPart, SessionCell
 from hydrogen_magic.driver.placements.forkserver import Surroundings
 from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import HydrogenError, PlacementError
@@ -68,7 +68,7 @@ class SessionRun(Protocol):
 
     key: str
     """Identifies the session for its agents."""
-    cell: SessionCell | None
+    cell: msg.SessionCell | None
     """None for a gang whose ranks ``%%infer`` keeps."""
     ranks: tuple[int, ...]
     """Those that take part."""
@@ -130,7 +130,7 @@ class Job:
     """The notebook's, for every attempt."""
     secrets: tuple[str, ...] = ()
     """Of the kernel's secrets those that travel with the gang: agents mask them too."""
-    observers: tuple[ObserverSpec, ...] = ()
+    observers: tuple[msg.ObserverSpec, ...] = ()
     """What the ranks attach."""
     feed: WorkFeed | None = None
     """Source of data for the ranks after the cell has run, None if the cell is all."""
@@ -145,7 +145,7 @@ class Job:
         return {**self.surroundings.env, **dict(self.spec.env)}
 
     @property
-    def session_cell(self) -> SessionCell | None:
+    def session_cell(self) -> msg.SessionCell | None:
         """Which cell of a session it is."""
         return None if self.session is None else self.session.cell
 
@@ -201,7 +201,7 @@ class EventSink:
     """Receives the events of an agent group; called on the hub's loop."""
 
     emit: Callable[[Event], None]
-    deliver: Callable[[int, ResultPart, Payload], None]
+    deliver: Callable[[int, msg.ResultPart, Payload], None]
     """Receives one of a rank's results; one with an error has no bytes."""
     take_trace: Callable[[int, int, mmap.mmap], None] = lambda rank, number, trace: None
     """Receives a rank's answer to ``profile``: rank, number, and the file's bytes."""
@@ -222,7 +222,7 @@ class AgentGroup(Protocol):
     def kill(self) -> None:
         """End the ranks at once."""
 
-    def send(self, command: AgentCommand) -> None:
+    def send(self, command: msg.AgentCommand) -> None:
         """Pass on a command to the running ranks, or ignore it if they cannot carry it out.
 
         It is one of these of :mod:`hydrogen_magic.core.messages`: ``KillRanks``, which ends one rank at once

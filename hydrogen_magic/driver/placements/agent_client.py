@@ -15,24 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import (
-    Address,
-    AgentCommand,
-    AgentReport,
-    CleanedUp,
-    EventBatch,
-    Hello,
-    HoldPorts,
-    KillRanks,
-    Ping,
-    PortsHeld,
-    ProfileTrace,
-    RankFile,
-    ResultPart,
-    SessionLost,
-    StopRanks,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization import payload
@@ -62,7 +45,7 @@ class AgentClient(ABC):
         self.keys = hub.admit(self._on_message, secret)
         self.greeted: asyncio.Future[None] = hub.loop.create_future()
         self._clean: asyncio.Future[None] | None = None
-        self._ports: asyncio.Future[PortsHeld] | None = None
+        self._ports: asyncio.Future[msg.PortsHeld] | None = None
         self.is_retained = False
         """The ranks of the last attempt wait for another one."""
         self.on_session_lost: Callable[[str], None] = lambda why: None
@@ -78,18 +61,18 @@ class AgentClient(ABC):
         """The gang that runs there, empty if none."""
         return self.attempt[0] if self.attempt else ""
 
-    def send(self, command: AgentCommand) -> None:
+    def send(self, command: msg.AgentCommand) -> None:
         self.hub.send(self.keys.key, command)
 
     def stop_ranks(self) -> None:
         """Ask the ranks to end, then make them. From now on the agent must respond."""
-        self._send_urgent(StopRanks(self.gang), _STOP_RESPONSE_S)
+        self._send_urgent(msg.StopRanks(self.gang), _STOP_RESPONSE_S)
 
     def kill_ranks(self) -> None:
         """End the ranks at once. From now on the agent must respond."""
-        self._send_urgent(KillRanks(self.gang), _KILL_RESPONSE_S)
+        self._send_urgent(msg.KillRanks(self.gang), _KILL_RESPONSE_S)
 
-    def _send_urgent(self, command: AgentCommand, response_s: float) -> None:
+    def _send_urgent(self, command: msg.AgentCommand, response_s: float) -> None:
         self._commanded_s = time.monotonic()
         self._response_limit_s = min(self._response_limit_s, response_s)
         self.send(command)
@@ -104,7 +87,7 @@ class AgentClient(ABC):
     async def responds(self) -> bool:
         """Return whether the agent answers a message. One that ends does not."""
         self._message_arrived.clear()
-        self.send(Ping())
+        self.send(msg.Ping())
         try:
             await asyncio.wait_for(self._message_arrived.wait(), _KILL_RESPONSE_S)
         except asyncio.TimeoutError:
@@ -117,7 +100,7 @@ class AgentClient(ABC):
         Raises AgentLostError if the agent does not answer, PlacementError if no ports are free.
         """
         self._ports = self.hub.loop.create_future()
-        self.send(HoldPorts(count))
+        self.send(msg.HoldPorts(count))
         try:
             held = await asyncio.wait_for(self._ports, _STOP_RESPONSE_S)
         except asyncio.TimeoutError:
@@ -148,7 +131,7 @@ class AgentClient(ABC):
         self.last_message_s = time.monotonic()
         self._message_arrived.set()
         try:
-            self.take(decode(message, AgentReport), data)
+            self.take(msg.decode(message, msg.AgentReport), data)
         except Exception as error:
             # An error of ours or of the agent: this gang ends, others continue.
             if self._clean is None or self._clean.done():
@@ -160,25 +143,25 @@ class AgentClient(ABC):
     def kill(self) -> None:
         """End an agent that sends malformed messages."""
 
-    def take(self, report: AgentReport, data: memoryview | None) -> None:
+    def take(self, report: msg.AgentReport, data: memoryview | None) -> None:
         """Take a message of the agent's, and the bytes that came with it."""
-        if isinstance(report, Hello):
+        if isinstance(report, msg.Hello):
             self.held = _host_and_port(report.held)
             self.finish(self.greeted)
-        elif isinstance(report, CleanedUp) and report.gang == self.gang:
+        elif isinstance(report, msg.CleanedUp) and report.gang == self.gang:
             if report.held is not None:  # else it is about to end
                 self.held = _host_and_port(report.held)
             self.is_retained = report.is_retained
             self.finish(self._clean)
-        elif isinstance(report, PortsHeld):
+        elif isinstance(report, msg.PortsHeld):
             if self._ports is not None and not self._ports.done():
                 self._ports.set_result(report)
-        elif isinstance(report, SessionLost):
+        elif isinstance(report, msg.SessionLost):
             self.on_session_lost(report.why)
-        elif isinstance(report, EventBatch) and self.attempt == (report.gang, report.attempt):
+        elif isinstance(report, msg.EventBatch) and self.attempt == (report.gang, report.attempt):
             self._emit(report)
 
-    def _emit(self, batch: EventBatch) -> None:
+    def _emit(self, batch: msg.EventBatch) -> None:
         if self.sink is not None:
             for event in batch.events:
                 self.sink.emit(ev.decode(event))
@@ -188,15 +171,15 @@ class AgentClient(ABC):
             future.set_result(None)
 
 
-def take_file(sink: EventSink, file: RankFile, fd: int) -> None:
+def take_file(sink: EventSink, file: msg.RankFile, fd: int) -> None:
     """Give ``sink`` a result or a trace, which is in the file ``fd``."""
     content = file.content
-    if isinstance(content, ResultPart):
+    if isinstance(content, msg.ResultPart):
         sink.deliver(file.rank, content, payload.from_memfd(fd))
-    elif isinstance(content, ProfileTrace) and os.fstat(fd).st_size:
+    elif isinstance(content, msg.ProfileTrace) and os.fstat(fd).st_size:
         # An empty file cannot be mapped.
         sink.take_trace(file.rank, content.number, mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
 
 
-def _host_and_port(address: Address) -> tuple[str, int]:
+def _host_and_port(address: msg.Address) -> tuple[str, int]:
     return address.host, address.port

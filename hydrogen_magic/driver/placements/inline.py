@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.core.messages import JoinAdvice
 from hydrogen_magic.driver.placements import Attempt, EventSink, InKernelPlacement, Job, devices
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint, main_thread, namespace, reporter, results
@@ -44,7 +44,7 @@ class InlinePlacement(InKernelPlacement):
                 sink.emit(event)
 
         said = reporter.Reporter(0, job.clock_zero_s, send)
-        said.exchanges.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
+        said.exchanges.advice = msg.JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
         slot = job.plan.slots[0]
         device = devices.device_name(job.plan, slot)
         sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, device))

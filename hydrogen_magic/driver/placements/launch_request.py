@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import Plan, Slot
-from hydrogen_magic.core.messages import JoinAdvice, LaunchRequest, RankLaunch, RankOptions
 from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.driver.placements import Attempt, devices
 from hydrogen_magic.driver.rendezvous import RendezvousInfo
@@ -40,10 +40,10 @@ class HostLaunch:
 
 def build(
     attempt: Attempt, plan: Plan, rendezvous: RendezvousInfo, host: HostLaunch
-) -> LaunchRequest:
+) -> msg.LaunchRequest:
     """Return the request for one agent."""
     job, spec = attempt.job, attempt.job.spec
-    return LaunchRequest(
+    return msg.LaunchRequest(
         gang=attempt.gang,
         attempt=attempt.number,
         ranks=tuple(
@@ -64,8 +64,8 @@ def build(
         secrets=job.secrets,
         observers=job.observers,
         timeline=job.rendezvous.timeline,
-        options=RankOptions(
-            join_advice=JoinAdvice(spec.rendezvous, job.rendezvous.join_advice),
+        options=msg.RankOptions(
+            join_advice=msg.JoinAdvice(spec.rendezvous, job.rendezvous.join_advice),
             displaying=spec.displaying,
             is_debugging=spec.pdb,
             debuggable=spec.on_ranks,
@@ -80,7 +80,7 @@ def build(
 
 def _rank_launch(
     plan: Plan, slot: Slot, rendezvous: RendezvousInfo, host: HostLaunch
-) -> RankLaunch:
+) -> msg.RankLaunch:
     env = {
         **devices.environment(plan, slot),
         **host.rank_env,
@@ -88,4 +88,4 @@ def _rank_launch(
         **host.user_env,
     }
     device = devices.device_name(plan, slot)
-    return RankLaunch(slot.rank, device, slot.gpu, env, host.tasks.get(slot.rank))
+    return msg.RankLaunch(slot.rank, device, slot.gpu, env, host.tasks.get(slot.rank))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.core.messages import AgentCommand, EndSession, LaunchRequest, Ping
 from hydrogen_magic.driver.placements import (
     AgentLostError,
     Attempt,
@@ -210,7 +210,7 @@ class LocalAgentGroup:
         if (agent := self._launched_agent()) is not None:
             agent.kill_ranks()
 
-    def send(self, command: AgentCommand) -> None:
+    def send(self, command: msg.AgentCommand) -> None:
         if (agent := self._launched_agent()) is not None:
             agent.send(command)
 
@@ -230,7 +230,7 @@ class LocalAgentGroup:
     async def end_session(self) -> None:
         if self._agent is not None and self.is_retained:
             self.is_retained = False
-            self._agent.send(EndSession(self._key))
+            self._agent.send(msg.EndSession(self._key))
         await self.release()
 
 
@@ -240,7 +240,7 @@ async def _watch(agent: LocalAgent, attempt: Attempt, sink: EventSink) -> None:
     looked_s = time.monotonic()
     while True:
         await asyncio.sleep(_PING_S)
-        agent.send(Ping())
+        agent.send(msg.Ping())
         late_s = time.monotonic() - looked_s
         agent.last_message_s += late_s if late_s > _LATE_S else 0.0
         looked_s = time.monotonic()
@@ -301,7 +301,7 @@ async def _located(attempt: Attempt, agent: LocalAgent) -> Attempt | None:
 
 def _launch_request(
     attempt: Attempt, agent: LocalAgent, address: tuple[str, int], digest: str
-) -> LaunchRequest:
+) -> msg.LaunchRequest:
     job = attempt.job
     plan, spec, around = job.plan, job.spec, job.surroundings
     rendezvous = job.rendezvous.prepare(

@@ -17,14 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hydrogen_magic.core import file_limit, processes, run_log
-from hydrogen_magic.core.messages import (
-    LaunchFiles,
-    LaunchRequest,
-    LocalAgentConfig,
-    MessageError,
-    RankFile,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import AgentLostError, EventSink, forkserver
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.driver.placements.forkserver import Surroundings
@@ -102,8 +95,8 @@ class LocalAgent(AgentClient):
 
     def _config(
         self, sys_path: tuple[str, ...], env: Mapping[str, str], preload: Sequence[str]
-    ) -> LocalAgentConfig:
-        return LocalAgentConfig(
+    ) -> msg.LocalAgentConfig:
+        return msg.LocalAgentConfig(
             endpoint=self.keys.endpoint,
             server_key=self.keys.server_key,
             secret=self.keys.secret,
@@ -123,14 +116,14 @@ class LocalAgent(AgentClient):
         """Whether it is alive, and :meth:`kill` was not called."""
         return self.alive and self._killing is None
 
-    def launch(self, request: LaunchRequest, handed: Sequence[int], sink: EventSink) -> None:
+    def launch(self, request: msg.LaunchRequest, handed: Sequence[int], sink: EventSink) -> None:
         """Have the agent start the ranks of ``request``, and report to ``sink`` what happens.
 
         ``handed``: descriptors of the closure and of the channels by which ranks are fed.
         """
         self.sink, self.attempt = sink, (request.gang, request.attempt)
         self.expect_cleanup()
-        files = LaunchFiles(request.gang, request.attempt)
+        files = msg.LaunchFiles(request.gang, request.attempt)
         self._handover.setblocking(True)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
             framing.send(self._handover, files, handed)
@@ -178,7 +171,7 @@ class LocalAgent(AgentClient):
     def _on_handover(self) -> None:
         try:
             self._take_handed_over()
-        except (OSError, MessageError) as error:  # a file in memory cannot be opened
+        except (OSError, msg.MessageError) as error:  # a file in memory cannot be opened
             self.hub.loop.remove_reader(self._handover)
             why = f"a result could not be received: {file_limit.explained(error)}"
             self.fail(HydrogenError(why))
@@ -191,7 +184,7 @@ class LocalAgent(AgentClient):
             self.hub.loop.remove_reader(self._handover)
         for message, fds in self._handed_over.messages():
             try:
-                file = decode(message, RankFile)
+                file = msg.decode(message, msg.RankFile)
                 if self.sink is not None and self.attempt == (file.gang, file.attempt):
                     take_file(self.sink, file, fds[0])
             finally:

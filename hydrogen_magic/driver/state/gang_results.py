@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.core.messages import ResultPart
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.identity import Originals
@@ -23,7 +23,7 @@ class RankResults:
     """The results of one rank: its value and the ``--out`` variables. Unpickled on first use."""
 
     def __init__(
-        self, rank: int, parts: Sequence[tuple[ResultPart, Payload]], attempt: int = 0
+        self, rank: int, parts: Sequence[tuple[msg.ResultPart, Payload]], attempt: int = 0
     ) -> None:
         self.rank = rank
         self.attempt = attempt
@@ -35,7 +35,7 @@ class RankResults:
         self._opened: dict[str, Any] | None = None
         self._opening = threading.Lock()
 
-    def add(self, part: ResultPart, section: Payload) -> None:
+    def add(self, part: msg.ResultPart, section: Payload) -> None:
         """Store a part that has arrived."""
         copied = payload.copied if section.nbytes <= _SMALL_BYTES else payload.with_small_copied
         self.parts.append((part, copied(section)))
@@ -178,7 +178,7 @@ class GangResults:
         self._first_rank = first_rank
         self._ranks: dict[int, RankResults] = {}
 
-    def add(self, rank: int, attempt: int, part: ResultPart, section: Payload) -> None:
+    def add(self, rank: int, attempt: int, part: msg.ResultPart, section: Payload) -> None:
         """Store a part that has arrived; results of earlier attempts of this rank are dropped."""
         known = self._ranks.get(rank)
         if known is None or known.attempt != attempt:

@@ -18,15 +18,8 @@ from typing import Any
 
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import (
-    AgentCommand,
-    EndTask,
-    ReportStacks,
-    ResultPart,
-    TaskStatus,
-    decode,
-)
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
@@ -275,7 +268,7 @@ class TaskAgentGroup:
         self._emit(sink, self._progress.end(now_s, self._run.n_rows or 0))
         for rank in range(self._n_ranks):
             value = NONE  # the value of the cell is not used
-            sink.deliver(rank, ResultPart(CELL_VALUE), value)
+            sink.deliver(rank, msg.ResultPart(CELL_VALUE), value)
             sink.emit(ev.RankResult(now_s, rank, value.nbytes))
             sink.emit(ev.RankExited(now_s, rank, 0, asked=True))
 
@@ -334,13 +327,13 @@ class TaskAgentGroup:
 
     def _receive(self, message: object, data: memoryview | None) -> None:
         """Take the report of a worker; the answer goes to that worker."""
-        status = decode(message, TaskStatus)
+        status = msg.decode(message, msg.TaskStatus)
         self._progress.update(status, self._now_s())
         if self._ends_tasks:
-            hub().send(self._key, EndTask())
+            hub().send(self._key, msg.EndTask())
         elif status.worker in self._asked_stacks:
             self._asked_stacks.discard(status.worker)
-            hub().send(self._key, ReportStacks())
+            hub().send(self._key, msg.ReportStacks())
 
     # ── commands ──
 
@@ -355,9 +348,9 @@ class TaskAgentGroup:
     def kill(self) -> None:
         self.stop()
 
-    def send(self, command: AgentCommand) -> None:
+    def send(self, command: msg.AgentCommand) -> None:
         """Ask for stacks. Tasks have no spans, steps or input, and Spark assigns partitions to them."""
-        if isinstance(command, ReportStacks):
+        if isinstance(command, msg.ReportStacks):
             self._asked_stacks = self._progress.workers
 
     async def release(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import TaskProgress, TaskStatus
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.prediction.row_labels import failures_text
 
 _ROWS_BAR = -1
@@ -33,7 +33,7 @@ class _Worker:
     rows: dict[int, int] = field(default_factory=dict)
     """Rows by attempt."""
     reported_s: float = 0.0
-    task: TaskProgress | None = None
+    task: msg.TaskProgress | None = None
     """The current task."""
 
 
@@ -46,7 +46,7 @@ class SparkProgress:
         """Rank and error of failed attempts."""
         self._n_ranks = n_ranks
         self._workers: dict[str, _Worker] = {}
-        self._partitions: dict[int, TaskProgress] = {}
+        self._partitions: dict[int, msg.TaskProgress] = {}
         """The attempt that is furthest, by partition."""
         self._stage: int | None = None
         """The stage that predicts, None before its first task has reported."""
@@ -64,11 +64,11 @@ class SparkProgress:
     def resume(self, n_rows: Mapping[int, int]) -> None:
         """Take the partitions, with their rows, that an earlier run has finished: no task reports them."""
         for partition, rows in n_rows.items():
-            self._partitions[partition] = TaskProgress(-1, partition, -1, False, "done", rows)
+            self._partitions[partition] = msg.TaskProgress(-1, partition, -1, False, "done", rows)
 
     # ── reports ──
 
-    def update(self, status: TaskStatus, now_s: float) -> None:
+    def update(self, status: msg.TaskStatus, now_s: float) -> None:
         """Take the report of a worker."""
         worker = self._workers.get(status.worker)
         if worker is None:
@@ -85,7 +85,7 @@ class SparkProgress:
         if status.stacks:
             self._new_events.append(ev.RankStacks(now_s, worker.rank, status.stacks))
 
-    def _update_task(self, worker: _Worker, task: TaskProgress, now_s: float) -> None:
+    def _update_task(self, worker: _Worker, task: msg.TaskProgress, now_s: float) -> None:
         worker.task = None if task.phase in ("done", "failed", "left") else task
         if task.phase == "failed":
             self._errors.append((worker.rank, task.error))
@@ -221,5 +221,5 @@ class SparkProgress:
         )
 
 
-def _reached(task: TaskProgress) -> tuple[bool, int]:
+def _reached(task: msg.TaskProgress) -> tuple[bool, int]:
     return task.phase == "done", task.rows

@@ -11,13 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hydrogen_magic.core import address_space, processes
-from hydrogen_magic.core.messages import (
-    AgentConfig,
-    LocalAgentConfig,
-    MessageError,
-    RemoteAgentConfig,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.transport import framing
 
@@ -37,9 +31,11 @@ def main(arguments: Sequence[str]) -> None:
     if received is None:
         return  # the kernel has already exited
     message, fds = received
-    config = decode(message, AgentConfig)
+    config = msg.decode(message, msg.AgentConfig)
     try:
-        kernel = os.pidfd_open(config.kernel_pid) if isinstance(config, LocalAgentConfig) else -1
+        kernel = (
+            os.pidfd_open(config.kernel_pid) if isinstance(config, msg.LocalAgentConfig) else -1
+        )
     except ProcessLookupError:
         return
     address_space.raise_limit_of_workers(config.env)
@@ -54,18 +50,20 @@ def main(arguments: Sequence[str]) -> None:
     asyncio.run(AgentServer(config, _kernel_link(config, handover, fds), pool).run())
 
 
-def _kernel_link(config: AgentConfig, handover: socket.socket, fds: list[int]) -> KernelLink:
+def _kernel_link(config: msg.AgentConfig, handover: socket.socket, fds: list[int]) -> KernelLink:
     match config:
-        case LocalAgentConfig():
+        case msg.LocalAgentConfig():
             from hydrogen_magic.node.agent.kernel_link import LocalLink
 
             return LocalLink(config, handover)
-        case RemoteAgentConfig():
+        case msg.RemoteAgentConfig():
             from hydrogen_magic.node.agent.remote_link import RemoteLink
 
             return RemoteLink(config, socket.socket(fileno=fds[0]))
         case _:
-            raise MessageError("an agent is either on the kernel's machine or on another machine")
+            raise msg.MessageError(
+                "an agent is either on the kernel's machine or on another machine"
+            )
 
 
 if __name__ == "__main__":

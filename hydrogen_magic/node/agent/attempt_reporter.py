@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import FileContent
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class AttemptReporter:
     """Removes secrets from what ranks report."""
     emit: Callable[[ev.Event], None]
     """Sends an event."""
-    send_file: Callable[[int, FileContent, int], None]
+    send_file: Callable[[int, msg.FileContent, int], None]
     """Sends a file of a rank and closes its descriptor."""
 
     def now_s(self) -> float:

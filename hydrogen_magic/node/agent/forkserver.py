@@ -31,16 +31,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes
-from hydrogen_magic.core.messages import (
-    ForkserverRequest,
-    ForkWorkers,
-    ModulesPreloaded,
-    ObserverSpec,
-    PreloadModules,
-    WorkersForked,
-    decode,
-)
 from hydrogen_magic.node.worker.main import run_worker
 from hydrogen_magic.node.worker.process_setup import WorkerPipes
 from hydrogen_magic.transport import framing
@@ -98,12 +90,12 @@ def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequ
         if received is None:
             return
         message, fds = received
-        request = decode(message, ForkserverRequest)
-        if isinstance(request, PreloadModules):
+        request = msg.decode(message, msg.ForkserverRequest)
+        if isinstance(request, msg.PreloadModules):
             framing.send(sock, _preload(request.modules))
-        elif isinstance(request, ForkWorkers):
+        elif isinstance(request, msg.ForkWorkers):
             pids = _fork_workers(sock, kernel, fds, agent_pid, request.observers)
-            framing.send(sock, WorkersForked(pids))
+            framing.send(sock, msg.WorkersForked(pids))
             framing.close_all(fds)
 
 
@@ -138,7 +130,7 @@ async def _end(agent_pid: int) -> None:
     processes.send_signal(agent_pid, signal.SIGKILL)
 
 
-def _preload(names: Sequence[str]) -> ModulesPreloaded:
+def _preload(names: Sequence[str]) -> msg.ModulesPreloaded:
     """Import ``names``; an import that fails is left to the ranks, where the user sees its error."""
     thresholds = gc.get_threshold()
     # Imports leave little garbage; collections would take an eighth of their time.
@@ -153,7 +145,7 @@ def _preload(names: Sequence[str]) -> ModulesPreloaded:
     gc.collect()
     gc.freeze()
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-    return ModulesPreloaded(tuple(file for file in files if file), _is_unsafe_to_fork())
+    return msg.ModulesPreloaded(tuple(file for file in files if file), _is_unsafe_to_fork())
 
 
 def _import(name: str) -> None:
@@ -181,7 +173,7 @@ def _fork_workers(
     kernel: int,
     fds: Sequence[int],
     agent_pid: int,
-    observers: Sequence[ObserverSpec],
+    observers: Sequence[msg.ObserverSpec],
 ) -> tuple[int, ...]:
     read_end, write_end = os.pipe()
     intermediate = os.fork()
@@ -205,7 +197,7 @@ def _be_intermediate(
     fds: Sequence[int],
     agent_pid: int,
     write_end: int,
-    observers: Sequence[ObserverSpec],
+    observers: Sequence[msg.ObserverSpec],
 ) -> NoReturn:
     pids: list[int] = []
     intermediate_pid = os.getpid()

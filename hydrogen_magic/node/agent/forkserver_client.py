@@ -13,16 +13,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from hydrogen_magic.core import file_limit, memory_settings, processes
-from hydrogen_magic.core.messages import (
-    ForkserverAnswer,
-    ForkserverRequest,
-    ForkWorkers,
-    ModulesPreloaded,
-    ObserverSpec,
-    PreloadModules,
-    WorkersForked,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.node.agent.file_versions import are_changed, modified_ns
@@ -30,7 +21,7 @@ from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 from hydrogen_magic.transport import framing
 
-_A = TypeVar("_A", bound=ForkserverAnswer)
+_A = TypeVar("_A", bound=msg.ForkserverAnswer)
 
 _FILES_PER_WORKER = 10
 _OTHER_FILES = 16
@@ -92,7 +83,7 @@ class ForkserverClient:
         """Wait for the imports that it was started with."""
         if self._first:
             first, self._first = self._first, ()
-            self._note_modules(first, await self._answer(ModulesPreloaded, first))
+            self._note_modules(first, await self._answer(msg.ModulesPreloaded, first))
 
     def missing(self, modules: Sequence[str]) -> list[str]:
         """Return those of ``modules`` that it should import."""
@@ -101,10 +92,10 @@ class ForkserverClient:
 
     async def preload(self, modules: Sequence[str]) -> None:
         """Import ``modules``."""
-        self._request(PreloadModules(tuple(modules)))
-        self._note_modules(modules, await self._answer(ModulesPreloaded, modules))
+        self._request(msg.PreloadModules(tuple(modules)))
+        self._note_modules(modules, await self._answer(msg.ModulesPreloaded, modules))
 
-    async def fork(self, count: int, observers: tuple[ObserverSpec, ...]) -> list[PooledWorker]:
+    async def fork(self, count: int, observers: tuple[msg.ObserverSpec, ...]) -> list[PooledWorker]:
         """Return new workers, which attach ``observers``."""
         workers: list[PooledWorker] = []
         try:
@@ -131,7 +122,7 @@ class ForkserverClient:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def _note_modules(self, modules: Sequence[str], answer: ModulesPreloaded) -> None:
+    def _note_modules(self, modules: Sequence[str], answer: msg.ModulesPreloaded) -> None:
         self.modules.update(modules)
         self._files.update((file, modified_ns(file)) for file in answer.files)
         if answer.is_unsafe:
@@ -139,7 +130,7 @@ class ForkserverClient:
             self.retire()
 
     async def _fork_batch(
-        self, count: int, observers: tuple[ObserverSpec, ...]
+        self, count: int, observers: tuple[msg.ObserverSpec, ...]
     ) -> list[PooledWorker]:
         ranks = counted(count, "rank")
         file_limit.check(_FILES_PER_WORKER * count + _OTHER_FILES, f"the start of {ranks}")
@@ -150,8 +141,8 @@ class ForkserverClient:
                 worker, fds = PooledWorker.create()
                 workers.append(worker)
                 theirs += fds
-            self._request(ForkWorkers(observers), theirs)
-            pids = (await self._answer(WorkersForked, ())).pids
+            self._request(msg.ForkWorkers(observers), theirs)
+            pids = (await self._answer(msg.WorkersForked, ())).pids
             if len(pids) < count:
                 raise BlockingIOError("this machine refused to fork more processes")
         except BaseException:
@@ -163,7 +154,7 @@ class ForkserverClient:
             worker.pid = pid
         return workers
 
-    def _request(self, request: ForkserverRequest, fds: Sequence[int] = ()) -> None:
+    def _request(self, request: msg.ForkserverRequest, fds: Sequence[int] = ()) -> None:
         try:
             framing.send(self._sock, request, fds)
         except OSError as error:
@@ -180,7 +171,7 @@ class ForkserverClient:
             if not self._is_aborted:  # an import may kill its process: let a rank show it
                 self._unsafe_modules.update(importing)
             raise self._died()
-        return decode(received[0], expected)
+        return msg.decode(received[0], expected)
 
     def _died(self) -> ChildProcessError:
         self.retire()

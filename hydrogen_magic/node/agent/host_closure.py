@@ -11,20 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from hydrogen_magic.core.messages import (
-    AgentCommand,
-    AgentReport,
-    ClosureArriving,
-    ClosureLabel,
-    ClosureServed,
-    FetchClosure,
-    FilePart,
-    MessageError,
-    PartTaken,
-    SendClosure,
-    ServeClosure,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport.background_tasks import BackgroundTasks
@@ -42,7 +29,7 @@ _SILENCE_MS = 6000
 class HostClosure:
     """A closure, complete or not. ``report``: sends a message to the kernel."""
 
-    def __init__(self, gang: str, report: Callable[[AgentReport], None]) -> None:
+    def __init__(self, gang: str, report: Callable[[msg.AgentReport], None]) -> None:
         self.gang = gang
         self.file = ArrivingFile()
         self._report = report
@@ -50,7 +37,7 @@ class HostClosure:
         self._listener: Listener | None = None
         self._tasks = BackgroundTasks()
 
-    def take(self, part: FilePart, data: memoryview) -> None:
+    def take(self, part: msg.FilePart, data: memoryview) -> None:
         """Add a part."""
         self.file.take(part, data)
         if self.file.is_complete or time.monotonic() - self._reported_s > _REPORT_S:
@@ -58,7 +45,7 @@ class HostClosure:
 
     def _report_progress(self) -> None:
         self._reported_s = time.monotonic()
-        self._report(ClosureArriving(self.gang, self.file.arrived, self.file.size))
+        self._report(msg.ClosureArriving(self.gang, self.file.arrived, self.file.size))
 
     def close(self) -> None:
         """Break connections to other agents, and let go of the file."""
@@ -74,7 +61,7 @@ class HostClosure:
 
     # ── to other agents ──
 
-    def serve(self, command: ServeClosure, address: str, ports: PortRange | None) -> None:
+    def serve(self, command: msg.ServeClosure, address: str, ports: PortRange | None) -> None:
         """Listen on ``address`` for other agents, at one of ``ports``."""
         try:
             listener = self._listener or Listener()
@@ -83,9 +70,11 @@ class HostClosure:
                 self._listener = listener
             for key in command.clients:
                 listener.admit_key(key, self._receiver(listener, key))
-            found = ClosureServed(self.gang, listener.listen(address, ports), listener.server_key)
+            found = msg.ClosureServed(
+                self.gang, listener.listen(address, ports), listener.server_key
+            )
         except (PlacementError, LinkError):  # the kernel sends it to them
-            found = ClosureServed(self.gang, "", "")
+            found = msg.ClosureServed(self.gang, "", "")
         self._report(found)
 
     def _receiver(self, listener: Listener, key: str) -> Receiver:
@@ -93,31 +82,31 @@ class HostClosure:
         outgoing = Outgoing(lambda part, data: listener.send(key, part, data))
 
         def on_message(message: object, data: memoryview | None) -> None:
-            match decode(message, AgentReport):
-                case SendClosure(offset=offset):
-                    work = outgoing.pass_on(ClosureLabel(self.gang), self.file, offset)
+            match msg.decode(message, msg.AgentReport):
+                case msg.SendClosure(offset=offset):
+                    work = outgoing.pass_on(msg.ClosureLabel(self.gang), self.file, offset)
                     self._tasks.start(work)
-                case PartTaken():
+                case msg.PartTaken():
                     outgoing.acknowledged()
 
         return on_message
 
     # ── from another agent ──
 
-    def fetch(self, command: FetchClosure, secret: str) -> None:
+    def fetch(self, command: msg.FetchClosure, secret: str) -> None:
         """Fetch the closure from another agent, or from the kernel if that is not possible."""
         if self.file.is_complete:  # of an earlier attempt, which was over before the kernel knew
             self._report_progress()
         else:
             self._tasks.start(self._fetch(command, secret))
 
-    async def _fetch(self, command: FetchClosure, secret: str) -> None:
+    async def _fetch(self, command: msg.FetchClosure, secret: str) -> None:
         with suppress(LinkError):
             await self._fetch_from(
                 AgentLink(command.endpoint, command.server_key, secret, _SILENCE_MS)
             )
         if not self.file.is_complete:
-            self._report(SendClosure(self.gang, self.file.arrived))
+            self._report(msg.SendClosure(self.gang, self.file.arrived))
 
     async def _fetch_from(self, link: AgentLink) -> None:
         lost = asyncio.ensure_future(link.lost(_ENTRY_S))
@@ -129,11 +118,11 @@ class HostClosure:
             link.close()
 
     async def _receive(self, link: AgentLink) -> None:
-        link.send(SendClosure(self.gang, self.file.arrived))
+        link.send(msg.SendClosure(self.gang, self.file.arrived))
         while not self.file.is_complete:
             message, data = await link.receive()
-            part = decode(message, AgentCommand)
-            if not isinstance(part, FilePart):  # it serves this gang no longer
-                raise MessageError(f"expected a part of a closure, got {type(part).__name__}")
+            part = msg.decode(message, msg.AgentCommand)
+            if not isinstance(part, msg.FilePart):  # it serves this gang no longer
+                raise msg.MessageError(f"expected a part of a closure, got {type(part).__name__}")
             self.take(part, memoryview(b"") if data is None else data)
-            link.send(PartTaken())
+            link.send(msg.PartTaken())

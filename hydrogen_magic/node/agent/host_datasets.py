@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hydrogen_magic.core.messages import DatasetFile, FilePart, KeepDataset, TransferKept
+from hydrogen_magic.core import messages as msg
 
 
 class HostDatasets:
@@ -16,7 +16,7 @@ class HostDatasets:
     when it is complete; until then its files are in a folder of the transfer.
     """
 
-    def __init__(self, folder: Path, send: Callable[[TransferKept], None]) -> None:
+    def __init__(self, folder: Path, send: Callable[[msg.TransferKept], None]) -> None:
         """``folder``: created when the first file arrives. ``send``: sends a message to the kernel."""
         self.folder = folder
         self._send = send
@@ -32,7 +32,7 @@ class HostDatasets:
         """Whether no dataset is complete here."""
         return not self._names
 
-    def take(self, label: DatasetFile, part: FilePart, data: memoryview) -> None:
+    def take(self, label: msg.DatasetFile, part: msg.FilePart, data: memoryview) -> None:
         """Write a part of a file. Remaining parts of a transfer that has ended are left out."""
         number = label.transfer
         try:
@@ -48,7 +48,7 @@ class HostDatasets:
         except OSError as error:
             self._refuse(number, error)
 
-    def keep(self, command: KeepDataset) -> None:
+    def keep(self, command: msg.KeepDataset) -> None:
         """Give a dataset its name: its files are complete."""
         number, path = command.transfer, self.folder / command.dataset
         if number not in self._arriving:
@@ -61,11 +61,11 @@ class HostDatasets:
             return
         del self._arriving[number]
         self._names.add(command.dataset)
-        self._send(TransferKept(number))
+        self._send(msg.TransferKept(number))
 
     def _refuse(self, number: int, error: OSError) -> None:
         shutil.rmtree(self._arriving.pop(number), ignore_errors=True)
-        self._send(TransferKept(number, f"{error.strerror} ({self.folder})"))
+        self._send(msg.TransferKept(number, f"{error.strerror} ({self.folder})"))
 
     def drop_incomplete(self) -> None:
         """Delete what was on its way when the gang was stopped."""

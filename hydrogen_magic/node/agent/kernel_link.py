@@ -16,15 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.messages import (
-    AgentCommand,
-    LaunchFiles,
-    LaunchRequest,
-    LocalAgentConfig,
-    RankFile,
-    decode,
-)
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.transport import framing
@@ -56,11 +49,11 @@ class KernelLink(ABC):
         ``expect_ranks`` is called before a gang starts that has ranks on other hosts.
         """
 
-    def take(self, command: AgentCommand, data: memoryview | None) -> bool:
+    def take(self, command: msg.AgentCommand, data: memoryview | None) -> bool:
         """Take a command of the kernel with its bytes; False when it is not for the link."""
         return False
 
-    def localized(self, request: LaunchRequest) -> LaunchRequest:
+    def localized(self, request: msg.LaunchRequest) -> msg.LaunchRequest:
         """Return a ``request`` with this machine's paths, environment and clock."""
         return request
 
@@ -73,7 +66,7 @@ class KernelLink(ABC):
         """
 
     @abstractmethod
-    def send_file(self, file: RankFile, fd: int) -> None:
+    def send_file(self, file: msg.RankFile, fd: int) -> None:
         """Pass a rank's file on to the kernel; ``fd`` stays the caller's."""
 
     async def finish(self, group: RankGroup) -> None:
@@ -95,7 +88,7 @@ class KernelLink(ABC):
 class LocalLink(KernelLink):
     """See :class:`KernelLink`. A file has arrived with the call that sends its descriptor."""
 
-    def __init__(self, config: LocalAgentConfig, handover: socket.socket) -> None:
+    def __init__(self, config: msg.LocalAgentConfig, handover: socket.socket) -> None:
         self.bind = config.bind
         self._kernel_pid = config.kernel_pid
         self._handover = handover
@@ -129,13 +122,13 @@ class LocalLink(KernelLink):
         """Receive the descriptors that the kernel sent just before its ``launch`` message."""
         while (received := framing.receive(self._frames)) is not None:
             message, fds = received
-            files = decode(message, LaunchFiles)
+            files = msg.decode(message, msg.LaunchFiles)
             if (files.gang, files.attempt) == (group.gang, group.attempt):
                 return fds
             framing.close_all(fds)  # of a launch that never arrived
         raise ConnectionError("the kernel closed the connection")
 
-    def send_file(self, file: RankFile, fd: int) -> None:
+    def send_file(self, file: msg.RankFile, fd: int) -> None:
         framing.send(self._handover, file, [fd])
 
     def kernel_ended(self, group: RankGroup) -> None:

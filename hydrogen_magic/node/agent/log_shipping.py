@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hydrogen_magic.core.messages import LogPart, TimelinePart
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.timeline_following import ShippedFile
 from hydrogen_magic.transport.file_transfer import PART_BYTES
 
@@ -55,7 +55,7 @@ class LogShipper:
     folder: Path
     timelines: Sequence[ShippedFile]
     """Those of libraries, sent up to their last complete object."""
-    send: Callable[[LogPart | TimelinePart, bytes], Awaitable[None]]
+    send: Callable[[msg.LogPart | msg.TimelinePart, bytes], Awaitable[None]]
     """Takes a part and its bytes."""
     _sent: dict[Path, int] = field(default_factory=dict)
     _shipping: asyncio.Task[None] | None = None
@@ -75,11 +75,11 @@ class LogShipper:
         while not over:
             over = self._over.is_set()  # checked first: data written before is sent below
             for path in sorted(self.folder.glob("rank-*.log")):
-                log = LogPart(self.gang, int(path.stem.partition("-")[2]), 0)
+                log = msg.LogPart(self.gang, int(path.stem.partition("-")[2]), 0)
                 with suppress(OSError):  # removed by its rank, or with our folder
                     await self._ship_file(path, path.stat().st_size, log)
             for kept in tuple(self.timelines):
-                timeline = TimelinePart(self.gang, kept.number, 0)
+                timeline = msg.TimelinePart(self.gang, kept.number, 0)
                 with suppress(OSError):
                     await self._ship_file(kept.path, kept.settled, timeline)
             if not over:
@@ -88,7 +88,9 @@ class LogShipper:
                 except asyncio.TimeoutError:
                     continue
 
-    async def _ship_file(self, path: Path, until: int, part: LogPart | TimelinePart) -> None:
+    async def _ship_file(
+        self, path: Path, until: int, part: msg.LogPart | msg.TimelinePart
+    ) -> None:
         sent = self._sent.get(path, 0)
         if sent == until:
             return

@@ -12,20 +12,8 @@ from pathlib import Path
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import Mask, secret_values
-from hydrogen_magic.core.messages import (
-    AnswerInput,
-    FileContent,
-    KillRanks,
-    LaunchRequest,
-    ProfileSteps,
-    RankLaunch,
-    RanksCommand,
-    RankStart,
-    RecordSpans,
-    StartProfile,
-    StopRanks,
-)
 from hydrogen_magic.core.timeline_files import path_prefix
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
@@ -51,11 +39,11 @@ class RankGroup:
 
     def __init__(
         self,
-        request: LaunchRequest,
+        request: msg.LaunchRequest,
         pool: WorkerPool,
         retained: RetainedWorkers,
         emit: Callable[[ev.Event], None],
-        send_file: Callable[[int, FileContent, int], None],
+        send_file: Callable[[int, msg.FileContent, int], None],
         service: RunningService | None,
     ) -> None:
         self.gang = request.gang
@@ -114,7 +102,7 @@ class RankGroup:
             if left.name.startswith(names):
                 left.unlink(missing_ok=True)
 
-    def _launch(self, launch: RankLaunch, worker: PooledWorker, fds: Sequence[int]) -> None:
+    def _launch(self, launch: msg.RankLaunch, worker: PooledWorker, fds: Sequence[int]) -> None:
         log = RankLog(str(Path(self.record_dir) / f"rank-{launch.rank}.log"))
         rank = RankProcess(launch.rank, worker, log, self.reporter)
         rank.on_timeline = functools.partial(self.timelines.turn_to, launch.rank)
@@ -219,23 +207,23 @@ class RankGroup:
 
     # ── commands ──
 
-    def handle(self, command: RanksCommand) -> None:
+    def handle(self, command: msg.RanksCommand) -> None:
         """Carry out a command of the kernel for this gang."""
         match command:
-            case StopRanks():
+            case msg.StopRanks():
                 self.stop()
-            case KillRanks():
+            case msg.KillRanks():
                 self.kill(command.rank)
-            case RecordSpans():
+            case msg.RecordSpans():
                 self._is_recording = command.on
                 self.ranks.send(command)
-            case AnswerInput():
+            case msg.AnswerInput():
                 if (rank := self.ranks.get(command.rank)) is not None:
                     rank.send(command)
-            case ProfileSteps():
+            case msg.ProfileSteps():
                 for rank in self.ranks:
                     path = Path(self.record_dir) / _trace_name(rank.rank)
-                    rank.send(StartProfile(command.number, command.steps, str(path)))
+                    rank.send(msg.StartProfile(command.number, command.steps, str(path)))
 
     # ── ending ──
 
@@ -262,10 +250,12 @@ class RankGroup:
         return self._pool.keepers() | self._retained.pids() | served
 
 
-def _rank_start(request: LaunchRequest, launch: RankLaunch, *, is_recording: bool) -> RankStart:
+def _rank_start(
+    request: msg.LaunchRequest, launch: msg.RankLaunch, *, is_recording: bool
+) -> msg.RankStart:
     timeline = request.timeline
     prefix = path_prefix(timeline, request.record_dir, request.attempt) if timeline else ""
-    return RankStart(
+    return msg.RankStart(
         env={**request.env, **launch.env},
         cwd=request.cwd,
         sys_path=request.sys_path,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import network
-from hydrogen_magic.core.messages import HoldPorts, PortsHeld
 from hydrogen_magic.core.network import PortRange
 
 
@@ -20,7 +20,7 @@ class RankPorts:
         self._allowed = allowed
         self._held: list[socket.socket] = []
 
-    def hold(self, request: HoldPorts) -> PortsHeld:
+    def hold(self, request: msg.HoldPorts) -> msg.PortsHeld:
         """Hold so many ports; those that were held before are released."""
         self.release()
         try:
@@ -28,8 +28,8 @@ class RankPorts:
                 self._hold_one()
         except OSError as error:
             self.release()
-            return PortsHeld((), error.strerror or str(error))
-        return PortsHeld(tuple(sock.getsockname()[1] for sock in self._held))
+            return msg.PortsHeld((), error.strerror or str(error))
+        return msg.PortsHeld(tuple(sock.getsockname()[1] for sock in self._held))
 
     def _hold_one(self) -> None:
         sock = socket.socket()

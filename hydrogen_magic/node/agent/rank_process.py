@@ -12,22 +12,8 @@ from pathlib import Path
 
 from hydrogen_magic.core import address_space, processes
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import masked_file
-from hydrogen_magic.core.messages import (
-    MessageError,
-    PackingResult,
-    ProfileTrace,
-    RankEvents,
-    RankStart,
-    ResultPart,
-    ResultsDelivered,
-    SavedCheckpoint,
-    TimelineFile,
-    WorkerCommand,
-    WorkerReport,
-    WorkerRetained,
-    decode,
-)
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.exit_watch import FinishWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
@@ -60,7 +46,7 @@ class RankProcess:
         """Files on which its process depends, which waits for another gang: for that, this one is over."""
         self.on_retained: Callable[[], None] = lambda: None
         """Called when its process is retained."""
-        self.on_timeline: Callable[[TimelineFile], None] = lambda timeline: None
+        self.on_timeline: Callable[[msg.TimelineFile], None] = lambda timeline: None
         """Called when a library on the rank starts or ends a timeline."""
         self.output = RankOutput(rank, worker, log, reporter)
         self.stacks = StackReader(worker.stacks)
@@ -76,7 +62,7 @@ class RankProcess:
         loop.add_reader(worker.control, self._read_control)
         loop.add_reader(worker.interrupted, self._read_interrupted)
 
-    def launch(self, start: RankStart, fds: Sequence[int], device: str) -> None:
+    def launch(self, start: msg.RankStart, fds: Sequence[int], device: str) -> None:
         """Start the rank in the waiting worker."""
         if checkpoint.FOLDER in start.env:
             self._checkpoints = checkpoint.folder_of(start.env, start.cwd)
@@ -90,7 +76,7 @@ class RankProcess:
         host = os.uname().nodename
         self._emit(ev.RankStarted(self._now_s(), self.rank, self.worker.pid, host, device))
 
-    def send(self, command: WorkerCommand) -> None:
+    def send(self, command: msg.WorkerCommand) -> None:
         """Send a command, which the rank reads while it runs; see ``node.worker.commands``."""
         if self.exited:
             return
@@ -108,40 +94,40 @@ class RankProcess:
             return False
         for message, fds in self._frames.messages():
             try:
-                self._handle(decode(message, WorkerReport), fds)
-            except MessageError as error:
+                self._handle(msg.decode(message, msg.WorkerReport), fds)
+            except msg.MessageError as error:
                 framing.close_all(fds)
                 self._warn(str(error))
         if not more:
             asyncio.get_running_loop().remove_reader(self.worker.control)
         return more
 
-    def _handle(self, report: WorkerReport, fds: list[int]) -> None:
+    def _handle(self, report: msg.WorkerReport, fds: list[int]) -> None:
         match report:
-            case RankEvents():
+            case msg.RankEvents():
                 for event in report.events:
                     self._handle_event(event)
-            case ResultPart():
+            case msg.ResultPart():
                 self._reporter.send_file(self.rank, report, fds[0])
-            case PackingResult():
+            case msg.PackingResult():
                 self._finish.pack(report.step)
-            case ResultsDelivered():
+            case msg.ResultsDelivered():
                 self._finish.delivered()
                 self._emit(ev.RankResult(self._now_s(), self.rank, report.result_bytes))
-            case ProfileTrace():
+            case msg.ProfileTrace():
                 trace = masked_file(fds[0], self._reporter.mask)
                 self._reporter.send_file(self.rank, report, trace)
-            case WorkerRetained():
+            case msg.WorkerRetained():
                 self._retain(report)
-            case TimelineFile():
+            case msg.TimelineFile():
                 self.on_timeline(report)
-            case SavedCheckpoint():
+            case msg.SavedCheckpoint():
                 self._send_checkpoint(os.path.basename(report.file_name))
 
     def _handle_event(self, encoded: object) -> None:
         try:
             event = self._reporter.mask.event(ev.decode(encoded))
-        except MessageError as error:
+        except msg.MessageError as error:
             self._warn(str(error))
             return
         is_of_the_gang = isinstance(event, (ev.Notice, ev.Profiling))
@@ -163,7 +149,7 @@ class RankProcess:
             fd = os.open(self._checkpoints / name, os.O_RDONLY)
         except FileNotFoundError:
             return  # a newer one has replaced it already, and comes next
-        self._reporter.send_file(self.rank, SavedCheckpoint(name), fd)
+        self._reporter.send_file(self.rank, msg.SavedCheckpoint(name), fd)
 
     def _read_interrupted(self) -> None:
         self.has_reacted = True
@@ -224,7 +210,7 @@ class RankProcess:
             self.exited = True
             self._report_exit(status, max_rss_bytes)
 
-    def _retain(self, report: WorkerRetained) -> None:
+    def _retain(self, report: msg.WorkerRetained) -> None:
         """Note that the process waits for another gang: this one sees it end."""
         self.retained_files = report.files
         self.output.read_available()

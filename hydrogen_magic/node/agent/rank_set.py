@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from hydrogen_magic.core.messages import ReleaseRank, WorkerCommand
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.rank_process import RankProcess
 
 _REACTION_S = 0.4
@@ -57,7 +57,7 @@ class RankSet:
         if not self.running():
             self.all_exited.set()
 
-    def send(self, command: WorkerCommand) -> None:
+    def send(self, command: msg.WorkerCommand) -> None:
         """Send a command to every rank."""
         for process in self:
             process.send(command)
@@ -85,9 +85,9 @@ class RankSet:
         """
         begun = time.monotonic()
         self.signal(signal.SIGINT)
-        self.send(ReleaseRank(is_forced=False))
+        self.send(msg.ReleaseRank(is_forced=False))
         await self._wait_for_exit(begun + _REACTION_S)
-        self.send(ReleaseRank(is_forced=True))
+        self.send(msg.ReleaseRank(is_forced=True))
         await self._wait_for_exit(begun + grace_s)
         self.signal(signal.SIGKILL)
         await self._wait_for_exit(time.monotonic() + GIVE_UP_S)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import LaunchRequest, RankLaunch
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.rendezvous_service import RunningService
@@ -24,12 +24,12 @@ _T = TypeVar("_T")
 class RankStarter:
     """Gets a worker for every rank of ``request``, and starts the rendezvous ``service``."""
 
-    request: LaunchRequest
+    request: msg.LaunchRequest
     pool: WorkerPool
     retained: RetainedWorkers
     service: RunningService | None
     reporter: AttemptReporter
-    launch: Callable[[RankLaunch, PooledWorker, Sequence[int]], None]
+    launch: Callable[[msg.RankLaunch, PooledWorker, Sequence[int]], None]
     """Starts a rank in its worker."""
     is_cancelled: bool = False
     """The end was requested before the ranks were started."""
@@ -98,7 +98,7 @@ class RankStarter:
         return await fork()
 
 
-def preload_text(request: LaunchRequest) -> str:
+def preload_text(request: msg.LaunchRequest) -> str:
     """Return what the forkserver imports for these ranks; empty if nothing."""
     packages = dict.fromkeys(module.partition(".")[0] for module in request.preload)
     return f"importing {', '.join([*packages][:3])}" if packages else ""

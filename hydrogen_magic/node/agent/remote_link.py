@@ -22,43 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import network, processes
 from hydrogen_magic.core.events import ErrorReport
-from hydrogen_magic.core.messages import (
-    AgentBusy,
-    AgentCommand,
-    CheckpointCopy,
-    ClockReading,
-    ClosureLabel,
-    DatasetFile,
-    FetchClosure,
-    FilePart,
-    ForgetCheckpoints,
-    ForgetDatasets,
-    Heartbeat,
-    KeepDataset,
-    LaunchRequest,
-    Leaving,
-    LogPart,
-    MessageError,
-    PartTaken,
-    RankFile,
-    ReleaseTasks,
-    RemoteAgentConfig,
-    ResultPart,
-    ServeClosure,
-    TaskAccepted,
-    TaskAnswer,
-    TaskAttached,
-    TaskDetached,
-    TaskHello,
-    TaskMessage,
-    TaskPong,
-    TaskReleased,
-    TimelinePart,
-    TransferKept,
-    decode,
-)
 from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node import dataset_handle
@@ -91,10 +57,10 @@ class _Task:
 
     sock: socket.socket
     reader: framing.FrameReader
-    hello: TaskHello | None = None
+    hello: msg.TaskHello | None = None
     """None until it has arrived."""
 
-    def answer(self, message: TaskAnswer) -> bool:
+    def answer(self, message: msg.TaskAnswer) -> bool:
         """Return whether the task was still connected to receive it."""
         with suppress(OSError):
             framing.send(self.sock, message)
@@ -108,7 +74,7 @@ class RemoteLink(KernelLink):
     When the kernel has ended, nothing is left to do here: the gang's record is on its machine.
     """
 
-    def __init__(self, config: RemoteAgentConfig, listening: socket.socket) -> None:
+    def __init__(self, config: msg.RemoteAgentConfig, listening: socket.socket) -> None:
         self.bind = config.bind
         self.ports = config.ports
         self.interface = network.interface_of(self.bind)
@@ -118,7 +84,7 @@ class RemoteLink(KernelLink):
         self._connections: set[_Task] = set()
         self._serving: _Key | None = (config.gang, config.attempt)
         """Whose tasks are attached."""
-        self._attached: dict[int, tuple[_Task, TaskHello]] = {}
+        self._attached: dict[int, tuple[_Task, msg.TaskHello]] = {}
         """By the task's number."""
         self._group: RankGroup | None = None
         self._ranks: dict[int, int] = {}
@@ -156,12 +122,12 @@ class RemoteLink(KernelLink):
             idle_s = self._config.idle_s if self._datasets.is_empty else _IDLE_WITH_DATA_S
             if time.monotonic() - self._idle_since > idle_s:
                 self._exit()
-            self._link.send(Heartbeat(time.monotonic()))
+            self._link.send(msg.Heartbeat(time.monotonic()))
             await asyncio.sleep(_BEAT_S)
 
     def _exit(self) -> None:
         self._stop_listening()
-        self._link.send(Leaving())
+        self._link.send(msg.Leaving())
         self._over()
 
     async def _watch_link(self) -> None:
@@ -244,22 +210,24 @@ class RemoteLink(KernelLink):
             return
         for raw, _ in task.reader.messages():
             try:
-                message = decode(raw, TaskMessage)
-            except MessageError as error:  # from the same package as this agent: a fault of ours
+                message = msg.decode(raw, msg.TaskMessage)
+            except (
+                msg.MessageError
+            ) as error:  # from the same package as this agent: a fault of ours
                 print("hydrogen_magic agent:", error, file=sys.stderr)
                 self._hang_up(task)
                 return
-            if isinstance(message, TaskHello):
+            if isinstance(message, msg.TaskHello):
                 self._attach(task, message)
             else:
-                task.answer(TaskPong())
+                task.answer(msg.TaskPong())
 
-    def _attach(self, task: _Task, hello: TaskHello) -> None:
+    def _attach(self, task: _Task, hello: msg.TaskHello) -> None:
         key = (hello.gang, hello.attempt)
         is_free = self._serving in (None, key)
         mark = self._config.env[processes.AGENT]
-        accepted = TaskAccepted(mark, str(self._folder), os.getpid())
-        if not task.answer(accepted if is_free else AgentBusy()) or not is_free:
+        accepted = msg.TaskAccepted(mark, str(self._folder), os.getpid())
+        if not task.answer(accepted if is_free else msg.AgentBusy()) or not is_free:
             self._hang_up(task)
             return
         task.hello = hello
@@ -267,7 +235,7 @@ class RemoteLink(KernelLink):
         self._serving = key
         self._attached[hello.number] = (task, hello)
         self._watch_parent(hello.parent_pid)
-        self._link.send(TaskAttached(hello))
+        self._link.send(msg.TaskAttached(hello))
 
     def _hang_up(self, task: _Task) -> None:
         if task in self._connections:
@@ -278,7 +246,9 @@ class RemoteLink(KernelLink):
 
     def _on_task_lost(self, task: _Task, why: str) -> None:
         """A task has exited without being released: its rank must not continue without it."""
-        task.answer(TaskReleased())  # a task may outlive its parent, and must not end this process
+        task.answer(
+            msg.TaskReleased()
+        )  # a task may outlive its parent, and must not end this process
         self._hang_up(task)
         hello = task.hello
         if hello is None or self._attached.pop(hello.number, None) is None:
@@ -288,7 +258,7 @@ class RemoteLink(KernelLink):
         if self._group is not None and rank is not None:
             self._group.fail_rank(rank, ErrorReport("TaskLost", f"{why} ({where})"))
         else:
-            self._link.send(TaskDetached(hello))
+            self._link.send(msg.TaskDetached(hello))
         if not self._attached and self._group is None:
             self._serving = None
 
@@ -297,7 +267,7 @@ class RemoteLink(KernelLink):
         for number, (task, hello) in list(self._attached.items()):
             if (hello.gang, hello.attempt) == key:
                 del self._attached[number]
-                task.answer(TaskReleased())
+                task.answer(msg.TaskReleased())
                 self._hang_up(task)
         if self._serving == key:
             self._serving = None
@@ -309,26 +279,28 @@ class RemoteLink(KernelLink):
 
     # ── messages of the kernel ──
 
-    def take(self, command: AgentCommand, data: memoryview | None) -> bool:
+    def take(self, command: msg.AgentCommand, data: memoryview | None) -> bool:
         match command:
-            case FilePart():
+            case msg.FilePart():
                 self._take_part(command, memoryview(b"") if data is None else data)
-            case PartTaken():
+            case msg.PartTaken():
                 self._outgoing.acknowledged()
-            case ClockReading():
+            case msg.ClockReading():
                 is_sure = self._clock.note(command.sent_s, command.kernel_s)
-                self._accept_tasks() if is_sure else self._link.send(Heartbeat(time.monotonic()))
-            case ForgetCheckpoints():
+                self._accept_tasks() if is_sure else self._link.send(
+                    msg.Heartbeat(time.monotonic())
+                )
+            case msg.ForgetCheckpoints():
                 shutil.rmtree(self._own_checkpoints(command.gang), ignore_errors=True)
-            case KeepDataset():
+            case msg.KeepDataset():
                 self._datasets.keep(command)
-            case ForgetDatasets():
+            case msg.ForgetDatasets():
                 self._datasets.forget(command.datasets)
-            case ServeClosure():
+            case msg.ServeClosure():
                 self._closure_of(command.gang).serve(command, self.bind, self.ports)
-            case FetchClosure():
+            case msg.FetchClosure():
                 self._closure_of(command.gang).fetch(command, self._config.secret)
-            case ReleaseTasks():
+            case msg.ReleaseTasks():
                 if self._closure is not None and self._closure.gang == command.gang:
                     self._closure.stop_serving()
                 self._release((command.gang, command.attempt))
@@ -336,23 +308,23 @@ class RemoteLink(KernelLink):
                 return False
         return True
 
-    def _take_part(self, part: FilePart, data: memoryview) -> None:
-        self._link.send(PartTaken())
-        if isinstance(part.label, ClosureLabel):
+    def _take_part(self, part: msg.FilePart, data: memoryview) -> None:
+        self._link.send(msg.PartTaken())
+        if isinstance(part.label, msg.ClosureLabel):
             self._closure_of(part.label.closure_of).take(part, data)
             return
-        if isinstance(part.label, DatasetFile):
+        if isinstance(part.label, msg.DatasetFile):
             self._datasets.take(part.label, part, data)
             return
         fd = self._incoming.take(part, data)
         if fd is None:
             return
         match part.label:
-            case CheckpointCopy():
+            case msg.CheckpointCopy():
                 self._store_checkpoint(part.label, fd)
-            case RankFile():
+            case msg.RankFile():
                 os.close(fd)
-                raise MessageError("a file of a rank must go to the kernel")
+                raise msg.MessageError("a file of a rank must go to the kernel")
 
     def _closure_of(self, gang: str) -> HostClosure:
         """Return the gang's closure, whatever of it has arrived."""
@@ -374,7 +346,7 @@ class RemoteLink(KernelLink):
             if folder.name != gang:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _store_checkpoint(self, label: CheckpointCopy, fd: int) -> None:
+    def _store_checkpoint(self, label: msg.CheckpointCopy, fd: int) -> None:
         folder, problem = self._own_checkpoints(label.gang), ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -383,14 +355,14 @@ class RemoteLink(KernelLink):
             problem = f"{error.strerror} ({folder})"
         finally:
             os.close(fd)
-        self._link.send(TransferKept(label.transfer, problem))
+        self._link.send(msg.TransferKept(label.transfer, problem))
 
     def _own_checkpoints(self, gang: str) -> Path:
         return self._folder / "checkpoints" / gang
 
     # ── a gang ──
 
-    def localized(self, request: LaunchRequest) -> LaunchRequest:
+    def localized(self, request: msg.LaunchRequest) -> msg.LaunchRequest:
         record_dir = self._folder / "runs" / request.gang
         record_dir.mkdir(parents=True, exist_ok=True)
         self._ranks = {one.task: one.rank for one in request.ranks if one.task is not None}
@@ -418,7 +390,7 @@ class RemoteLink(KernelLink):
             clock_zero_s=self._clock.here(request.clock_zero_s),
         )
 
-    def _nearest_task(self) -> TaskHello | None:
+    def _nearest_task(self) -> msg.TaskHello | None:
         """Return the task whose directories all ranks use, None if all were lost in the meantime.
 
         Tasks of different parents have the same files in different directories. Those of the agent's own
@@ -429,7 +401,7 @@ class RemoteLink(KernelLink):
             hellos, key=lambda hello: (hello.parent_pid != parent, hello.number), default=None
         )
 
-    def _checkpoints(self, request: LaunchRequest) -> dict[str, str]:
+    def _checkpoints(self, request: msg.LaunchRequest) -> dict[str, str]:
         """Return where checkpoints go: the kernel's own directory where all machines see it."""
         shared = request.checkpoint_dir
         folder = Path(shared) if shared else self._own_checkpoints(request.gang)
@@ -453,23 +425,23 @@ class RemoteLink(KernelLink):
             return None
         return closure.file
 
-    def send_file(self, file: RankFile, fd: int) -> None:
+    def send_file(self, file: msg.RankFile, fd: int) -> None:
         self._shipping.start(self._ship_file(file, os.dup(fd)))
 
-    async def _ship_file(self, file: RankFile, fd: int) -> None:
+    async def _ship_file(self, file: msg.RankFile, fd: int) -> None:
         try:
             await self._outgoing.send_file(file, fd, self._progress(file))
         finally:
             os.close(fd)
 
-    def _progress(self, file: RankFile) -> Callable[[int, int], None]:
+    def _progress(self, file: msg.RankFile) -> Callable[[int, int], None]:
         """Return what reports how much of a rank's result has been sent, if that takes a while."""
         group, reported_s = self._group, time.monotonic()
 
         def report(sent: int, size: int) -> None:
             nonlocal reported_s
             is_over = sent == size
-            if group is None or not isinstance(file.content, ResultPart) or size < _LARGE_BYTES:
+            if group is None or not isinstance(file.content, msg.ResultPart) or size < _LARGE_BYTES:
                 return
             if is_over or time.monotonic() - reported_s > _REPORT_S:
                 reported_s = time.monotonic()
@@ -478,7 +450,7 @@ class RemoteLink(KernelLink):
 
         return report
 
-    async def _send_log(self, part: LogPart | TimelinePart, data: bytes) -> None:
+    async def _send_log(self, part: msg.LogPart | msg.TimelinePart, data: bytes) -> None:
         await self._outgoing.send(part, memoryview(data))
 
     async def finish(self, group: RankGroup) -> None:

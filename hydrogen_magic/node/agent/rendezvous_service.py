@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import socket
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes
-from hydrogen_magic.core.messages import LaunchRequest, ServiceSpec, ServiceStart
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.transport import framing
@@ -29,9 +29,13 @@ class RunningService:
     """A function that serves on a socket of the agent, for one attempt."""
 
     def __init__(
-        self, service: ServiceSpec, request: LaunchRequest, port: socket.socket, pool: WorkerPool
+        self,
+        service: msg.ServiceSpec,
+        request: msg.LaunchRequest,
+        port: socket.socket,
+        pool: WorkerPool,
     ) -> None:
-        self._start = ServiceStart(request.env, request.cwd, request.sys_path, service)
+        self._start = msg.ServiceStart(request.env, request.cwd, request.sys_path, service)
         self._owner = _owner_of(request)
         self._port = port
         self._pool = pool
@@ -39,7 +43,7 @@ class RunningService:
         self._pid = 0
         self._ended = False
 
-    def fits(self, request: LaunchRequest) -> bool:
+    def fits(self, request: msg.LaunchRequest) -> bool:
         """Whether this is what the launch would have served; it may not have begun."""
         is_same = self._start.service == request.service and self._owner == _owner_of(request)
         return is_same and not self._ended
@@ -77,7 +81,7 @@ class RunningService:
         return True
 
 
-def _owner_of(request: LaunchRequest) -> tuple[object, ...]:
+def _owner_of(request: msg.LaunchRequest) -> tuple[object, ...]:
     """Return what a service belongs to: an epoch of a session, whose ranks know its address and keep the
     module path of their first cell; otherwise any gang that imports the same code.
     """

@@ -16,29 +16,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import network, processes
-from hydrogen_magic.core.messages import (
-    Address,
-    AgentCommand,
-    AgentConfig,
-    AgentReport,
-    CleanedUp,
-    EndSession,
-    EventBatch,
-    FileContent,
-    Hello,
-    HoldPorts,
-    LaunchRequest,
-    MessageError,
-    Ping,
-    Pong,
-    Quit,
-    RankFile,
-    RanksCommand,
-    ReportStacks,
-    SessionLost,
-    decode,
-)
 from hydrogen_magic.node.agent import rendezvous_service
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.rank_group import RankGroup
@@ -70,7 +49,7 @@ _MAX_SPARES = 16
 class AgentServer:
     """Communicates with the kernel, owns the pool and at most one group."""
 
-    def __init__(self, config: AgentConfig, kernel_link: KernelLink, pool: WorkerPool) -> None:
+    def __init__(self, config: msg.AgentConfig, kernel_link: KernelLink, pool: WorkerPool) -> None:
         self._config = config
         self._kernel_link = kernel_link
         self._pool = pool
@@ -138,8 +117,8 @@ class AgentServer:
         except OSError:
             pass  # as in _prepare()
 
-    def _hello(self) -> Hello:
-        return Hello(
+    def _hello(self) -> msg.Hello:
+        return msg.Hello(
             os.uname().nodename, _address(self._reserved_port), self._kernel_link.interface
         )
 
@@ -162,38 +141,38 @@ class AgentServer:
     async def _receive(self) -> None:
         while True:
             message, data = await self._link.receive()
-            command = decode(message, AgentCommand)
+            command = msg.decode(message, msg.AgentCommand)
             if not self._kernel_link.take(command, data):
                 self._handle(command)
 
-    def _handle(self, command: AgentCommand) -> None:
+    def _handle(self, command: msg.AgentCommand) -> None:
         match command:
-            case LaunchRequest():
+            case msg.LaunchRequest():
                 self._launch(self._kernel_link.localized(command))
-            case Quit():
+            case msg.Quit():
                 self._closing.set()
-            case Ping():
-                self._send(Pong())
-            case HoldPorts():
+            case msg.Ping():
+                self._send(msg.Pong())
+            case msg.HoldPorts():
                 self._send(self._rank_ports.hold(command))
-            case EndSession():
+            case msg.EndSession():
                 if self._retained.key == command.worker_key:
                     self._retained.finish()
                     self._end_prepared_service()
                     self._cleaning = self._start(self._clean_up_session())
-            case ReportStacks():
+            case msg.ReportStacks():
                 self._start(self._report_stacks())
-            case RanksCommand():
+            case msg.RanksCommand():
                 if self._group is not None and command.gang == self._group.gang:
                     self._group.handle(command)
             case _:
-                raise MessageError(f"this agent does not handle {type(command).__name__}")
+                raise msg.MessageError(f"this agent does not handle {type(command).__name__}")
 
     def _expect_ranks(self) -> None:
         """Queue connections of the next gang's ranks: ranks on other hosts may be faster than this one."""
         rendezvous_service.listen(self._reserved_port)
 
-    def _launch(self, request: LaunchRequest) -> None:
+    def _launch(self, request: msg.LaunchRequest) -> None:
         if self._idle is not None:
             self._idle.cancel()
         if self._cleaning is not None:  # it would kill the ranks of this gang, too
@@ -208,7 +187,7 @@ class AgentServer:
 
     # ── a gang ──
 
-    async def _serve(self, group: RankGroup, request: LaunchRequest) -> None:
+    async def _serve(self, group: RankGroup, request: msg.LaunchRequest) -> None:
         try:
             fds = await self._kernel_link.launch_files(group)
             if self._preparing is not None:
@@ -236,15 +215,15 @@ class AgentServer:
         try:
             self._reserved_port = _reserved(self._kernel_link)
         except OSError:
-            self._send(CleanedUp(group.gang, group.attempt, None))
+            self._send(msg.CleanedUp(group.gang, group.attempt, None))
             self._closing.set()  # of no use without a port; the kernel starts another agent
             raise
         held = _address(self._reserved_port)
-        self._send(CleanedUp(group.gang, group.attempt, held, group.is_retained))
+        self._send(msg.CleanedUp(group.gang, group.attempt, held, group.is_retained))
         if not group.keeps_service:
             self._kernel_link.released(group.gang, group.attempt)
 
-    async def _prepare(self, request: LaunchRequest) -> None:
+    async def _prepare(self, request: msg.LaunchRequest) -> None:
         """Get ready for another gang like this one: the most likely next."""
         try:
             n_spares = min(len(request.ranks), _MAX_SPARES)
@@ -257,7 +236,7 @@ class AgentServer:
         except OSError:
             pass  # the forkserver was ended, or forks are refused: the next launch reports it
 
-    def _service_for(self, request: LaunchRequest) -> RunningService | None:
+    def _service_for(self, request: msg.LaunchRequest) -> RunningService | None:
         """Return what the launch wants served: the prepared one if that is it, else a new one."""
         prepared, self._prepared_service = self._prepared_service, None
         if prepared is not None and prepared.fits(request):
@@ -266,7 +245,7 @@ class AgentServer:
             prepared.end()
         return self._new_service(request)
 
-    def _new_service(self, request: LaunchRequest) -> RunningService | None:
+    def _new_service(self, request: msg.LaunchRequest) -> RunningService | None:
         if request.service is None:
             return None
         return RunningService(request.service, request, self._reserved_port, self._pool)
@@ -289,7 +268,7 @@ class AgentServer:
 
     def _send_events(self, group: RankGroup, batch: list[Any]) -> None:
         try:
-            self._send(EventBatch(group.gang, group.attempt, tuple(batch)))
+            self._send(msg.EventBatch(group.gang, group.attempt, tuple(batch)))
         except ValueError as error:  # too large for one message
             half = len(batch) // 2
             if half == 0:
@@ -301,14 +280,14 @@ class AgentServer:
             self._send_events(group, batch[:half])
             self._send_events(group, batch[half:])
 
-    def _send(self, report: AgentReport) -> None:
+    def _send(self, report: msg.AgentReport) -> None:
         if not self._closing.is_set():  # a kernel that let go of us listens no more
             self._link.send(report)
 
-    def _send_file(self, rank: int, content: FileContent, fd: int) -> None:
+    def _send_file(self, rank: int, content: msg.FileContent, fd: int) -> None:
         """Pass a file of a rank's on to the kernel: its result, or its profile."""
         if self._group is not None:
-            file = RankFile(self._group.gang, self._group.attempt, rank, content)
+            file = msg.RankFile(self._group.gang, self._group.attempt, rank, content)
             self._kernel_link.send_file(file, fd)
         os.close(fd)
 
@@ -347,7 +326,7 @@ class AgentServer:
     def _on_rank_lost(self, key: str, rank: int) -> None:
         """A rank has exited between two cells of its session."""
         self._end_prepared_service()
-        self._send(SessionLost(key, f"rank {rank} ended while no cell ran"))
+        self._send(msg.SessionLost(key, f"rank {rank} ended while no cell ran"))
 
     async def _clean_up_session(self) -> None:
         """Kill what a session's ranks have left behind.
@@ -389,8 +368,8 @@ def _reserved(link: KernelLink) -> socket.socket:
     return sock
 
 
-def _address(reserved: socket.socket) -> Address:
-    return Address(*reserved.getsockname()[:2])
+def _address(reserved: socket.socket) -> msg.Address:
+    return msg.Address(*reserved.getsockname()[:2])
 
 
 def _raise_file_limit() -> None:

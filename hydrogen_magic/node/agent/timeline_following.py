@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import TimelineFile
 from hydrogen_magic.core.timeline_files import LibraryTimeline
 
 
@@ -34,7 +34,7 @@ class TimelineFollower:
     kept: Sequence[ShippedFile] = ()
     """Those that belong to the gang's record."""
 
-    def turn_to(self, rank: int, timeline: TimelineFile) -> None:
+    def turn_to(self, rank: int, timeline: msg.TimelineFile) -> None:
         """Follow the file that ``rank`` names from now on, and none where its path is empty."""
 
     def poll(self) -> None:

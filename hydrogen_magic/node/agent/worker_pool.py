@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.forkserver_client import ForkserverClient
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 
@@ -24,7 +24,7 @@ class WorkerPool:
         self._unsafe_modules: set[str] = set()
         """Modules that made a forkserver unsafe to fork: ranks import them themselves."""
         self._exits: dict[int, tuple[int, int]] = {}
-        self._observers: tuple[ObserverSpec, ...] = ()
+        self._observers: tuple[msg.ObserverSpec, ...] = ()
         self._lock = asyncio.Lock()
 
     def keepers(self) -> set[int]:
@@ -64,7 +64,7 @@ class WorkerPool:
         self,
         count: int,
         modules: Sequence[str],
-        observers: tuple[ObserverSpec, ...] | None = None,
+        observers: tuple[msg.ObserverSpec, ...] | None = None,
     ) -> list[PooledWorker]:
         """Return ``count`` workers with ``modules`` imported; they are the caller's from now on.
 

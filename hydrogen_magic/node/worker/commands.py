@@ -9,15 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hydrogen_magic.core.messages import (
-    AnswerInput,
-    MessageError,
-    RecordSpans,
-    ReleaseRank,
-    StartProfile,
-    WorkerCommand,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.worker.observe import forward
 from hydrogen_magic.node.worker.profiler import Profiler
 from hydrogen_magic.node.worker.reporter import Reporter
@@ -62,19 +54,19 @@ class AgentCommands:
         """Handle one command; return True when there is none."""
         for message, fds in self.reader.messages():
             framing.close_all(fds)
-            self._handle(decode(message, WorkerCommand))
+            self._handle(msg.decode(message, msg.WorkerCommand))
             return False
         return True
 
-    def _handle(self, command: WorkerCommand) -> None:
+    def _handle(self, command: msg.WorkerCommand) -> None:
         match command:
-            case RecordSpans():
+            case msg.RecordSpans():
                 self.reporter.is_recording = command.on
-            case AnswerInput():
+            case msg.AnswerInput():
                 self.user_input.answer(command)
-            case ReleaseRank():
+            case msg.ReleaseRank():
                 self.release(command.is_forced)
-            case StartProfile():
+            case msg.StartProfile():
                 self.profiler.start(command.number, command.steps, command.path)
             case _:
-                raise MessageError(f"a running rank does not handle {type(command).__name__}")
+                raise msg.MessageError(f"a running rank does not handle {type(command).__name__}")

@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from hydrogen_magic.core.messages import SessionCell
+from hydrogen_magic.core import messages as msg
 
 
 class ProcessGroups:
@@ -39,7 +39,7 @@ class ProcessGroups:
             self.are_released = True
             self.are_released = bool(self._library.release())
 
-    def renew(self, cell: SessionCell) -> list[str]:
+    def renew(self, cell: msg.SessionCell) -> list[str]:
         """Give up the groups of an earlier epoch, and join again once all ranks take part.
 
         Not if a rank has left by itself: it would not join, and the others would wait for it. Returns texts

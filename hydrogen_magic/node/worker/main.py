@@ -21,23 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import (
-    ObserverSpec,
-    PackingResult,
-    ProfileTrace,
-    RankEvents,
-    RankStart,
-    ResultPart,
-    ResultsDelivered,
-    SavedCheckpoint,
-    ServiceSpec,
-    ServiceStart,
-    WorkerCommand,
-    WorkerReport,
-    WorkerRetained,
-    WorkerStart,
-    decode,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.worker import process_setup, standard_streams
 from hydrogen_magic.transport import framing
 
@@ -60,7 +44,7 @@ def run_worker(
     pipes: process_setup.WorkerPipes,
     agent_pid: int,
     intermediate_pid: int,
-    observers: Sequence[ObserverSpec],
+    observers: Sequence[msg.ObserverSpec],
 ) -> NoReturn:
     """Be a worker until the end of this process; called in a fresh fork of the forkserver.
 
@@ -76,11 +60,11 @@ def run_worker(
         if received is None:
             os._exit(0)  # forked ahead of time and not needed any more
         message, fds = received
-        start = decode(message, WorkerStart)
-        if isinstance(start, ServiceStart):
+        start = msg.decode(message, msg.WorkerStart)
+        if isinstance(start, msg.ServiceStart):
             process_setup.enter_environment(start)
             _serve(start.service, fds)
-        elif isinstance(start, RankStart):
+        elif isinstance(start, msg.RankStart):
             code = _run(control, reader, start, fds)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent has exited, and ends this process: that is not a failure of the rank
@@ -100,7 +84,7 @@ def _print_exception(error: BaseException) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
+def _serve(service: msg.ServiceSpec, fds: Sequence[int]) -> NoReturn:
     """Run a rendezvous' service on the listening socket in ``fds``."""
     null = os.open(os.devnull, os.O_WRONLY)  # the output of a service is not read
     os.dup2(null, 1)
@@ -113,7 +97,7 @@ def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
 
 
 def _run(
-    control: socket.socket, reader: framing.FrameReader, start: RankStart, fds: Sequence[int]
+    control: socket.socket, reader: framing.FrameReader, start: msg.RankStart, fds: Sequence[int]
 ) -> int:
     """Be a rank; one that has set up for inference may be the same rank of later gangs, too."""
     from hydrogen_magic.node.worker import main_thread
@@ -139,24 +123,24 @@ def _run(
     return code
 
 
-def _next_start(reader: framing.FrameReader) -> tuple[RankStart, Sequence[int]] | None:
+def _next_start(reader: framing.FrameReader) -> tuple[msg.RankStart, Sequence[int]] | None:
     """Wait for the rank's next gang; None if it is no longer needed."""
     while (received := framing.receive(reader)) is not None:
         message, fds = received
-        command = decode(message, WorkerCommand)
-        if isinstance(command, RankStart):
+        command = msg.decode(message, msg.WorkerCommand)
+        if isinstance(command, msg.RankStart):
             return command, fds
         framing.close_all(fds)  # for the gang that has just ended
     return None
 
 
-def _report_start(control: socket.socket, start: RankStart, error: Exception) -> None:
+def _report_start(control: socket.socket, start: msg.RankStart, error: Exception) -> None:
     """Report why the rank could not start."""
     from hydrogen_magic.node.worker import main_thread
 
     now_s = time.monotonic() - start.clock_zero_s
     failed = ev.RankFailed(now_s, start.rank, main_thread.report_exception(error), "starting")
-    framing.send(control, RankEvents((ev.encode(failed),)))
+    framing.send(control, msg.RankEvents((ev.encode(failed),)))
 
 
 class _Rank:
@@ -166,7 +150,7 @@ class _Rank:
         self,
         control: socket.socket,
         reader: framing.FrameReader,
-        start: RankStart,
+        start: msg.RankStart,
         fds: Sequence[int],
         earlier: _Rank | None = None,
     ) -> None:
@@ -209,11 +193,11 @@ class _Rank:
         )
         observe.report_failures()
         self.profiler = profiler.Profiler(
-            self.reporter, lambda number, fd: self._send(ProfileTrace(number), [fd])
+            self.reporter, lambda number, fd: self._send(msg.ProfileTrace(number), [fd])
         )
         self._follow_commands(reader, start)
 
-    def _new_reporter(self, start: RankStart) -> reporter.Reporter:
+    def _new_reporter(self, start: msg.RankStart) -> reporter.Reporter:
         """Return the reporter of this gang, by which the whole process reports from now on."""
         from hydrogen_magic.node.worker import api, displays, reporter, send_interval
 
@@ -229,7 +213,7 @@ class _Rank:
         reporter.install(found)
         return found
 
-    def _follow_commands(self, reader: framing.FrameReader, start: RankStart) -> None:
+    def _follow_commands(self, reader: framing.FrameReader, start: msg.RankStart) -> None:
         """Let the reporter's thread carry out the agent's commands: recording, input, profiles."""
         from hydrogen_magic.node.worker import checkpoint, commands, user_input
         from hydrogen_magic.node.worker.observe import forward
@@ -254,7 +238,7 @@ class _Rank:
         if event is not None:
             self.reporter.report(event)
 
-    def _record_timeline(self, start: RankStart) -> Callable[[bool], None]:
+    def _record_timeline(self, start: msg.RankStart) -> Callable[[bool], None]:
         """Return what begins and ends the library's own timeline; a plug-in's fault costs only that."""
         if not start.timeline_recorder:
             return lambda is_recording: None
@@ -306,7 +290,7 @@ class _Rank:
         self.reporter.close()
         standard_streams.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}
-        self._send(WorkerRetained(files, code))
+        self._send(msg.WorkerRetained(files, code))
 
     def _release(self, is_forced: bool) -> None:
         """Leave the collective that the main thread waits in; called on the reporter's thread."""
@@ -424,12 +408,12 @@ class _Rank:
             self.is_first,
             self._send_result,
             self._report_progress,
-            lambda text: self._send(PackingResult(text)),  # at once: the process may crash next
+            lambda text: self._send(msg.PackingResult(text)),  # at once: the process may crash next
         )
-        self._send(ResultsDelivered(nbytes))
+        self._send(msg.ResultsDelivered(nbytes))
 
     def _send_result(
-        self, part: ResultPart, section: Payload, on_write: Callable[[int], None]
+        self, part: msg.ResultPart, section: Payload, on_write: Callable[[int], None]
     ) -> None:
         from hydrogen_magic.serialization import payload
 
@@ -452,17 +436,17 @@ class _Rank:
         except BaseException as error:
             _print_exception(error)
 
-    def _send(self, message: WorkerReport, fds: Sequence[int] = ()) -> None:
+    def _send(self, message: msg.WorkerReport, fds: Sequence[int] = ()) -> None:
         with self.lock:
             framing.send(self.control, message, fds)
 
     def _send_events(self, batch: Sequence[ev.Event]) -> None:
-        self._send(RankEvents(tuple(map(ev.encode, batch))))
+        self._send(msg.RankEvents(tuple(map(ev.encode, batch))))
 
     def _send_checkpoint(self, name: str) -> None:
-        self._send_report(SavedCheckpoint(name))
+        self._send_report(msg.SavedCheckpoint(name))
 
-    def _send_report(self, message: WorkerReport) -> None:
+    def _send_report(self, message: msg.WorkerReport) -> None:
         """Send an event about the user's call; an agent that has exited is not the user's error."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self._send(message)

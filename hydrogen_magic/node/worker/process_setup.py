@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes
-from hydrogen_magic.core.messages import ObserverSpec, WorkerStart
 from hydrogen_magic.node.worker import spark_files, sparkdl
 
 _IOLBF = 1
@@ -172,7 +172,7 @@ def _is_interruptible(frame: types.FrameType | None) -> bool:
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def get_ready(observers: Iterable[ObserverSpec]) -> None:
+def get_ready(observers: Iterable[msg.ObserverSpec]) -> None:
     """Do what does not depend on the job; workers forked ahead of time have done it when it comes.
 
     ``observers``: see :func:`hydrogen_magic.node.worker.observe.install`.
@@ -188,7 +188,7 @@ def get_ready(observers: Iterable[ObserverSpec]) -> None:
 # ── entering the notebook's environment ──────────────────────────────────────────────────────────
 
 
-def enter_environment(start: WorkerStart) -> None:
+def enter_environment(start: msg.WorkerStart) -> None:
     """Take over the kernel's environment, directory and module path; become ``__main__``."""
     os.environ.clear()
     os.environ.update(start.env)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydrogen_magic.core.messages import ResultPart
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.worker.namespace import LoadedClosure
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
@@ -30,7 +30,7 @@ _MAX_LEFT_OUT = 100
 """Unpicklable objects that a partial result may lack; each one takes another attempt."""
 
 
-PartSender = Callable[[ResultPart, Payload, Callable[[int], None]], None]
+PartSender = Callable[[msg.ResultPart, Payload, Callable[[int], None]], None]
 """Returns when the part has been sent; takes what is called with the bytes of each piece. Raises OSError."""
 
 
@@ -103,10 +103,10 @@ class _Delivery:
             self._fail(name, _explain(self._loaded, name, obj, error, last))
             self._send_partial(name, obj, last)
             return
-        if not self._send_part(ResultPart(name), section):
+        if not self._send_part(msg.ResultPart(name), section):
             self._packer.take_back()
 
-    def _send_part(self, part: ResultPart, section: Payload) -> bool:
+    def _send_part(self, part: msg.ResultPart, section: Payload) -> bool:
         self._progress.begin(part.name, section.nbytes)
         try:
             self._send(part, section, self._progress.written)
@@ -117,7 +117,7 @@ class _Delivery:
         return True
 
     def _fail(self, name: str, why: str) -> None:
-        self._send(ResultPart(name, error=why), Payload(b""), lambda nbytes: None)
+        self._send(msg.ResultPart(name, error=why), Payload(b""), lambda nbytes: None)
 
     def _send_partial(self, name: str, obj: Any, last: Any) -> None:
         """Send for the run log what an object holds beside the objects that cannot be pickled."""
@@ -132,7 +132,7 @@ class _Delivery:
             except BaseException:
                 last = packer.last
             else:
-                self._send_part(ResultPart(name, is_partial=True), section)
+                self._send_part(msg.ResultPart(name, is_partial=True), section)
                 return
 
     def _pickler(

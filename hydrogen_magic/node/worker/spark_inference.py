@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import TaskProgress
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.agent.host_task import is_missing
 from hydrogen_magic.node.prediction import partition_files
@@ -146,7 +146,7 @@ def task_of(config: Mapping[str, Any]) -> Iterator[TaskCounter]:
     context = TaskContext.get()
     assert context is not None
     ids = context.stageId(), context.partitionId(), context.taskAttemptId()
-    task = TaskCounter(TaskProgress(*ids, is_trial=config["columns"] is None))
+    task = TaskCounter(msg.TaskProgress(*ids, is_trial=config["columns"] is None))
     reporter = _reporter_for(config.get("report_to"))
     with contextlib.nullcontext() if reporter is None else reporter.reporting(task):
         yield task

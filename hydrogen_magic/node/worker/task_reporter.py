@@ -19,15 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import network
-from hydrogen_magic.core.messages import (
-    EndTask,
-    Quit,
-    ReportStacks,
-    TaskCommand,
-    TaskStatus,
-    decode,
-)
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.transport.channel import AgentLink
 
@@ -58,7 +51,7 @@ class TaskReporter:
         self._wake: Callable[[], object] = lambda: None
         host, pid = socket.gethostname(), os.getpid()
         device = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
-        self._status = TaskStatus(f"{host} {pid} {time.monotonic_ns()}", host, pid, device, ())
+        self._status = msg.TaskStatus(f"{host} {pid} {time.monotonic_ns()}", host, pid, device, ())
         threading.Thread(target=self._run, name="hydrogen_magic reporter", daemon=True).start()
 
     @contextmanager
@@ -126,7 +119,7 @@ class TaskReporter:
                 failed.clear()
                 if command.done():
                     message, _ = command.result()
-                    if not await self._handle(decode(message, TaskCommand), link):
+                    if not await self._handle(msg.decode(message, msg.TaskCommand), link):
                         return
                     command = asyncio.ensure_future(link.receive())
         finally:
@@ -144,13 +137,13 @@ class TaskReporter:
         link.send(status)
         self._is_sent.set()
 
-    async def _handle(self, command: TaskCommand, link: AgentLink) -> bool:
+    async def _handle(self, command: msg.TaskCommand, link: AgentLink) -> bool:
         """Execute ``command``; return False if the kernel wants no more reports."""
-        if isinstance(command, EndTask):
+        if isinstance(command, msg.EndTask):
             await self._end_task(link)
-        elif isinstance(command, ReportStacks):
+        elif isinstance(command, msg.ReportStacks):
             self._stacks = _stacks()
-        return not isinstance(command, Quit)
+        return not isinstance(command, msg.Quit)
 
     async def _end_task(self, link: AgentLink) -> None:
         """End the task, which Spark has cancelled: by KeyboardInterrupt, else with the process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hydrogen_magic.core.messages import TaskProgress
+from hydrogen_magic.core import messages as msg
 
 _MAX_FAILURES = 3
 """Failures that are reported with their text; all are counted."""
@@ -14,7 +14,7 @@ _MAX_FAILURES = 3
 class TaskCounter:
     """The progress of one attempt at one partition."""
 
-    def __init__(self, progress: TaskProgress) -> None:
+    def __init__(self, progress: msg.TaskProgress) -> None:
         self.progress = progress
 
     def enter(self, phase: str) -> None:

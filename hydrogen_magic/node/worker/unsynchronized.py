@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from hydrogen_magic.core.messages import JoinAdvice
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.units import counted
 
 _STEPS = 10
@@ -23,7 +23,7 @@ class ExchangeCounter:
     """One rank's communication with others. The user's thread calls ``add_call`` and ``keep_counts``."""
 
     def __init__(self, rank: int) -> None:
-        self.advice = JoinAdvice()
+        self.advice = msg.JoinAdvice()
         self._is_decided = rank != 0  # one rank reports it for all
         self._calls = 0
         self._past = 0

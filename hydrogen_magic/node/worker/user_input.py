@@ -16,8 +16,8 @@ from functools import partialmethod
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.events import DebuggerRequested, Event, InputRequested, RecordAwaited
-from hydrogen_magic.core.messages import END_OF_INPUT, AnswerInput
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.node.worker import (
     main_thread,
@@ -44,7 +44,7 @@ class UserInput:
     def __init__(self, rank_reporter: reporter.Reporter) -> None:
         self._reporter = rank_reporter
         self._number = 0
-        self._lines: SimpleQueue[AnswerInput] = SimpleQueue()
+        self._lines: SimpleQueue[msg.AnswerInput] = SimpleQueue()
         self._asking = threading.Lock()
 
     def install(self, *, has_debugger: bool = True) -> None:
@@ -93,7 +93,7 @@ class UserInput:
             return self._lines.get(timeout=within_s).number == self._number
         return False
 
-    def answer(self, line: AnswerInput) -> None:
+    def answer(self, line: msg.AnswerInput) -> None:
         """Pass on an answer; called by the reporter's thread."""
         self._lines.put(line)
 
@@ -121,7 +121,7 @@ class UserInput:
         line = self._lines.get()
         while line.number != self._number:  # of a request that was interrupted
             line = self._lines.get()
-        if line.error == END_OF_INPUT:
+        if line.error == msg.END_OF_INPUT:
             raise EOFError("EOF when reading a line")
         if line.error:
             raise HydrogenError(line.error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hydrogen_magic.core.messages import AgentCommand
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.attempt import RemoteAttempt
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
@@ -61,7 +61,7 @@ class RemoteAgentGroup:
         if self._running is not None:
             self._running.kill()
 
-    def send(self, command: AgentCommand) -> None:
+    def send(self, command: msg.AgentCommand) -> None:
         if self._running is not None:
             self._running.send(command)
 

@@ -14,37 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.messages import (
-    AgentReport,
-    CheckpointCopy,
-    ClockReading,
-    ClosureArriving,
-    ClosureLabel,
-    ClosureServed,
-    DatasetFile,
-    FilePart,
-    ForgetCheckpoints,
-    ForgetDatasets,
-    Heartbeat,
-    Hello,
-    KeepDataset,
-    LaunchRequest,
-    Leaving,
-    LogPart,
-    MessageError,
-    PartTaken,
-    Quit,
-    RankFile,
-    ReleaseTasks,
-    SavedCheckpoint,
-    SendClosure,
-    TaskAttached,
-    TaskDetached,
-    TaskHello,
-    TimelinePart,
-    TransferKept,
-)
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
@@ -61,10 +32,10 @@ class AttemptWaiter(Protocol):
     def kill(self) -> None:
         """Cancel the attempt."""
 
-    def on_attached(self, agent: RemoteAgent, task: TaskHello) -> None:
+    def on_attached(self, agent: RemoteAgent, task: msg.TaskHello) -> None:
         """A task has come to its machine's agent."""
 
-    def on_detached(self, task: TaskHello) -> None:
+    def on_detached(self, task: msg.TaskHello) -> None:
         """A task has exited before its rank was started."""
 
 
@@ -83,7 +54,7 @@ class RemoteAgent(AgentClient):
         self._incoming = Incoming()
         self.closure_of = ""
         """The gang whose whole closure is there."""
-        self.on_closure_report: Callable[[RemoteAgent, AgentReport], None] | None = None
+        self.on_closure_report: Callable[[RemoteAgent, msg.AgentReport], None] | None = None
         """Takes reports about a closure that is on its way there."""
         self.datasets: dict[str, str] = {}
         """Datasets that are there: name -> their folder here."""
@@ -93,43 +64,43 @@ class RemoteAgent(AgentClient):
         self._log_problem = self._checkpoint_problem = ""
 
     def kill(self) -> None:
-        self.send(Quit())
+        self.send(msg.Quit())
 
     # ── messages from the agent ──
 
-    def take(self, report: AgentReport, data: memoryview | None) -> None:
+    def take(self, report: msg.AgentReport, data: memoryview | None) -> None:
         match report:
-            case Heartbeat():
-                self.send(ClockReading(report.sent_s, time.monotonic()))
-            case PartTaken():
+            case msg.Heartbeat():
+                self.send(msg.ClockReading(report.sent_s, time.monotonic()))
+            case msg.PartTaken():
                 self.outgoing.acknowledged()
-            case FilePart() | LogPart() | TimelinePart():
-                self.send(PartTaken())
+            case msg.FilePart() | msg.LogPart() | msg.TimelinePart():
+                self.send(msg.PartTaken())
                 self._take_part(report, memoryview(b"") if data is None else data)
-            case Leaving():
+            case msg.Leaving():
                 self._agent_pool.drop(self)
-            case ClosureServed() | SendClosure() | ClosureArriving():
+            case msg.ClosureServed() | msg.SendClosure() | msg.ClosureArriving():
                 if self.on_closure_report is not None and report.gang == self.gang:
                     self.on_closure_report(self, report)
-            case TransferKept():
+            case msg.TransferKept():
                 if (kept := self._kept.get(report.transfer)) and not kept.done():
                     kept.set_result(report.error)
-            case TaskAttached():
+            case msg.TaskAttached():
                 self._agent_pool.attached(self, report.task)
-            case TaskDetached():
+            case msg.TaskDetached():
                 self._agent_pool.detached(report.task)
             case _:
-                if isinstance(report, Hello):
+                if isinstance(report, msg.Hello):
                     self.host, self.interface = report.host, report.interface
                 super().take(report, data)
 
     def _take_part(self, part: Part, data: memoryview) -> None:
-        if not isinstance(part, FilePart):
+        if not isinstance(part, msg.FilePart):
             if part.gang == self.gang:
                 self._write_on(part, data)
             return
-        if not isinstance(part.label, RankFile):
-            raise MessageError(f"expected a file of a rank, got {type(part.label).__name__}")
+        if not isinstance(part.label, msg.RankFile):
+            raise msg.MessageError(f"expected a file of a rank, got {type(part.label).__name__}")
         fd = self._incoming.take(part, data)
         if fd is None:
             return
@@ -139,17 +110,17 @@ class RemoteAgent(AgentClient):
         finally:
             os.close(fd)
 
-    def _take_file(self, file: RankFile, fd: int) -> None:
+    def _take_file(self, file: msg.RankFile, fd: int) -> None:
         assert self.sink is not None
-        if isinstance(file.content, SavedCheckpoint):
+        if isinstance(file.content, msg.SavedCheckpoint):
             self._keep_checkpoint(Path(file.content.file_name).name, fd)
         else:
             take_file(self.sink, file, fd)
 
-    def _write_on(self, part: LogPart | TimelinePart, data: memoryview) -> None:
+    def _write_on(self, part: msg.LogPart | msg.TimelinePart, data: memoryview) -> None:
         """Write a log or timeline on in the run's record: a courtesy, and its failure no fault of the run."""
         assert self.job is not None and self.sink is not None
-        if isinstance(part, LogPart):
+        if isinstance(part, msg.LogPart):
             name, rest, flags = f"rank-{part.rank}.log", b"", os.O_APPEND
         else:  # the next piece overwrites the closing bracket
             library = self.job.job.spec.rendezvous
@@ -186,7 +157,7 @@ class RemoteAgent(AgentClient):
     # ── messages to the agent ──
 
     def launch(
-        self, attempt: Attempt, sink: EventSink, request: LaunchRequest
+        self, attempt: Attempt, sink: EventSink, request: msg.LaunchRequest
     ) -> asyncio.Future[None]:
         """Start the ranks of ``request``; return a future that is done when nothing of them is left."""
         self.sink, self.job = sink, attempt
@@ -200,13 +171,13 @@ class RemoteAgent(AgentClient):
 
         Raises HydrogenError if it cannot be stored there.
         """
-        self.send(ForgetCheckpoints(attempt.gang))
+        self.send(msg.ForgetCheckpoints(attempt.gang))
         for path in sorted(attempt.job.checkpoints.glob("[!.]*")):
             number = next(self._transfers)
             kept = self._kept[number] = asyncio.get_running_loop().create_future()
             try:
                 with path.open("rb") as file:
-                    label = CheckpointCopy(attempt.gang, number, path.name)
+                    label = msg.CheckpointCopy(attempt.gang, number, path.name)
                     await self.outgoing.send_file(label, file.fileno())
                 error: str = await kept
             finally:
@@ -238,7 +209,7 @@ class RemoteAgent(AgentClient):
                 sending.result()
             error: str = await kept
         except BaseException:  # it is stopped, or cannot be read: a session's agent stays
-            self.send(ForgetDatasets((name,)))
+            self.send(msg.ForgetDatasets((name,)))
             raise
         finally:
             sending.cancel()
@@ -255,11 +226,11 @@ class RemoteAgent(AgentClient):
         on_sent: Callable[[Path, int, int], None],
     ) -> None:
         for path in files:
-            label = DatasetFile(name, number, path.name)
+            label = msg.DatasetFile(name, number, path.name)
             with path.open("rb") as file:
                 count = functools.partial(on_sent, path)
                 await self.outgoing.send_file(label, file.fileno(), count, read=read_disk)
-        self.send(KeepDataset(name, number))
+        self.send(msg.KeepDataset(name, number))
 
     def forget_deleted_datasets(self, in_use: Container[str]) -> None:
         """Have it delete the datasets that were deleted here, except for those in use by earlier attempts.
@@ -274,14 +245,14 @@ class RemoteAgent(AgentClient):
         for name in deleted:
             del self.datasets[name]
         if deleted:
-            self.send(ForgetDatasets(tuple(deleted)))
+            self.send(msg.ForgetDatasets(tuple(deleted)))
 
     async def send_closure(self, attempt: Attempt, start: int = 0) -> None:
         """Send the closure from byte ``start`` on."""
         assert isinstance(attempt.job.closure, ClosureFile)
         fd = attempt.job.closure.dup()
         try:
-            await self.outgoing.send_file(ClosureLabel(attempt.gang), fd, start=start)
+            await self.outgoing.send_file(msg.ClosureLabel(attempt.gang), fd, start=start)
         finally:
             os.close(fd)
 
@@ -376,14 +347,14 @@ class RemoteAgentPool:
         relays, self.relays = self.relays, {}
         await asyncio.gather(*(asyncio.to_thread(relay.close) for relay in relays.values()))
 
-    def attached(self, agent: RemoteAgent, task: TaskHello) -> None:
+    def attached(self, agent: RemoteAgent, task: msg.TaskHello) -> None:
         agent_group = self.waiters.get((task.gang, task.attempt))
         if agent_group is not None:
             agent_group.on_attached(agent, task)
         else:  # it connected after the wait was over
-            agent.send(ReleaseTasks(task.gang, task.attempt))
+            agent.send(msg.ReleaseTasks(task.gang, task.attempt))
 
-    def detached(self, task: TaskHello) -> None:
+    def detached(self, task: msg.TaskHello) -> None:
         agent_group = self.waiters.get((task.gang, task.attempt))
         if agent_group is not None:
             agent_group.on_detached(task)
@@ -394,7 +365,7 @@ class RemoteAgentPool:
         for agent_group in self.waiters.values():
             agent_group.kill()
         for agent in there:
-            agent.send(Quit())
+            agent.send(msg.Quit())
             agent.fail(ChildProcessError("this kernel's agents were ended, and their ranks"))
         if there:
             await asyncio.sleep(0.05)  # until ZeroMQ has sent the message

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.messages import AgentCommand, EndSession, ReleaseTasks, TaskHello
 from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink, rank_ports
 from hydrogen_magic.driver.placements.remote import (
     forwarded_settings,
@@ -158,8 +158,8 @@ class RemoteAttempt:
         for task in self._attached.values():
             if self._job.session is not None:
                 task.agent.on_session_lost = lambda why: None
-                task.agent.send(EndSession(self._job.session.key))
-            task.agent.send(ReleaseTasks(*self._key))
+                task.agent.send(msg.EndSession(self._job.session.key))
+            task.agent.send(msg.ReleaseTasks(*self._key))
         self._releasing = asyncio.ensure_future(self._release())
 
     def _on_lost(self, why: str) -> None:
@@ -206,12 +206,12 @@ class RemoteAttempt:
             self._tasks.cancel()
             await self._hosts.release()
 
-    def on_attached(self, agent: RemoteAgent, task: TaskHello) -> None:
+    def on_attached(self, agent: RemoteAgent, task: msg.TaskHello) -> None:
         """A task has come."""
         self._attached[task.number] = rank_assignment.AttachedTask(agent, task)
         self._changed.set()
 
-    def on_detached(self, task: TaskHello) -> None:
+    def on_detached(self, task: msg.TaskHello) -> None:
         """A task has exited before its rank was started; the provider's own report follows."""
         self._attached.pop(task.number, None)
         self._on_lost(f"a {task.kind} ended on host {task.host or task.machine}")
@@ -444,7 +444,7 @@ class RemoteAttempt:
             self._is_unwanted = True
             self._changed.set()
 
-    def send(self, command: AgentCommand) -> None:
+    def send(self, command: msg.AgentCommand) -> None:
         """Send a command to every agent whose ranks run."""
         for agent in self._serving():
             agent.send(command)

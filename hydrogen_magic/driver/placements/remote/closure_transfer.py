@@ -12,14 +12,7 @@ import time
 from collections.abc import Sequence
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import (
-    AgentReport,
-    ClosureArriving,
-    ClosureServed,
-    FetchClosure,
-    SendClosure,
-    ServeClosure,
-)
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.transport.background_tasks import BackgroundTasks
@@ -38,7 +31,7 @@ class ClosureTransfer:
         self._attempt = attempt
         self._sink = sink
         self._agents = [agent for agent in agents if agent.closure_of != attempt.gang]
-        self._served: dict[RemoteAgent, asyncio.Future[ClosureServed]] = {}
+        self._served: dict[RemoteAgent, asyncio.Future[msg.ClosureServed]] = {}
         self._arrived = dict.fromkeys(self._agents, 0)
         self._tasks = BackgroundTasks()
         self._reported_s = time.monotonic()
@@ -57,7 +50,7 @@ class ClosureTransfer:
             if clients := self._agents[2 * number + 1 : 2 * number + 3]:
                 self._served[agent] = asyncio.get_running_loop().create_future()
                 keys = tuple(client.keys.key for client in clients)
-                agent.send(ServeClosure(self._attempt.gang, keys))
+                agent.send(msg.ServeClosure(self._attempt.gang, keys))
         for number, agent in enumerate(self._agents):
             parent = self._agents[(number - 1) // 2] if number else None
             self._tasks.start(self._bring(agent, parent))
@@ -76,21 +69,21 @@ class ClosureTransfer:
             await asyncio.wait([self._served[parent]], timeout=_SERVE_S)
             found = self._served[parent].result() if self._served[parent].done() else None
         if found is not None and found.endpoint:
-            agent.send(FetchClosure(self._attempt.gang, found.endpoint, found.server_key))
+            agent.send(msg.FetchClosure(self._attempt.gang, found.endpoint, found.server_key))
         else:
             await agent.send_closure(self._attempt)
 
-    def take(self, agent: RemoteAgent, report: AgentReport) -> None:
+    def take(self, agent: RemoteAgent, report: msg.AgentReport) -> None:
         """Take an agent's report about the closure."""
         match report:
-            case ClosureServed() if agent in self._served and not self._served[agent].done():
+            case msg.ClosureServed() if agent in self._served and not self._served[agent].done():
                 self._served[agent].set_result(report)
-            case SendClosure():
+            case msg.SendClosure():
                 self._tasks.start(agent.send_closure(self._attempt, report.offset))
-            case ClosureArriving():
+            case msg.ClosureArriving():
                 self._on_progress(agent, report)
 
-    def _on_progress(self, agent: RemoteAgent, report: ClosureArriving) -> None:
+    def _on_progress(self, agent: RemoteAgent, report: msg.ClosureArriving) -> None:
         self._arrived[agent] = report.arrived
         if report.arrived == report.size:
             agent.closure_of = self._attempt.gang

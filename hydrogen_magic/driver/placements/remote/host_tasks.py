@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hydrogen_magic import plugins
-from hydrogen_magic.core.messages import TaskProblem, decode
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import Attempt, Job, forkserver
 from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
@@ -93,9 +93,9 @@ def fingerprint(job: Job) -> str:
     return forkserver.fingerprint(env, job.surroundings.sys_path)
 
 
-def problem_of(text: str) -> TaskProblem | None:
+def problem_of(text: str) -> msg.TaskProblem | None:
     """Return the problem that a task has reported in ``text``, such as its stderr; None if there is none."""
     _, found, rest = text.partition(host_task.PROBLEM)
     if not found:
         return None
-    return decode(json.JSONDecoder().raw_decode(rest)[0], TaskProblem)
+    return msg.decode(json.JSONDecoder().raw_decode(rest)[0], msg.TaskProblem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hydrogen_magic.core.messages import LaunchRequest
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import Attempt, launch_request
 from hydrogen_magic.driver.placements.remote import forwarded_settings, host_tasks
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
@@ -12,7 +12,7 @@ from hydrogen_magic.driver.placements.session_address import rendezvous_number
 
 def for_agents(
     attempt: Attempt, assignment: RankAssignment, address: tuple[str, int]
-) -> dict[RemoteAgent, LaunchRequest]:
+) -> dict[RemoteAgent, msg.LaunchRequest]:
     """Return each agent's request, with its own ranks; the first agent also serves the rendezvous.
 
     Agents without a rank that takes part have none.

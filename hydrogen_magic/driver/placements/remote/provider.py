@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from hydrogen_magic.core.messages import TaskProblem
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.errors import HydrogenError, PlacementError
@@ -16,7 +16,7 @@ from hydrogen_magic.errors import HydrogenError, PlacementError
 class HostLostError(AgentLostError):
     """The agent of one host has ended; those of other hosts may be alive."""
 
-    def __init__(self, problem: TaskProblem) -> None:
+    def __init__(self, problem: msg.TaskProblem) -> None:
         super().__init__(f"{problem.text} (host {problem.host})")
         self.problem = problem
 
@@ -63,7 +63,7 @@ class HostProvider(ABC):
 
 
 def task_error(
-    problem: TaskProblem, advice: Mapping[str, str] = MappingProxyType({})
+    problem: msg.TaskProblem, advice: Mapping[str, str] = MappingProxyType({})
 ) -> HydrogenError:
     """Return the user's error for a task's problem. ``advice``: kind of the problem -> its remedy."""
     if problem.kind == "agent_ended":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.core.messages import TaskHello
 from hydrogen_magic.driver.placements.remote import forwarded_settings
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.errors import PlacementError
@@ -17,7 +17,7 @@ class AttachedTask:
     """A task that waits for its rank."""
 
     agent: RemoteAgent
-    about: TaskHello
+    about: msg.TaskHello
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import TimelineFile
 from hydrogen_magic.frameworks.horovod.node.timeline_file import (
     ParsedEvents,
     count_spans,
@@ -59,7 +59,7 @@ class Timelines(TimelineFollower):
         self._rank = 0
         self._next_s = 0.0
 
-    def turn_to(self, rank: int, timeline: TimelineFile) -> None:
+    def turn_to(self, rank: int, timeline: msg.TimelineFile) -> None:
         """Follow the file of ``timeline`` from now on, and none where its path is empty."""
         self.finish()
         if not timeline.path:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
 
-from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.worker.observe import metrics, tqdm
@@ -30,7 +30,7 @@ def import_ours() -> None:
         importlib.import_module(module.name)
 
 
-def install(observers: Iterable[ObserverSpec]) -> None:
+def install(observers: Iterable[msg.ObserverSpec]) -> None:
     """Attach observers to libraries, now or after their import. A second call has no effect."""
     if hooks.replaced:
         return

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.core.messages import TimelineFile
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.frameworks.horovod.node import DYNAMIC, TIMELINE
 from hydrogen_magic.node.worker import reporter as _reporter
 
@@ -30,7 +30,7 @@ _SWITCH_S = 1.0
 _LEAST_FREE_BYTES = 1 << 30
 _LOOK_S = 2.0
 """How often is looked whether the disk has room: a busy timeline writes a few megabytes a second."""
-_Send = Callable[[TimelineFile], None]
+_Send = Callable[[msg.TimelineFile], None]
 
 
 def install(prefix: str, send: _Send) -> Callable[[bool], None]:
@@ -271,7 +271,7 @@ class _Timeline:
 
     def _report(self, path: str, *, is_kept: bool) -> None:
         try:
-            self._send(TimelineFile(path, is_kept, self._wall_ahead_s))
+            self._send(msg.TimelineFile(path, is_kept, self._wall_ahead_s))
         except OSError:
             pass  # the agent has exited, and this rank exits with it
 
