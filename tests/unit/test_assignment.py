@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from hydrogen_magic.driver.result_assignment import assign
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.node.worker import namespace
-from tests.capture_rig import Notebook, open_notebook
+from tests.capture_rig import Notebook
 from tests.rank_results import delivered
 
 NET = """
@@ -34,12 +33,6 @@ TRAINS = """
 before = weight.detach().clone(); step()
 assert not torch.equal(weight, before), "the notebook's optimizer does not train its model"
 """
-
-
-@pytest.fixture
-def notebook() -> Iterator[Notebook]:
-    with open_notebook() as notebook:
-        yield notebook
 
 
 def assigned(notebook: Notebook, cell: str, *out: str) -> tuple[RankResults, list[str]]:

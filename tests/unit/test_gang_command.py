@@ -17,7 +17,7 @@ from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.views.comparison import Comparison
 from hydrogen_magic.views.text_table import gang_lines
-from tests.records import ENDED, launched, write
+from tests.records import DEAD, ENDED, launched, write
 
 KNOWN = {"a1b2": "wide", "a9ff": "1", "b303": "1", "1c00": "a", "c0de": "c0"}
 """Names of runs by their ids, newest last."""
@@ -124,11 +124,10 @@ def test_a_gang_of_another_kernel_is_followed_until_it_ends(
 
 def test_a_gang_whose_kernel_died_has_ended_everywhere() -> None:
     """In each view of its record, which has no end."""
-    dead = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
     running = [ev.RankStarted(1.0, 0, 100, "here", "cpu"), ev.RankPhase(2.0, 0, "running")]
     steps = [ev.Steps(7.0 + count, 0, count) for count in (1, 2)]
     for name in ("a1b2", "c3d4"):
-        write(name, launched(name, owner=dead), *running, *steps)
+        write(name, launched(name, owner=DEAD), *running, *steps)
     gangs = [gang_command.RecordedGang(name) for name in ("a1b2", "c3d4")]
     assert gangs[0].wait(0) and gangs[0].events()[-1] == ev.GangEnded(
         9.0, "STOPPED", "its kernel ended"

@@ -7,7 +7,6 @@ import gzip
 import os
 import pickle
 import random
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 from tests import infer_data
 from tests.infer_data import write
+from tests.records import disk_full_at
 
 ALL = InferOptions()
 quick = settings(max_examples=40)
@@ -993,13 +993,9 @@ def test_rows_that_came_to_a_file_meanwhile_are_told(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.parquet", 0, 5_000)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        with pytest.raises(InferError, match=r"cannot be written to .*new\.parquet: .*too large"):
-            predicted(rows, doubled, batch_size=1_000, target=tmp_path / "new.parquet")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = r"cannot be written to .*new\.parquet: .*too large"
+    with disk_full_at(4096), pytest.raises(InferError, match=said):
+        predicted(rows, doubled, batch_size=1_000, target=tmp_path / "new.parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
 
 

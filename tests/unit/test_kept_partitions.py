@@ -19,11 +19,6 @@ from tests import records
 PRINTS = {"the cell": "a", "the frame's columns": "c"}
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(tmp_path / "home"))
-
-
 def finish(kept: KeptPartitions, number: int, *streams: Any) -> None:
     """Write a partition of ten rows, as a task does; ``streams``: the values of each, by default of one."""
     said = kept.instructions()

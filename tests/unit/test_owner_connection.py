@@ -15,9 +15,7 @@ from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.owner import connection
 from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
 from hydrogen_magic.transport import framing
-from tests.records import ENDED, METRICS, launched, write
-
-DEAD = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
+from tests.records import DEAD, ENDED, METRICS, launched, write
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,15 +15,11 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.stragglers import progress, remaining_s, stragglers
 from hydrogen_magic.views.widget import rank_rows
+from tests import gang_events
 
 
 def running(np: int, *events: ev.Event) -> GangState:
-    begun: list[ev.Event] = [
-        ev.GangLaunched(0.0, "cafe", "", np, "local", "torch", 1.0, "", {}),
-        ev.AttemptStarted(0.0, 0),
-        *(ev.RankPhase(0.0, rank, "running") for rank in range(np)),
-    ]
-    return replay([*begun, *events])
+    return replay([*gang_events.running(np), *events])
 
 
 def steps(*counts: int, at_s: float = 1.0) -> Iterable[ev.Event]:
@@ -267,9 +265,6 @@ def test_memory_of_a_rank_that_has_ended_is_the_last_known() -> None:
 
 
 def test_the_protocol_and_the_rows_agree_on_marks() -> None:
-    import re
-    from pathlib import Path
-
     source = Path(rank_rows.__file__).parent / "front" / "src" / "protocol.ts"
     listed = re.search(r"MARKS: readonly Mark\[\] = \[(.*?)\]", source.read_text())
     assert listed is not None

@@ -30,7 +30,7 @@ from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.views.text_table import gang_lines
 from tests import seconds
-from tests.records import ENDED, METRICS, launched, write
+from tests.records import DEAD, ENDED, METRICS, disk_full_at, launched, write
 
 # ── the record ───────────────────────────────────────────────────────────────────────────────────
 
@@ -112,13 +112,8 @@ def test_a_full_disk_ends_the_record_and_nothing_else() -> None:
     said: list[str] = []
     made = run_log.Record.create("g1", said.append)
     made.append(launched("g1"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (made.path / "events.jsonl").stat().st_size
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    with disk_full_at((made.path / "events.jsonl").stat().st_size + 10):
         made.append(METRICS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     made.append(ENDED)
     made.close()
     assert len(said) == 1
@@ -145,13 +140,8 @@ def test_writing_an_end_never_raises() -> None:
     cut = write("cut", launched("cut"), METRICS)
     with (cut / "events.jsonl").open("ab") as file:
         file.write(b'["Metr')
-    full_at = (cut / "events.jsonl").stat().st_size
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))
+    with disk_full_at((cut / "events.jsonl").stat().st_size):
         run_log.write_end(cut, "the kernel ended")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert run_log.read("cut") == [launched("cut"), METRICS]
 
 
@@ -199,12 +189,11 @@ def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
 
 
 def test_a_record_says_why_the_gang_is_over() -> None:
-    dead = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
-    here = replace(launched("g1", owner=dead), host=os.uname().nodename)
+    here = replace(launched("g1", owner=DEAD), host=os.uname().nodename)
     assert run_log.why_over(here) == "its kernel ended"
     outliving = replace(here, outlives=True)
     assert run_log.why_over(outliving) == "its owner process ended unexpectedly"
-    before = replace(outliving, owner=f"earlier-boot/{dead.partition('/')[2]}")
+    before = replace(outliving, owner=f"earlier-boot/{DEAD.partition('/')[2]}")
     assert run_log.why_over(before) == "its machine was restarted"
     assert "owner process" in run_log.why_over(replace(before, host="another"))
     path = write("g2", replace(outliving, gang="g2"), METRICS)

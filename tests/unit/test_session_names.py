@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from hydrogen_magic.node.worker import namespace, results
 from hydrogen_magic.node.worker.group_recovery import ProcessGroups
 from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization.identity import Originals
-from tests.capture_rig import Notebook, open_notebook
+from tests.capture_rig import Notebook
 
 RANK_0 = frozenset({0})
 
@@ -90,9 +90,8 @@ class Session:
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
-    with open_notebook() as notebook:
-        yield Session(notebook)
+def session(notebook: Notebook) -> Session:
+    return Session(notebook)
 
 
 NET = """

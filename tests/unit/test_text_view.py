@@ -23,19 +23,7 @@ from hydrogen_magic.driver.state.output_lines import OutputLines, clean
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
 from hydrogen_magic.views.text_table import gang_lines, status_line, warnings
 from hydrogen_magic.views.text_view import TextView
-
-CELLS = {"<cell 7>": "Cell In[7]", "/tmp/ipykernel_1/22.py": "Cell In[3]"}
-
-
-def launched(np: int = 2) -> list[ev.Event]:
-    head = ev.GangLaunched(0.0, "3f2a", "--np 2", np, "local", "torch", 1.0, "b:1:1", CELLS)
-    starts: list[ev.Event] = [head, ev.AttemptStarted(0.0, 0)]
-    starts += [ev.RankStarted(0.1, rank, 100 + rank, "here", "cpu") for rank in range(np)]
-    return starts
-
-
-def running(np: int = 2) -> list[ev.Event]:
-    return [*launched(np), *(ev.RankPhase(0.2, rank, "running") for rank in range(np))]
+from tests.gang_events import launched, running
 
 
 def out(rank: int, text: str, stream: str = "stdout", skipped: int = 0) -> ev.Output:
