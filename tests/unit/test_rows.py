@@ -178,15 +178,8 @@ def test_rows_that_are_handed_out_tell_how_far_the_gang_is() -> None:
     bar = ev.Progress(1.0, 0, -1, "rows", 600, None, "rows")
     told = ev.RowsDone(2.0, done=1200, total=5000, in_flight=4, failed=0, began_s=0.5)
     gang = rank_rows.gang_row(running(2, bar, told), 2.0)
-    assert gang["rows"] == {
-        "done": 1200,
-        "total": 5000,
-        "is_estimate": False,
-        "per_s": 800.0,
-        "in_flight": 4,
-        "tasks": None,
-        "failed": 0,
-    }
+    known = {"done": 1200, "total": 5000, "in_flight": 4, "failed": 0}
+    assert gang["rows"] == {**known, "is_estimate": False, "per_s": 800.0, "tasks": None}
     assert gang["remaining_s"] == 5, "by all ranks' rows, not by one's bar"
     assert rank_rows.gang_row(running(2), 2.0)["rows"] is None
 
@@ -202,19 +195,18 @@ def test_marks_say_why_a_row_stands_out() -> None:
     assert marks(state, 2.0) == ["", "stopped", "dead", ""]
 
 
-def peer_gone(at_s: float, rank: int) -> ev.RankFailed:
-    return failed(at_s, rank, "RuntimeError", "Connection closed by peer [127.0.0.1]:1")
-
-
 def failed(at_s: float, rank: int, kind: str, message: str) -> ev.RankFailed:
     return ev.RankFailed(at_s, rank, ev.ErrorReport(kind, message), "running")
+
+
+PEER_GONE = ("RuntimeError", "Connection closed by peer [127.0.0.1]:1")
 
 
 def test_only_ranks_that_failed_by_themselves_are_dead() -> None:
     state = running(
         4,
         failed(1.0, 1, "ValueError", "bad batch"),
-        peer_gone(1.1, 0),
+        failed(1.1, 0, *PEER_GONE),
         ev.RankExited(1.2, 1, 1),
         ev.RankExited(1.2, 0, 1),
         ev.RankExited(1.3, 2, None, "SIGABRT"),
@@ -233,7 +225,7 @@ def test_only_ranks_that_failed_by_themselves_are_dead() -> None:
 
 def test_a_culprit_whose_own_error_looks_like_a_victims_is_dead_all_the_same() -> None:
     ends = (ev.RankExited(1.2, 0, 1), ev.GangEnded(2.0, "FAILED", "rank 0 failed", 0))
-    state = running(2, peer_gone(1.1, 0), *ends)
+    state = running(2, failed(1.1, 0, *PEER_GONE), *ends)
     assert marks(state, 2.0) == ["dead", ""]
 
 
