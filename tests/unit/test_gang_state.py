@@ -54,17 +54,6 @@ def blamed(
     return found.culprit
 
 
-def test_a_gang_runs_and_succeeds() -> None:
-    state = replay(running(2))
-    assert state.state == "RUNNING"
-    done: list[ev.Event] = []
-    for rank in (0, 1):
-        done += [ev.RankResult(1.0, rank, 10), ev.RankExited(1.1, rank, 0)]
-    state = replay([*running(2), *done, ev.GangEnded(1.2, "SUCCEEDED", "2 ranks finished")])
-    assert [rank.phase for rank in state.ranks] == ["done", "done"]
-    assert state.is_terminal and state.culprit is None
-
-
 def test_exit_zero_without_a_result_has_failed_too() -> None:
     exited = ev.RankExited(1.0, 1, 0)
     assert replay([*running(2), exited]).ranks[1].phase == "failed"
