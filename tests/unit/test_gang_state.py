@@ -106,9 +106,8 @@ def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() ->
     same = ev.CollectivesEntered(3.0, 1, 3, is_final=True)
     assert never_entered(replay([*running(3), *inside, *over, same])) is None
     fewer = ev.CollectivesEntered(3.0, 1, 2, is_final=True)
-    state = replay(
-        [*running(3), *inside, ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0), *over, fewer]
-    )
+    waits = ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0)
+    state = replay([*running(3), *inside, waits, *over, fewer])
     assert never_entered(state) == MissedCollective("barrier", absent=(1,), waiting=(0, 2))
     left_out = replay([*running(3), *inside, ev.RankPhase(1.0, 1, "idle")])
     assert never_entered(left_out) == MissedCollective("collective", absent=(1,), waiting=(0, 2))
@@ -192,11 +191,8 @@ def test_of_several_ranks_that_fail_the_culprit_is_debugged() -> None:
     victim, first = asks(0, GLOO_CLOSED), asks(1, GLOO_CLOSED, 0.9)
     assert debugged(1.1, asks(0, USERS_OWN), asks(1, USERS_OWN)) == [0, 1]
     assert debugged(1e9, victim, asks(1, USERS_OWN, 5.0)) == [1]
-    assert (debugged(1.1, victim), debugged(3.0, victim), debugged(3.0, victim, first)) == (
-        [],
-        [0],
-        [1],
-    )
+    assert (debugged(1.1, victim), debugged(3.0, victim)) == ([], [0])
+    assert debugged(3.0, victim, first) == [1]
     flying = ev.RankFailed(0.9, 1, USERS_OWN, "running", in_flight=True)
     assert (debugged(9.0, victim, flying), debugged(60.0, victim, flying)) == ([], [0])
     assert debugged(1e9, victim, ev.RankExited(0.9, 1, None, "SIGKILL")) == []
@@ -263,11 +259,9 @@ def test_errors_raised_from_a_victims_error_are_victims() -> None:
 
 
 def test_events_survive_json_and_strangers_are_refused() -> None:
-    events = [
-        *running(2),
-        ev.RankFailed(1.0, 1, ev.ErrorReport("A", "b", cause=USERS_OWN), "running"),
-    ]
-    events.append(ev.Metrics(2.0, 0, (1, 2), (0.1, 0.2), {"loss": (0.5, None)}))
+    error = ev.ErrorReport("A", "b", cause=USERS_OWN)
+    metrics = ev.Metrics(2.0, 0, (1, 2), (0.1, 0.2), {"loss": (0.5, None)})
+    events = [*running(2), ev.RankFailed(1.0, 1, error, "running"), metrics]
     assert [ev.decode(json.loads(json.dumps(ev.encode(event)))) for event in events] == events
     for bad in (
         [],

@@ -79,16 +79,10 @@ times = st.sampled_from([0.0, -5.0, 1.0, 9e8])
 moments = st.sampled_from([0, -5, 10**9, 10**18 - 1])
 ranks = st.integers(0, 1)
 columns = st.tuples(numbers, st.none() | numbers)
+integer_pairs, moment_pairs = st.tuples(integers, integers), st.tuples(moments, moments)
+values = st.dictionaries(texts, columns, max_size=2)
 hostile = st.one_of(
-    st.builds(
-        ev.Metrics,
-        times,
-        ranks,
-        st.tuples(integers, integers),
-        st.just((1.0, 1.0)),
-        st.dictionaries(texts, columns, max_size=2),
-        integers,
-    ),
+    st.builds(ev.Metrics, times, ranks, integer_pairs, st.just((1.0, 1.0)), values, integers),
     st.builds(ev.Progress, times, ranks, integers, texts, numbers, st.none() | numbers, texts),
     st.builds(ev.Steps, times, ranks, integers),
     st.builds(
@@ -96,9 +90,9 @@ hostile = st.one_of(
         times,
         ranks,
         st.tuples(texts, texts),
-        st.tuples(moments, moments),
-        st.tuples(moments, moments),
-        st.tuples(integers, integers),
+        moment_pairs,
+        moment_pairs,
+        integer_pairs,
         integers,
         texts,
     ),
@@ -231,9 +225,8 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
 
     agent = SimpleNamespace(_send=send)
     agent._send_events = partial(AgentServer._send_events, agent)
-    agent_group: Any = SimpleNamespace(
-        gang="cafe", attempt=0, reporter=SimpleNamespace(now_s=lambda: 1.0)
-    )
+    now = SimpleNamespace(now_s=lambda: 1.0)
+    agent_group: Any = SimpleNamespace(gang="cafe", attempt=0, reporter=now)
     steps = [ev.encode(ev.Steps(1.0, 0, number)) for number in range(100)]
     huge = ev.encode(ev.Output(1.0, 0, "stdout", "x" * 5000))
     agent._send_events(agent_group, [*steps[:50], huge, *steps[50:]])

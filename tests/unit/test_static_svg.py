@@ -441,8 +441,11 @@ def test_a_common_run_is_small() -> None:
 @pytest.mark.parametrize(
     ("np", "steps"),
     [
-        *((256, 4), (16, 200), (8, 500)),
-        *(pytest.param(*size, marks=pytest.mark.exhaustive) for size in ((1024, 4), (8, 1500))),
+        (256, 4),
+        (16, 200),
+        (8, 500),
+        pytest.param(1024, 4, marks=pytest.mark.exhaustive),
+        pytest.param(8, 1500, marks=pytest.mark.exhaustive),
     ],
 )
 def test_no_run_is_big(np: int, steps: int) -> None:
