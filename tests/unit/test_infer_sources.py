@@ -178,29 +178,24 @@ def test_timestamps_that_spark_writes_to_parquet(tmp_path: Path) -> None:
 
 def test_files_of_other_file_systems_and_lists(tmp_path: Path) -> None:
     memory = pytest.importorskip("fsspec").filesystem("memory")
-    table = pa.table({"x": range(20), "country": ["de"] * 10 + ["fr"] * 10})
     for country, first in (("de", 0), ("fr", 10)):
         folder = tmp_path / "rows" / f"country={country}"
         folder.mkdir(parents=True)
-        pq.write_table(table.slice(first, 10).select(["x"]), folder / "part.parquet")
+        pq.write_table(pa.table({"x": range(first, first + 10)}), folder / "part.parquet")
     memory.put(str(tmp_path / "rows"), "/lake/rows", recursive=True)
     french = tmp_path / "rows" / "country=fr" / "part.parquet"
     try:
         for n, (data, expected) in enumerate(
             (
-                ("memory://lake/rows", table),
-                ("memory://lake/*/country=fr/", table.slice(10)),
-                ("memory://lake/rows/country=de/part.parquet", table.slice(0, 10).select(["x"])),
-                (
-                    [str(french), f"{tmp_path}/rows/*=de/*"],
-                    pa.concat_tables([table.slice(10), table.slice(0, 10)]),
-                ),
+                ("memory://lake/rows", range(20)),
+                ("memory://lake/*/country=fr/", range(10, 20)),
+                ("memory://lake/rows/country=de/part.parquet", range(10)),
+                ([str(french), f"{tmp_path}/rows/*=de/*"], range(20)),
             )
         ):
             done = predicted(data, target=tmp_path / f"done-{n}")
-            assert ds.dataset(done, partitioning="hive").to_table()["x"].to_pylist() == sorted(
-                expected["x"].to_pylist()
-            ), data
+            found = ds.dataset(done, partitioning="hive").to_table()["x"]
+            assert found.to_pylist() == [*expected], data
             with pytest.raises(InferError, match="set one on this machine with --out PATH"):
                 predicted(data)
         with pytest.raises(InferError, match="nearest existing folder is memory://lake/rows"):

@@ -48,11 +48,8 @@ def followed(*events: ev.Event) -> GangRun:
 
 def test_a_gang_whose_record_cannot_be_finished_ends(full_disk: list[list[str]]) -> None:
     write("g1", launched("g1", owner=DEAD), METRICS)
-    run = followed(launched("g1", owner=DEAD))
-    assert (run.state.state, run.state.reason) == (
-        "STOPPED",
-        "its owner process ended unexpectedly",
-    )
+    state = followed(launched("g1", owner=DEAD)).state
+    assert (state.state, state.reason) == ("STOPPED", "its owner process ended unexpectedly")
     assert full_disk == [["g1"]]
 
 
