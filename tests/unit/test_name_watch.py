@@ -119,7 +119,8 @@ def test_assigned_names_are_those_of_the_code_and_those_that_refer_to_another_ob
     function = "def f():\n global c\n c = {1}\nf()"
     cell = f"import os\na = 1\nglobals()['b'] = [1]\nfor d in [1]: pass\ndel e\n{function}"
     found = changes(names, cell, tuple(names))
-    assert found == NameChanges((*"abcde",), (*"abcd", "os", "f"), deleted=("e",))
+    assigned = ("a", "b", "c", "d", "os", "f")
+    assert found == NameChanges(tuple("abcde"), assigned, deleted=("e",))
 
 
 def test_a_value_too_large_to_compare_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
