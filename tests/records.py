@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,18 @@ def write(gang: str, *events: ev.Event) -> Path:
     return made.path
 
 
+@contextlib.contextmanager
+def disk_full_at(n_bytes: int) -> Iterator[None]:
+    """Files of this process cannot become longer, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+DEAD = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
+"""An owner on this machine that has ended."""
 ENDED = ev.GangEnded(9.0, "SUCCEEDED", "")
-
-
 METRICS = ev.Metrics(1.0, 0, (0,), (0.5,), {"loss": (math.inf,), "ü\ud800": (None,)})

@@ -25,7 +25,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic import __main__ as command_line
 from hydrogen_magic.driver.datasets import folders
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SHELL = ("", "bash")
 """Languages of blocks with commands for a terminal."""
 _FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^ *```$", re.M | re.S)

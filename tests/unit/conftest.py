@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.capture_rig import Notebook, open_notebook
+
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "pty.spawn"}
 """Python's audit events of a new process; of a thread there is none."""
 REMEDY = "tests in tests/unit start no process and no thread; move this one to tests/local"
@@ -51,6 +53,12 @@ def pytest_runtest_setup() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish() -> None:
     _guard.active = False
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    with open_notebook() as notebook:
+        yield notebook
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -108,10 +110,7 @@ def test_a_quoted_word_may_begin_with_a_hash() -> None:
         ("train.py", "write %distributed train.py"),
         ("--gpu --cpu", "not allowed with argument --gpu"),
         ("--pack --spread", "not allowed with argument --pack"),
-        (
-            "--on inline --np 2",
-            "--on inline runs one rank inside the kernel, so --np 2 is not possible",
-        ),
+        ("--on inline --np 2", "one rank inside the kernel, so --np 2 is not possible"),
         ("--on inline --detach", "--detach is not possible with --on inline"),
         ("--on inline --outlive", "--outlive is not possible with --on inline"),
         ("--np -2 --on spark", "--np -2 means 2 ranks on this machine"),
@@ -162,15 +161,9 @@ def test_values_of_a_sweep_may_have_spaces_between_them() -> None:
 
 @given(st.text(max_size=40))
 def test_any_line_parses_or_raises_our_error(line: str) -> None:
-    for is_cell in (True, False):
-        try:
-            parse(line, is_cell=is_cell)
-        except ArgumentsError:
-            pass
-    try:
-        parse_gang(line)
-    except ArgumentsError:
-        pass
+    for form in (parse, partial(parse, is_cell=False), parse_gang):
+        with contextlib.suppress(ArgumentsError):
+            form(line)
 
 
 # ── the line form ────────────────────────────────────────────────────────────────────────────────
@@ -191,12 +184,8 @@ def test_any_line_parses_or_raises_our_error(line: str) -> None:
 def test_what_follows_the_script_is_its_own(
     line: str, script: str, args: tuple[str, ...], as_module: bool
 ) -> None:
-    arguments = parse(line, is_cell=False)
-    assert (arguments.script, arguments.script_args, arguments.as_module) == (
-        script,
-        args,
-        as_module,
-    )
+    found = parse(line, is_cell=False)
+    assert (found.script, found.script_args, found.as_module) == (script, args, as_module)
 
 
 @pytest.mark.parametrize(

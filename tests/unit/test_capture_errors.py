@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hydrogen_magic.capture import capture_script
 from hydrogen_magic.errors import CaptureError
-from tests.capture_rig import Notebook, inline, open_notebook
-
-
-@pytest.fixture
-def notebook() -> Iterator[Notebook]:
-    with open_notebook() as notebook:
-        yield notebook
+from tests.capture_rig import Notebook, inline
 
 
 def refusal(notebook: Notebook, text: str, **options: object) -> str:

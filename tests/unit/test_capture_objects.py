@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from hydrogen_magic.errors import CaptureError
-from tests.capture_rig import Notebook, inline, open_notebook
-
-
-@pytest.fixture
-def notebook() -> Iterator[Notebook]:
-    with open_notebook() as notebook:
-        yield notebook
-
+from tests.capture_rig import Notebook, inline
 
 # ── functions with globals of their own ──────────────────────────────────────────────────────────
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -52,12 +53,9 @@ def test_only_what_differs_is_listed() -> None:
 
 def test_curves_of_all_runs_are_in_the_same_charts() -> None:
     shorter = run("shorter")
-    shorter.recorded = [
-        replace(event, values={"loss": event.values["loss"]})
-        if isinstance(event, ev.Metrics)
-        else event
-        for event in shorter.recorded
-    ]
+    for place, event in enumerate(shorter.recorded):
+        if isinstance(event, ev.Metrics):
+            shorter.recorded[place] = replace(event, values={"loss": event.values["loss"]})
     html = Comparison([run("wide"), run("deep"), shorter]).html(NOW)
     drawn = charts(html)
     names = [f"Legend: {name} (3f2a)" for name in ("wide", "deep", "shorter")]
@@ -72,9 +70,8 @@ def test_curves_of_all_runs_are_in_the_same_charts() -> None:
 
 
 def test_runs_that_wait_are_listed_and_more_than_eight_are_told_apart() -> None:
-    like = GangState(
-        placement="local", rendezvous="torch", state="QUEUED", ranks=(RankState(0), RankState(1))
-    )
+    ranks = (RankState(0), RankState(1))
+    like = GangState(placement="local", rendezvous="torch", state="QUEUED", ranks=ranks)
     planned = [replace(like, params={"lr": lr, "w": 8}) for lr in range(30)]
     runs = [run(f"search lr={lr}", lr=lr, w=8) for lr in range(28)]
     waiting = [Run([]), Run([])]
@@ -93,10 +90,8 @@ def test_runs_that_wait_are_listed_and_more_than_eight_are_told_apart() -> None:
 
 
 def test_a_value_that_is_not_finite_is_blamed_on_its_run() -> None:
-    broken = run("broken")
-    broken.recorded.insert(
-        -1, ev.Metrics(5.0, 0, (20,), (5.0,), {"loss": (float("nan"),), "accuracy": (0.5,)})
-    )
+    broken, values = run("broken"), {"loss": (math.nan,), "accuracy": (0.5,)}
+    broken.recorded.insert(-1, ev.Metrics(5.0, 0, (20,), (5.0,), values))
     [loss] = [alt for alt in charts(Comparison([run("fine"), broken]).html(NOW)) if "loss" in alt]
     assert "not finite at step 20 (broken (3f2a))" in loss
 

@@ -28,9 +28,7 @@ def test_options_win_over_the_notebooks_defaults(
 ) -> None:
     class Distributed:
         def defaults(self) -> JobSpec:
-            return JobSpec(
-                np=7, placement="inline", pack=True, retries=2, timeout_s=9.0, grace_s=1.0
-            )
+            return JobSpec(7, "inline", pack=True, retries=2, timeout_s=9.0, grace_s=1.0)
 
     magics = types.SimpleNamespace(Distributed=Distributed)
     shell = types.SimpleNamespace(configurables=[Distributed()])
@@ -42,14 +40,8 @@ def test_options_win_over_the_notebooks_defaults(
     }  # fmt: skip
     HorovodRunner(np=-3, **options).run(print)
     TorchDistributor(4, use_gpu=False, **options).run(print)
-    given = {
-        "env": (("A", "1"),),
-        "retries": 0,
-        "timeout_s": 5,
-        "start_timeout_s": 6,
-        "pack": False,
-        "grace_s": 1.0,
-    }
+    given: dict[str, Any] = {"env": (("A", "1"),), "retries": 0, "timeout_s": 5, "pack": False}
+    given |= {"start_timeout_s": 6, "grace_s": 1.0}
     assert asked == [
         JobSpec(2, "spark", "horovod", pack=True, retries=2, timeout_s=9.0, grace_s=1.0),
         JobSpec(3, "local", "horovod", **given),
@@ -57,20 +49,11 @@ def test_options_win_over_the_notebooks_defaults(
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"retries": -1}, "retries should be at least 0"),
-        ({"timeout": "5"}, "timeout should be int or float, got '5'"),
-        ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
-        ({"env": ["A=1"]}, r"env should be a dict like \{'NAME': 'value'\}, got a list"),
-    ],
-)
-def test_impossible_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        HorovodRunner(2, **options)
-    with pytest.raises((TypeError, ValueError), match=message):
-        TorchDistributor(2, use_gpu=False, **options)
+def test_impossible_options_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="retries should be at least 0"):
+        HorovodRunner(2, retries=-1)
+    with pytest.raises(TypeError, match=r"env\['A'\] should be a str"):
+        TorchDistributor(2, use_gpu=False, env={"A": 1})  # type: ignore[dict-item]
 
 
 NO_SESSION = "`--on spark` needs a Spark session, but there is none: create one first"

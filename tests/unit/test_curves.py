@@ -179,9 +179,7 @@ def test_a_rank_that_turns_nan_is_told_though_nothing_else_of_it_is_new() -> Non
     curves.changes([0], 1000)
     curves.feed([batch(rank, [2, 3], loss=[math.nan, math.nan]) for rank in (0, 2)])
     [change] = curves.changes([0], 1000)
-    assert change.bad_steps == {0: 2, 2: 2}, (
-        "rank 2 has no line of its own, and is named all the same"
-    )
+    assert change.bad_steps == {0: 2, 2: 2}, "rank 2 is named without a line of its own"
     [whole] = curves.full([0])
     assert whole.bad_steps == {0: 2, 2: 2} and set(whole.series) == {ALL_RANKS, 0, 2}
 
@@ -217,13 +215,6 @@ def test_metrics_stand_in_the_order_of_their_first_appearance() -> None:
     curves = Curves()
     curves.feed([batch(0, [1], b=[1.0]), batch(0, [2], a=[1.0], b=[1.0])])
     assert curves.metrics() == ["b", "a"]
-
-
-def test_a_new_attempt_starts_anew() -> None:
-    curves = Curves()
-    curves.feed(logged([(0, 1, 1.0)]))
-    curves.feed([ev.AttemptStarted(1.0, 1), *logged([(0, 7, 2.0)])])
-    assert whole(curves, "loss").series[0].keys.tolist() == [7]
 
 
 def test_a_rank_that_is_looked_at_later_comes_with_all_its_buckets() -> None:

@@ -74,9 +74,8 @@ def test_types_over_the_limit_are_named() -> None:
     assert found["text/plain"].startswith("plot\n(image/png of 2.7 MB not shown: a display has")
     alone = as_text({"text/html": "x" * (MOST_BYTES + 1)})
     assert "characters left out" in alone["text/plain"]
-    assert "text/plain" in as_text(
-        {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "w"}
-    )
+    widget = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "w"}
+    assert "text/plain" in as_text(widget)
 
 
 def test_half_an_emoji_becomes_a_character_that_messages_can_contain() -> None:
@@ -214,9 +213,8 @@ def test_omitted_output_is_reported_once_and_logs_have_no_marks() -> None:
 
 
 def test_secrets_are_masked_in_what_is_displayed() -> None:
-    data = as_text(
-        {"text/html": "<b>correct horse</b>", "application/json": {"k": 'correct"horse'}}
-    )
+    html, values = "<b>correct horse</b>", {"k": 'correct"horse'}
+    data = as_text({"text/html": html, "application/json": values})
     masked = Mask(["correct horse", 'correct"horse']).event(ev.Display(0.0, 0, 1, ev.SHOW, data))
     assert masked.data["text/html"] == "<b>***</b>"
     assert json.loads(masked.data["application/json"]) == {"k": "***"}
@@ -292,11 +290,8 @@ def test_a_display_that_jupyter_refuses_is_replaced_by_the_reason(
         sent.append((data["text/plain"], update))
 
     monkeypatch.setattr("IPython.display.publish_display_data", publish)
-    displays = RankDisplays()
-    texts = {ev.SHOW: "half \ud83d", ev.UPDATE: "whole"}
-    displays.show(
-        [ev.Display(0.0, 0, 1, act, {"text/plain": text}, "", "x") for act, text in texts.items()]
-    )
+    texts = {ev.SHOW: {"text/plain": "half \ud83d"}, ev.UPDATE: {"text/plain": "whole"}}
+    RankDisplays().show([ev.Display(0.0, 0, 1, *shown, "", "x") for shown in texts.items()])
     (refused, is_update), updated = sent
     assert "cannot be shown: UnicodeEncodeError" in refused and not is_update
     assert updated == ("whole", True)
@@ -316,8 +311,6 @@ def test_what_is_shown_stays_in_no_memory_of_the_kernel(monkeypatch: pytest.Monk
 
 
 def test_what_a_rank_printed_before_it_asks_is_shown() -> None:
-    lines = LiveLines()
-    lines.feed(
-        [ev.Output(1.0, 0, "stdout", "your name, "), ev.InputRequested(1.0, 0, 1, "? ")], "id"
-    )
+    lines, printed = LiveLines(), ev.Output(1.0, 0, "stdout", "your name, ")
+    lines.feed([printed, ev.InputRequested(1.0, 0, 1, "? ")], "id")
     assert [line[2] for line in lines.take(1.0)[0]] == ["your name, "]

@@ -24,24 +24,19 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments import distributed, gang, infer
 from hydrogen_magic.notebook.arguments.gang import GANG_COMMANDS
 from tests import documented, markdown
+from tests.site_code import PYPROJECT, ROOT, blocks
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).parents[2]
 SITE = ROOT / "docs"
 PAGES = sorted(path for path in SITE.rglob("*.md") if "notebooks" not in path.parts)
 NOTEBOOKS = sorted((ROOT / "example_notebooks").glob("*.ipynb"))
 AT_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+PROJECT = PYPROJECT["project"]
 PARSERS = {
     "distributed": [distributed.distributed_parser(is_cell) for is_cell in (True, False)],
     "infer": [infer.infer_parser()],
     "gang": [gang.gang_parser(verb) for verb in GANG_COMMANDS],
 }
 """Page of the reference -> the parsers whose options it lists."""
-_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.M | re.S)
 
 
 def _name(path: Path) -> str:
@@ -93,13 +88,12 @@ def test_every_image_is_on_a_page_and_small() -> None:
 
 
 def test_the_long_description_has_absolute_links() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     text = (ROOT / "README.md").read_text()
-    hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     for each in hook["substitutions"]:
         text = re.sub(each["pattern"], each["replacement"], text)
     links = markdown.targets(text)
-    repository = project["project"]["urls"]["Repository"].partition("github.com/")[2]
+    repository = PROJECT["urls"]["Repository"].partition("github.com/")[2]
     assert links and all(link.startswith("https://") for link in links)
     assert all(repository in link for link in links)
     assert all("raw." in link for link in links if link.endswith((".png", ".gif")))
@@ -118,9 +112,7 @@ def test_code_compiles(page: Path) -> None:
 
 
 def _python_blocks(page: Path) -> Iterator[str]:
-    for indent, language, code in _FENCE.findall(page.read_text()):
-        if language == "python":
-            yield re.sub(rf"^{indent}", "", code, flags=re.M)
+    return (block.text for block in blocks(page) if block.language == "python")
 
 
 def _body(cell: str) -> str:
@@ -150,7 +142,7 @@ def test_every_terminal_command_of_the_pages_exists() -> None:
     text = "".join(page.read_text() for page in pages)
     found = set(re.findall(r"python -m (hydrogen_magic\S* \w+ \w+)", text))
     known = {
-        " ".join(["hydrogen_magic", *name.split()[:2]]) for name in generated.terminal_commands()
+        f"hydrogen_magic {' '.join(words.split()[:2])}" for words in generated.terminal_commands()
     }
     assert len(found) > 2 and found - known == set()
 
@@ -186,10 +178,8 @@ def test_every_option_is_described(page: str) -> None:
 @pytest.mark.parametrize("verb", GANG_COMMANDS)
 def test_the_line_of_a_gang_command_has_its_options(verb: str) -> None:
     arguments = re.findall(r"(-[-\w]+)", GANG_COMMANDS[verb][0])
-    known = [
-        option.split()[0].strip(",") for option, *_ in generated.options(gang.gang_parser(verb))
-    ]
-    assert arguments == known
+    options = generated.options(gang.gang_parser(verb))
+    assert arguments == [option.split()[0].strip(",") for option, *_ in options]
 
 
 def test_every_command_of_a_terminal_is_described() -> None:
@@ -224,9 +214,8 @@ def test_a_table_of_a_benchmark_is_saved_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/launch.py", "--save", str(tmp_path)])
-    run = _results.parse_arguments(
-        "Launch", rounds=5, quick_rounds=2, packages=("pytest", "absent")
-    )
+    packages = ("pytest", "absent")
+    run = _results.parse_arguments("Launch", rounds=5, quick_rounds=2, packages=packages)
     columns = {"": "", "n": "", "median": "s"}
     rows: list[list[_results.Cell]] = [["hydrogen_magic, warm", 5, 0.09712345], ["a|b", 4, None]]
     left_out = {"torchrunx": "not installed"}
@@ -240,9 +229,7 @@ def test_a_table_of_a_benchmark_is_saved_and_shown(
     assert "Not measured: torchrunx: not installed." in text
     assert f"`python benchmarks/launch.py --save {tmp_path}`, " in text
     assert f", pytest {pytest.__version__}; load " in text and "absent" not in text
-    line = (
-        "| call of a function to its result, 2 ranks, 1 all_reduce | 9 s | 9 s | 9 s | 9 s | 9 s |"
-    )
+    line = f"| call of a function to its result, 2 ranks, 1 all_reduce |{' 9 s |' * 5}"
     assert generated.with_tables(line, tmp_path).endswith(" | 0.10 s | - | - | - | - |")
     assert generated.with_tables("of ranks starts in 9 s", tmp_path) == "of ranks starts in 0.1 s"
 
@@ -251,11 +238,8 @@ def test_tables_of_one_name_become_one(tmp_path: Path) -> None:
     run = _results.Run(save=tmp_path, packages=(), load_before=0.5)
     for name, columns in (("stop_agent", {"": "", "s": ""}), ("stop_gang", {"": "", "x": ""})):
         _results.report(run, _results.Table(name, name[5:], columns, [["ours", 1]]))
-    text = generated.with_tables(
-        "<!-- table: benchmark stop -->\n<!-- end of table -->\n"
-        "<!-- table: benchmark other -->\n<!-- end of table -->",
-        tmp_path,
-    )
+    page = "<!-- table: benchmark {} -->\n<!-- end of table -->\n"
+    text = generated.with_tables(page.format("stop") + page.format("other"), tmp_path)
     assert "|  |  | s | x |" in text and "\n\nNot measured yet.\n\n" in text
     assert "| agent | ours | 1 |  |\n| gang | ours |  | 1 |" in text
     assert text.count("; load ") == 1
@@ -277,35 +261,31 @@ def test_every_environment_variable_is_in_the_reference() -> None:
 
 
 def test_metadata_names_one_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
-    versions = {project["version"], citation["version"], recipe["context"]["version"]}
+    versions = {PROJECT["version"], citation["version"], recipe["context"]["version"]}
     assert versions == {hydrogen_magic.__version__}
-    assert citation["repository-code"] == project["urls"]["Repository"]
+    assert citation["repository-code"] == PROJECT["urls"]["Repository"]
     sections = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert project["version"] in sections
+    assert PROJECT["version"] in sections
 
 
 def test_metadata_has_the_same_addresses() -> None:
-    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    urls = PROJECT["urls"]
     about = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())["about"]
-    assert (about["repository"], about["documentation"]) == (
-        urls["Repository"],
-        urls["Documentation"],
-    )
+    assert about["repository"] == urls["Repository"]
+    assert about["documentation"] == urls["Documentation"]
     files = [url.partition("/blob/main/")[2] for url in urls.values() if "/blob/" in url]
     assert len(files) == 2 and all((ROOT / file).is_file() for file in files)
 
 
 def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
-    needed = {re.sub(r"\s*[;].*", "", line).replace(" ", "") for line in project["dependencies"]}
+    needed = {re.sub(r"\s*[;].*", "", line).replace(" ", "") for line in PROJECT["dependencies"]}
     listed = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
     assert needed <= listed
     assert "__linux" in listed  # as the package's classifier says
-    assert project["requires-python"] == f">={recipe['context']['python_min']}"
+    assert PROJECT["requires-python"] == f">={recipe['context']['python_min']}"
 
 
 def test_the_package_says_that_it_is_typed() -> None:

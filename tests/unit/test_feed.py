@@ -18,21 +18,10 @@ from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 from hydrogen_magic.views.widget.live_feed import LiveFeed
 from tests import seconds
 from tests.fake_gang import FakeGang
+from tests.gang_events import running
 from tests.mirror import Mirror, MirroredCurve, columns
 
 HOSTILE = "\x1b[2J\u202egnp.exe\ud800<script>\n\t\x00" + "é" * 10_000
-
-
-def begun(np: int = 2, title: str = "--np 2") -> list[ev.Event]:
-    cells = {"/tmp/cell.py": "Cell In[3]"}
-    events: list[ev.Event] = [
-        ev.GangLaunched(0.0, "cafe", title, np, "local", "torch", 1.0, "", cells),
-        ev.AttemptStarted(0.0, 0),
-    ]
-    for rank in range(np):
-        events.append(ev.RankStarted(0.1, rank, 100 + rank, "here", "cpu"))
-        events.append(ev.RankPhase(0.2, rank, "running"))
-    return events
 
 
 def out(rank: int, text: str, stream: str = "stdout") -> ev.Output:
@@ -52,13 +41,15 @@ def spans(rank: int, n: int, start_s: float = 0.0, track: str = "spans") -> ev.S
 
 
 class Rig:
-    """A feed, and the pages that follow it."""
+    """A feed after some events, and the pages that follow it."""
 
-    def __init__(self, *pages: Mirror) -> None:
+    def __init__(self, *events: ev.Event) -> None:
         self.feed = PageFeed()
         self.state = GangState()
         self.now_s = 0.0
-        self.pages = list(pages) or [Mirror()]
+        self.pages = [Mirror()]
+        if events:
+            self.tick(*events)
 
     @property
     def page(self) -> Mirror:
@@ -125,7 +116,7 @@ def test_one_that_arrives_knows_what_those_know_that_were_there(
     arrives = data.draw(st.integers(-1, len(ticks)))
     if arrives == -1:
         rig.arrive("late")
-    rig.tick(*begun())
+    rig.tick(*running())
     for number, events in enumerate(ticks):
         if number == arrives:
             rig.arrive("late")
@@ -161,7 +152,7 @@ def assert_is_complete(page: Mirror, rig: Rig) -> None:
 
 def test_only_what_is_new_is_told() -> None:
     rig = Rig()
-    first = rig.tick(*begun())
+    first = rig.tick(*running())
     assert first is not None and {"gang", "ranks"} <= first.content.keys()
     assert rig.tick() is None, "nothing is new"
     message = rig.tick(ev.RankPhase(0.5, 1, "finishing"))
@@ -170,8 +161,7 @@ def test_only_what_is_new_is_told() -> None:
 
 
 def test_a_heart_beats_once_a_second_until_the_end() -> None:
-    rig = Rig()
-    rig.tick(*begun())
+    rig = Rig(*running())
     told = [message for _ in range(50) if (message := rig.tick()) is not None]
     assert len(told) in (4, 5) and set(told[-1].content) == {"kind", "seq", "now_s"}
     rig.end(ENDED)
@@ -181,13 +171,12 @@ def test_a_heart_beats_once_a_second_until_the_end() -> None:
 def test_a_page_may_be_there_before_the_first_event() -> None:
     rig = Rig()
     page = rig.arrive("early")
-    rig.tick(*begun())
-    assert page.gang["id"] == "cafe" and len(page.ranks) == 2
+    rig.tick(*running())
+    assert page.gang["id"] == "3f2a" and len(page.ranks) == 2
 
 
 def test_a_new_attempt_makes_pages_forget_curves_but_not_lines() -> None:
-    rig = Rig()
-    rig.tick(*begun(), batch(0, range(3000), loss=[1.0] * 3000), out(0, "first\n"))
+    rig = Rig(*running(), batch(0, range(3000), loss=[1.0] * 3000), out(0, "first\n"))
     rig.tick(after_s=1.0)
     message = rig.tick(ev.AttemptStarted(2.0, 1), batch(0, [5], acc=[1.0]))
     assert message is not None and message.content["restarted"]
@@ -199,8 +188,7 @@ def test_a_new_attempt_makes_pages_forget_curves_but_not_lines() -> None:
 
 
 def test_32_fast_series_stay_below_200_kb_in_every_second() -> None:
-    rig = Rig()
-    rig.tick(*begun(8))
+    rig = Rig(*running(8))
     before = rig.page.n_bytes
     for tick in range(25):
         if tick % 10 == 0:
@@ -217,8 +205,7 @@ def test_32_fast_series_stay_below_200_kb_in_every_second() -> None:
 
 
 def test_spans_come_by_thousands_and_all_of_them_in_the_end() -> None:
-    rig = Rig()
-    rig.tick(*begun())
+    rig = Rig(*running())
     sizes = []
     for tick in range(5):
         message = rig.tick(spans(0, 6000, 9.0 * tick), spans(1, 100, 9.0 * tick))
@@ -231,8 +218,7 @@ def test_spans_come_by_thousands_and_all_of_them_in_the_end() -> None:
 
 
 def test_an_endless_stream_of_lines_is_thinned_out_and_its_end_kept() -> None:
-    rig = Rig()
-    rig.tick(*begun())
+    rig = Rig(*running())
     before = rig.page.n_bytes
     for tick in range(100):
         text = "".join(f"{tick} {i} {'x' * 100}\n" for i in range(600))
@@ -250,7 +236,7 @@ def test_an_endless_stream_of_lines_is_thinned_out_and_its_end_kept() -> None:
 def test_lines_that_were_left_out_on_their_way_are_counted() -> None:
     rig = Rig()
     first, last = "line\n" * 10 + "cut", "".join(f"line {n}\n" for n in range(40))
-    rig.tick(*begun(1), out(0, first))
+    rig.tick(*running(1), out(0, first))
     rig.tick(ev.Output(1.0, 0, "stdout", last, 5000, 950))
     # 10 whole lines, the cut one with 949 others behind it, 40 at the end; the note is one of them.
     for page in (rig.page, rig.arrive("late")):
@@ -258,16 +244,14 @@ def test_lines_that_were_left_out_on_their_way_are_counted() -> None:
 
 
 def test_long_lines_are_shortened_and_say_so() -> None:
-    rig = Rig()
-    rig.tick(*begun(), out(0, "\x1b[31m" + "y" * 10_000 + "\n"))
+    rig = Rig(*running(), out(0, "\x1b[31m" + "y" * 10_000 + "\n"))
     [line] = rig.page.lines
     assert line[2].endswith("characters more") and len(line[2]) < 4100
     assert line[2].count("\x1b[0m") == 1, "its colour ends with it"
 
 
 def test_a_line_without_an_end_is_told_when_its_rank_ends() -> None:
-    rig = Rig()
-    rig.tick(*begun(), out(0, "no end"), out(1, "half", "stderr"))
+    rig = Rig(*running(), out(0, "no end"), out(1, "half", "stderr"))
     rig.tick(ev.RankExited(2.0, 0, 0))
     assert [line[:3] for line in rig.page.lines] == [[0, 0, "no end"]]
     rig.end(ENDED)
@@ -278,8 +262,7 @@ def test_a_line_without_an_end_is_told_when_its_rank_ends() -> None:
 
 
 def test_of_many_ranks_those_that_stand_out_have_rows() -> None:
-    rig = Rig()
-    rig.tick(*begun(64), *(ev.Progress(1.0, r, 0, "", 50.0 + r, 200.0) for r in range(64)))
+    rig = Rig(*running(64), *(ev.Progress(1.0, r, 0, "", 50.0 + r, 200.0) for r in range(64)))
     assert rig.page.summary["shown"] == [0, 1, 2, 3]
     rig.tick(ev.RankExited(2.0, 40, 1), after_s=1.0)
     rig.feed.watch([60, 60, 999, -1])
@@ -295,8 +278,7 @@ def test_of_many_ranks_those_that_stand_out_have_rows() -> None:
 
 
 def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
-    rig = Rig()
-    rig.tick(*begun(32))
+    rig = Rig(*running(32))
     for tick in range(3):
         if tick == 2:
             rig.feed.watch([27])
@@ -318,8 +300,7 @@ def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
 
 
 def test_the_timelines_of_several_pages_go_on() -> None:
-    rig = Rig()
-    rig.tick(*begun(96))
+    rig = Rig(*running(96))
     rig.feed.watch_tracks("one", range(32, 48))
     rig.feed.watch_tracks("other", range(48, 64))
     rig.arrive("reloaded")
@@ -337,8 +318,7 @@ def test_the_timelines_of_several_pages_go_on() -> None:
 
 
 def test_of_many_ranks_that_were_stopped_some_have_rows_that_say_why() -> None:
-    rig = Rig()
-    rig.tick(*begun(64), *(ev.Steps(1.0, r, 100 - 60 * (r == 9)) for r in range(64)))
+    rig = Rig(*running(64), *(ev.Steps(1.0, r, 100 - 60 * (r == 9)) for r in range(64)))
     rows = rig.page.ranks
     assert rows[9]["mark"] == "straggler" and rows[9]["why"] == "40 steps, median 100"
     assert rows[0]["why"] == "among the slowest"
@@ -357,8 +337,8 @@ def test_of_many_ranks_that_were_stopped_some_have_rows_that_say_why() -> None:
 
 def test_a_failure_is_reported_with_the_culprits_last_lines() -> None:
     rig = Rig()
-    error = ev.ErrorReport("ValueError", "no", (ev.Frame("/tmp/cell.py", 2, "<module>", "go()"),))
-    rig.tick(*begun(), *(out(1, f"line {i}\n") for i in range(20)), out(0, "other\n"))
+    error = ev.ErrorReport("ValueError", "no", (ev.Frame("<cell 7>", 2, "<module>", "go()"),))
+    rig.tick(*running(), *(out(1, f"line {i}\n") for i in range(20)), out(0, "other\n"))
     rig.end(
         ev.RankFailed(2.0, 1, error, "running"),
         ev.RankExited(2.0, 1, 1),
@@ -367,26 +347,26 @@ def test_a_failure_is_reported_with_the_culprits_last_lines() -> None:
     for page in (rig.page, rig.arrive("late")):
         assert page.report is not None
         text = page.report["text"]
-        assert text.startswith("rank 1 failed: ValueError: no") and "Cell In[3], line 2" in text
+        assert text.startswith("rank 1 failed: ValueError: no") and "Cell In[7], line 2" in text
         assert "line 19" in text and "line 9\n" not in text and "other" not in text
 
 
 def test_stacks_name_the_notebooks_cells() -> None:
     rig = Rig()
-    stack = 'Thread 0x7f (most recent call first):\n  File "/tmp/cell.py", line 3 in go'
-    rig.tick(*begun(), ev.RankStacks(1.0, 1, stack))
+    stack = 'Thread 0x7f (most recent call first):\n  File "<cell 7>", line 3 in go'
+    rig.tick(*running(), ev.RankStacks(1.0, 1, stack))
     rig.tick(ev.RankStacks(1.5, 0, stack))
     for page in (rig.page, rig.arrive("late")):
         assert page.stacks is not None
         [group] = page.stacks["groups"]
-        assert group["ranks"] == [0, 1] and "Cell In[3], line 3, in go" in group["text"]
+        assert group["ranks"] == [0, 1] and "Cell In[7], line 3, in go" in group["text"]
 
 
 def test_stacks_of_many_ranks_begin_with_the_rarest() -> None:
     rig = Rig()
     places = dict.fromkeys(range(200), "in all_reduce") | {700: "in load_batch"}
     rig.tick(
-        *begun(800),
+        *running(800),
         *(
             ev.RankStacks(1.0, r, f"Thread 0x7f{r:x} (most recent call first):\n{place}")
             for r, place in places.items()
@@ -410,39 +390,24 @@ def order(**changed: Any) -> dict[str, Any]:
 
 
 def test_detail_answers_the_client_that_asked() -> None:
-    rig = Rig()
-    rig.tick(*begun(), *(batch(r, range(5000), loss=[float(r)] * 5000) for r in range(2)))
+    rig = Rig(*running(), *(batch(r, range(5000), loss=[float(r)] * 5000) for r in range(2)))
     content, buffers = rig.feed.detail(order())
-    assert content | {"series": 0, "at": 0} == {
-        "kind": "detail",
-        "to": "me",
-        "id": "7",
-        "from": 100,
-        "until": 299.5,
-        "metric": "loss",
-        "width": 2,
-        "series": 0,
-        "at": 0,
-    }
-    assert content["series"] == [
-        {"rank": -1, "n": 100},
-        {"rank": 0, "n": 100},
-        {"rank": 1, "n": 100},
-    ]
+    asked = {"id": "7", "from": 100, "until": 299.5, "metric": "loss"}
+    series = [{"rank": rank, "n": 100} for rank in (-1, 0, 1)]
+    known = {"kind": "detail", "to": "me", **asked, "width": 2, "series": series, "at": 0}
+    assert content | {"at": 0} == known
     keys, counts, means, _, _ = columns(buffers[0][:2400], 100, "dffff")
     assert keys == tuple(range(50, 150)) and set(counts) == {4} and set(means) == {0.5}
 
 
 def test_a_detail_that_cannot_be_given_is_refused_with_the_reason() -> None:
-    rig = Rig()
-    rig.tick(*begun(), batch(0, range(9), loss=[1.0] * 9))
+    rig = Rig(*running(), batch(0, range(9), loss=[1.0] * 9))
     with pytest.raises(ValueError, match="no metric named 'lost'"):
         rig.feed.detail(order(metric="lost"))
 
 
 def test_however_many_buckets_are_asked_for_there_is_a_limit() -> None:
-    rig = Rig()
-    rig.tick(*begun(), batch(0, range(20_000), loss=[1.0] * 20_000))
+    rig = Rig(*running(), batch(0, range(20_000), loss=[1.0] * 20_000))
     content, _ = rig.feed.detail(order(**{"from": 0, "until": 20_000, "buckets": 10**9}))
     assert content["width"] == 4
 
@@ -455,7 +420,7 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
     rig = Rig()
     error = ev.ErrorReport(HOSTILE, HOSTILE, (ev.Frame(HOSTILE, 1, HOSTILE, HOSTILE),))
     rig.tick(
-        *begun(2, title=HOSTILE),
+        *running(2, title=HOSTILE),
         out(0, HOSTILE),
         batch(0, [1, 2], **{HOSTILE: [1.0, math.nan]}),
         batch(1, [huge], loss=[huge]),
@@ -492,7 +457,9 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
 
 def test_events_of_ranks_that_do_not_exist_are_dropped() -> None:
     rig = Rig()
-    rig.tick(*begun(), batch(-1, [1], a=[1.0]), batch(2, [1], b=[1.0]), spans(9, 3), out(-1, "x\n"))
+    rig.tick(
+        *running(), batch(-1, [1], a=[1.0]), batch(2, [1], b=[1.0]), spans(9, 3), out(-1, "x\n")
+    )
     assert rig.page.curves == {} and rig.page.lines == []
     assert all(rank in (0, 1) for rank, _ in rig.page.spans)
 
@@ -505,8 +472,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_page_that_comes_late_gets_the_newest_spans_in_parts() -> None:
-    rig = Rig()
-    rig.tick(*begun())
+    rig = Rig(*running())
     for start_s in (0.0, 9.0, 18.0):
         rig.tick(spans(0, 1500, start_s), spans(1, 1500, start_s))
     rig.tick(), rig.tick()
@@ -526,8 +492,7 @@ def test_a_page_that_comes_late_gets_the_newest_spans_in_parts() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_of_ranks_that_a_page_turns_to_it_gets_the_newest_spans() -> None:
-    rig = Rig()
-    rig.tick(*begun(32), *(spans(20, 1500, start_s) for start_s in (0.0, 9.0, 18.0, 27.0)))
+    rig = Rig(*running(32), *(spans(20, 1500, start_s) for start_s in (0.0, 9.0, 18.0, 27.0)))
     rig.feed.watch_tracks("me", range(16, 32))
     while rig.tick(after_s=0.01) is not None:
         pass
@@ -543,7 +508,7 @@ def test_the_first_page_gets_what_any_page_keeps(end: list[ev.Event], tmp_path: 
     stacks = ev.RankStacks(1.0, 1, "in go")
     flood = [spans(0, 1500, start_s) for start_s in (0.0, 9.0, 18.0, 27.0)]
     lines = [out(0, f"line {n}\n") for n in range(2500)]
-    gang._events = [*begun(), *flood, *lines, stacks, *end]
+    gang._events = [*running(), *flood, *lines, stacks, *end]
     live = LiveFeed(gang, is_raised=False, clock=lambda: 30.0)
     live.update(replay(gang._events), gang._events)
     page = Mirror("first")
@@ -556,8 +521,7 @@ def test_the_first_page_gets_what_any_page_keeps(end: list[ev.Event], tmp_path: 
 
 
 def test_what_is_left_of_a_flood_of_spans_comes_in_several_messages() -> None:
-    rig = Rig()
-    rig.tick(*begun())
+    rig = Rig(*running())
     flood = [spans(rank, 50_000, start) for rank in (0, 1) for start in (0.0, 60.0)]
     rig.tick(*flood)
     messages = []

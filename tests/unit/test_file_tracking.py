@@ -121,13 +121,9 @@ def test_a_system_without_inotify_has_the_files_of_python(
 
 
 def test_files_of_code_are_no_data(tmp_path: Path) -> None:
-    files = [
-        os.__file__,
-        pa.__file__,
-        str(Path(pa.__file__).with_name("x.txt")),
-        str(tmp_path / "m.py"),
-    ]
-    assert file_tracking.of_data([*files, str(tmp_path / "m.pt")]) == [str(tmp_path / "m.pt")]
+    beside, weights = str(Path(pa.__file__).with_name("x.txt")), str(tmp_path / "m.pt")
+    files = [os.__file__, pa.__file__, beside, str(tmp_path / "m.py"), weights]
+    assert file_tracking.of_data(files) == [weights]
 
 
 def test_texts_of_values() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -51,8 +52,7 @@ def test_other_values_are_missing_with_a_reason(
 ) -> None:
     found, reasons = converted(values, kind)
     assert found == expected and reasons.keys() == {1}
-    with pytest.raises(AssertionError, match=said):
-        raise AssertionError(reasons[1])
+    assert re.search(said, reasons[1])
 
 
 def test_reasons_are_in_the_column_of_errors() -> None:

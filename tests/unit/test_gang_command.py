@@ -17,7 +17,7 @@ from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.views.comparison import Comparison
 from hydrogen_magic.views.text_table import gang_lines
-from tests.records import ENDED, launched, write
+from tests.records import DEAD, ENDED, launched, write
 
 KNOWN = {"a1b2": "wide", "a9ff": "1", "b303": "1", "1c00": "a", "c0de": "c0"}
 """Names of runs by their ids, newest last."""
@@ -44,11 +44,8 @@ def test_an_id_then_a_name_then_the_beginning_of_an_id(name: str | None, gang: s
 
 
 def test_only_the_gang_that_is_meant_is_stopped() -> None:
-    assert [complete(name, to_stop=True) for name in ("wide", "c0", "a9")] == [
-        "a1b2",
-        "c0de",
-        "a9ff",
-    ]
+    found = [complete(name, to_stop=True) for name in ("wide", "c0", "a9")]
+    assert found == ["a1b2", "c0de", "a9ff"]
     for name, meant in (("1", "b303, and the beginning of 1c00"), ("a", "1c00.* a1b2, a9ff")):
         with pytest.raises(ArgumentsError, match=f"'{name}' is the name of gang {meant}"):
             complete(name, to_stop=True)
@@ -110,11 +107,8 @@ def test_a_gang_of_another_kernel_is_followed_until_it_ends(
     monkeypatch.setattr(launcher, "follow", lambda gang, view: followed.append(gang))
     gang_command.manage(GangCommand("show", gang="a1b2"))
     (gang,) = followed
-    assert (len(gang.events()), gang.snapshot().ranks[0].phase, gang.wait(0)) == (
-        2,
-        "starting",
-        False,
-    )
+    assert len(gang.events()) == 2
+    assert gang.snapshot().ranks[0].phase == "starting" and not gang.wait(0)
     record.append(ev.RankPhase(2.0, 0, "running"))
     assert gang.events(2) == [ev.RankPhase(2.0, 0, "running")]
     assert gang.snapshot().ranks[0].phase == "running" and not gang.wait(0.01)
@@ -124,15 +118,13 @@ def test_a_gang_of_another_kernel_is_followed_until_it_ends(
 
 def test_a_gang_whose_kernel_died_has_ended_everywhere() -> None:
     """In each view of its record, which has no end."""
-    dead = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
     running = [ev.RankStarted(1.0, 0, 100, "here", "cpu"), ev.RankPhase(2.0, 0, "running")]
     steps = [ev.Steps(7.0 + count, 0, count) for count in (1, 2)]
     for name in ("a1b2", "c3d4"):
-        write(name, launched(name, owner=dead), *running, *steps)
+        write(name, launched(name, owner=DEAD), *running, *steps)
     gangs = [gang_command.RecordedGang(name) for name in ("a1b2", "c3d4")]
-    assert gangs[0].wait(0) and gangs[0].events()[-1] == ev.GangEnded(
-        9.0, "STOPPED", "its kernel ended"
-    )
+    end = ev.GangEnded(9.0, "STOPPED", "its kernel ended")
+    assert gangs[0].wait(0) and gangs[0].events()[-1] == end
     (line, rank, *_) = gang_lines(gangs[0].snapshot(), 9.0, 100)
     assert line.endswith("stopped after 9.0 s: its kernel ended")
     assert "stopped" in rank and "steps/s" not in rank

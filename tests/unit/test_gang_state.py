@@ -24,6 +24,7 @@ from hydrogen_magic.driver.state.culprit import (
 from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
 from hydrogen_magic.driver.state.stragglers import stragglers
 from hydrogen_magic.views.text_table import warnings
+from tests.gang_events import running
 
 GLOO_CLOSED = ev.ErrorReport(
     "RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
@@ -44,33 +45,19 @@ RESET_IN_TENSORFLOW = ev.ErrorReport(
 USERS_OWN = ev.ErrorReport("ValueError", "bad batch 17")
 
 
-def running(np: int, rendezvous: str = "torch") -> list[ev.Event]:
-    started: list[ev.Event] = [
-        ev.GangLaunched(0.0, "a1b2", "--np 4", np, "local", rendezvous, 1e9, "boot:1:2", {}),
-        ev.AttemptStarted(0.0, 0),
-    ]
-    for rank in range(np):
-        started.append(ev.RankStarted(0.1, rank, 100 + rank, "here", "cpu"))
-        started.append(ev.RankPhase(0.2, rank, "running"))
-    return started
-
-
-def test_a_gang_runs_and_succeeds() -> None:
-    state = replay(running(2))
-    assert state.state == "RUNNING"
-    done: list[ev.Event] = []
-    for rank in (0, 1):
-        done += [ev.RankResult(1.0, rank, 10), ev.RankExited(1.1, rank, 0)]
-    state = replay([*running(2), *done, ev.GangEnded(1.2, "SUCCEEDED", "2 ranks finished")])
-    assert [rank.phase for rank in state.ranks] == ["done", "done"]
-    assert state.is_terminal and state.culprit is None
+def blamed(
+    *events: ev.Event, np: int = 2, now_s: float = math.inf, rendezvous: str = "torch"
+) -> int | None:
+    """Return the culprit in a gang that has failed; None while it is too early to say."""
+    found = verdict(replay([*running(np, rendezvous=rendezvous), *events]), now_s)
+    assert found is not None
+    return found.culprit
 
 
 def test_exit_zero_without_a_result_has_failed_too() -> None:
-    state = replay([*running(2), ev.RankExited(1.0, 1, 0)])
-    assert state.ranks[1].phase == "failed"
-    found = verdict(state, math.inf)
-    assert found is not None and found.culprit == 1
+    exited = ev.RankExited(1.0, 1, 0)
+    assert replay([*running(2), exited]).ranks[1].phase == "failed"
+    assert blamed(exited) == 1
 
 
 def test_a_new_attempt_forgets_the_old_one() -> None:
@@ -119,9 +106,8 @@ def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() ->
     same = ev.CollectivesEntered(3.0, 1, 3, is_final=True)
     assert never_entered(replay([*running(3), *inside, *over, same])) is None
     fewer = ev.CollectivesEntered(3.0, 1, 2, is_final=True)
-    state = replay(
-        [*running(3), *inside, ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0), *over, fewer]
-    )
+    waits = ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0)
+    state = replay([*running(3), *inside, waits, *over, fewer])
     assert never_entered(state) == MissedCollective("barrier", absent=(1,), waiting=(0, 2))
     left_out = replay([*running(3), *inside, ev.RankPhase(1.0, 1, "idle")])
     assert never_entered(left_out) == MissedCollective("collective", absent=(1,), waiting=(0, 2))
@@ -168,12 +154,10 @@ def test_the_culprit_is_found_though_victims_complain_first(
     complaints = [ev.RankFailed(1.02, rank, GLOO_CLOSED, "running") for rank in victims]
     final = [ev.RankFailed(1.0 + clean_up_s, culprit, USERS_OWN, "running")]
     if clean_up_s:
-        state = replay([*running(4), *complaints, *flying])
-        early = verdict(state, 1.3)
-        assert early is not None and early.culprit is None, "its clean-up is not over"
-    state = replay([*running(4), *complaints, *(flying if clean_up_s else []), *final])
-    found = verdict(state, 1.0 + clean_up_s + 0.2)
-    assert found is not None and found.culprit == culprit
+        early = blamed(*complaints, *flying, np=4, now_s=1.3)
+        assert early is None, "its clean-up is not over"
+    events = [*complaints, *(flying if clean_up_s else []), *final]
+    assert blamed(*events, np=4, now_s=1.0 + clean_up_s + 0.2) == culprit
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -185,19 +169,15 @@ def test_of_ranks_that_fail_on_their_own_the_first_is_to_blame(
     own = [ev.RankFailed(1.0, first, USERS_OWN, "running")]
     own.append(ev.RankFailed(1.05, 1 - first, USERS_OWN, "running"))
     exits = [ev.RankExited(1.06, 1 - first, 1, ""), ev.RankExited(1.1, first, 1, "")]
-    state = replay([*running(2), *(own if heard_first == first else reversed(own)), *exits])
-    found = verdict(state, math.inf)
-    assert found is not None and found.culprit == first
+    assert blamed(*(own if heard_first == first else reversed(own)), *exits) == first
 
 
 def test_an_older_exception_that_is_still_unwinding_is_waited_for() -> None:
     flying = ev.RankFailed(1.0, 0, USERS_OWN, "running", in_flight=True)
     own = ev.RankFailed(1.5, 1, ev.ErrorReport("KeyError", "'x'"), "running")
-    early = verdict(replay([*running(2), flying, own]), 3.0)
-    assert early is not None and early.culprit is None
+    assert blamed(flying, own, now_s=3.0) is None
     landed = ev.RankFailed(3.0, 0, USERS_OWN, "running")
-    found = verdict(replay([*running(2), flying, own, landed]), 3.2)
-    assert found is not None and found.culprit == 0
+    assert blamed(flying, own, landed, now_s=3.2) == 0
 
 
 def test_of_several_ranks_that_fail_the_culprit_is_debugged() -> None:
@@ -211,43 +191,34 @@ def test_of_several_ranks_that_fail_the_culprit_is_debugged() -> None:
     victim, first = asks(0, GLOO_CLOSED), asks(1, GLOO_CLOSED, 0.9)
     assert debugged(1.1, asks(0, USERS_OWN), asks(1, USERS_OWN)) == [0, 1]
     assert debugged(1e9, victim, asks(1, USERS_OWN, 5.0)) == [1]
-    assert (debugged(1.1, victim), debugged(3.0, victim), debugged(3.0, victim, first)) == (
-        [],
-        [0],
-        [1],
-    )
+    assert (debugged(1.1, victim), debugged(3.0, victim)) == ([], [0])
+    assert debugged(3.0, victim, first) == [1]
     flying = ev.RankFailed(0.9, 1, USERS_OWN, "running", in_flight=True)
     assert (debugged(9.0, victim, flying), debugged(60.0, victim, flying)) == ([], [0])
     assert debugged(1e9, victim, ev.RankExited(0.9, 1, None, "SIGKILL")) == []
 
 
 def test_victims_alone_wait_for_somebody_to_blame() -> None:
-    state = replay([*running(2), ev.RankFailed(1.0, 0, GLOO_CLOSED, "running")])
-    early, late = verdict(state, 1.5), verdict(state, 2.1)
-    assert early is not None and early.culprit is None
-    assert late is not None and late.culprit is not None
+    failed = ev.RankFailed(1.0, 0, GLOO_CLOSED, "running")
+    assert (blamed(failed, now_s=1.5), blamed(failed, now_s=2.1)) == (None, 1)
 
 
 def test_a_rank_that_aborted_is_to_blame_though_its_end_is_heard_of_later() -> None:
     complaint = ev.RankFailed(1.0, 0, GLOO_CLOSED, "running")
-    aborted = ev.RankExited(1.002, 1, None, "SIGABRT")
-    found = verdict(replay([*running(2), complaint, aborted]), math.inf)
-    assert found is not None and found.culprit == 1
+    assert blamed(complaint, ev.RankExited(1.002, 1, None, "SIGABRT")) == 1
 
 
 def test_a_stopped_rank_is_to_blame_for_others_timeouts() -> None:
     stopped = ev.RankHealth(5.0, 2, 1, 0.0, "T")
     failed = [ev.RankFailed(10.0, rank, GLOO_TIMEOUT, "running") for rank in (0, 1)]
-    found = verdict(replay([*running(3), stopped, *failed]), math.inf)
-    assert found is not None and found.culprit == 2
+    assert blamed(stopped, *failed, np=3) == 2
 
 
 def test_jax_aborts_the_peers_of_a_rank_that_is_stopped_or_has_finished() -> None:
     aborted = [ev.RankExited(10.0, rank, None, "SIGABRT") for rank in (0, 1)]
-    stopped = replay([*running(3, "jax"), ev.RankHealth(5.0, 2, 1, 0.0, "T"), *aborted])
-    found = verdict(stopped, math.inf)
-    assert found is not None and found.culprit == 2
-    finished = replay([*running(2, "jax"), ev.RankResult(5.0, 1, 10), *aborted])
+    stopped = ev.RankHealth(5.0, 2, 1, 0.0, "T")
+    assert blamed(stopped, *aborted, np=3, rendezvous="jax") == 2
+    finished = replay([*running(2, rendezvous="jax"), ev.RankResult(5.0, 1, 10), *aborted])
     missed = missed_collective(finished)
     assert missed is not None and (missed.absent, missed.waiting) == ((1,), (0,))
 
@@ -255,18 +226,16 @@ def test_jax_aborts_the_peers_of_a_rank_that_is_stopped_or_has_finished() -> Non
 def test_a_rank_that_aborts_in_jax_is_to_blame_while_another_one_computes() -> None:
     aborted = ev.RankExited(1.0, 1, None, "SIGABRT")
     broken = ev.RankFailed(1.1, 0, GLOO_OF_JAX, "running")
-    state = replay([*running(3, "jax"), aborted, broken])
+    state = replay([*running(3, rendezvous="jax"), aborted, broken])
     assert missed_collective(state) is None
-    found = verdict(state, math.inf)
-    assert found is not None and found.culprit == 1
+    assert blamed(aborted, broken, np=3, rendezvous="jax") == 1
 
 
 def test_an_exception_that_is_handled_is_no_failure() -> None:
     flying = ev.RankFailed(1.0, 0, USERS_OWN, "running", in_flight=True)
     assert verdict(replay([*running(2), flying]), math.inf) is None
     own = ev.RankFailed(60.0, 1, ev.ErrorReport("KeyError", "'x'"), "running")
-    found = verdict(replay([*running(2), flying, own]), math.inf)
-    assert found is not None and found.culprit == 1, "rank 0 handles its exception and goes on"
+    assert blamed(flying, own) == 1, "rank 0 handles its exception and goes on"
 
 
 @pytest.mark.parametrize(
@@ -275,8 +244,7 @@ def test_an_exception_that_is_handled_is_no_failure() -> None:
 def test_an_exception_that_was_handled_explains_no_connection_error(goes_on: ev.Event) -> None:
     flying = ev.RankFailed(1.0, 0, USERS_OWN, "running", in_flight=True)
     closed = ev.RankFailed(60.0, 1, ev.ErrorReport("ConnectionResetError", "closed"), "running")
-    found = verdict(replay([*running(2), flying, goes_on, closed]), 62.0)
-    assert found is not None and found.culprit == 1
+    assert blamed(flying, goes_on, closed, now_s=62.0) == 1
     state = replay([*running(2), closed, ev.ExceptionHandled(61.0, 1)])
     assert state.ranks[1].failure == closed, "its end was reported meanwhile"
 
@@ -291,11 +259,9 @@ def test_errors_raised_from_a_victims_error_are_victims() -> None:
 
 
 def test_events_survive_json_and_strangers_are_refused() -> None:
-    events = [
-        *running(2),
-        ev.RankFailed(1.0, 1, ev.ErrorReport("A", "b", cause=USERS_OWN), "running"),
-    ]
-    events.append(ev.Metrics(2.0, 0, (1, 2), (0.1, 0.2), {"loss": (0.5, None)}))
+    error = ev.ErrorReport("A", "b", cause=USERS_OWN)
+    metrics = ev.Metrics(2.0, 0, (1, 2), (0.1, 0.2), {"loss": (0.5, None)})
+    events = [*running(2), ev.RankFailed(1.0, 1, error, "running"), metrics]
     assert [ev.decode(json.loads(json.dumps(ev.encode(event)))) for event in events] == events
     for bad in (
         [],

@@ -110,6 +110,19 @@ def test_damage_is_passed_over() -> None:
 def test_events_in_a_row_are_cut_as_each_by_itself() -> None:
     """What is taken apart once and known from then on, whatever has happened to the file."""
     whole = training(20).data
+    damage = [
+        b"",
+        b"}",
+        b"{",
+        b'"',
+        b",",
+        b"7",
+        b"\0",
+        b'"ts": ',
+        b'"ts": 5',
+        b'"pid": 9}',
+        b"9" * 30,
+    ]
     chance = random.Random(7)
     borders = [match.start() for match in re.finditer(rb',\{"ph"', whole)]
     for _ in range(2000):
@@ -117,21 +130,7 @@ def test_events_in_a_row_are_cut_as_each_by_itself() -> None:
         data = bytearray(whole[start : start + chance.randrange(1, 8000)])
         for _ in range(chance.randrange(4)):
             place = chance.randrange(len(data))
-            data[place : place + chance.randrange(3)] = chance.choice(
-                [
-                    b"",
-                    b"}",
-                    b"{",
-                    b'"',
-                    b",",
-                    b"7",
-                    b"\0",
-                    b'"ts": ',
-                    b'"ts": 5',
-                    b'"pid": 9}',
-                    b"9" * 30,
-                ]
-            )
+            data[place : place + chance.randrange(3)] = chance.choice(damage)
         by_itself = timeline_file.ParsedEvents()
         timeline_file._cut_objects(bytes(data), by_itself, timeline_file._LONGEST)
         assert cut(bytes(data)) == by_itself
@@ -169,7 +168,8 @@ class Followed:
         for event in self.told:
             assert isinstance(event, ev.Spans), event
             assert (event.rank, event.track) == (0, "coordinator")
-            yield from seconds.rows_of(event)
+            for name, start_s, end_s, depth in seconds.rows_of(event):
+                yield name, round(start_s, 6), round(end_s, 6), depth
 
     def skipped(self) -> int:
         return sum(event.skipped for event in self.told if isinstance(event, ev.Spans))
@@ -208,9 +208,7 @@ def test_a_steps_last_reduction_is_seen_before_the_next_step(followed: Followed)
     followed.path.write_bytes(data[: data.rindex(b',{"ph": "E"')])
     followed.poll()
     before = list(followed.spans())
-    assert ("allreduce", 1.021, 1.023, 0) in [
-        (n, round(s, 6), round(e, 6), d) for n, s, e, d in before
-    ]
+    assert ("allreduce", 1.021, 1.023, 0) in before
     followed.path.write_bytes(data)
     followed.poll()
     assert list(followed.spans()) == before
@@ -240,11 +238,8 @@ def test_names_are_made_valid_in_place(followed: Followed) -> None:
         file.write(data[half:] + b"]")
     followed.timelines.finish()
     assert followed.path.stat().st_size == len(data) + 1
-    names = [
-        e["args"]["name"]
-        for e in json.loads(followed.path.read_bytes())
-        if "name" in e.get("args", {})
-    ]
+    arguments = [event.get("args", {}) for event in json.loads(followed.path.read_bytes())]
+    names = [each["name"] for each in arguments if "name" in each]
     assert names[0] == "w" and names[1].startswith("a'b/c d}]{'ph'") and names[2] == "b"
 
 
@@ -346,9 +341,7 @@ def test_what_a_hostile_rank_writes_harms_nobody(written: bytes, followed: Follo
     followed.timelines.finish()
     assert time.process_time() - began_s < 5.0, "a moment, whatever there is"
     spans = list(followed.spans())
-    assert ("allreduce", 1.0055, 1.0075, 0) in [
-        (n, round(s, 6), round(e, 6), d) for n, s, e, d in spans
-    ]
+    assert ("allreduce", 1.0055, 1.0075, 0) in spans
     assert max(len(name) for name, *_ in spans) <= 200
 
 

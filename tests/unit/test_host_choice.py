@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,14 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.views.tables import plan_table
 
 SLOTS = {"a": 2, "b": 4, "c": 3, "d": 2}
+NO_GPUS = ClusterCapacity(None, False, None)
+
+
+def session_of(
+    conf: Mapping[str, str] = {}, version: str = "", *, is_connect: bool = False
+) -> Session:
+    spark: Any = SimpleNamespace(conf=conf, version=version)
+    return Session(spark, is_connect, "app", "spark://there:7077")
 
 
 @pytest.mark.parametrize(
@@ -48,8 +57,8 @@ def chosen(
 ) -> HostChoice | None:
     """Return the choice on a cluster with so many slots of each host, free ones and all."""
     monkeypatch.setattr(host_choice, "slots_by_host", lambda session, capacity: slots)
-    spark: Any = SimpleNamespace(conf={k.replace("__", "."): v for k, v in settings.items()})
-    session = Session(spark, is_connect, "app", "spark://there:7077")
+    conf = {name.replace("__", "."): value for name, value in settings.items()}
+    session = session_of(conf, is_connect=is_connect)
     return choose(session, ClusterCapacity(None, gpus, None), spec, avoided)
 
 
@@ -86,10 +95,8 @@ def test_hosts_that_are_unknown_are_reported_if_requested(monkeypatch: pytest.Mo
     assert few is not None and few.hosts == ()
     assert few.note.startswith("`--pack` has no effect while the hosts")
     assert chosen(monkeypatch, JobSpec(np=2), {}, gpus=True) is None
-    session = Session(
-        SimpleNamespace(conf={}, version="4.0.0"), False, "of a plan", "spark://there:7077"
-    )
-    cluster = session, ClusterCapacity(None, False, None)
+    session = session_of(version="4.0.0")
+    cluster = session, NO_GPUS
     monkeypatch.setattr(placement._cluster, "look", lambda spec: cluster)
     plan = placement.SparkPlacement().plan(JobSpec(np=2, pack=True))
     assert (plan.hosts_note, plan.slots[1].host) == (few.note, session.where)
@@ -114,12 +121,10 @@ def test_slots_of_a_host_that_is_cut_off_count_once_spark_must_have_noticed(
     slots = {**TWO, "c": (4, 4)}
     monkeypatch.setattr(hosts, "slots_by_host", lambda session, capacity: slots)
     monkeypatch.setattr(hosts, "slots_now", lambda session, capacity: 10)
-    spark: Any = SimpleNamespace(conf={})
-    session = Session(spark, False, "app", "spark://there:7077")
-    capacity = ClusterCapacity(None, False, None)
-    provider = hosts.SparkHosts(session, capacity)
+    session = session_of()
+    provider = hosts.SparkHosts(session, NO_GPUS)
     provider.lost_hosts = {"c": time.monotonic() - since_s}
-    assert provider._usable_slots(session, capacity) == usable
+    assert provider._usable_slots(session, NO_GPUS) == usable
 
 
 @pytest.mark.parametrize("wait_s", [None, 3600.0])
@@ -132,7 +137,7 @@ def test_a_retry_is_refused_when_no_executor_replaces_the_lost_one(
     def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
         if spec.wait_s is None:
             raise PlacementError("no more executors are expected")
-        return ClusterCapacity(None, False, None)
+        return NO_GPUS
 
     def emit(event: object) -> None:
         nonlocal now_s
@@ -147,8 +152,7 @@ def test_a_retry_is_refused_when_no_executor_replaces_the_lost_one(
     monkeypatch.setattr(hosts, "capacity", capacity)
     monkeypatch.setattr(hosts, "slots_now", lambda session, capacity: 1)
     monkeypatch.setattr(hosts, "waits_for", lambda session, tag: "1 executor")
-    session = Session(SimpleNamespace(conf={}), False, "app", "spark://there:7077")
-    provider = hosts.SparkHosts(session, ClusterCapacity(2, False, None))
+    provider = hosts.SparkHosts(session_of(), ClusterCapacity(2, False, None))
     job = SimpleNamespace(spec=JobSpec(np=2, retries=1, wait_s=wait_s), now_s=lambda: now_s)
     attempt, sink = SimpleNamespace(number=1, job=job), SimpleNamespace(emit=emit)
     said = "no more executors are expected" if wait_s is None else "did not fit within 3600 s"
@@ -163,7 +167,7 @@ def test_a_retry_is_refused_when_no_executor_replaces_the_lost_one(
         ({"is_connect": True}, "`--spread` is not possible: Spark Connect has no way to choose"),
         (
             {"spark__locality__wait__legacyResetOnTaskLaunch": "true"},
-            r"spark\.locality\.wait\.legacyResetOnTaskLaunch=true Spark aborts",
+            "legacyResetOnTaskLaunch=true Spark aborts",
         ),
     ],
 )
@@ -201,8 +205,5 @@ def test_threads_that_plan_at_once_get_their_own_capacity(monkeypatch: pytest.Mo
 
 def test_a_dry_run_shows_the_hosts_and_the_reason() -> None:
     plan = expected(unassigned(JobSpec(np=2), "spark://there:7077"), ("a", "b"), "the reason")
-    assert plan_table(plan)[1:4] == [
-        "0     a     ?           CPU",
-        "1     b     ?           CPU",
-        "the reason",
-    ]
+    rows = [f"{rank}     {host}     ?           CPU" for rank, host in enumerate("ab")]
+    assert plan_table(plan)[1:4] == [*rows, "the reason"]

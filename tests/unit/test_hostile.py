@@ -25,6 +25,13 @@ from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
 from hydrogen_magic.views.text_table import gang_lines
 from hydrogen_magic.views.widget.feed import PageFeed
 from hydrogen_magic.views.widget.static_html import static_html
+from tests.gang_events import running
+
+
+def through_json(event: ev.Event) -> ev.Event:
+    """Return the event as it arrives in another process."""
+    return ev.decode(json.loads(json.dumps(ev.encode(event))))
+
 
 # ── at the border ────────────────────────────────────────────────────────────────────────────────
 
@@ -50,13 +57,13 @@ from hydrogen_magic.views.widget.static_html import static_html
 )
 def test_numbers_that_no_gang_has_are_refused(event: ev.Event) -> None:
     with pytest.raises(ev.MessageError):
-        ev.decode(json.loads(json.dumps(ev.encode(event))))
+        through_json(event)
 
 
 def test_values_may_be_anything_that_a_float_can_be() -> None:
     values = (math.inf, -math.inf, 1e308, -1e-320, None)
     event = ev.Metrics(1.0, 0, (-(2**63), 0, 1, 2, 2**63 - 1), (1.0,) * 5, {"loss": values})
-    assert ev.decode(json.loads(json.dumps(ev.encode(event)))) == event
+    assert through_json(event) == event
 
 
 # ── shown without harm ───────────────────────────────────────────────────────────────────────────
@@ -72,16 +79,10 @@ times = st.sampled_from([0.0, -5.0, 1.0, 9e8])
 moments = st.sampled_from([0, -5, 10**9, 10**18 - 1])
 ranks = st.integers(0, 1)
 columns = st.tuples(numbers, st.none() | numbers)
+integer_pairs, moment_pairs = st.tuples(integers, integers), st.tuples(moments, moments)
+values = st.dictionaries(texts, columns, max_size=2)
 hostile = st.one_of(
-    st.builds(
-        ev.Metrics,
-        times,
-        ranks,
-        st.tuples(integers, integers),
-        st.just((1.0, 1.0)),
-        st.dictionaries(texts, columns, max_size=2),
-        integers,
-    ),
+    st.builds(ev.Metrics, times, ranks, integer_pairs, st.just((1.0, 1.0)), values, integers),
     st.builds(ev.Progress, times, ranks, integers, texts, numbers, st.none() | numbers, texts),
     st.builds(ev.Steps, times, ranks, integers),
     st.builds(
@@ -89,9 +90,9 @@ hostile = st.one_of(
         times,
         ranks,
         st.tuples(texts, texts),
-        st.tuples(moments, moments),
-        st.tuples(moments, moments),
-        st.tuples(integers, integers),
+        moment_pairs,
+        moment_pairs,
+        integer_pairs,
         integers,
         texts,
     ),
@@ -124,10 +125,8 @@ def as_sent(content: object) -> bytes:
 @given(st.lists(hostile, min_size=1, max_size=6), st.sampled_from(["SUCCEEDED", "FAILED"]))
 def test_what_passes_the_border_is_shown(said: list[ev.Event], end: str) -> None:
     events: list[ev.Event] = [
-        ev.GangLaunched(0.0, "cafe", "--np 2", 2, "local", "torch", 1.0, "", {}),
-        ev.AttemptStarted(0.0, 0),
-        *(ev.RankPhase(0.1, rank, "running") for rank in range(2)),
-        *(ev.decode(json.loads(json.dumps(ev.encode(event)))) for event in said),
+        *running(),
+        *map(through_json, said),
     ]
     state, feed, last = replay(events), PageFeed(), ev.GangEnded(5.0, end, "\ud800", 0)
     with warnings.catch_warnings():
@@ -144,7 +143,7 @@ def test_what_passes_the_border_is_shown(said: list[ev.Event], end: str) -> None
                 order = {"id": "1", "client": "page", "metric": metric, **steps}
                 as_sent(feed.detail(order).content)
             assert gang_lines(state, now_s, 80)
-        assert "cafe" in static_html(state, [*events, last])
+        assert "3f2a" in static_html(state, [*events, last])
 
 
 # ── on the rank ──────────────────────────────────────────────────────────────────────────────────
@@ -155,15 +154,13 @@ class Sent:
 
     def __init__(self) -> None:
         self.events: list[ev.Event] = []
-        self.times: list[float] = []
 
     def __call__(self, batch: Sequence[ev.Event]) -> None:
-        self.events += [ev.decode(json.loads(json.dumps(ev.encode(event)))) for event in batch]
-        self.times.append(time.monotonic())
+        self.events += map(through_json, batch)
 
 
-def reporter(sent: Sent, interval: SendInterval | None = None) -> reporters.Reporter:
-    made = reporters.Reporter(0, time.monotonic(), sent, interval=interval)
+def reporter(sent: Sent) -> reporters.Reporter:
+    made = reporters.Reporter(0, time.monotonic(), sent)
     reporters.install(made)
     return made
 
@@ -228,9 +225,8 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
 
     agent = SimpleNamespace(_send=send)
     agent._send_events = partial(AgentServer._send_events, agent)
-    agent_group: Any = SimpleNamespace(
-        gang="cafe", attempt=0, reporter=SimpleNamespace(now_s=lambda: 1.0)
-    )
+    now = SimpleNamespace(now_s=lambda: 1.0)
+    agent_group: Any = SimpleNamespace(gang="cafe", attempt=0, reporter=now)
     steps = [ev.encode(ev.Steps(1.0, 0, number)) for number in range(100)]
     huge = ev.encode(ev.Output(1.0, 0, "stdout", "x" * 5000))
     agent._send_events(agent_group, [*steps[:50], huge, *steps[50:]])

@@ -7,7 +7,6 @@ import gzip
 import os
 import pickle
 import random
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 from tests import infer_data
 from tests.infer_data import write
+from tests.records import disk_full_at
 
 ALL = InferOptions()
 quick = settings(max_examples=40)
@@ -155,10 +155,7 @@ def test_arrow_frames_come_back_with_their_types(
 
 
 @quick
-@given(
-    table=infer_data.tables(IN_PARQUET),
-    batch_size=st.integers(1, 9),
-)
+@given(table=infer_data.tables(IN_PARQUET), batch_size=st.integers(1, 9))
 def test_parquet_comes_back_as_parquet(
     tmp_path_factory: pytest.TempPathFactory, table: pa.Table, batch_size: int
 ) -> None:
@@ -181,29 +178,24 @@ def test_timestamps_that_spark_writes_to_parquet(tmp_path: Path) -> None:
 
 def test_files_of_other_file_systems_and_lists(tmp_path: Path) -> None:
     memory = pytest.importorskip("fsspec").filesystem("memory")
-    table = pa.table({"x": range(20), "country": ["de"] * 10 + ["fr"] * 10})
     for country, first in (("de", 0), ("fr", 10)):
         folder = tmp_path / "rows" / f"country={country}"
         folder.mkdir(parents=True)
-        pq.write_table(table.slice(first, 10).select(["x"]), folder / "part.parquet")
+        pq.write_table(pa.table({"x": range(first, first + 10)}), folder / "part.parquet")
     memory.put(str(tmp_path / "rows"), "/lake/rows", recursive=True)
     french = tmp_path / "rows" / "country=fr" / "part.parquet"
     try:
         for n, (data, expected) in enumerate(
             (
-                ("memory://lake/rows", table),
-                ("memory://lake/*/country=fr/", table.slice(10)),
-                ("memory://lake/rows/country=de/part.parquet", table.slice(0, 10).select(["x"])),
-                (
-                    [str(french), f"{tmp_path}/rows/*=de/*"],
-                    pa.concat_tables([table.slice(10), table.slice(0, 10)]),
-                ),
+                ("memory://lake/rows", range(20)),
+                ("memory://lake/*/country=fr/", range(10, 20)),
+                ("memory://lake/rows/country=de/part.parquet", range(10)),
+                ([str(french), f"{tmp_path}/rows/*=de/*"], range(20)),
             )
         ):
             done = predicted(data, target=tmp_path / f"done-{n}")
-            assert ds.dataset(done, partitioning="hive").to_table()["x"].to_pylist() == sorted(
-                expected["x"].to_pylist()
-            ), data
+            found = ds.dataset(done, partitioning="hive").to_table()["x"]
+            assert found.to_pylist() == [*expected], data
             with pytest.raises(InferError, match="set one on this machine with --out PATH"):
                 predicted(data)
         with pytest.raises(InferError, match="nearest existing folder is memory://lake/rows"):
@@ -298,12 +290,19 @@ def test_predicted_columns_have_natural_dtypes_in_pandas() -> None:
     assert done["p_text"].fillna("-").tolist() == EVERY_DTYPE["text"].fillna("-").tolist()
 
 
-def batch_of(frame: pd.DataFrame) -> pd.DataFrame:
+def batches_of(
+    frame: pd.DataFrame, options: InferOptions = ALL, first_row: int = 0
+) -> list[pd.DataFrame]:
     """Return all rows as ``predict`` gets them."""
     (chunk,) = sources.source(frame).chunks(len(frame))
     held: list[pd.DataFrame] = []
-    Predictor(lambda batch: held.append(batch) or [0] * len(batch), ALL).run(received(chunk), 0)
-    return held[0]
+    predictor = Predictor(lambda batch: held.append(batch) or [0] * len(batch), options)
+    predictor.run(received(chunk), first_row)
+    return held
+
+
+def batch_of(frame: pd.DataFrame) -> pd.DataFrame:
+    return batches_of(frame)[0]
 
 
 @pytest.mark.parametrize(
@@ -322,21 +321,15 @@ def batch_of(frame: pd.DataFrame) -> pd.DataFrame:
 @pytest.mark.parametrize("columns", [["x"], ["s"], ["x", "s", "y"]], ids=str)
 def test_a_batch_has_the_index_of_the_frame(index: pd.Index, columns: list[str]) -> None:
     frame = pd.DataFrame({"x": np.arange(6.0), "s": list("uvwxyz"), "y": range(6)}, index=index)
-    (chunk,) = sources.source(frame[columns]).chunks(6)
-    batches: list[Any] = []
-    Predictor(lambda batch: batches.append(batch) or [0] * len(batch), InferOptions(2)).run(
-        received(chunk), 0
-    )
+    batches = batches_of(frame[columns], InferOptions(2))
     pd.testing.assert_frame_equal(pd.concat(batches), frame[columns], check_freq=False)
     assert list(batches[1].index.names) == list(index.names) and len(batches) == 3
 
 
 def test_an_index_that_arrow_cannot_hold_counts_rows() -> None:
     frame = pd.DataFrame({"x": range(3)}, index=pd.period_range("2026", periods=3, freq="M"))
-    (chunk,) = sources.source(frame).chunks(6)
-    batches: list[Any] = []
-    Predictor(lambda batch: batches.append(batch) or [0] * len(batch), ALL).run(received(chunk), 7)
-    assert list(batches[0].index) == [7, 8, 9]
+    (batch,) = batches_of(frame, first_row=7)
+    assert list(batch.index) == [7, 8, 9]
 
 
 def test_predicted_tensors_keep_their_shape_in_pandas() -> None:
@@ -550,10 +543,8 @@ def names(frame: Any) -> list[str]:
 def test_which_columns_come_back(make: Callable[[pa.Table], Any]) -> None:
     table = pa.table({"a": [1, 2, 3, 4], "b": ["x", "y", "z", None], "c": [0.5] * 4})
     assert names(predicted(make(table), counted)) == ["a", "b", "c", "n"]
-    assert names(predicted(make(table), counted, InferOptions(columns=("c", "a")))) == [
-        *"ca",
-        "n",
-    ]
+    some = InferOptions(columns=("c", "a"))
+    assert names(predicted(make(table), counted, some)) == ["c", "a", "n"]
     assert names(predicted(make(table), counted, InferOptions(only=True))) == ["n"]
 
 
@@ -606,10 +597,7 @@ def test_missing_rows_are_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("n_columns", "n_bytes"),
-    [
-        (2_000, 10_000_000),
-        pytest.param(20_000, 100_000_000, marks=pytest.mark.exhaustive),
-    ],
+    [(2_000, 10_000_000), pytest.param(20_000, 100_000_000, marks=pytest.mark.exhaustive)],
 )
 def test_many_columns_and_a_cell_that_is_larger_than_a_chunk(n_columns: int, n_bytes: int) -> None:
     wide = pd.DataFrame(np.arange(3.0 * n_columns).reshape(3, n_columns))
@@ -657,11 +645,6 @@ def test_what_is_no_frame(thing: Any, told: str) -> None:
 
 
 # ── other libraries ──────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_object_with_arrow_s_interface_gives_a_table() -> None:
-    rows = FromOutside(pa.table({"a": [1, 2, 3]}))
-    assert predicted(rows, counted).to_pydict() == {"a": [1, 2, 3], "n": [1.5] * 3}
 
 
 def test_a_duckdb_relation_gives_a_table() -> None:
@@ -723,11 +706,8 @@ def test_text_files_give_parquet_files(tmp_path: Path) -> None:
         found = pq.read_table(predicted(path, counted))
         assert found.to_pydict() == {"a": [1, 2], "b": [{"c": [1]}, None], "n": [1.5] * 2}
     write(tmp_path / "rows.csv.parquet", 0, 3)
-    assert pq.read_table(predicted(tmp_path / "rows.csv.parquet", counted))["a"].to_pylist() == [
-        0,
-        1,
-        2,
-    ]
+    found = pq.read_table(predicted(tmp_path / "rows.csv.parquet", counted))
+    assert found["a"].to_pylist() == [0, 1, 2]
     (tmp_path / "drifts.csv").write_text("a\n" + "1\n" * 800_000 + "x\n")
     with pytest.raises(InferError, match=r"drifts\.csv has rows that cannot be read .*types"):
         predicted(tmp_path / "drifts.csv", counted, batch_size=100_000)
@@ -739,14 +719,10 @@ def test_text_files_give_parquet_files(tmp_path: Path) -> None:
         (
             "ragged.csv",
             b"a,b\n" + b"1,2\n" * 300_000 + b"1,2,3\n",
-            r"cannot be read .*got 3.*pandas\.read_csv",
+            "cannot be read .*got 3.*read_csv",
         ),
-        (
-            "latin.csv",
-            "na\u00efve,b\n1,2\n".encode("latin-1"),
-            "names of columns .*UTF-8.*encoding",
-        ),
-        ("broken.jsonl", b'{"a": 1}\n' * 200_000 + b'{"a":\n', r"cannot be read .*read_json"),
+        ("latin.csv", b"na\xefve,b\n1,2\n", "names of columns .*UTF-8.*encoding"),
+        ("broken.jsonl", b'{"a": 1}\n' * 200_000 + b'{"a":\n', "cannot be read .*read_json"),
         (
             "late.jsonl",
             b'{"a": 1}\n' * 200_000 + b'{"a": 1, "b": 2}\n',
@@ -761,9 +737,6 @@ def test_text_files_with_faults_are_named(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InferError, match=rf"{name} has .*{told}"):
         sources.source(tmp_path / name)
-
-
-# ── Parquet ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_types_of_pandas_are_not_those_of_columns_that_replace_its_own() -> None:
@@ -786,15 +759,15 @@ def test_enums_of_a_lazy_frame_stay_enums() -> None:
 
 
 def test_files_that_differ_in_the_ends_of_their_names_are_all_in_the_result(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
     for number, name in enumerate(["e.jsonl.1", "e.jsonl.2", "e.jsonl", "e.json"]):
-        write_text = (tmp_path / "data" / name).write_text
-        (tmp_path / "data").mkdir(exist_ok=True)
-        write_text(f'{{"a": {number}}}\n')
-    done = predicted(tmp_path / "data", counted)
+        (data / name).write_text(f'{{"a": {number}}}\n')
+    done = predicted(data, counted)
     assert sorted(pq.read_table(done)["a"].to_pylist()) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("changed", [{"a": [1, 2]}, {"b": [1, 2, 3]}])
+@pytest.mark.parametrize("changed", [{"a": [1, 2]}, {"a": [1, 2, 3, 4]}, {"b": [1, 2, 3]}])
 def test_a_file_that_changes_during_the_run_ends_it(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
@@ -987,24 +960,11 @@ def test_another_cell_may_change_the_folder(
     )
 
 
-def test_rows_that_came_to_a_file_meanwhile_are_told(tmp_path: Path) -> None:
-    rows = write(tmp_path / "rows.parquet", 0, 10)
-    source = sources.source(rows)
-    write(rows, 0, 20)
-    with pytest.raises(InferError, match="was changed during the run"):
-        list(source.chunks(100))
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
-
-
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.parquet", 0, 5_000)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        with pytest.raises(InferError, match=r"cannot be written to .*new\.parquet: .*too large"):
-            predicted(rows, doubled, batch_size=1_000, target=tmp_path / "new.parquet")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = r"cannot be written to .*new\.parquet: .*too large"
+    with disk_full_at(4096), pytest.raises(InferError, match=said):
+        predicted(rows, doubled, batch_size=1_000, target=tmp_path / "new.parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
 
 
@@ -1031,6 +991,3 @@ def test_what_parquet_cannot_hold_is_named(tmp_path: Path) -> None:
     with pytest.raises(InferError, match="'span'"):
         predicted(rows, lambda chunk: pa.table({"span": interval[: chunk.num_rows]}))
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
-
-
-# ── memory ───────────────────────────────────────────────────────────────────────────────────────

@@ -24,6 +24,12 @@ from hydrogen_magic.node.prediction.predictor import Predictor
 DOUBLES = pa.schema({"y": pa.float64()})
 
 
+def next_of(book: ChunkQueue) -> Chunk:
+    chunk = book.next()
+    assert chunk is not None
+    return chunk
+
+
 class Rows:
     """A source of whole numbers, cut as it likes."""
 
@@ -130,12 +136,9 @@ def test_of_two_answers_the_first_counts(seed: int) -> None:
 
 def test_chunks_are_whole_batches_that_get_smaller() -> None:
     book, _ = work(1_000)
-    first = book.next()
-    assert first is not None
+    first = next_of(book)
     book.answer(first, doubled(first), ())
-    sizes = []
-    while (chunk := book.next()) is not None:
-        sizes.append(chunk.n_rows)
+    sizes = [chunk.n_rows for chunk in iter(book.next, None)]
     assert all(size % 10 == 0 for size in sizes)
     assert first.n_rows + sum(sizes) == 1_000
     assert sizes[0] > sizes[-1] == 10
@@ -143,26 +146,23 @@ def test_chunks_are_whole_batches_that_get_smaller() -> None:
 
 def test_the_columns_are_those_of_the_first_rows_not_of_the_first_answer() -> None:
     book, result = work(200)
-    first, second = book.next(), book.next()
-    assert first is not None and second is not None
+    first, second = next_of(book), next_of(book)
     book.answer(second, texts(second), ())
     assert result.schema is None
     book.answer(first, doubled(first), ())
     assert result.schema == DOUBLES
-    again = book.next()
-    assert again is not None and again.number == second.number  # to be made with those columns
+    again = next_of(book)
+    assert again.number == second.number  # to be made with those columns
     book.answer(again, doubled(again), ())
     assert sorted(result.parts) == [first.first_row, second.first_row]
 
 
 def test_columns_that_stay_different_are_an_error() -> None:
     book, _ = work(200)
-    first, second = book.next(), book.next()
-    assert first is not None and second is not None
+    first, second = next_of(book), next_of(book)
     book.answer(first, doubled(first), ())
     book.answer(second, texts(second), ())
-    again = book.next()
-    assert again is not None
+    again = next_of(book)
     with pytest.raises(InferError, match=r"rows \d+ to \d+ .*y string instead of y double"):
         book.answer(again, texts(again), ())
 
@@ -197,8 +197,8 @@ def test_categories_that_differ_are_unordered(orders: list[list[str]], is_ordere
     book = ChunkQueue(source, source.result(options), options, 1)
     values = [ordered(["hi", "lo", "hi"], order) for order in orders]
     for column in (*values, pa.nulls(3, values[0].type)):  # rows that failed
-        chunk = book.next()
-        assert chunk is not None and chunk.n_rows == 3
+        chunk = next_of(book)
+        assert chunk.n_rows == 3
         book.answer(chunk, pa.table({"y": column}), ())
     assert book.next() is None
     found = book.finish()["y"]
@@ -234,8 +234,7 @@ def test_values_that_do_not_fit_a_later_type(
 
     def answer_all() -> pa.Table:
         for column in (early, late, late):
-            chunk = book.next()
-            assert chunk is not None
+            chunk = next_of(book)
             columns = pa.table({"y": column})
             if on_error == "collect":
                 columns = columns.append_column("error", pa.nulls(1, pa.string()))
@@ -273,14 +272,13 @@ def test_if_errors_are_collected_types_without_a_common_one_become_text() -> Non
 
 def test_a_type_that_the_first_rows_do_not_show_is_a_later_ones() -> None:
     book, result = work(100)
-    chunks = [chunk for _ in range(4) if (chunk := book.next()) is not None]
+    chunks = [next_of(book) for _ in range(4)]
     book.answer(chunks[0], nothing(chunks[0]), ())
     book.answer(chunks[1], None, ({"reason": "no"},))  # all failed, and no columns known
     book.answer(chunks[2], doubled(chunks[2]), ())
     assert result.schema == DOUBLES
     assert result.parts[0].schema == DOUBLES and result.parts[0]["y"].null_count == chunks[0].n_rows
-    again = book.next()
-    assert again is not None and again.number == 1
+    assert next_of(book).number == 1
     assert book.n_failed_rows == 0  # counted when it is answered for good
 
 
@@ -297,8 +295,7 @@ def test_a_part_of_a_type_that_the_first_rows_do_not_show_is_a_later_ones(
     empty: list[Any], full: list[Any]
 ) -> None:
     book, result = work(20, n_ranks=1)
-    first, second = book.next(), book.next()
-    assert first is not None and second is not None
+    first, second = next_of(book), next_of(book)
     book.answer(first, pa.table({"y": empty}), ())
     assert result.schema is None
     book.answer(second, pa.table({"y": full}), ())
@@ -386,9 +383,7 @@ def test_of_many_failures_the_first_are_kept() -> None:
 
 def test_nobody_runs_far_ahead_of_the_first_rows() -> None:
     book, _ = work(100_000)
-    out = []
-    while (chunk := book.next()) is not None:
-        out.append(chunk)
+    out = list(iter(book.next, None))
     assert len(out) == 8
     for chunk in out[1:]:
         book.answer(chunk, doubled(chunk), ())
@@ -419,13 +414,12 @@ def test_only_a_rank_without_rows_has_a_closed_bar() -> None:
 
 def test_a_run_that_is_stopped_has_the_rows_that_wait_for_a_type() -> None:
     book, result = work(1_000)
-    chunks = [book.next() for _ in range(4)]
+    chunks = [next_of(book) for _ in range(4)]
     for chunk in chunks[1:]:  # the first rows are not done either
-        assert chunk is not None
         book.answer(chunk, nothing(chunk), ())
     assert not result.parts and book.rows > 0
     book.settle()
-    assert sorted(result.parts) == [chunk.first_row for chunk in chunks[1:] if chunk]
+    assert sorted(result.parts) == [chunk.first_row for chunk in chunks[1:]]
     assert sum(part.num_rows for part in result.parts.values()) == book.rows
 
 

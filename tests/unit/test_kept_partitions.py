@@ -19,11 +19,6 @@ from tests import records
 PRINTS = {"the cell": "a", "the frame's columns": "c"}
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(tmp_path / "home"))
-
-
 def finish(kept: KeptPartitions, number: int, *streams: Any) -> None:
     """Write a partition of ten rows, as a task does; ``streams``: the values of each, by default of one."""
     said = kept.instructions()
@@ -40,21 +35,24 @@ def compare(kept: KeptPartitions, number: int) -> None:
     (folder / said["earlier"] / name).rename(folder / said["rows"] / name)
 
 
+def opened(gang: str, *, resume: bool = True) -> KeptPartitions:
+    """Return the partitions of a run that is recorded."""
+    records.write(gang, records.launched(gang), records.ENDED)
+    kept = KeptPartitions(PRINTS, resume=resume)
+    kept.open(gang)
+    return kept
+
+
 def numbers(parts: list[partition_files.Part]) -> list[int]:
     return [part.number for part in parts]
 
 
 @pytest.fixture
 def resumed() -> KeptPartitions:
-    first = KeptPartitions(PRINTS, resume=False)
-    records.write("aaaaaaaa", records.launched("aaaaaaaa"), records.ENDED)
-    first.open("aaaaaaaa")
+    first = opened("aaaaaaaa", resume=False)
     finish(first, 0)
     finish(first, 1)
-    records.write("bbbbbbbb", records.launched("bbbbbbbb"), records.ENDED)
-    second = KeptPartitions(PRINTS, resume=True)
-    second.open("bbbbbbbb")
-    return second
+    return opened("bbbbbbbb")
 
 
 def test_only_compared_partitions_are_returned(resumed: KeptPartitions) -> None:
@@ -67,9 +65,7 @@ def test_only_compared_partitions_are_returned(resumed: KeptPartitions) -> None:
         "30 rows in 3 partitions are finished and kept: run the cell with --resume"
     )
     assert "(10 rows in 1 partition were not yet compared" in text
-    third = KeptPartitions(PRINTS, resume=True)
-    records.write("cccccccc", records.launched("cccccccc"), records.ENDED)
-    third.open("cccccccc")
+    third = opened("cccccccc")
     assert (numbers(third.parts()), numbers(third.earlier())) == ([], [0, 1, 2])
 
 
@@ -83,9 +79,7 @@ def test_a_partition_that_two_tasks_have_finished_counts_once(resumed: KeptParti
     for name in names:
         resumed.use([name])
         assert [part.path.name for part in resumed.parts()] == [name]
-    third = KeptPartitions(PRINTS, resume=True)
-    records.write("cccccccc", records.launched("cccccccc"), records.ENDED)
-    third.open("cccccccc")
+    third = opened("cccccccc")
     assert (numbers(third.parts()), numbers(third.earlier())) == ([], [0, 1, 2])
 
 
@@ -112,10 +106,9 @@ def test_a_value_that_spark_cannot_hold_is_not_just_missing(tmp_path: Path, on_e
     list(partition_files.write(str(path), [rows]))
     of_spark = pa.schema({"y": pa.int64(), "error": pa.string()})
     schemas = {"columns": rows.schema, "of_spark": of_spark}
-    config = {name: each.serialize().to_pybytes() for name, each in schemas.items()}
-    found = partition_files.read(
-        str(path), {**config, "kept": [], "options": {"on_error": on_error}}
-    )
+    config: dict[str, Any] = {name: each.serialize().to_pybytes() for name, each in schemas.items()}
+    config |= {"kept": [], "options": {"on_error": on_error}}
+    found = partition_files.read(str(path), config)
     if on_error == "fail":
         with pytest.raises(InferError, match="9223372036854775813 in column 'y'"):
             list(found)
@@ -128,17 +121,13 @@ def test_a_value_that_spark_cannot_hold_is_not_just_missing(tmp_path: Path, on_e
 @pytest.mark.parametrize("on_error", ["fail", "collect"])
 def test_numbers_and_text_become_text_only_if_errors_are_collected(on_error: str) -> None:
     """If the first batch has no value, each task finds a type of its own."""
-    kept = KeptPartitions(PRINTS, resume=False)
-    records.write("aaaaaaaa", records.launched("aaaaaaaa"), records.ENDED)
-    kept.open("aaaaaaaa")
+    kept = opened("aaaaaaaa", resume=False)
     finish(kept, 0, pa.nulls(10))
     finish(kept, 1)
     finish(kept, 2, ["a"] * 10)
+    options = InferOptions(on_error=on_error)
     prepared: Any = SimpleNamespace(
-        kept=[],
-        session=None,
-        options=InferOptions(on_error=on_error),
-        from_parts=lambda added, paths: added,
+        kept=[], session=None, options=options, from_parts=lambda added, paths: added
     )
     run = SparkRun(prepared, kept)
     if on_error == "fail":

@@ -98,7 +98,7 @@ def test_only_declared_optional_fields_may_be_missing() -> None:
         (["StopRanks", {"gang": 3}], "StopRanks.gang should be .*str.*, got int"),
         (
             ["StopRanks", {"gang": "cafe", "rank": 1}],
-            "StopRanks should be a dict with fields of StopRanks",
+            "StopRanks should be a dict with fields of Stop",
         ),
         (["StopRanks", ["cafe"]], "StopRanks should be a dict with fields"),
         (["RecordSpans", {"gang": "cafe", "on": 1}], "RecordSpans.on should be .*bool.*, got int"),
@@ -120,22 +120,17 @@ def test_a_task_on_a_host_writes_the_json_of_its_messages() -> None:
     """It runs without this package, from its text."""
     text = Path(host_task.__file__).read_text()
     kinds = set(re.findall(r'"((?:Task|Agent|Remote)[A-Z][A-Za-z]+)"', text))
-    assert (
-        {"TaskHello", "TaskPing", "AgentBusy", "RemoteAgentConfig"} <= kinds <= set(MESSAGE_TYPES)
-    )
-    context = SimpleNamespace(
-        partitionId=lambda: 0,
-        resources=lambda: {"gpu": SimpleNamespace(addresses=["0"])},
-    )
+    some = {"TaskHello", "TaskPing", "AgentBusy", "RemoteAgentConfig"}
+    assert some <= kinds <= set(MESSAGE_TYPES)
+    gpus = {"gpu": SimpleNamespace(addresses=["0"])}
+    context = SimpleNamespace(partitionId=lambda: 0, resources=lambda: gpus)
     boot = {"gang": "cafe", "attempt": 0, "token": "t", "owner": "me", "record_dir": "/nowhere"}
     plain = decode(["TaskHello", host_task._about(boot, {"number": 1})], TaskMessage)
     assert isinstance(plain, messages.TaskHello) and plain.parent_pid is None
     about = host_task._about(boot, barrier_task._about(context, host_task.read))
     hello = decode(["TaskHello", about], TaskMessage)
-    assert isinstance(hello, messages.TaskHello) and (hello.kind, hello.gpus) == (
-        "Spark task",
-        ("0",),
-    )
+    assert isinstance(hello, messages.TaskHello)
+    assert (hello.kind, hello.gpus) == ("Spark task", ("0",))
 
 
 def test_commands_and_reports_are_told_apart() -> None:

@@ -27,12 +27,15 @@ def decide(
 ) -> dict[str, Action]:
     """Return the actions before a cell on both ranks, which runs if there is no conflict."""
     asked = [frozenset(filter(None, text.split(","))) for text in (push, out)]
-    cell = CellNames(versions, BOTH, *asked)
-    decisions = names.decide(cell)
-    actions = {name: decision.action for name, decision in decisions.items()}
+    use = use_of(names, CellNames(versions, BOTH, *asked))
+    actions = {name: decision.action for name, decision in use.decisions.items()}
     if Action.CONFLICT not in actions.values():
-        run(names, SessionUse(cell, decisions, {}, names))
+        run(names, use)
     return actions
+
+
+def use_of(names: SessionNames, cell: CellNames, where: str = "Cell In[5]") -> SessionUse:
+    return SessionUse(cell, names.decide(cell), {}, names, where)
 
 
 def run(names: SessionNames, use: SessionUse, **did: tuple[str, ...]) -> None:
@@ -151,12 +154,9 @@ def test_a_name_that_shares_objects_with_a_trained_model_does_not_overwrite_it()
     model, opt = (Version(name, name, frozenset({1, 2})) for name in ("model", "opt"))
     decide(names, model=model)
     ranks_did(names, changed=("model",))
-    cell = CellNames({"opt": opt}, BOTH)
-    with pytest.raises(
-        CaptureError, match="`opt`: it shares objects with `model`, and the ranks"
-    ) as caught:
-        SessionUse(cell, names.decide(cell), {}, names).check()
-    assert "changed `model` in Cell In[5]" in str(caught.value)
+    said = r"`opt`: it shares objects with `model`, and the ranks .*changed `model` in Cell In\[5\]"
+    with pytest.raises(CaptureError, match=said):
+        use_of(names, CellNames({"opt": opt}, BOTH)).check()
     assert decide(names, model=model, opt=opt)["opt"] is Action.CONFLICT
     both = {"model": model, "opt": opt}
     assert set(decide(names, push="model,opt", **both).values()) == {Action.SEND}
@@ -168,7 +168,7 @@ def test_the_error_names_both_sides_and_offers_both_ways_out() -> None:
     ranks_did(names, {"b": Version("1")}, changed=("a",), assigned=("b",))
     cell = CellNames({"a": Version("2"), "b": Version("2", identity=2)}, BOTH)
     with pytest.raises(CaptureError) as caught:
-        SessionUse(cell, names.decide(cell), {}, names).check()
+        use_of(names, cell).check()
     assert str(caught.value).splitlines() == [
         "`a`: the ranks changed it in Cell In[5], and the notebook changed it",
         "`b`: the ranks assigned it in Cell In[5], and the notebook assigned it",
@@ -187,8 +187,7 @@ def test_ranks_that_were_not_in_earlier_cells_get_what_they_lack() -> None:
     x, newer = Version("1"), Version("2")
 
     def on_rank_0(version: Version, **did: tuple[str, ...]) -> None:
-        cell = CellNames({"x": version}, frozenset({0}))
-        run(names, SessionUse(cell, names.decide(cell), {}, names), **did)
+        run(names, use_of(names, CellNames({"x": version}, frozenset({0}))), **did)
 
     decide(names, x=x)
     on_rank_0(newer)
@@ -205,19 +204,16 @@ def test_ranks_that_were_not_in_earlier_cells_get_what_they_lack() -> None:
 def test_a_value_that_cannot_be_compared_is_in_doubt_where_a_cell_uses_it() -> None:
     names = SessionNames()
     decide(names, x=Version("1"), y=Version("1"))
-    cell = CellNames({"x": Version("1")}, BOTH)
-    use = SessionUse(cell, names.decide(cell), {}, names, "Cell In[6]")
+    use = use_of(names, CellNames({"x": Version("1")}, BOTH), "Cell In[6]")
     run(names, use, uncertain=("x", "y"))
     assert decide(names, y=Version("2")) == {"y": Action.SEND}
-    cell = CellNames({"x": Version("2")}, BOTH)
-    (found,) = names.decide(cell).values()
+    (found,) = names.decide(CellNames({"x": Version("2")}, BOTH)).values()
     assert found.why == "the ranks may have changed it in Cell In[6], and the notebook changed it"
 
 
 def test_the_value_that_one_rank_gave_the_notebook_reaches_ranks_that_left_theirs_alone() -> None:
     names, ranks = SessionNames(), frozenset({0, 1, 2})
-    cell = CellNames({"x": Version("1")}, ranks)
-    use = SessionUse(cell, names.decide(cell), {}, names, "Cell In[5]")
+    use = use_of(names, CellNames({"x": Version("1")}, ranks))
     sent = {"x": HeldName("value", "int")}
     did = {0: report(sent), 1: report(sent, changed=("x",)), 2: report(sent, changed=("x",))}
     names.after_cell(use, did)
@@ -232,7 +228,7 @@ def test_ranks_outside_of_the_cell_keep_what_they_changed() -> None:
     ranks_did(names, changed=("x", "y"))
     versions = {"x": Version("1"), "y": Version("1")}
     cell = CellNames(versions, frozenset({0}), frozenset("x"), frozenset("y"))
-    run(names, SessionUse(cell, names.decide(cell), {}, names))
+    run(names, use_of(names, cell))
     versions["y"] = Version("2")
     names.brought_back("y", versions["y"], cell.ranks)
     for name, found in names.decide(CellNames(versions, BOTH)).items():
@@ -248,11 +244,9 @@ def test_a_cell_on_one_rank_leaves_the_conflict_of_another() -> None:
     names = SessionNames()
     decide(names, epoch=Version("0"))
     cell = CellNames({"epoch": Version("0")}, frozenset({1}))
-    use = SessionUse(cell, names.decide(cell), {}, names)
-    names.after_cell(use, {1: report({}, changed=("epoch",))})
+    names.after_cell(use_of(names, cell), {1: report({}, changed=("epoch",))})
     names.note_cells(["epoch = 0"])
-    on_rank_0 = replace(cell, ranks=frozenset({0}))
-    run(names, SessionUse(on_rank_0, names.decide(on_rank_0), {}, names))
+    run(names, use_of(names, replace(cell, ranks=frozenset({0}))))
     assert decide(names, epoch=Version("0")) == {"epoch": Action.CONFLICT}
 
 
@@ -270,8 +264,8 @@ def test_what_some_ranks_lack_does_not_overwrite_objects_that_they_changed() -> 
 
 def test_a_name_that_one_rank_assigned_and_gave_the_notebook_reaches_the_others() -> None:
     names = SessionNames()
-    use = SessionUse(CellNames({}, BOTH), {}, {}, names)
-    names.after_cell(use, {0: report({}, assigned=("best",)), 1: report({})})
+    did = {0: report({}, assigned=("best",)), 1: report({})}
+    names.after_cell(use_of(names, CellNames({}, BOTH)), did)
     names.brought_back("best", Version("7"), BOTH)
     assert decide(names, best=Version("7")) == {"best": Action.SEND}
     assert decide(names, best=Version("7")) == {"best": Action.KEEP}

@@ -49,10 +49,7 @@ IN_PLACE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "fused optimizer": (torch.nn.Linear(2, 2), _step("Adam", fused=True)),
     "data": (torch.nn.Linear(2, 2), lambda model: model.weight.data.add_(1)),
     "mode": (torch.nn.Linear(2, 2), lambda model: model.eval()),
-    "layer": (
-        torch.nn.Sequential(torch.nn.Linear(2, 2)),
-        lambda model: model.append(torch.nn.ReLU()),
-    ),
+    "layer": (torch.nn.Sequential(), lambda model: model.append(torch.nn.ReLU())),
 }
 
 
@@ -99,13 +96,10 @@ USES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "frame": (pd.DataFrame({"x": [1.0, 2.0]}), lambda frame: (frame["x"], frame[["x"]])),
     "series": (pd.Series([1.0, 2.0]), lambda series: series[:1]),
     "index": (pd.DataFrame({"x": [1.0]}, index=[3]), lambda frame: frame.index[:]),
-    "dates": (
-        pd.Series([1], pd.date_range("2024", periods=1)),
-        lambda series: series.resample("D").sum(),
-    ),
+    "dates": (pd.Series([1], pd.date_range("2024", periods=1)), lambda x: x.resample("D").sum()),
     "periods": (
-        pd.Series([1], pd.PeriodIndex(["2024-01"], freq="M")),
-        lambda series: series.resample("M").sum(),
+        pd.Series([1], pd.period_range("2024", periods=1, freq="M")),
+        lambda x: x.resample("M").sum(),
     ),
     "attributes": (Namespace(lr=1), vars),
     "of any name": (Answering(), vars),
@@ -125,14 +119,13 @@ def test_assigned_names_are_those_of_the_code_and_those_that_refer_to_another_ob
     function = "def f():\n global c\n c = {1}\nf()"
     cell = f"import os\na = 1\nglobals()['b'] = [1]\nfor d in [1]: pass\ndel e\n{function}"
     found = changes(names, cell, tuple(names))
-    assert found == NameChanges(
-        ("a", "b", "c", "d", "e"), ("a", "b", "c", "d", "os", "f"), deleted=("e",)
-    )
+    assigned = ("a", "b", "c", "d", "os", "f")
+    assert found == NameChanges(tuple("abcde"), assigned, deleted=("e",))
 
 
 def test_a_value_too_large_to_compare_is_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_watch, "_MAX_BYTES", 1000)
     names = {"large": torch.zeros(1000), "small": torch.zeros(10)}
-    assert changes(names, "small.add_(1)", ("large", "small")) == NameChanges(
-        ("large", "small"), changed=("small",), uncertain=("large",)
-    )
+    both = ("large", "small")
+    found = changes(names, "small.add_(1)", both)
+    assert found == NameChanges(both, changed=("small",), uncertain=("large",))

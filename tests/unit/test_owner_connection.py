@@ -15,9 +15,7 @@ from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.owner import connection
 from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
 from hydrogen_magic.transport import framing
-from tests.records import ENDED, METRICS, launched, write
-
-DEAD = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
+from tests.records import DEAD, ENDED, METRICS, launched, write
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +48,8 @@ def followed(*events: ev.Event) -> GangRun:
 
 def test_a_gang_whose_record_cannot_be_finished_ends(full_disk: list[list[str]]) -> None:
     write("g1", launched("g1", owner=DEAD), METRICS)
-    run = followed(launched("g1", owner=DEAD))
-    assert (run.state.state, run.state.reason) == (
-        "STOPPED",
-        "its owner process ended unexpectedly",
-    )
+    state = followed(launched("g1", owner=DEAD)).state
+    assert (state.state, state.reason) == ("STOPPED", "its owner process ended unexpectedly")
     assert full_disk == [["g1"]]
 
 

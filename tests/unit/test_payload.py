@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +16,13 @@ from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.payload import Payload
 
 
-@pytest.fixture
-def through_memory() -> Iterator[object]:
-    def send(obj: object) -> object:
-        fd = payload.to_memfd(payload.pack(obj))
-        try:
-            assert not os.get_inheritable(fd)
-            return payload.unpack(payload.from_memfd(fd))
-        finally:
-            os.close(fd)
-
-    return send
+def through_memory(obj: Any) -> Any:
+    fd = payload.to_memfd(payload.pack(obj))
+    try:
+        assert not os.get_inheritable(fd)
+        return payload.unpack(payload.from_memfd(fd))
+    finally:
+        os.close(fd)
 
 
 @settings(max_examples=30)
@@ -50,7 +46,7 @@ def test_a_digest_tells_where_parts_end() -> None:
     assert payload.digest(two[0]) == payload.digest(Payload(memoryview(b"ab"), (bytearray(b"c"),)))
 
 
-def test_arrays_and_tensors(through_memory) -> None:  # type: ignore[no-untyped-def]
+def test_arrays_and_tensors() -> None:
     whole = torch.arange(10_000.0).reshape(100, 100)
     values = {
         "whole": whole,
@@ -83,7 +79,7 @@ def test_big_buffers_stay_where_they_are() -> None:
     assert addresses == {array.ctypes.data, tensor.data_ptr()}
 
 
-def test_closures_that_share_a_variable(through_memory) -> None:  # type: ignore[no-untyped-def]
+def test_closures_that_share_a_variable() -> None:
     def counter():  # type: ignore[no-untyped-def]
         n = 0
 

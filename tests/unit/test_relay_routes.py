@@ -48,6 +48,13 @@ async def called(function: Callable[[], Any]) -> Any:
     return await function()
 
 
+async def using() -> asyncio.Future[str]:
+    """Begin to use the relay, as a gang does."""
+    found = asyncio.ensure_future(hosts._use_relay(SESSION, None))
+    await asyncio.sleep(0)
+    return found
+
+
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeRelay]:
     """The relays that were made."""
@@ -73,8 +80,7 @@ def test_gangs_of_one_application_share_a_relay(
     pool: RemoteAgentPool, made: list[FakeRelay]
 ) -> None:
     async def use() -> None:
-        waiting = [asyncio.ensure_future(hosts._use_relay(SESSION, None)) for _ in range(3)]
-        await asyncio.sleep(0)
+        waiting = [await using() for _ in range(3)]
         (relay,) = made
         waiting[0].cancel()  # a Stop of the gang that began it
         await asyncio.sleep(0)
@@ -92,8 +98,7 @@ def test_a_relay_that_starts_is_closed_with_the_others(
     pool: RemoteAgentPool, made: list[FakeRelay]
 ) -> None:
     async def use() -> None:
-        waiting = asyncio.ensure_future(hosts._use_relay(SESSION, None))
-        await asyncio.sleep(0)
+        waiting = await using()
         waiting.cancel()
         await pool._close_relays()
         assert made[0].is_closed and pool.relays == {}
@@ -108,16 +113,14 @@ def test_only_the_relay_that_failed_is_forgotten(
 ) -> None:
     async def use() -> None:
         for number in range(2):
-            waiting = asyncio.ensure_future(hosts._use_relay(SESSION, None))
-            await asyncio.sleep(0)
+            waiting = await using()
             made[number].ready.set()
             await waiting
             made[0].on_failure("broken")
             assert len(pool.relays) == number
         monkeypatch.setattr(FakeRelay, "error", PlacementError("refused"))
         pool.relays.clear()
-        waiting = asyncio.ensure_future(hosts._use_relay(SESSION, None))
-        await asyncio.sleep(0)
+        waiting = await using()
         made[2].ready.set()
         with pytest.raises(PlacementError, match="refused"):
             await waiting

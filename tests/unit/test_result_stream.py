@@ -238,12 +238,9 @@ def test_results_survive_on_disk(tmp_path: Path) -> None:
 
 def test_a_later_attempt_replaces_results_only_when_it_sends_some(tmp_path: Path) -> None:
     results = GangResults("3f2a", tmp_path)
-    section = packed({CELL_VALUE: 1})[CELL_VALUE]
-    results.add(0, 0, ResultPart(CELL_VALUE), section)
-    assert results.value(0) == 1
-    newer = packed({CELL_VALUE: 2})[CELL_VALUE]
-    results.add(0, 1, ResultPart(CELL_VALUE), newer)
-    assert results.value(0) == 2
+    for attempt in range(2):
+        results.add(0, attempt, ResultPart(CELL_VALUE), packed({CELL_VALUE: attempt})[CELL_VALUE])
+        assert results.value(0) == attempt
     assert isinstance(results.value_or_error(1), ResultError)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,15 +15,11 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.stragglers import progress, remaining_s, stragglers
 from hydrogen_magic.views.widget import rank_rows
+from tests import gang_events
 
 
 def running(np: int, *events: ev.Event) -> GangState:
-    begun: list[ev.Event] = [
-        ev.GangLaunched(0.0, "cafe", "", np, "local", "torch", 1.0, "", {}),
-        ev.AttemptStarted(0.0, 0),
-        *(ev.RankPhase(0.0, rank, "running") for rank in range(np)),
-    ]
-    return replay([*begun, *events])
+    return replay([*gang_events.running(np), *events])
 
 
 def steps(*counts: int, at_s: float = 1.0) -> Iterable[ev.Event]:
@@ -180,15 +178,8 @@ def test_rows_that_are_handed_out_tell_how_far_the_gang_is() -> None:
     bar = ev.Progress(1.0, 0, -1, "rows", 600, None, "rows")
     told = ev.RowsDone(2.0, done=1200, total=5000, in_flight=4, failed=0, began_s=0.5)
     gang = rank_rows.gang_row(running(2, bar, told), 2.0)
-    assert gang["rows"] == {
-        "done": 1200,
-        "total": 5000,
-        "is_estimate": False,
-        "per_s": 800.0,
-        "in_flight": 4,
-        "tasks": None,
-        "failed": 0,
-    }
+    known = {"done": 1200, "total": 5000, "in_flight": 4, "failed": 0}
+    assert gang["rows"] == {**known, "is_estimate": False, "per_s": 800.0, "tasks": None}
     assert gang["remaining_s"] == 5, "by all ranks' rows, not by one's bar"
     assert rank_rows.gang_row(running(2), 2.0)["rows"] is None
 
@@ -204,19 +195,18 @@ def test_marks_say_why_a_row_stands_out() -> None:
     assert marks(state, 2.0) == ["", "stopped", "dead", ""]
 
 
-def peer_gone(at_s: float, rank: int) -> ev.RankFailed:
-    return failed(at_s, rank, "RuntimeError", "Connection closed by peer [127.0.0.1]:1")
-
-
 def failed(at_s: float, rank: int, kind: str, message: str) -> ev.RankFailed:
     return ev.RankFailed(at_s, rank, ev.ErrorReport(kind, message), "running")
+
+
+PEER_GONE = ("RuntimeError", "Connection closed by peer [127.0.0.1]:1")
 
 
 def test_only_ranks_that_failed_by_themselves_are_dead() -> None:
     state = running(
         4,
         failed(1.0, 1, "ValueError", "bad batch"),
-        peer_gone(1.1, 0),
+        failed(1.1, 0, *PEER_GONE),
         ev.RankExited(1.2, 1, 1),
         ev.RankExited(1.2, 0, 1),
         ev.RankExited(1.3, 2, None, "SIGABRT"),
@@ -235,7 +225,7 @@ def test_only_ranks_that_failed_by_themselves_are_dead() -> None:
 
 def test_a_culprit_whose_own_error_looks_like_a_victims_is_dead_all_the_same() -> None:
     ends = (ev.RankExited(1.2, 0, 1), ev.GangEnded(2.0, "FAILED", "rank 0 failed", 0))
-    state = running(2, peer_gone(1.1, 0), *ends)
+    state = running(2, failed(1.1, 0, *PEER_GONE), *ends)
     assert marks(state, 2.0) == ["dead", ""]
 
 
@@ -267,9 +257,6 @@ def test_memory_of_a_rank_that_has_ended_is_the_last_known() -> None:
 
 
 def test_the_protocol_and_the_rows_agree_on_marks() -> None:
-    import re
-    from pathlib import Path
-
     source = Path(rank_rows.__file__).parent / "front" / "src" / "protocol.ts"
     listed = re.search(r"MARKS: readonly Mark\[\] = \[(.*?)\]", source.read_text())
     assert listed is not None

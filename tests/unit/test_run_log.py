@@ -30,7 +30,7 @@ from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.views.text_table import gang_lines
 from tests import seconds
-from tests.records import ENDED, METRICS, launched, write
+from tests.records import DEAD, ENDED, METRICS, disk_full_at, launched, write
 
 # ── the record ───────────────────────────────────────────────────────────────────────────────────
 
@@ -55,20 +55,18 @@ def test_a_torn_last_line_is_left_out_and_damage_is_told() -> None:
         torn.write(b'["GangEnded",{"at_s":1')
     assert run_log.read("g1") == [launched("g1"), METRICS]
     found = run_log.summary("g1")
-    assert found is not None
-    assert (found.last, found.ended) == (METRICS, None)
+    assert found is not None and (found.last, found.ended) == (METRICS, None)
     file.write_bytes(b"garbage\n" + file.read_bytes())
     with pytest.raises(HydrogenError, match="run 'g1' is damaged"):
         run_log.read("g1")
     assert (run_log.recent(), run_log.recent_ids()) == ([], ["g1"])
 
 
-def test_the_last_line_is_found_however_long(hydrogen_home: Path) -> None:
+def test_the_last_line_is_found_however_long() -> None:
     stacks = ev.RankStacks(1.0, 0, "x" * 300_000)
     write("g1", launched("g1"), METRICS, stacks)
     found = run_log.summary("g1")
-    assert found is not None
-    assert found.last == stacks
+    assert found is not None and found.last == stacks
 
 
 def test_a_user_without_a_home_has_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +110,8 @@ def test_a_full_disk_ends_the_record_and_nothing_else() -> None:
     said: list[str] = []
     made = run_log.Record.create("g1", said.append)
     made.append(launched("g1"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (made.path / "events.jsonl").stat().st_size
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    with disk_full_at((made.path / "events.jsonl").stat().st_size + 10):
         made.append(METRICS)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     made.append(ENDED)
     made.close()
     assert len(said) == 1
@@ -145,13 +138,8 @@ def test_writing_an_end_never_raises() -> None:
     cut = write("cut", launched("cut"), METRICS)
     with (cut / "events.jsonl").open("ab") as file:
         file.write(b'["Metr')
-    full_at = (cut / "events.jsonl").stat().st_size
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))
+    with disk_full_at((cut / "events.jsonl").stat().st_size):
         run_log.write_end(cut, "the kernel ended")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert run_log.read("cut") == [launched("cut"), METRICS]
 
 
@@ -199,20 +187,17 @@ def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
 
 
 def test_a_record_says_why_the_gang_is_over() -> None:
-    dead = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
-    here = replace(launched("g1", owner=dead), host=os.uname().nodename)
+    here = replace(launched("g1", owner=DEAD), host=os.uname().nodename)
     assert run_log.why_over(here) == "its kernel ended"
     outliving = replace(here, outlives=True)
     assert run_log.why_over(outliving) == "its owner process ended unexpectedly"
-    before = replace(outliving, owner=f"earlier-boot/{dead.partition('/')[2]}")
+    before = replace(outliving, owner=f"earlier-boot/{DEAD.partition('/')[2]}")
     assert run_log.why_over(before) == "its machine was restarted"
     assert "owner process" in run_log.why_over(replace(before, host="another"))
     path = write("g2", replace(outliving, gang="g2"), METRICS)
     (path / run_log.OWNER_SOCKET).touch()
     run_log.write_end(path, ev.KERNEL_ENDED)  # as an agent does it
-    assert [e.reason for e in run_log.read("g2")[2:] if isinstance(e, ev.GangEnded)] == [
-        ev.OWNER_ENDED
-    ]
+    assert [getattr(event, "reason", "") for event in run_log.read("g2")[2:]] == [ev.OWNER_ENDED]
     assert not (path / run_log.OWNER_SOCKET).exists()
     assert run_log.unfinished() == ["g2"], "the user has not been informed"
     run_log.end_abandoned("g2")
@@ -229,9 +214,8 @@ def no_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_record_that_cannot_be_read_does_not_hide_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine = run_log.owner_of_this_process()
     for gang, wall_time in (("newer", 1.0), ("deleted", 2.0), ("whole", 3.0)):
-        write(gang, launched(gang, wall_time, mine), ev.AttemptStarted(0.5, 0), METRICS)
+        write(gang, launched(gang, wall_time), ev.AttemptStarted(0.5, 0), METRICS)
     file = run_log.run_dir("newer") / "events.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([lines[0], b'["EventOfANewerVersion",{"at_s":0.5}]\n', *lines[1:]]))
@@ -324,12 +308,8 @@ def test_a_later_value_may_be_nan_and_a_metric_may_have_the_name_of_a_column() -
 def test_no_points_make_an_empty_table_with_its_columns() -> None:
     table = frame([launched("g1"), ENDED])
     assert table.empty
-    assert dict(table.dtypes.astype(str)) == {
-        "attempt": "int64",
-        "rank": "int64",
-        "step": "int64",
-        "time_s": "float64",
-    }
+    kinds = dict.fromkeys(("attempt", "rank", "step"), "int64") | {"time_s": "float64"}
+    assert dict(table.dtypes.astype(str)) == kinds
 
 
 # ── timeline ─────────────────────────────────────────────────────────────────────────────────────
@@ -337,14 +317,12 @@ def test_no_points_make_an_empty_table_with_its_columns() -> None:
 
 def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
     # Two threads of rank 1: "load" overlaps "step" by half, which one track must not.
-    spans = seconds.spans(
-        5.0,
-        1,
-        ("forward", "step", "load", "step"),
+    names, starts, ends = (
+        ["forward", "step", "load", "step"],
         (1.0, 1.0, 1.5, 2.0),
         (1.2, 2.0, 2.5, 3.0),
-        (1, 0, 0, 0),
     )
+    spans = seconds.spans(5.0, 1, names, starts, ends, (1, 0, 0, 0))
     events = [
         ev.RankPhase(0.5, 1, "running"),
         spans,
@@ -369,13 +347,8 @@ def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
     tracks = {e["name"]: e["tid"] for e in slices}
     assert tracks["forward"] == tracks["step"] != tracks["load"]
     assert [e["args"] for e in entries if e["ph"] == "C"] == [{"value": 0.5}]
-    assert {
-        "ph": "M",
-        "name": "process_name",
-        "pid": 1,
-        "tid": 0,
-        "args": {"name": "rank 1"},
-    } in entries
+    name = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "rank 1"}}
+    assert name in entries
 
 
 def test_a_timeline_has_what_was_not_over_at_the_end_of_the_run(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.errors import CaptureError
-from tests.capture_rig import Notebook, inline, open_notebook
+from tests.capture_rig import Notebook, inline
 from tests.cell_grammar import difference, write_cell
 
 
@@ -19,12 +18,6 @@ from tests.cell_grammar import difference, write_cell
 def test_generated_cells(random: Random) -> None:
     text = write_cell(random)
     assert difference(text) == "", text
-
-
-@pytest.fixture
-def notebook() -> Iterator[Notebook]:
-    with open_notebook() as notebook:
-        yield notebook
 
 
 CELLS = {

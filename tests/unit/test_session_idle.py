@@ -15,32 +15,6 @@ from hydrogen_magic.driver.session import RankSession
 from hydrogen_magic.node.worker.entered_collectives import EnteredCollectives
 from hydrogen_magic.node.worker.training_progress import CollectiveTracker
 
-
-@pytest.mark.parametrize("has_next_cell", [True, False])
-def test_it_ends_unless_its_next_cell_is_launched(has_next_cell: bool) -> None:
-    """The kernel's thread launches a cell; the timer is due before the loop begins it."""
-    ends: list[str] = []
-
-    async def end_session() -> None:
-        ends.append("its ranks")
-
-    async def run_cells() -> None:
-        agents: Any = SimpleNamespace(
-            is_retained=True, end_session=end_session, kill=lambda: ends.append("its cell")
-        )
-        spec = JobSpec(np=1, session="lab", idle_s=0.0)
-        captured: Any = SimpleNamespace(session=None, originals=None)
-        loop = asyncio.get_running_loop()
-        session = RankSession(spec, Plan(()), agents, loop, captured)
-        session.next_cell(spec, captured).finish()
-        if has_next_cell:
-            session.next_cell(spec, captured)
-        await asyncio.sleep(0.01)
-
-    asyncio.run(run_cells())
-    assert ends == ([] if has_next_cell else ["its ranks"])
-
-
 UNUSED: Any = SimpleNamespace(session=None, originals=None)
 
 
@@ -48,24 +22,34 @@ def session_of(agents: Any, spec: JobSpec) -> RankSession:
     return RankSession(spec, Plan(()), agents, asyncio.get_running_loop(), UNUSED)
 
 
-def test_the_time_without_a_cell_begins_anew_with_each_cell() -> None:
-    ends: list[str] = []
+@pytest.mark.parametrize(
+    ("next_cell", "ends"),
+    [("none", ["its ranks"]), ("is launched", []), ("has a longer limit, and is over", [])],
+)
+def test_it_ends_unless_its_next_cell_is_launched(next_cell: str, ends: list[str]) -> None:
+    """The kernel's thread launches a cell; the timer is due before the loop begins it."""
+    found: list[str] = []
 
     async def end_session() -> None:
-        ends.append("its ranks")
+        found.append("its ranks")
 
     async def run_cells() -> None:
-        agents = SimpleNamespace(is_retained=True, end_session=end_session)
+        agents = SimpleNamespace(
+            is_retained=True, end_session=end_session, kill=lambda: found.append("its cell")
+        )
         spec = JobSpec(np=1, session="lab", idle_s=0.0)
         session = session_of(agents, spec)
         session.next_cell(spec, UNUSED).finish()
-        cell = session.next_cell(replace(spec, idle_s=1000.0), UNUSED)
-        cell.begin(lambda reason, kill: None)
-        cell.finish()
+        if next_cell != "none":
+            is_over = next_cell.endswith("over")
+            cell = session.next_cell(replace(spec, idle_s=1000.0 * is_over), UNUSED)
+            if is_over:
+                cell.begin(lambda reason, kill: None)
+                cell.finish()
         await asyncio.sleep(0.01)
 
     asyncio.run(run_cells())
-    assert ends == []
+    assert found == ends
 
 
 @pytest.mark.parametrize(

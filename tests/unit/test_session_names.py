@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,13 @@ from hydrogen_magic.core.events import HeldName, NamesChanged
 from hydrogen_magic.driver import result_assignment
 from hydrogen_magic.driver import session as driver_session
 from hydrogen_magic.driver.session import RankHoldings
-from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.node.worker import namespace, results
+from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.node.worker.group_recovery import ProcessGroups
 from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization.identity import Originals
-from tests.capture_rig import Notebook, open_notebook
+from tests.capture_rig import Notebook
+from tests.rank_results import delivered
 
 RANK_0 = frozenset({0})
 
@@ -79,20 +79,15 @@ class Session:
         return value
 
     def _take(self, loaded: Any, captured: Any, out: tuple[str, ...]) -> None:
-        parts: list[Any] = []
-        results.deliver(
-            loaded, None, True, lambda part, section, on_write: parts.append((part, section))
-        )
-        found = RankResults(0, parts)
+        found = delivered(loaded, None)
         result_assignment.assign(found, out, self.notebook.names, captured.originals)
         for name, version in versions_of(out, self.notebook.names, self.originals).items():
             self.names.brought_back(name, version, RANK_0)
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
-    with open_notebook() as notebook:
-        yield Session(notebook)
+def session(notebook: Notebook) -> Session:
+    return Session(notebook)
 
 
 NET = """
@@ -378,18 +373,6 @@ def test_an_earlier_definition_that_has_a_name_is_part_of_the_objects(session: S
     assert session.cell("hooks[0](), first(), loss()") == (1, 1, 2)
 
 
-def test_the_notebooks_older_value_of_a_name_that_ranks_assigned_is_not_sent(
-    session: Session,
-) -> None:
-    session.notebook.cell("x = 'old'")
-    session.cell("x = 'of the ranks'")
-    assert session.cell("x") == "of the ranks"
-    session.notebook.cell("x = 'newer'")
-    with pytest.raises(CaptureError, match="`x`: the ranks assigned it"):
-        session.cell("x")
-    assert session.cell("x", push=("x",)) == "newer"
-
-
 @pytest.mark.parametrize(
     "cell",
     ["if not lr:\n    lr = 0.001", "with contextlib.suppress(ValueError):\n    lr = int('a')"],
@@ -474,16 +457,6 @@ def test_a_number_assigned_again_is_seen_by_the_source_of_the_cell(
     session.notebook.cell(again)
     with pytest.raises(CaptureError, match="`epoch`"):
         session.cell("epoch")
-
-
-def test_what_the_ranks_change_in_place_is_kept_when_the_cell_fails(session: Session) -> None:
-    session.notebook.cell("log = []")
-    with pytest.raises(ZeroDivisionError):
-        session.cell("log.append(1); 1 / 0")
-    assert session.cell("log") == [1]
-    session.notebook.cell("log.append(2)")
-    with pytest.raises(CaptureError, match="`log`: the ranks changed it"):
-        session.cell("log")
 
 
 def test_an_optimizer_that_ranks_made_for_an_earlier_model_is_named(session: Session) -> None:

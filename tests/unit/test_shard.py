@@ -260,9 +260,7 @@ def test_a_list_of_several_file_systems(parquet: Path) -> None:
 
 def test_urls_without_their_driver() -> None:
     pytest.importorskip("fsspec")
-    with pytest.raises(
-        ImportError, match=r"^smb://host/x cannot be read: smb:// needs a package .*smb"
-    ):
+    with pytest.raises(ImportError, match=r"^smb://host/x cannot be read: smb:// needs a .*smb"):
         hm.shard("smb://host/x")
     with pytest.raises(OSError, match="nowhere://x cannot be read: Protocol not known"):
         hm.shard("nowhere://x")

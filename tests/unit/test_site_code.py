@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from nbconvert.nbconvertapp import NbConvertApp
@@ -19,13 +18,8 @@ from packaging.requirements import Requirement
 from hydrogen_magic import __main__ as command_line
 from hydrogen_magic.frameworks.horovod import command as horovod_command
 from hydrogen_magic.notebook.arguments.gang import parse_gang_words
-from tests.site_code import ROOT, SHELL, Block, Page, blocks
+from tests.site_code import PYPROJECT, ROOT, SHELL, Block, Page, blocks
 from tests.site_pages import ELSEWHERE, LOCAL, SPARK
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FILES = [
     str(path.relative_to(ROOT))
@@ -51,9 +45,8 @@ def _is_covered(block: Block, name: str, page: Page | None) -> bool:
 
 
 def test_pages_that_run_elsewhere_are_named_there() -> None:
-    assert [
-        page for page, module in ELSEWHERE.items() if page not in (ROOT / module).read_text()
-    ] == []
+    texts = {page: (ROOT / module).read_text() for page, module in ELSEWHERE.items()}
+    assert [page for page, text in texts.items() if page not in text] == []
 
 
 @pytest.mark.parametrize("page", [*LOCAL, *SPARK], ids=lambda page: page.name)
@@ -63,9 +56,8 @@ def test_what_a_page_needs_is_about_its_blocks(page: Page) -> None:
 
     assert page.blocks
     assert [part for part in [*page.changes, *page.slow] if not found(part)] == []
-    assert [
-        part for part in [*page.before, *page.shown_by, *page.not_run] if found(part) != 1
-    ] == []
+    once = [*page.before, *page.shown_by, *page.not_run]
+    assert [part for part in once if found(part) != 1] == []
 
 
 # ── commands for a terminal ──────────────────────────────────────────────────────────────────────
@@ -80,7 +72,7 @@ def check_make(words: Sequence[str]) -> None:
 
 def check_pip(words: Sequence[str]) -> None:
     """What is installed is this project, with one of its extras, or what one of them requires."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
     known = {Requirement(line).name for line in sum(extras.values(), project["dependencies"])}
     assert words[0] == "install"
@@ -105,12 +97,7 @@ def check_jupyter(words: Sequence[str]) -> None:
     assert {word for word in words if word.startswith("--")} <= options
 
 
-CHECKS: dict[str, Callable[[Sequence[str]], None]] = {
-    "make": check_make,
-    "pip": check_pip,
-    "python": check_python,
-    "jupyter": check_jupyter,
-}
+CHECKS = {"make": check_make, "pip": check_pip, "python": check_python, "jupyter": check_jupyter}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -222,12 +222,8 @@ def test_what_hostile_ranks_send_does_no_harm() -> None:
         spans(0, ("x" * 10**6 + "\x1b[2J\ud800", 0.0, 1.0, 300), skipped=-5),
     )
     found = rows(tracks, 0, "spans")
-    assert [(name[:3], depth) for name, *_, depth in found] == [
-        ("c", 0),
-        ("e", 255),
-        ("f", 0),
-        ("xxx", 255),
-    ]
+    kept = [(name[:3], depth) for name, *_, depth in found]
+    assert kept == [("c", 0), ("e", 255), ("f", 0), ("xxx", 255)]
     assert found[0] == ("c", 5.0, 5.0, 0), "a span that ends before it starts has no length"
     assert max(map(len, tracks.names)) <= 120
     assert tracks.tracks()[0, "spans"].skipped == 0

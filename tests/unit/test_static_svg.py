@@ -101,10 +101,8 @@ class Parsed(HTMLParser):
 
     def words(self) -> list[str]:
         """Return the texts inside of pictures."""
-        trees = map(ElementTree.fromstring, self.images())
-        return [
-            each.text or "" for tree in trees for each in tree.iter() if each.tag.endswith("text")
-        ]
+        shapes = (each for image in self.images() for each in ElementTree.fromstring(image).iter())
+        return [each.text or "" for each in shapes if each.tag.endswith("text")]
 
     def alts(self) -> list[str]:
         return [value for name, value in self.attributes if name == "alt"]
@@ -243,9 +241,8 @@ def test_long_names_that_end_alike_stay_different() -> None:
 
 
 def test_a_failure_that_the_cell_shows_too_is_folded() -> None:
-    folded = html(
-        replay(launched(2)), Curves(), SpanTracks(), [], "rank 1 failed\n  line", is_folded=True
-    )
+    state, text = replay(launched(2)), "rank 1 failed\n  line"
+    folded = html(state, Curves(), SpanTracks(), [], text, is_folded=True)
     assert "<summary>rank 1 failed</summary>" in folded and "line" in checked(folded).text
 
 
@@ -317,9 +314,8 @@ def test_odd_curves_are_drawn_too(values: tuple[float | None, ...], words: str) 
 
 
 def test_a_clock_that_is_wrong_squeezes_nobody() -> None:
-    wrong = seconds.spans(
-        2.0, 0, ("a", "b", "c"), (-1e290, 1.0, 1e290), (1.5, 1e288, 1e289), (0, 0, 200)
-    )
+    starts, ends = (-1e290, 1.0, 1e290), (1.5, 1e288, 1e289)
+    wrong = seconds.spans(2.0, 0, "abc", starts, ends, (0, 0, 200))
     parsed = checked(drawn(ended([*launched(1), wrong])))
     assert "1.5 s" in parsed.words()
 
@@ -347,11 +343,8 @@ def test_whatever_ranks_say_is_text(one: str, two: str, three: str) -> None:
         ev.RankExited(1.9, 1, None, two),
         ev.GangEnded(2.0, "FAILED", three, 1),
     ]
-    lines = [
-        OutputLine(0, "stdout", one),
-        OutputLine(1, "stderr", two),
-        OutputLine(1, "note", three),
-    ]
+    streams = (("stdout", one), ("stderr", two), ("note", three))
+    lines = [OutputLine(rank, *line) for rank, line in enumerate(streams)]
     fragment = drawn(events, lines, report=f"{two}\n{three}")
     fragment.encode("utf-8")
     assert "\n\n" not in fragment and "\x1b" not in fragment and "\u202e" not in fragment
@@ -457,13 +450,9 @@ def test_a_common_run_is_small() -> None:
 )
 def test_no_run_is_big(np: int, steps: int) -> None:
     events = trained(np, steps, [f"metric {n} {'x' * 100}" for n in range(40)])
-    rich = trained(np, steps, (), spans=True)
-    events += [
-        replace(e, track=track)
-        for e in rich
-        for track in ("collectives", "profiler", "coordinator")
-        if isinstance(e, ev.Spans)
-    ]
+    rich = [event for event in trained(np, steps, ()) if isinstance(event, ev.Spans)]
+    for track in ("collectives", "profiler", "coordinator"):
+        events += (replace(spans, track=track) for spans in rich)
     lines = [OutputLine(0, "stdout", "".join(f"\x1b[3{n % 8};1mx&" for n in range(2000)))] * 200
     report = "\n".join(["&" * 5000] * 500)
     assert len(drawn(ended(events), lines, report)) < 400_000
@@ -511,9 +500,5 @@ def test_times_are_round(until_s: float, labels: list[str]) -> None:
 
 
 def test_a_scale_maps_its_ends() -> None:
-    assert [float(Scale(1, 1000, 10, 40, is_log=True)(v)) for v in (1, 10, 1000, 9e9)] == [
-        10,
-        20,
-        40,
-        40,
-    ]
+    scale = Scale(1, 1000, 10, 40, is_log=True)
+    assert [float(scale(value)) for value in (1, 10, 1000, 9e9)] == [10, 20, 40, 40]

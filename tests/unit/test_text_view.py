@@ -23,19 +23,7 @@ from hydrogen_magic.driver.state.output_lines import OutputLines, clean
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
 from hydrogen_magic.views.text_table import gang_lines, status_line, warnings
 from hydrogen_magic.views.text_view import TextView
-
-CELLS = {"<cell 7>": "Cell In[7]", "/tmp/ipykernel_1/22.py": "Cell In[3]"}
-
-
-def launched(np: int = 2) -> list[ev.Event]:
-    head = ev.GangLaunched(0.0, "3f2a", "--np 2", np, "local", "torch", 1.0, "b:1:1", CELLS)
-    starts: list[ev.Event] = [head, ev.AttemptStarted(0.0, 0)]
-    starts += [ev.RankStarted(0.1, rank, 100 + rank, "here", "cpu") for rank in range(np)]
-    return starts
-
-
-def running(np: int = 2) -> list[ev.Event]:
-    return [*launched(np), *(ev.RankPhase(0.2, rank, "running") for rank in range(np))]
+from tests.gang_events import launched, running
 
 
 def out(rank: int, text: str, stream: str = "stdout", skipped: int = 0) -> ev.Output:
@@ -60,22 +48,21 @@ def test_lines_do_not_depend_on_where_events_cut_them(data: st.DataObject) -> No
 
 
 def test_ranks_and_streams_do_not_mix() -> None:
-    lines = OutputLines().feed(
-        [out(0, "he"), out(1, "wor"), out(0, "err\n", "stderr"), out(1, "ld\n"), out(0, "llo\n")]
-    )
-    assert [(line.rank, line.stream, line.text) for line in lines] == [
-        (0, "stderr", "err"),
-        (1, "stdout", "world"),
-        (0, "stdout", "hello"),
+    parts = [
+        out(0, "he"),
+        out(1, "wor"),
+        out(0, "err\n", "stderr"),
+        out(1, "ld\n"),
+        out(0, "llo\n"),
     ]
+    found = [(line.rank, line.stream, line.text) for line in OutputLines().feed(parts)]
+    assert found == [(0, "stderr", "err"), (1, "stdout", "world"), (0, "stdout", "hello")]
 
 
 def test_a_rewritten_line_is_shown_once_in_its_last_state() -> None:
     steps = [out(0, f"\r{n}%", "stderr") for n in range(100)]
-    assert texts([*steps, out(0, "\r100%\n", "stderr"), out(0, "dos line\r\n")]) == [
-        "100%",
-        "dos line",
-    ]
+    found = texts([*steps, out(0, "\r100%\n", "stderr"), out(0, "dos line\r\n")])
+    assert found == ["100%", "dos line"]
 
 
 def test_a_day_of_progress_bar_and_an_endless_line_stay_small() -> None:
@@ -131,18 +118,13 @@ def test_a_line_without_an_end_appears_when_its_rank_exits() -> None:
 
 def busy(np: int = 2) -> list[ev.Event]:
     events = running(np)
+    values = {"loss": (0.5, math.nan), "acc": (0.91, None), "grad\nnorm": (math.inf, None)}
     for rank in range(np):
         events += [
             ev.Progress(1.0, rank, 1, "epoch 日本\x1b[2J", 3, 10),
             ev.Steps(1.0, rank, 10),
             ev.Steps(3.0, rank, 35),
-            ev.Metrics(
-                3.0,
-                rank,
-                (1, 2),
-                (2.0, 3.0),
-                {"loss": (0.5, math.nan), "acc": (0.91, None), "grad\nnorm": (math.inf, None)},
-            ),
+            ev.Metrics(3.0, rank, (1, 2), (2.0, 3.0), values),
             ev.RankHealth(3.0, rank, 512_000_000, 99.0, "R"),
         ]
     return events
@@ -151,17 +133,9 @@ def busy(np: int = 2) -> list[ev.Event]:
 def test_a_row_says_phase_progress_rate_metrics_and_memory() -> None:
     lines = gang_lines(replay(busy()), 65.0, 120)
     assert lines[0] == "gang 3f2a · 2 ranks · running · 1:05"
-    assert lines[1].split("  ") == [
-        "rank 0",
-        "cpu",
-        "running",
-        "epoch 日本 ███░░░░░░░░░ 3/10",
-        "0.4062 steps/s",  # 12.5 until 3 s, and none since
-        "loss nan",
-        "acc 0.91",
-        "grad norm inf",
-        "512 MB",
-    ]
+    rate = "0.4062 steps/s"  # 12.5 until 3 s, and none since
+    told = f"epoch 日本 ███░░░░░░░░░ 3/10  {rate}  loss nan  acc 0.91  grad norm inf  512 MB"
+    assert lines[1] == f"rank 0  cpu  running  {told}"
 
 
 @settings(max_examples=25)
@@ -224,39 +198,21 @@ def test_ranks_that_need_attention_are_named() -> None:
     assert warned(late, 36.0) == ["waiting for ranks 1 and 3: importing slowmod, 35 s"]
     waiting = [*running(3), *(ev.CollectiveWait(5.0, r, "all_reduce", 7, 4.0) for r in (0, 2))]
     assert warned(waiting, 13.0) == []
-    assert warned(waiting, 34.0) == [
-        "ranks 0 and 2 wait in all_reduce #7 for 30 s; missing: rank 1"
-    ]
-    assert warned(running(), 59.0) == []
-    assert warned(running(), 70.0) == [
-        "ranks 0 and 1: no progress for 1:09: %gang stacks 3f2a shows where it is"
-    ]
-
-
-def test_ranks_in_different_collectives_disagree() -> None:
-    events = [*running(), ev.CollectiveWait(5.0, 0, "all_reduce", 7, 4.0)]
-    events += [ev.CollectiveWait(5.0, 1, "barrier", 7, 4.0)]
-    assert warned(events, 20.0) == ["ranks disagree: rank 0 in all_reduce #7, rank 1 in barrier #7"]
-
-
-def test_an_ended_gang_warns_of_nothing() -> None:
+    missing = "ranks 0 and 2 wait in all_reduce #7 for 30 s; missing: rank 1"
+    assert warned(waiting, 34.0) == [missing]
+    apart = [*running(), ev.CollectiveWait(5.0, 0, "all_reduce", 7, 4.0)]
+    apart += [ev.CollectiveWait(5.0, 1, "barrier", 7, 4.0)]
+    assert warned(apart, 20.0) == ["ranks disagree: rank 0 in all_reduce #7, rank 1 in barrier #7"]
+    silent = "ranks 0 and 1: no progress for 1:09: %gang stacks 3f2a shows where it is"
+    assert (warned(running(), 59.0), warned(running(), 70.0)) == ([], [silent])
     assert warned([*running(), ev.GangEnded(1.0, "STOPPED", "you asked")], 500.0) == []
 
 
 def test_words_for_times_and_ranks() -> None:
-    assert [duration(s) for s in (0.04, 9.96, 59.6, 125, 3725)] == [
-        "0.0 s",
-        "10.0 s",
-        "60 s",
-        "2:05",
-        "1:02:05",
-    ]
-    assert [ranks_text(r) for r in ([1], [0, 2], [0, 1, 3], list(range(128)))] == [
-        "rank 1",
-        "ranks 0 and 2",
-        "ranks 0, 1 and 3",
-        "ranks 0 to 127",
-    ]
+    found = [duration(s) for s in (0.04, 9.96, 59.6, 125, 3725)]
+    assert found == ["0.0 s", "10.0 s", "60 s", "2:05", "1:02:05"]
+    found = [ranks_text(r) for r in ([1], [0, 2], [0, 1, 3], list(range(128)))]
+    assert found == ["rank 1", "ranks 0 and 2", "ranks 0, 1 and 3", "ranks 0 to 127"]
 
 
 # ── surfaces ─────────────────────────────────────────────────────────────────────────────────────
@@ -325,9 +281,8 @@ def test_a_terminal_has_no_block_while_a_rank_asks_the_user() -> None:
     shown = written.getvalue()
     assert shown.rindex("above") > shown.rindex("gang 3f2a"), "removed, and not drawn below it"
     assert "\x1b[?25h" in shown, "the cursor is back"
-    view.update(
-        replay([*running(), ev.InputRequested(1.0, 0, 1, ""), ev.InputAnswered(2.0, 0, 1)]), []
-    )
+    answered = [ev.InputRequested(1.0, 0, 1, ""), ev.InputAnswered(2.0, 0, 1)]
+    view.update(replay([*running(), *answered]), [])
     assert written.getvalue()[len(shown) :].count("gang 3f2a") == 1
 
 
@@ -439,13 +394,12 @@ def test_exits_without_an_exception_are_named() -> None:
     def said(exited: ev.RankExited) -> str:
         return report(ended([*running(1), exited], 0))
 
-    assert said(ev.RankExited(2.0, 0, 0)) == (
-        "rank 0 exited with status 0 without finishing the cell"
-    )
-    assert "killed by SIGKILL (out of memory, or" in said(ev.RankExited(2.0, 0, None, "SIGKILL"))
-    assert "SIGKILL (the kernel's OOM killer)" in said(
-        ev.RankExited(2.0, 0, None, "SIGKILL", hint="the kernel's OOM killer")
-    )
+    early = "rank 0 exited with status 0 without finishing the cell"
+    assert said(ev.RankExited(2.0, 0, 0)) == early
+    killed = ev.RankExited(2.0, 0, None, "SIGKILL")
+    assert "killed by SIGKILL (out of memory, or" in said(killed)
+    known = dataclasses.replace(killed, hint="the kernel's OOM killer")
+    assert "SIGKILL (the kernel's OOM killer)" in said(known)
     stack = 'Fatal Python error: Segmentation fault\n\n  File "<cell 7>", line 3 in <module>'
     text = said(ev.RankExited(2.0, 0, None, "SIGSEGV", crash_stack=stack))
     assert text.splitlines()[0] == "rank 0 was killed by SIGSEGV"
@@ -457,14 +411,10 @@ def test_a_scripts_exit_code_and_a_missing_culprit() -> None:
     events: list[ev.Event] = [*running(1), ev.RankFailed(2.0, 0, error, "running", exit_code=3)]
     assert report(ended(events, 0)).startswith("rank 0 failed: the script exited with status 3")
     assert report(ended(running(1), None, "the agent died")) == "the gang failed: the agent died"
-    stopped = [
-        *running(2),
-        ev.RankHealth(2.0, 1, 1, 0.0, "T"),
-        ev.RankExited(2.5, 1, None, "SIGKILL", asked=True),
-    ]
-    assert report(ended(stopped, 1, "timed out")).startswith(
-        "rank 1 failed: its process is stopped"
-    )
+    stopped = [*running(2), ev.RankHealth(2.0, 1, 1, 0.0, "T")]
+    stopped.append(ev.RankExited(2.5, 1, None, "SIGKILL", asked=True))
+    text = report(ended(stopped, 1, "timed out"))
+    assert text.startswith("rank 1 failed: its process is stopped")
 
 
 GLOO = "[/a/gloo/pair.cc:5] Connection closed by peer [::1]:1. This is typically caused by a. GLHF!"
@@ -472,61 +422,56 @@ ALL_REDUCE = ev.Frame("/site-packages/torch/distributed/distributed_c10d.py", 9,
 LEFT_ALONE = ev.ErrorReport("RuntimeError", GLOO, (CELL_FRAME, ALL_REDUCE))
 
 
-def left(failing: int, error: ev.ErrorReport, *others: ev.Event) -> tuple[str, str]:
-    """Return headline and report of a gang of two, one of whose ranks fails by its peer's doing."""
-    events = [*running(2), *others, ev.RankFailed(2.0, failing, error, "running")]
-    found = verdict(replay(events), math.inf)
+def blamed(events: Sequence[ev.Event]) -> tuple[int, str]:
+    """Return the culprit, and the headline about it."""
+    state = replay(events)
+    found = verdict(state, math.inf)
     assert found is not None and found.culprit is not None
-    text = headline(replay(events), found.culprit)
-    return text, report(ended(events, found.culprit, text))
+    return found.culprit, headline(state, found.culprit)
+
+
+def left(*others: ev.Event) -> tuple[str, str]:
+    """Return headline and report of a gang of two whose rank 0 fails by its peer's doing."""
+    events = [*running(2), *others, ev.RankFailed(2.0, 0, LEFT_ALONE, "running")]
+    culprit, text = blamed(events)
+    return text, report(ended(events, culprit, text))
 
 
 def test_the_headline_says_who_never_entered_the_collective() -> None:
     never = "rank 1 never entered the all_reduce its peers were waiting in"
-    text, shown = left(0, LEFT_ALONE, ev.RankResult(1.0, 1, 4), ev.RankExited(1.5, 1, 0))
+    text, shown = left(ev.RankResult(1.0, 1, 4), ev.RankExited(1.5, 1, 0))
     assert text == f"{never} (rank 1 had already finished)"
     assert shown.startswith(f"{text}        (rank 0: Cell In[7], line 5)\n")
-    text, shown = left(
-        0, LEFT_ALONE, ev.RankStacks(1.9, 1, '  File "<cell 7>", line 9 in <module>')
-    )
+    text, shown = left(ev.RankStacks(1.9, 1, '  File "<cell 7>", line 9 in <module>'))
     assert text == never
     assert "rank 0 was waiting at Cell In[7], line 5" in shown and "Cell In[7], line 9" in shown
-    text, _ = left(0, LEFT_ALONE, ev.RankHealth(1.0, 1, 1, 0.0, "T"))
+    text, _ = left(ev.RankHealth(1.0, 1, 1, 0.0, "T"))
     assert text == f"{never}: its process is stopped (SIGSTOP)"
-    text, _ = left(0, LEFT_ALONE, ev.RankPhase(0.3, 1, "loading"))
+    text, _ = left(ev.RankPhase(0.3, 1, "loading"))
     assert text == f"{never} (rank 1 had not reached the cell yet)"
-
-
-def test_the_headline_says_which_collectives_do_not_match() -> None:
     barrier = dataclasses.replace(ALL_REDUCE, function="barrier")
-    other = ev.RankFailed(2.0, 1, ev.ErrorReport("RuntimeError", GLOO, (barrier,)), "running")
-    text, _ = left(0, LEFT_ALONE, other)
-    assert text == (
-        "the ranks were waiting in different collectives: rank 0 in all_reduce, rank 1 in barrier"
+    error = ev.ErrorReport("RuntimeError", GLOO, (barrier,))
+    text, _ = left(ev.RankFailed(2.0, 1, error, "running"))
+    assert text.endswith(
+        "waiting in different collectives: rank 0 in all_reduce, rank 1 in barrier"
     )
 
 
 def test_a_connection_of_the_users_own_blames_no_other_rank() -> None:
     refused = ev.ErrorReport("ConnectionRefusedError", "[Errno 111] Connection refused")
     waiting = ev.CollectiveWait(1.5, 1, "all_reduce", 3, 0.5)
-    state = replay([*running(3), waiting, ev.RankFailed(2.0, 0, refused, "running")])
-    found = verdict(state, math.inf)
-    assert found is not None and found.culprit == 0, "rank 2 computes"
-    expected = "rank 0 failed: ConnectionRefusedError: [Errno 111] Connection refused"
-    assert headline(state, 0) == expected
+    found = blamed([*running(3), waiting, ev.RankFailed(2.0, 0, refused, "running")])
+    text = "rank 0 failed: ConnectionRefusedError: [Errno 111] Connection refused"
+    assert found == (0, text), "rank 2 computes"
 
 
 def test_a_rank_that_aborts_alone_is_named() -> None:
     """NCCL aborts ranks that wait for others; on a CPU the rank has aborted by itself."""
-    state = replay([*running(2), ev.RankExited(2.0, 0, None, "SIGABRT")])
-    found = verdict(state, math.inf)
-    assert found is not None and found.culprit == 0
-    assert headline(state, 0) == "rank 0 failed: killed by SIGABRT"
+    aborted = ev.RankExited(2.0, 0, None, "SIGABRT")
+    assert blamed([*running(2), aborted]) == (0, "rank 0 failed: killed by SIGABRT")
     on_gpus = [ev.RankStarted(0.1, rank, 7, "here", f"cuda:{rank}") for rank in (0, 1)]
     started = [ev.RankPhase(0.2, rank, "running") for rank in (0, 1)]
-    aborted = ev.RankExited(2.0, 0, None, "SIGABRT")
-    found = verdict(replay([*launched(2), *on_gpus, *started, aborted]), math.inf)
-    assert found is not None and found.culprit == 1
+    assert blamed([*launched(2), *on_gpus, *started, aborted])[0] == 1
 
 
 def test_hosts_are_named_where_there_are_several() -> None:
