@@ -254,6 +254,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             head[3] = {name: member.value for name, member in cls.__members__.items()}
             for name in head[3]:
                 state[0].pop(name, None)
+        state = _own_attributes(cls, state[0]), state[1]
         if self.tracks_classes:
             reducers.complete_classes.add(cls)
         tracker = tracker if self.tracks_classes else None
@@ -389,6 +390,24 @@ def _layout_of(cls: type) -> dict[str, Any]:
         else {"__slots__": [slots] if isinstance(slots, str) else list(slots)}
     )
     return {**found, "__qualname__": cls.__qualname__} if "." in cls.__qualname__ else found
+
+
+def _own_attributes(cls: type, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a class in their order, with those that cloudpickle leaves out.
+
+    It sorts them, and drops what is the very object that a base has, as in ``class B(A): count = 0`` where
+    ``A`` has ``count = 0``, too. ``A.count = 1`` would then change ``B`` on a rank.
+    """
+    attributes = {name: (name, value) for name, value in found.items()}
+    for name, value in vars(cls).items():
+        if name not in found and not name.startswith("__") and _is_of_a_base(cls, name, value):
+            # A copy of the name, as cloudpickle makes: streams must not depend on what Python interns.
+            attributes[name] = "".join(name), value
+    return dict(attributes[name] for name in vars(cls) if name in attributes)
+
+
+def _is_of_a_base(cls: type, name: str, value: Any) -> bool:
+    return any(vars(base).get(name, UNBOUND) is value for base in cls.__bases__)
 
 
 def _member_attributes(cls: type) -> dict[str, dict[str, Any]]:

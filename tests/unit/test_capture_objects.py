@@ -237,6 +237,33 @@ CHANGED: dict[str, tuple[str, Any]] = {
         ({"command": "run", "n": 2}, 1.0, False),
     ),
     """
+    import dataclasses, torch
+    class Base:
+        count, tag = 0, "m"
+    class Other:
+        tag = "m"
+    class Sub(Base, Other):
+        size = None
+        def zeta(self): ...
+        count, tag = 0, "m"
+        def alpha(self): ...
+    @dataclasses.dataclass
+    class Point:
+        y: int = 0
+    @dataclasses.dataclass
+    class Point3(Point):
+        y: int = 0
+        b: int = 1
+    class Net(torch.nn.Module):
+        training = torch.nn.Module.dump_patches
+    x = Sub()
+    """: (
+        "Base.count, Base.tag, Other.tag, Point.y = 1, 'n', 'n', 1\n"
+        "def own(cls): return [name for name in vars(cls) if not name.startswith('_')]\n"
+        "(Sub.count, Sub.tag, Point3.y, own(Sub), own(Point3), own(Net))",
+        (0, "m", 0, ["size", "zeta", "count", "tag", "alpha"], ["y", "b"], ["training"]),
+    ),
+    """
     import dataclasses
     @dataclasses.dataclass
     class Base:
