@@ -27,6 +27,21 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
 PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(()), "half": jnp.ones(2000, jnp.bfloat16)}
 KEY = jax.random.key(0)
+Array = jax.Array
+
+
+@jax.jit
+def halved(x: Any) -> Any:
+    """Half of x."""
+    return x / 2
+
+
+@jax.custom_vjp
+def clipped(x: Any) -> Any:
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, gradient: (jnp.clip(gradient, -1, 1),))
 
 
 def loss_of(params: Any, x: Any, y: Any, axis: str | None = None) -> Any:
@@ -59,6 +74,10 @@ def train_on_ranks() -> Any:
     specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": (P(), P())}
     parallel = jax.jit(jax.shard_map(partial(step, axis="data"), mesh=mesh, **specs))
     trained = train(parallel, PARAMS, x, y)
+    assert isinstance(x, Array), "the class is that of the library"
+    assert (halved.__name__, halved.__doc__, halved.__wrapped__(3)) == ("halved", "Half of x.", 1.5)
+    assert halved(3.0) == 1.5 and halved.lower(3.0).compile()(3.0) == 1.5
+    assert jax.grad(lambda x: 5 * clipped(x))(2.0) == 1
     try:
         payload.pack({"x": x})
     except RefusedError as error:

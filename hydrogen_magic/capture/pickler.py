@@ -29,7 +29,7 @@ from hydrogen_magic.serialization.library_objects import (
     with_hooks,
 )
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, extent_of
-from hydrogen_magic.serialization.pickler import Pickler, Reduced, is_main
+from hydrogen_magic.serialization.pickler import Pickler, Reduced, exported_name, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
     UNBOUND,
@@ -182,6 +182,8 @@ class CapturePickler(Pickler):
             # The kernel has reloaded the module since: ranks use its current state anyway.
             self.modules.add(module)
             return resolve, (module, name)
+        if exported_name(cls) is not None:
+            self.modules.add(module)
         return self._on_ranks(cls) or super()._reduce_class(cls, reduced)
 
     def _on_ranks(self, obj: Any) -> Any:

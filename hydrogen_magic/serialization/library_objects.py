@@ -346,6 +346,18 @@ def restore_read_only(values: Any) -> Any:
     return values
 
 
+def _reduce_jitted(function: Any) -> Any:
+    """Reduce a function of ``jax.jit`` with its attributes: without them it has no name, nor ``lower``."""
+    make, args, state, *_ = function.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    return make, args, (state, vars(function)), None, None, restore_jitted
+
+
+def restore_jitted(function: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    """Give a function of ``jax.jit`` what it calls, and its attributes."""
+    function.__setstate__(state[0])
+    vars(function).update(state[1])
+
+
 def _reduce_jax_array(array: Any) -> Any:
     return restore_jax_array, (values_of_jax_array(array),)
 
@@ -375,6 +387,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("argparse", "_ActionsContainer", _reduce_of_parser),
     ("builtins", "BaseException", _reduce_exception),
     ("jax", "Array", _reduce_jax_array),
+    ("jaxlib._jax", "PjitFunction", _reduce_jitted),
     ("pandas.core.internals.blocks", "Block", reduce_block),
     ("pandas.core.internals.managers", "SingleBlockManager", reduce_single_manager),
     ("pandas._libs.arrays", "NDArrayBacked", _reduce_backed_array),

@@ -245,6 +245,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     # ── classes and modules ──────────────────────────────────────────────────────────────────────
 
     def _reduce_class(self, cls: type, reduced: Any) -> Any:
+        if (name := exported_name(cls)) is not None:
+            return reducers.resolve, (cls.__module__, name)
         make, args, state, _, _, set_state = reduced
         *head, tracker, extra = args
         if len(head) == reducers.SKELETON_CLASS_ARGS:
@@ -340,6 +342,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def is_main(obj: Any) -> bool:
     """Whether ``obj``, a function or class, is defined in the notebook."""
     return getattr(obj, "__module__", None) == "__main__"
+
+
+def exported_name(cls: type) -> str | None:
+    """Return by which name its module has a library's class, which calls itself otherwise: ``jax.Array``."""
+    module = None if is_main(cls) else sys.modules.get(cls.__module__)
+    names = {} if module is None else object.__getattribute__(module, "__dict__")
+    return next((name for name, value in names.items() if value is cls), None)
 
 
 def _module_of(func: types.FunctionType) -> types.ModuleType | None:

@@ -63,6 +63,13 @@ ANSWERING: dict[str, tuple[str, Any]] = {
     x = Config(lr=1)
     """: ("x.lr, x['k'] = 5, 2\nx.__dict__ is x, x['lr'], x.k", (True, 5, 2)),
     """
+    class Decorator:
+        def __new__(cls, function): return super().__new__(cls)
+        def __init__(self, function): self.function = function
+        def __getattr__(self, name): return getattr(self.function, name)
+    x = Decorator(len)
+    """: ("x.function('ab'), x.__name__", (2, "len")),
+    """
     class Proxy:
         def __init__(self, inner): self.inner = inner
         def __getattr__(self, name): return getattr(self.inner, name)
@@ -235,6 +242,12 @@ CHANGED: dict[str, tuple[str, Any]] = {
     """: (
         "vars(x.parse_args(['run'])), x.parse_args(['--lr', '1']).lr, 'SUPPRESS' in x.format_help()",
         ({"command": "run", "n": 2}, 1.0, False),
+    ),
+    """
+    from torch.nn.functional import ScalingType as x
+    """: (
+        "import torch\nx is torch.nn.functional.ScalingType, x.__qualname__",
+        (True, "_ScalingType"),
     ),
     """
     import dataclasses, torch
