@@ -183,17 +183,24 @@ def test_a_host_that_is_silent_for_too_long_is_given_up() -> None:
 def test_hosts_that_were_taken_away_are_named_though_agents_report_lost_tasks_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def revoked(hosts: DirectoryHosts) -> None:
+    start_agents = DirectoryHosts.start_agents
+
+    async def start_and_revoke(hosts: DirectoryHosts, *arguments: Any) -> None:
+        await start_agents(hosts, *arguments)
+        while "TaskLost" not in str(gang.events()):
+            await asyncio.sleep(0.05)
+        raise HostsRevokedError("the directories were taken away")
+
+    def kill(hosts: DirectoryHosts) -> None:
         for process in hosts._running:
             process.kill()
-        if "TaskLost" in str(gang.events()):
-            raise HostsRevokedError("the directories were taken away")
 
     monkeypatch.setattr(attempt, "_LATE_REPORTS_S", 60.0)
+    monkeypatch.setattr(DirectoryHosts, "start_agents", start_and_revoke)
     gang = launch(ranks.hang, "sleep", np=2)
     until(gang, said(gang, "about to hang"))
     family = family_of(gang)
-    monkeypatch.setattr(DirectoryHosts, "_check", revoked)
+    monkeypatch.setattr(DirectoryHosts, "_check", kill)
     with pytest.raises(HostsRevokedError, match="taken away"):
         ended(gang).raise_for_state()
     wait_until_gone(family)
