@@ -59,6 +59,19 @@ def test_a_bundle_has_what_a_notebook_would_show(capsys: pytest.CaptureFixture[s
     assert bundle_of(Rich(), exclude={"image/png"})[1] == {}
 
 
+def test_a_figure_is_drawn_as_in_a_notebook() -> None:
+    pytest.importorskip("matplotlib")
+    from IPython.core.pylabtools import print_figure
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    with style.context("classic"):
+        figure = Figure()
+        assert set(bundle_of(figure)[0]) == {"text/plain"}, "an empty one has no picture"
+        figure.subplots().plot([1, 2])
+        assert bundle_of(figure)[0]["image/png"] == print_figure(figure)
+
+
 def test_an_object_that_displays_itself_has_no_bundle() -> None:
     class Own:
         def _ipython_display_(self) -> None:

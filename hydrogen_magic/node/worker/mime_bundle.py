@@ -63,7 +63,7 @@ def _formats(
         if found is not None:
             content, about = found if isinstance(found, tuple) else (found, None)
             yield {kind: content}, {kind: about} if about else {}
-    if is_a(obj, "matplotlib.figure", "Figure"):
+    if is_a(obj, "matplotlib.figure", "Figure") and (obj.axes or obj.lines):
         yield {"image/png": _png(obj)}, {}
     found = _call(obj, "_repr_mimebundle_", include=include, exclude=exclude)
     if found is not None:
@@ -94,9 +94,16 @@ def _text(obj: Any) -> str:
 
 
 def _png(figure: Any) -> bytes:
-    """Return the picture that a notebook shows of a figure."""
+    """Return the picture that a notebook shows of a figure, as IPython's ``print_figure`` makes it."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=figure.dpi, bbox_inches="tight")
+    figure.savefig(
+        file,
+        format="png",
+        dpi=figure.dpi,
+        bbox_inches="tight",
+        facecolor=figure.get_facecolor(),
+        edgecolor=figure.get_edgecolor(),
+    )
     return file.getvalue()
 
 
