@@ -232,8 +232,8 @@ def _required_names(
     needs = RequiredNames(namespace, imports, labels, names.assigned, unknown, held)
     needs.imported = imported_names(tree)
     for read in names.reads:
-        why, may_lack = _where(read.line, code, offset), read.line in names.guarded
-        needs.add(read.name, why, read.assigned, may_lack)
+        may_lack = (read.line, read.name) in names.guarded
+        needs.add(read.name, _where(read.line, code, offset), read.assigned, may_lack)
     possible = RequiredNames(namespace, imports, labels, names.assigned, held=held)
     for read in names.possible_reads:
         possible.add(read.name, _where(read.line, code, offset), read.assigned, may_lack=True)

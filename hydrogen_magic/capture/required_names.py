@@ -65,29 +65,31 @@ class RequiredNames:
         self.possible: dict[str, str] = {}
         """Names that are perhaps read, and why: their values are sent if they can be."""
         self._missing: dict[str, _MissingName] = {}
-        self._unread: list[tuple[Any, frozenset[str]]] = []
+        self._unread: list[tuple[Any, frozenset[str], bool]] = []
         self._is_reading = False
-        self._done: dict[str, frozenset[str]] = {}
+        self._done: dict[str, tuple[frozenset[str], bool]] = {}
+        """By name: as which it was requested, ``bound`` and ``may_lack``."""
+        self._only_defined: set[int] = set()
+        """Ids of the notebook's objects that may lack names, since nothing that runs uses them."""
 
     def add(
         self, name: str, why: str, bound: frozenset[str] = frozenset(), may_lack: bool = False
     ) -> None:
         """Request ``name``. ``bound``: names the cell has bound by then; they are not captured.
 
-        ``may_lack``: it may be undefined without an error.
+        ``may_lack``: it may be undefined without an error, and so may what it reads.
         """
         self.read.add(name)
-        done = self._done.get(name)
-        if name in bound or (done is not None and done <= bound):
+        if name in bound or self._is_done(name, bound, may_lack):
             return
         if name in self.namespace:
-            self._done[name] = bound
+            self._done[name] = bound, may_lack
         if self._is_ranks_own(name):
             self.provided.add(name)
         elif name in _MODULE_NAMES or self._is_builtin_here(name):
             return
         elif name in self.namespace:
-            self._add_value(name, self.namespace[name], why, bound)
+            self._add_value(name, self.namespace[name], why, bound, may_lack)
         elif name in self.held:
             self.of_ranks.setdefault(name, why)
         elif not (may_lack or hasattr(builtins, name)):
@@ -107,11 +109,18 @@ class RequiredNames:
 
     def ignore(self, name: str) -> None:
         """Regard ``name`` as resolved, unless it was requested."""
-        self._done.setdefault(name, frozenset())
+        self._done.setdefault(name, (frozenset(), False))
+
+    def _is_done(self, name: str, bound: frozenset[str], may_lack: bool) -> bool:
+        """Return whether an earlier request of ``name`` has found all that this one would."""
+        if name not in self._done:
+            return False
+        done, could_lack = self._done[name]
+        return done <= bound and (may_lack or not could_lack)
 
     def add_reads(self, value: Any, bound: frozenset[str] = frozenset()) -> None:
         """Request the names that the notebook's functions in ``value`` read, directly or by each other."""
-        self._unread.append((value, bound))
+        self._unread.append((value, bound, id(value) in self._only_defined))
         if self._is_reading:
             return  # the loop below reads it: functions may form a longer chain than Python's stack
         self._is_reading = True
@@ -121,12 +130,12 @@ class RequiredNames:
         finally:
             self._is_reading = False
 
-    def _read(self, value: Any, bound: frozenset[str]) -> None:
+    def _read(self, value: Any, bound: frozenset[str], may_lack: bool) -> None:
         self.assigned.update(stored_names(value, self.namespace))
         for use in reads_of(value, self.namespace):
             name, why = use.read.name, self._describe(use)
             if not use.read.is_text:
-                self.add(name, why, bound, use.guarded)
+                self.add(name, why, bound, may_lack or use.guarded)
             elif name in self.namespace and name not in bound:
                 self.possible.setdefault(name, why)
 
@@ -174,7 +183,9 @@ class RequiredNames:
         """Whether the notebook has IPython's version of a name that plain Python has on the rank."""
         return name in ("open", "exit", "quit") and _is_ipythons(self.namespace.get(name))
 
-    def _add_value(self, name: str, value: Any, why: str, bound: frozenset[str]) -> None:
+    def _add_value(
+        self, name: str, value: Any, why: str, bound: frozenset[str], may_lack: bool
+    ) -> None:
         statements = self.imports.giving(name, value)
         module = module_name(value)
         if not statements and module:
@@ -184,6 +195,7 @@ class RequiredNames:
             self.statements.setdefault(statement.text, (statement, why))
         if not statements:
             self.values.setdefault(name, why)
+            (self._only_defined.add if may_lack else self._only_defined.discard)(id(value))
             self.add_reads(value, bound)
 
     def _say(self, missing: _MissingName) -> str:

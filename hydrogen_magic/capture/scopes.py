@@ -33,8 +33,9 @@ class ScopeAnalysis:
     possible_reads: tuple[GlobalRead, ...]
     """Others, that happen only if unknown code calls a function at once, suppresses an exception, or
     evaluates a text."""
-    guarded: frozenset[int]
-    """Lines where a NameError is caught, and those of functions that the cell only defines."""
+    guarded: frozenset[tuple[int, str]]
+    """Lines and names of reads that may lack the name: a NameError is caught there, or the cell only defines
+    the function."""
     assigned: frozenset[str]
     """Every name that the cell may assign."""
     has_unknown_names: bool
@@ -63,14 +64,16 @@ def analyse(
     )
     reads.run(code, used=_used_by_others(tree))
     possible.run(code)
-    used = {read.line for read in reads.reads[: reads.n_used]}
-    only_defined = {read.line for read in reads.reads[reads.n_used :]}
+    used = {(read.line, read.name) for read in reads.reads[: reads.n_used]}
+    only_defined = {(read.line, read.name) for read in reads.reads[reads.n_used :]} - used
+    guarded_lines = {*_guarded_lines(tree)}
+    caught = {(read.line, read.name) for read in reads.reads if read.line in guarded_lines}
     certain = [read for read in reads.reads if not read.is_text]
     names = {name for inner in code_objects(code) for name in inner.co_names}
     return ScopeAnalysis(
         tuple(sorted(certain, key=lambda read: read.line)),
         tuple(_uncovered(possible.reads, certain)),
-        frozenset(_guarded_lines(tree)) | (only_defined - used),
+        frozenset(caught | only_defined),
         frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
         not _BINDS_UNKNOWN_NAMES.isdisjoint(names)
         or _imports_star(tree)

@@ -224,19 +224,32 @@ def test_a_bar_of_a_notebook_is_refused_as_one(
 
 
 def test_names_of_functions_that_the_cell_only_defines_may_come_later(notebook: Notebook) -> None:
-    notebook.cell("k = 2\ndef same(function): return function")
+    notebook.cell("""
+        k = 2
+        def same(function): return function
+        def earlier(): return device
+        def first(): return earlier()
+    """)
     captured = notebook.capture("""
         def show(): return report(), k
-        def report(): return device
+        def report() -> int: return device + first()
         class Model:
             def forward(self): return device
         k
     """)
     assert inline(captured) == 2
-    for use in ("show()", "[report]", "same(Model)", "@same\ndef f(): return device"):
+    uses = (
+        "show()",
+        "[report]",
+        "same(Model)",
+        "@same\ndef f(): return device",
+        "first()",
+        "first",
+    )
+    for use in uses:
         with pytest.raises(CaptureError, match="`device`"):
             notebook.capture(
-                "def report(): return device\ndef show(): return report()\n"
+                "def report(): return device\ndef show(): return report()\ndef second(): return first()\n"
                 "class Model:\n    def forward(self): return device\n" + use
             )
     with pytest.raises(CaptureError, match="`device`"):
