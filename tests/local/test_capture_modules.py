@@ -43,6 +43,13 @@ PACKAGE = {
 }
 
 
+def test_local_modules_have_display(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
+    """IPython has it among the builtins."""
+    write(tmp_path, {"shows.py": "def show(obj): display(obj)"})
+    notebook.cell("import shows")
+    assert ranks.run(notebook.capture("shows.show(b'seen')")).stdout == "b'seen'\n"
+
+
 def test_a_package_edited_after_its_import(
     notebook: Notebook, ranks: Ranks, tmp_path: Path
 ) -> None:

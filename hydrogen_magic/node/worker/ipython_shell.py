@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import re
 import string
@@ -182,10 +183,12 @@ def _plain(data: Any) -> str:
 
 
 def provide(names: Sequence[str], namespace: dict[str, Any], *, own_process: bool) -> None:
-    """Add the names to ``namespace`` that IPython provides for a cell.
+    """Add the names to ``namespace`` that IPython provides for a cell, and ``display`` to local modules.
 
     A rank inside the kernel displays as the kernel does.
     """
+    if own_process:
+        vars(builtins)["display"] = display  # as IPython does
     every = {"get_ipython": get_ipython, "display": display if own_process else _notebooks_display}
     namespace.update({name: every[name] for name in names})
 
