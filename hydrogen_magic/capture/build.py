@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -159,8 +159,9 @@ class Builder:
         names = needs.read | self.cell_attributes | self.stream.pickler.attributes
         sources = sources_of(needs.namespace, needs.imports)
         seeds = seed_note(sources, names) if seed is None else ""
-        graph = _graph_note({name: needs.namespace[name] for name in needs.values}, names)
-        return tuple(filter(None, (seeds, graph)))
+        values = {name: needs.namespace[name] for name in needs.values}
+        notes = seeds, _graph_note(values, names), _gradient_note(values, names)
+        return tuple(filter(None, notes))
 
     def finish(self, header: ClosureManifest, cells: Mapping[str, str]) -> Captured:
         """Return the closure."""
@@ -306,11 +307,44 @@ def _graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
     ]
     if not found:
         return ""
-    listed = ", ".join(f"`{name}`" for name in found[:3])
     return (
-        f"computed in the notebook, and sent without the autograd graph: {listed}; backward() does not reach"
-        " the parameters: compute the loss inside the cell"
+        f"computed in the notebook, and sent without the autograd graph: {_listed(found)}; backward() does "
+        "not reach the parameters: compute the loss inside the cell"
     )
+
+
+def _gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
+    """Return that gradients of an earlier cell stay behind; empty if the cell makes its own, or uses none."""
+    reads = not names.isdisjoint(("grad", "clip_grad_norm_", "clip_grad_value_"))
+    if "backward" in names or not (reads or "step" in names):
+        return ""
+    kinds = (("torch", "Tensor"), ("torch.nn", "Module")) if reads else ()
+    found = [
+        name
+        for name, value in values.items()
+        if any(is_a(value, *kind) for kind in (*kinds, ("torch.optim", "Optimizer")))
+        and any(tensor.is_leaf and tensor.grad is not None for tensor in _tensors_of(value))
+    ]
+    if not found:
+        return ""
+    return (
+        f"gradients of the notebook are not sent: those of {_listed(found)} are None on the ranks; call "
+        "backward() inside the cell"
+    )
+
+
+def _tensors_of(value: Any) -> Iterable[Any]:
+    """Return a tensor, or the parameters of a module or an optimizer."""
+    if is_a(value, "torch", "Tensor"):
+        return [value]
+    if is_a(value, "torch.nn", "Module"):
+        parameters: Iterable[Any] = sys.modules["torch"].nn.Module.parameters(value)
+        return parameters
+    return [tensor for group in value.param_groups for tensor in group["params"]]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:3])
 
 
 def _bound_module(statement: Statement) -> str:
