@@ -20,10 +20,10 @@ from hydrogen_magic.serialization.library_objects import (
     copies_on_write,
     is_jax_array,
     reduce_block,
+    reduce_closed_file,
     reduce_index,
     reduce_single_manager,
     reduce_tensor,
-    restore_closed_file,
     restore_read_only,
     values_of_jax_array,
     with_hooks,
@@ -253,9 +253,9 @@ class CapturePickler(Pickler):
     def _reduce_file(self, file: Any) -> Any:
         if file in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             return self._reduce_stream(file)
-        name = getattr(file, "name", None)
         if file.closed:
-            return restore_closed_file, (type(file), name)
+            return reduce_closed_file(file)
+        name = getattr(file, "name", None)
         raise RefusedError(file, f"it is an open file ({name!r})", "open it inside the cell")
 
     def handler_of(self, kind: type) -> Callable[[Any], Any] | None:

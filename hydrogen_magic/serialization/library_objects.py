@@ -115,6 +115,13 @@ def _is_reduced_as(base: type, kind: type) -> bool:
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
 
 
+def reduce_closed_file(file: Any) -> Any:
+    """Reduce a file that is closed; NotImplemented for others."""
+    if not file.closed:
+        return NotImplemented
+    return restore_closed_file, (type(file), getattr(file, "name", None))
+
+
 def restore_closed_file(kind: type, name: object) -> Any:
     """Make a closed file of that name."""
     raw = io.FileIO(os.devnull, "r+")
@@ -386,6 +393,11 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("argparse", "Action", _reduce_of_parser),
     ("argparse", "_ActionsContainer", _reduce_of_parser),
     ("builtins", "BaseException", _reduce_exception),
+    ("io", "TextIOWrapper", reduce_closed_file),
+    ("io", "BufferedReader", reduce_closed_file),
+    ("io", "BufferedWriter", reduce_closed_file),
+    ("io", "BufferedRandom", reduce_closed_file),
+    ("io", "FileIO", reduce_closed_file),
     ("jax", "Array", _reduce_jax_array),
     ("jaxlib._jax", "PjitFunction", _reduce_jitted),
     ("pandas.core.internals.blocks", "Block", reduce_block),
