@@ -58,7 +58,10 @@ def run(notebook: Notebook, cell: str, *out: str) -> tuple[list[str], Any]:
 
 def test_a_closed_file_comes_back_closed(notebook: Notebook) -> None:
     notebook.cell("import os")
-    assert run(notebook, "with open(os.devnull) as file: text = file.read()\ntext", "file") == ([], "")
+    assert run(notebook, "with open(os.devnull) as file: text = file.read()\ntext", "file") == (
+        [],
+        "",
+    )
     assert notebook.names["file"].closed and notebook.names["file"].name == "/dev/null"
 
 
