@@ -235,7 +235,8 @@ def test_fixtures_fail_tests_that_leak_and_pure_tests_that_start_something(
 ) -> None:
     here = Path(__file__).parents[1]
     package = pytester.mkpydir("tests")
-    for name in ("conftest.py", "leaks.py", "shells.py", "spark_classes.py", "spark_rig.py"):
+    shared = ("leaks", "shells", "spark_classes", "spark_rig", "capture_rig")
+    for name in ("conftest.py", *(f"{each}.py" for each in shared)):
         text = (here / name).read_text()
         text = text.replace("SETTLE_S = 30.0", "SETTLE_S = 1.0")
         (package / name).write_text(text.replace('("torch", "torch._dynamo")', "()"))
