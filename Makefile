@@ -225,7 +225,6 @@ test-all: export DOCS_SITE := $(CURDIR)/build/docs
 test-tensorflow test-all: export TORCH_EXTENSIONS_DIR := $(OPERATORS)
 # TensorFlow's threads would spin while they wait, on processors that other tests need.
 test-tensorflow: export TF_NUM_INTRAOP_THREADS := 1
-test-tensorflow: export TF_NUM_INTEROP_THREADS := 1
 
 # Notebooks are run once, which takes minutes, and again when they have changed.
 # DOCS_NOTEBOOKS=off leaves them without outputs.

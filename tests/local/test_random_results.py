@@ -95,7 +95,7 @@ def end(gang: Gang, how: str) -> None:
 
 @pytest.mark.parametrize(
     "seed",
-    [*range(4), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(4, 60))],
+    [*range(4), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(4, 100))],
 )
 def test_what_was_sent_is_not_lost(seed: int) -> None:
     choose = random.Random(seed)

@@ -17,15 +17,14 @@ FOLDER = Path(__file__).parents[2] / "example_notebooks"
 MARKERS = ("horovod", "spark")
 """A notebook that has one of these in its name needs what the marker stands for."""
 FEWER_ROWS = "N_ROWS = 5_000\nTURNS = 1"
-FRAMEWORKS = "06_one_frame_every_framework"
 SMALLER = {
     "04_infer_dataframe": f"{FEWER_ROWS}\nWITH_SPARK = False",
     "05_sharded_models": 'EPOCHS = 5\nBACKEND = "eager"',
-    FRAMEWORKS: "EPOCHS = 15",
 }
 """Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
 CELL_S = 240
 """A cell of a notebook on Spark starts several JVMs, on a machine that is busy with other tests."""
+FRAMEWORKS = "06_one_frame_every_framework"
 LONG_S = 1800
 """For six trainings, each of which imports another framework; DeepSpeed's may have to compile an operator."""
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
@@ -37,6 +36,13 @@ MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
 STARTS = 3
 NOT_STARTED = "Kernel died before replying to kernel_info"
 """In jupyter_client's error: no cell has run yet."""
+
+ON_SPARK = """ON = "spark"
+import os, sys
+from pyspark.sql import SparkSession
+os.environ["PYSPARK_PYTHON"] = sys.executable
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()"""
+"""Follows the parameters of a notebook that also runs on Spark."""
 
 NOTEBOOKS = [
     pytest.param(
@@ -66,8 +72,7 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.tensorflow
 @pytest.mark.timeout(LONG_S)
 def test_every_framework_reads_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = FOLDER / f"{FRAMEWORKS}.ipynb"
-    notebook = _run(path, SMALLER[FRAMEWORKS], tmp_path, monkeypatch)
+    notebook = _run(FOLDER / f"{FRAMEWORKS}.ipynb", "", tmp_path, monkeypatch)
     table = _table(notebook)
     names = ("PyTorch", "Horovod", "JAX", "TensorFlow", "Keras 3", "DeepSpeed")
     assert all(name in table for name in names) and "not installed" not in table, table
@@ -76,9 +81,13 @@ def test_every_framework_reads_digits(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.exhaustive
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_infer_notebook_runs_on_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cells of it that need Spark."""
-    _run(FOLDER / "04_infer_dataframe.ipynb", FEWER_ROWS, tmp_path, monkeypatch)
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("04_infer_dataframe", FEWER_ROWS), ("07_session", ON_SPARK)]
+)
+def test_notebook_runs_on_spark(
+    name: str, parameters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(FOLDER / f"{name}.ipynb", parameters, tmp_path, monkeypatch)
 
 
 def _table(notebook: nbformat.NotebookNode) -> str:
