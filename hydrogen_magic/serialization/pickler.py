@@ -345,9 +345,14 @@ def is_main(obj: Any) -> bool:
 
 
 def exported_name(cls: type) -> str | None:
-    """Return by which name its module has a library's class, which calls itself otherwise: ``jax.Array``."""
+    """Return by which name its module has a library's class, which calls itself otherwise: ``jax.Array``.
+
+    None for others, such as those that ``cloudpickle.register_pickle_by_value`` has sent by value.
+    """
     module = None if is_main(cls) else sys.modules.get(cls.__module__)
     names = {} if module is None else object.__getattribute__(module, "__dict__")
+    if names.get(cls.__qualname__) is cls:
+        return None
     return next((name for name, value in names.items() if value is cls), None)
 
 

@@ -36,6 +36,21 @@ def test_attrs_classes(notebook: Notebook) -> None:
     assert value[:3] == ("Point(x=4, tags=[])", True, {"x": 3, "tags": []})
 
 
+def test_classes_of_a_module_that_is_registered_to_be_sent_by_value(notebook: Notebook) -> None:
+    notebook.cell("""
+        import cloudpickle, textwrap
+        cloudpickle.register_pickle_by_value(textwrap)
+        kind = textwrap.TextWrapper
+    """)
+    try:
+        captured = notebook.capture(
+            "import textwrap\nkind is textwrap.TextWrapper, kind(width=5).width"
+        )
+        assert inline(captured) == (False, 5)
+    finally:
+        notebook.cell("cloudpickle.unregister_pickle_by_value(textwrap)")
+
+
 def test_functions_made_by_exec_share_their_own_globals(notebook: Notebook) -> None:
     notebook.cell("""
         names, k = dict(globals()), 1
