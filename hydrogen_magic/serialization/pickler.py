@@ -285,9 +285,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     # ── arrays and tensors ───────────────────────────────────────────────────────────────────────
 
     def _add_numpy_handlers(self) -> None:
-        memmap = getattr(sys.modules.get("numpy"), "memmap", None)
-        if memmap is not None:
-            self.handlers[memmap] = self._reduce_memmap
+        numpy = sys.modules.get("numpy")
+        if hasattr(numpy, "ndarray") and hasattr(numpy, "memmap"):
+            self.handlers[numpy.ndarray] = _reduce_array  # type: ignore[union-attr]  # it is imported
+            self.handlers[numpy.memmap] = self._reduce_memmap  # type: ignore[union-attr]  # it is imported
 
     def _reduce_memmap(self, array: Any) -> Any:
         # NumPy copies the contents of subclasses into the stream; a plain array goes out of band.
@@ -433,6 +434,14 @@ def _member_attributes(cls: type) -> dict[str, dict[str, Any]]:
         for name, member in cls.__members__.items()
     }
     return {name: attributes for name, attributes in own.items() if attributes}
+
+
+def _reduce_array(array: Any) -> Any:
+    flags = array.flags
+    if flags.writeable or flags.forc or array.dtype.hasobject:
+        return NotImplemented
+    # NumPy copies the elements of an array with gaps, and forgets that it is read-only.
+    return library_objects.restore_read_only, (array.copy(),)
 
 
 def _reduce_cached_property(obj: Any) -> Any:

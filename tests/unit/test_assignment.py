@@ -65,6 +65,13 @@ def test_a_closed_file_comes_back_closed(notebook: Notebook) -> None:
     assert notebook.names["file"].closed and notebook.names["file"].name == "/dev/null"
 
 
+def test_an_array_with_gaps_comes_back_read_only(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np")
+    run(notebook, "x, y = np.eye(4)[::2], np.eye(4)[::2]\nx.flags.writeable = False", "x", "y")
+    x, y = notebook.names["x"], notebook.names["y"]
+    assert (x.flags.writeable, y.flags.writeable, x.tolist()) == (False, True, y.tolist())
+
+
 def test_a_model_is_updated_in_place(notebook: Notebook) -> None:
     notebook.cell(NET)
     net, weight = notebook.names["net"], notebook.names["weight"]
