@@ -13,7 +13,7 @@ from hydrogen_magic.core.argument_types import not_one_of
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.notebook import doctor, gang_command
+from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang_words
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.views import pick_view
@@ -93,17 +93,10 @@ def _manage(command: GangCommand) -> int:
     if command.verb == "attach":
         return _follow(gang_command.reachable(command.gang, take=command.take))
     if command.verb == "doctor":
-        return _examine()
+        is_well = gang_command.examine(lambda lines: print(*lines, sep="\n", flush=True))
+        return 0 if is_well else 1
     gang_command.manage(command, sys.stdout.write)
     return 0
-
-
-def _examine() -> int:
-    is_well = True
-    for check in doctor.examine():
-        print(*check.lines(), sep="\n", flush=True)
-        is_well &= check.is_well
-    return 0 if is_well else 1
 
 
 def _follow(gang: Gang) -> int:

@@ -250,9 +250,8 @@ class GangController:
         if failed_independently(state.ranks[found.culprit]):
             self._stop("failure", False)
             return
-        self._agent_group.send(
-            msg.ReportStacks()
-        )  # where the ranks wait, or what blocks one of them
+        # Where the ranks wait, or what blocks one of them.
+        self._agent_group.send(msg.ReportStacks())
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _look_for_absent(self) -> None:

@@ -282,10 +282,18 @@ def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:
 
 
 def _doctor(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    examine(say)
+
+
+def examine(say: Callable[[list[str]], Any]) -> bool:
+    """Show each check of this machine as soon as it is made; return whether all of them pass."""
     from hydrogen_magic.notebook import doctor
 
+    is_well = True
     for check in doctor.examine():
         say(check.lines())
+        is_well &= check.is_well
+    return is_well
 
 
 _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] = {

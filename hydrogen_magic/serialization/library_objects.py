@@ -348,7 +348,7 @@ def values_of_jax_array(array: Any) -> Any:
 
 
 def restore_read_only(values: Any) -> Any:
-    """Make a NumPy array that cannot be changed, like the jax.Array that it stands for."""
+    """Make a NumPy array that cannot be changed, as it was, or like the jax.Array that it stands for."""
     values.flags.writeable = False
     return values
 

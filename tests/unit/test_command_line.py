@@ -11,8 +11,8 @@ import pytest
 
 from hydrogen_magic.__main__ import main
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.rendezvous import Diagnosis
 from hydrogen_magic.notebook import doctor
-from hydrogen_magic.notebook.doctor import Diagnosis as Check
 from hydrogen_magic.testing.entry_points import declare
 from tests.records import ENDED, launched, write
 
@@ -60,7 +60,10 @@ def test_a_wrong_command_differs_from_one_that_fails(
 def test_the_doctors_status_is_for_scripts(
     is_well: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checks = [Check("disk", is_well, "12 GB free", "delete files"), Check("GPUs", True, "none")]
+    checks = [
+        Diagnosis("disk", is_well, "12 GB free", "delete files"),
+        Diagnosis("GPUs", True, "none"),
+    ]
     monkeypatch.setattr(doctor, "examine", lambda: iter(checks))
     assert main(["gang", "doctor"]) == status
     shown = capsys.readouterr().out

@@ -246,9 +246,8 @@ class RemoteLink(KernelLink):
 
     def _on_task_lost(self, task: _Task, why: str) -> None:
         """A task has exited without being released: its rank must not continue without it."""
-        task.answer(
-            msg.TaskReleased()
-        )  # a task may outlive its parent, and must not end this process
+        # A task may outlive its parent, and must not end this process.
+        task.answer(msg.TaskReleased())
         self._hang_up(task)
         hello = task.hello
         if hello is None or self._attached.pop(hello.number, None) is None:
