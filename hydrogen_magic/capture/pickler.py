@@ -29,7 +29,7 @@ from hydrogen_magic.serialization.library_objects import (
     with_hooks,
 )
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, extent_of
-from hydrogen_magic.serialization.pickler import Pickler, Reduced, exported_name, is_main
+from hydrogen_magic.serialization.pickler import Pickler, Reduced, exported_as, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
     UNBOUND,
@@ -182,8 +182,8 @@ class CapturePickler(Pickler):
             # The kernel has reloaded the module since: ranks use its current state anyway.
             self.modules.add(module)
             return resolve, (module, name)
-        if exported_name(cls) is not None:
-            self.modules.add(module)
+        if (place := exported_as(cls)) is not None:
+            self.modules.add(place[0])
         return self._on_ranks(cls) or super()._reduce_class(cls, reduced)
 
     def _on_ranks(self, obj: Any) -> Any:
@@ -286,12 +286,6 @@ class CapturePickler(Pickler):
 
     # ── memory that arrays and tensors share ─────────────────────────────────────────────────────
 
-    def _add_numpy_handlers(self) -> None:
-        numpy = sys.modules.get("numpy")
-        if hasattr(numpy, "ndarray") and hasattr(numpy, "memmap"):
-            self.handlers[numpy.ndarray] = self._reduce_array  # type: ignore[union-attr]  # it is imported
-            self.handlers[numpy.memmap] = self._reduce_memmap  # type: ignore[union-attr]  # it is imported
-
     def _reduce_array(self, array: Any, is_in_stream: bool = True) -> Any:
         """``is_in_stream``: the stream refers to this object itself, so that others can."""
         if array.nbytes == 0 or array.dtype.hasobject:
@@ -302,7 +296,7 @@ class CapturePickler(Pickler):
             return _NOTHING
         region = region or self._new_region(array, start, end, is_in_stream)
         if region.source is None or region.source is array:
-            return NotImplemented
+            return super()._reduce_array(array)
         offset = array.__array_interface__["data"][0] - region.origin
         is_writeable = array.flags.writeable
         layout = array.shape, array.strides, array.dtype, is_writeable

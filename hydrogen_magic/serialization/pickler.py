@@ -44,6 +44,18 @@ _UNKNOWN: Any = object()
 _SET_BY_ENUM = {"_name_", "_value_", "_sort_order_", "__objclass__"}
 """Attributes that ``enum`` itself gives each member."""
 
+_SET_BY_TYPE = {
+    "__module__",
+    "__slots__",
+    "__dict__",
+    "__weakref__",
+    "__firstlineno__",
+    "__static_attributes__",
+    "__annotate_func__",
+    "__annotations_cache__",
+}
+"""Attributes that Python itself gives each class, or that it must be made with."""
+
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles objects for a process of the same Python on the same or another machine."""
@@ -245,8 +257,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     # ── classes and modules ──────────────────────────────────────────────────────────────────────
 
     def _reduce_class(self, cls: type, reduced: Any) -> Any:
-        if (name := exported_name(cls)) is not None:
-            return reducers.resolve, (cls.__module__, name)
+        if (place := exported_as(cls)) is not None:
+            return reducers.resolve, place
         make, args, state, _, _, set_state = reduced
         *head, tracker, extra = args
         if len(head) == reducers.SKELETON_CLASS_ARGS:
@@ -287,8 +299,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _add_numpy_handlers(self) -> None:
         numpy = sys.modules.get("numpy")
         if hasattr(numpy, "ndarray") and hasattr(numpy, "memmap"):
-            self.handlers[numpy.ndarray] = _reduce_array  # type: ignore[union-attr]  # it is imported
+            self.handlers[numpy.ndarray] = self._reduce_array  # type: ignore[union-attr]  # it is imported
             self.handlers[numpy.memmap] = self._reduce_memmap  # type: ignore[union-attr]  # it is imported
+
+    def _reduce_array(self, array: Any) -> Any:
+        flags = array.flags
+        if flags.writeable or flags.forc or array.dtype.hasobject:
+            return NotImplemented
+        # NumPy copies the elements of an array with gaps, and forgets that it is read-only.
+        return library_objects.restore_read_only, (array.copy(),)
 
     def _reduce_memmap(self, array: Any) -> Any:
         # NumPy copies the contents of subclasses into the stream; a plain array goes out of band.
@@ -345,16 +364,27 @@ def is_main(obj: Any) -> bool:
     return getattr(obj, "__module__", None) == "__main__"
 
 
-def exported_name(cls: type) -> str | None:
-    """Return by which name its module has a library's class, which calls itself otherwise: ``jax.Array``.
+def exported_as(cls: type) -> tuple[str, str] | None:
+    """Return the module and name that a library has a class by, if not those that the class itself gives.
 
-    None for others, such as those that ``cloudpickle.register_pickle_by_value`` has sent by value.
+    ``jax.Array`` has another name. Classes of some extension modules, such as ``safetensors.safe_open``, say
+    that they are builtins. None for others, such as those that ``cloudpickle.register_pickle_by_value`` has
+    sent by value.
     """
-    module = None if is_main(cls) else sys.modules.get(cls.__module__)
-    names = {} if module is None else object.__getattribute__(module, "__dict__")
-    if names.get(cls.__qualname__) is cls:
+    own = cls.__module__
+    names = _names_of(own)
+    if is_main(cls) or names.get(cls.__qualname__) is cls:
         return None
-    return next((name for name, value in names.items() if value is cls), None)
+    if own == "builtins":
+        places = ((name, cls.__name__) for name in list(sys.modules) if name != "__main__")
+    else:
+        places = ((own, name) for name, value in names.items() if value is cls)
+    return next((place for place in places if _names_of(place[0]).get(place[1]) is cls), None)
+
+
+def _names_of(module: str) -> dict[str, Any]:
+    found = sys.modules.get(module)
+    return object.__getattribute__(found, "__dict__") if isinstance(found, types.ModuleType) else {}
 
 
 def _module_of(func: types.FunctionType) -> types.ModuleType | None:
@@ -414,11 +444,17 @@ def _own_attributes(cls: type, found: dict[str, Any]) -> dict[str, Any]:
     ``A`` has ``count = 0``, too. ``A.count = 1`` would then change ``B`` on a rank.
     """
     attributes = {name: (name, value) for name, value in found.items()}
+    # An enum makes its special methods when it is made.
+    left_out = set(filter(_is_special, vars(cls))) if issubclass(cls, enum.Enum) else _SET_BY_TYPE
     for name, value in vars(cls).items():
-        if name not in found and not name.startswith("__") and _is_of_a_base(cls, name, value):
+        if name not in found and name not in left_out and _is_of_a_base(cls, name, value):
             # A copy of the name, as cloudpickle makes: streams must not depend on what Python interns.
             attributes[name] = "".join(name), value
     return dict(attributes[name] for name in vars(cls) if name in attributes)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__")
 
 
 def _is_of_a_base(cls: type, name: str, value: Any) -> bool:
@@ -434,14 +470,6 @@ def _member_attributes(cls: type) -> dict[str, dict[str, Any]]:
         for name, member in cls.__members__.items()
     }
     return {name: attributes for name, attributes in own.items() if attributes}
-
-
-def _reduce_array(array: Any) -> Any:
-    flags = array.flags
-    if flags.writeable or flags.forc or array.dtype.hasobject:
-        return NotImplemented
-    # NumPy copies the elements of an array with gaps, and forgets that it is read-only.
-    return library_objects.restore_read_only, (array.copy(),)
 
 
 def _reduce_cached_property(obj: Any) -> Any:

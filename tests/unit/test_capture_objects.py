@@ -265,6 +265,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
         (True, "_ScalingType"),
     ),
     """
+    import polars
+    x = [type(iter([])), type(polars.DataFrame()._df)]
+    """: ("x == [type(iter([])), __import__('polars')._plr.PyDataFrame]", True),
+    """
     import dataclasses, torch
     class Base:
         count, tag = 0, "m"
@@ -275,6 +279,15 @@ CHANGED: dict[str, tuple[str, Any]] = {
         def zeta(self): ...
         count, tag = 0, "m"
         def alpha(self): ...
+    class Shown(int, Base):
+        "A documented class."
+        def __eq__(self, other): return True
+        __repr__ = int.__repr__
+        __hash__ = None
+    class Again(Shown):
+        __doc__ = Shown.__doc__
+        def __eq__(self, other): return False
+        __hash__ = None
     @dataclasses.dataclass
     class Point:
         y: int = 0
@@ -288,8 +301,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
     """: (
         "Base.count, Base.tag, Other.tag, Point.y = 1, 'n', 'n', 1\n"
         "def own(cls): return [name for name in vars(cls) if not name.startswith('_')]\n"
-        "(Sub.count, Sub.tag, Point3.y, own(Sub), own(Point3), own(Net))",
-        (0, "m", 0, ["size", "zeta", "count", "tag", "alpha"], ["y", "b"], ["training"]),
+        "Shown.__repr__, Shown.__hash__ = repr, lambda self: 0\n"
+        "(Sub.count, Sub.tag, Point3.y, own(Sub), own(Point3), own(Net), Again.__hash__, Again.__doc__)",
+        (0, "m", 0, ["size", "zeta", "count", "tag", "alpha"], ["y", "b"], ["training"])
+        + (None, "A documented class."),
     ),
     """
     import dataclasses
@@ -383,6 +398,11 @@ SHARED: dict[str, tuple[str, str, Any]] = {
         "a = np.asfortranarray(np.zeros((2, 3000))); x = a[0]",
         "x[:] = 1\na.sum(), a.flags.f_contiguous",
         (3000, True),
+    ),
+    "an array with gaps that cannot be written": (
+        "x = np.eye(40)[::2, ::2]; x.flags.writeable = False; y = np.eye(40)[::2]",
+        "x.flags.writeable, x.sum(), y.flags.writeable",
+        (False, 20, True),
     ),
     "a field and a view that cannot be written": (
         "a = np.zeros(9, [('p', int), ('q', float)]); x = a['q']; y = a[:3]; y.flags.writeable = False",
