@@ -64,11 +64,10 @@ def resume(steps: int, folder: str | None = None) -> dict[str, Any]:
     return {"start": start, "best": best, "steps": len(optimizer.state_dict()["state"])}
 
 
-def save_two(kept: str, spoil: bool = False) -> int:
+def save_two(kept: str, spoils: bool = False) -> int:
     """Save two states and fail in the first attempt; return where the next one begins.
 
-    ``kept``: a file that is there once the first state has arrived. ``spoil``: rank 1 leaves a file in the
-    place of its host's folder of checkpoints; ``kept`` is then a folder, where it says so.
+    ``kept``: a file that is there once the first state has arrived. ``spoils``: see :func:`spoil`.
     """
     began = hm.checkpoint.load() or 0
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -76,15 +75,25 @@ def save_two(kept: str, spoil: bool = False) -> int:
         while not os.path.exists(kept):
             time.sleep(0.01)
         hm.checkpoint.save(2)
-        if spoil and hm.rank() == 1:
-            folder = Path(os.environ["HYDROGEN_MAGIC_CHECKPOINTS"])
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.touch()
-            Path(kept, "spoiled").touch()
-        while spoil and not Path(kept, "spoiled").exists():  # a failure ends the other rank
-            time.sleep(0.01)
+        if spoils:
+            spoil(f"{kept}-spoiled")
         raise RuntimeError("on purpose")
     return began
+
+
+def spoil(done: str) -> None:
+    """Leave a file in the place of the folder of checkpoints on rank 1's host, and fail.
+
+    ``done``: a file that is there then. A failure ends the other rank, which waits for it.
+    """
+    if hm.rank() == 1:
+        folder = Path(os.environ["HYDROGEN_MAGIC_CHECKPOINTS"])
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.touch()
+        Path(done).touch()
+    while not Path(done).exists():
+        time.sleep(0.01)
+    raise RuntimeError("on purpose")
 
 
 def die_after_save(culprit: int) -> None:

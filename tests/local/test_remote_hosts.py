@@ -701,6 +701,14 @@ def test_a_dataset_that_is_deleted_on_its_way_is_reported_by_the_ranks(
     assert "FileNotFoundError: the data of hm.dataset() is in" in failure
 
 
+def keep_and_tell(told: Path, problem: OSError | None, fd: int, path: Path) -> None:
+    """Keep a checkpoint and make the file ``told``; later ones have ``problem``."""
+    if problem is not None and told.exists():
+        raise problem
+    file_transfer.keep(fd, path)
+    told.touch()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("no_shared_disk")
 def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
@@ -708,23 +716,30 @@ def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
 ) -> None:
     """On the notebook's machine: the ranks go on, and the next attempt continues from what is there."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def keep(fd: int, path: Path) -> None:
-        if (tmp_path / "kept").exists():
-            raise full
-        file_transfer.keep(fd, path)
-        (tmp_path / "kept").touch()
-
-    monkeypatch.setattr(agents, "keep", keep)
+    monkeypatch.setattr(agents, "keep", partial(keep_and_tell, tmp_path / "kept", full))
     gang = ended(launch(checkpoints.save_two, str(tmp_path / "kept"), np=2, retries=1))
     assert gang.results == [1, 1]
     assert notices_of(gang).count("(No space left on device: ") == 1
 
 
 @pytest.mark.usefixtures("no_shared_disk")
-def test_a_host_that_cannot_store_a_checkpoint_is_named(tmp_path: Path) -> None:
-    gang = launch(checkpoints.save_two, str(tmp_path), True, np=2, retries=1)
-    problem = r"host .* cannot store the checkpoint, .*B: File exists \(.*\); free space there"
+@pytest.mark.parametrize(
+    ("function", "args", "problem"),
+    [
+        (
+            checkpoints.save_two,
+            [True],
+            r"host .* cannot store the checkpoint, .*B: File exists \(.*\); free space there",
+        ),
+        (checkpoints.spoil, [], r"the folder .* on host .* cannot be made: File exists"),
+    ],
+)
+def test_a_host_that_cannot_store_a_checkpoint_is_named(
+    function: Any, args: list[Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(agents, "keep", partial(keep_and_tell, kept, None))
+    gang = launch(function, str(kept), *args, np=2, retries=1)
     with pytest.raises(HydrogenError, match=problem):
         ended(gang).raise_for_state()
 

@@ -102,8 +102,6 @@ class LogShipper:
 
 
 def usable_directory(wanted: str, own: Path) -> str:
-    """Return ``wanted``, the notebook's directory, if it exists here; otherwise ``own``, created."""
-    if os.path.isdir(wanted) and os.access(wanted, os.R_OK | os.X_OK):
-        return wanted
-    own.mkdir(parents=True, exist_ok=True)
-    return str(own)
+    """Return ``wanted``, the notebook's directory, if it exists here; otherwise ``own``."""
+    is_usable = os.path.isdir(wanted) and os.access(wanted, os.R_OK | os.X_OK)
+    return wanted if is_usable else str(own)

@@ -149,6 +149,9 @@ class RankProcess:
             fd = os.open(self._checkpoints / name, os.O_RDONLY)
         except FileNotFoundError:
             return  # a newer one has replaced it already, and comes next
+        except OSError as error:
+            self._warn(f"its checkpoint cannot be sent to the notebook: {error}")
+            return
         self._reporter.send_file(self.rank, msg.SavedCheckpoint(name), fd)
 
     def _read_interrupted(self) -> None:

@@ -27,6 +27,7 @@ from hydrogen_magic.core import network, processes
 from hydrogen_magic.core.events import ErrorReport
 from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.core.units import size_text
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node import dataset_handle
 from hydrogen_magic.node.agent.host_closure import HostClosure
 from hydrogen_magic.node.agent.host_datasets import HostDatasets
@@ -89,6 +90,8 @@ class RemoteLink(KernelLink):
         self._group: RankGroup | None = None
         self._ranks: dict[int, int] = {}
         """The task's number -> rank."""
+        self._needed: list[Path] = []
+        """Folders that the gang's ranks need here."""
         self._parents: dict[int, int] = {}
         """Process id -> pidfd."""
         self._closure: HostClosure | None = None
@@ -363,11 +366,12 @@ class RemoteLink(KernelLink):
 
     def localized(self, request: msg.LaunchRequest) -> msg.LaunchRequest:
         record_dir = self._folder / "runs" / request.gang
-        record_dir.mkdir(parents=True, exist_ok=True)
         self._ranks = {one.task: one.rank for one in request.ranks if one.task is not None}
         task = self._nearest_task()
         env = {"OMP_NUM_THREADS": "1", **self._config.env, **(task.env if task else {})}
-        env |= {**self._checkpoints(request), **request.env}
+        shared = request.checkpoint_dir  # the kernel's own directory, where all machines see it
+        checkpoints = Path(shared) if shared else self._own_checkpoints(request.gang)
+        env |= {**checkpoint.environment(checkpoints, is_shared=bool(shared)), **request.env}
         env[dataset_handle.FOLDER] = str(self._datasets.folder)
         timeline = request.timeline
         if timeline is not None and given_path(timeline, env):
@@ -379,12 +383,14 @@ class RemoteLink(KernelLink):
         fingerprint = request.fingerprint
         if archives := _archives(sys_path) - _archives(own):
             fingerprint = f"{fingerprint} with {sorted(archives)}"  # its forkserver lacks them
+        cwd = usable_directory(request.cwd, self._folder / "work")
+        self._needed = [record_dir, Path(cwd)] if shared else [record_dir, Path(cwd), checkpoints]
         return replace(
             request,
             fingerprint=fingerprint,
             record_dir=str(record_dir),
             env=env,
-            cwd=usable_directory(request.cwd, self._folder / "work"),
+            cwd=cwd,
             sys_path=sys_path,
             clock_zero_s=self._clock.here(request.clock_zero_s),
         )
@@ -400,17 +406,15 @@ class RemoteLink(KernelLink):
             hellos, key=lambda hello: (hello.parent_pid != parent, hello.number), default=None
         )
 
-    def _checkpoints(self, request: msg.LaunchRequest) -> dict[str, str]:
-        """Return where checkpoints go: the kernel's own directory where all machines see it."""
-        shared = request.checkpoint_dir
-        folder = Path(shared) if shared else self._own_checkpoints(request.gang)
-        if not shared:
-            folder.mkdir(parents=True, exist_ok=True)
-        return dict(checkpoint.environment(folder, is_shared=bool(shared)))
-
     async def launch_files(self, group: RankGroup) -> list[int]:
         """Wait for the closure, which arrives in parts; it is kept for the gang's later attempts."""
         self._group = group
+        for needed in self._needed:
+            try:
+                needed.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                where = f"the folder {needed} on host {os.uname().nodename}"
+                raise PlacementError(f"{where} cannot be made: {error.strerror}") from None
         folder, timelines = Path(group.record_dir), group.timelines.kept
         self._logs = LogShipper(group.gang, folder, timelines, self._send_log)
         self._logs.begin()
