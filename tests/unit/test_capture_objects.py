@@ -303,8 +303,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "def own(cls): return [name for name in vars(cls) if not name.startswith('_')]\n"
         "Shown.__repr__, Shown.__hash__ = repr, lambda self: 0\n"
         "(Sub.count, Sub.tag, Point3.y, own(Sub), own(Point3), own(Net), Again.__hash__, Again.__doc__)",
-        (0, "m", 0, ["size", "zeta", "count", "tag", "alpha"], ["y", "b"], ["training"])
-        + (None, "A documented class."),
+        (
+            *(0, "m", 0, ["size", "zeta", "count", "tag", "alpha"], ["y", "b"], ["training"]),
+            *(None, "A documented class."),
+        ),
     ),
     """
     import dataclasses
