@@ -7,6 +7,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -30,7 +31,6 @@ class LocalModules:
         self.sources: dict[str, ModuleSource] = {}
         self.warnings: list[str] = []
         self._seen: set[str] = set()
-        self._imports: dict[str, list[str]] = {}
 
     def add(self, modules: Iterable[str]) -> None:
         """Add the whole top-level package of every local module in ``modules``."""
@@ -56,7 +56,7 @@ class LocalModules:
             name = todo.pop()
             if name not in found:
                 found.add(name)
-                todo += self._imports.get(name, ())
+                todo += self._imported_by(name)
                 todo += [name.rpartition(".")[0]] if "." in name else []
         return found
 
@@ -73,14 +73,26 @@ class LocalModules:
         roots: list[str] = []
         for name, module in found.items():
             try:
-                source, imported = _read(name, module)
+                source, mentioned = _read(module.path)
             except (OSError, SyntaxError, UnicodeDecodeError):  # importers find it on disk
                 continue
-            self._imports[name] = imported
-            roots += [m.partition(".")[0] for m in imported]
             if name not in self.sources:
                 self.sources[name] = ModuleSource(source, module.path, module.is_package)
+            new = [each for each in mentioned if self._is_new(each)]
+            if new:
+                imported = {each.partition(".")[0] for each in self._imported_by(name)}
+                roots += filter(imported.__contains__, new)
         return roots
+
+    def _is_new(self, root: str) -> bool:
+        """Whether ``root`` is local and was not added yet."""
+        if root not in self._seen and not local_paths(root):
+            self._seen.add(root)
+        return root not in self._seen
+
+    def _imported_by(self, name: str) -> list[str]:
+        module = self.sources.get(name)
+        return [] if module is None else _imported(module.source, name, module.is_package)
 
 
 def is_installed(module: str) -> bool:
@@ -178,25 +190,41 @@ def _size(path: str) -> int:
     return os.path.getsize(path) if path.endswith(".py") and os.path.exists(path) else 0
 
 
-_cache: dict[tuple[str, str], tuple[tuple[int, int], tuple[str, list[str]]]] = {}
-"""By module and path: size and time of the file, its source and its imports. Parsing is slow."""
+_cache: dict[str, tuple[tuple[int, int], tuple[str, tuple[str, ...]]]] = {}
+"""By path: size and time of the file, its source and the top-level modules that it may import."""
+
+_IMPORT = re.compile(
+    r"(?:^|[;:])[ \t\f]*(?:from\s+([^\W\d]\w*)|import\s+([^\W\d][\w., \t]*))", re.MULTILINE
+)
+"""An import statement, or what looks like one in a text. The first names of relative imports are missing."""
 
 
-def _read(name: str, module: ModuleSource) -> tuple[str, list[str]]:
-    """Return a file's source and the full names of the modules it imports and accesses."""
-    if not module.path.endswith(".py"):
-        return "", []
-    status = os.stat(module.path)
+def _read(path: str) -> tuple[str, tuple[str, ...]]:
+    """Return a file's source and the top-level modules that it may import.
+
+    To parse all files of a large package takes seconds. So only those are parsed that may import another
+    local package, and those that the cell may import.
+    """
+    if not path.endswith(".py"):
+        return "", ()
+    status = os.stat(path)
     version = (status.st_size, status.st_mtime_ns)
-    key = (name, module.path)
-    if key not in _cache or _cache[key][0] != version:
-        with tokenize.open(module.path) as file:
+    if path not in _cache or _cache[path][0] != version:
+        with tokenize.open(path) as file:
             text = file.read()
-        _cache[key] = version, (text, _imported(text, name, module.is_package))
-    return _cache[key][1]
+        _cache[path] = version, (text, tuple(dict.fromkeys(_mentioned(text))))
+    return _cache[path][1]
 
 
+def _mentioned(text: str) -> Iterator[str]:
+    for found in _IMPORT.finditer(text.replace("\\\n", " ")):
+        for name in (found[1] or found[2]).split(","):
+            yield from name.partition(".")[0].split()[:1]
+
+
+@functools.lru_cache(maxsize=_MAX_FILES)
 def _imported(text: str, name: str, is_package: bool) -> list[str]:
+    """Return the full names of the modules that a module imports and accesses."""
     try:
         tree = syntax.parse(text)
     except (SyntaxError, ValueError):  # the rank reports it when it imports the module

@@ -241,8 +241,9 @@ def _differing_constants(home: str, source: str) -> Iterator[tuple[str, str]]:
 
     A function of the module has changed them, or the file was edited after the import.
     """
-    module = sys.modules.get(home)
-    contents = {} if module is None else _contents(module)
+    if home not in sys.modules:
+        return
+    contents = _contents(sys.modules[home])
     for name, constant in _constants_in(source).items():
         value = contents.get(name, constant)
         if type(value) in _SCALARS and (type(value), value) != (type(constant), constant):
