@@ -86,6 +86,12 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
         device = "assigned by Spark" if spec.gpu else None
         slot = Slot(0, 0, 0, 1, 1, 1, "Spark's executors", device)
         return Plan((slot,), forwarded=forwarded_settings.forwarded())
+    if spec.session is not None and not plugins.placement(spec.placement).on_this_machine:
+        raise InferError(
+            f"the ranks of session {spec.session!r} are not on this machine (--on {spec.placement}), and "
+            "%%infer sends rows to ranks of this machine only: drop --session, or predict in a "
+            "%%distributed --session cell"
+        )
     if spec.placement == "spark":
         raise InferError(
             f"--on spark needs a Spark DataFrame: create one with "

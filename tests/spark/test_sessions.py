@@ -8,11 +8,14 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.spark import session as spark_sessions
+from hydrogen_magic.errors import InferError
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.gang_command import manage
 from tests import spark_ranks
@@ -59,6 +62,13 @@ def test_the_stage_stays_open_until_the_session_ends(first: Gang) -> None:
     sessions.sessions()[0].end()
     wait_until_gone([pid for _, _, pid in found])
     wait_until(lambda: not held())
+
+
+def test_infer_does_not_run_on_its_ranks(first: Gang, notebook_shell: InteractiveShell) -> None:
+    notebook_shell.push({"rows": pd.DataFrame({"x": [1]})})
+    body = "def predict(batch):\n    return batch['x']"
+    with pytest.raises(InferError, match=r"session 'lab' are not on this machine \(--on spark\)"):
+        notebook_shell.run_cell_magic("infer", "rows --session lab", body)
 
 
 def test_an_idle_session_releases_its_slots(first: Gang) -> None:
