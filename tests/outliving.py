@@ -10,7 +10,8 @@ import pathlib, time
 import hydrogen_magic as hm
 print("begins", flush=True)
 for step in hm.track(range(10_000), desc="epoch"):
-    hm.log(step=step, loss=1 / (step + 1))
+    with hm.span("forward"):
+        hm.log(step=step, loss=1 / (step + 1))
     if pathlib.Path({go!r}).exists():
         break
     time.sleep(0.02)
@@ -27,6 +28,12 @@ def owner_of(gang_id: str) -> int:
     found = run_log.summary(gang_id)
     assert found is not None
     return int(found.launched.owner.split(":")[1])
+
+
+def spans(gang_id: str) -> list[float]:
+    """Return the times at which the record has spans of steps, in seconds since the launch."""
+    found = (event for event in run_log.read(gang_id) if isinstance(event, ev.Spans))
+    return [event.at_s for event in found if "forward" in event.names]
 
 
 def losses(gang_id: str, rank: int = 0) -> list[int]:

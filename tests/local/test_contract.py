@@ -208,7 +208,6 @@ def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
     assert done.stdout.splitlines() == ["[0]", "[0]", "bad batch 17", "[0]"], done.stderr
 
 
-@without(SILENT_END, STANDS_STILL, FINISHES_EARLY)  # the owner runs the same controller as a kernel
 @pytest.mark.exhaustive  # each of its gangs starts an owner and an agent
 class TestOutliving(GangContract):
     """Gangs that outlive their kernel, which is attached."""

@@ -27,7 +27,7 @@ from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementErro
 from hydrogen_magic.notebook import magics
 from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
 from tests.jupyter import Kernel
-from tests.outliving import TRAINING, losses, owner_of
+from tests.outliving import TRAINING, losses, owner_of, spans
 
 RESUMING = """
 import os, signal
@@ -104,8 +104,8 @@ def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
     assert "begins" in attached.stream()  # printed before there was this kernel
     os.kill(kernel.pid, signal.SIGKILL)
     kernel.revive()
-    at = len(losses(gang_id))
-    wait_until(lambda: len(losses(gang_id)) > at)
+    at, at_s = len(losses(gang_id)), spans(gang_id)[-1]
+    wait_until(lambda: len(losses(gang_id)) > at and spans(gang_id)[-1] > at_s)
     kernel.load()
     kernel.run(f"gang = get_ipython().run_line_magic('gang', 'attach {gang_id}')")
     refused = kernel.run(f"%gang attach {gang_id} --out model")

@@ -215,7 +215,10 @@ def test_a_clone_has_the_notebooks_artifacts(
 
 @pytest.mark.parametrize(
     ("is_connect", "said"),
-    [(False, "a classic session ends with"), (True, "the settings of its connection cannot be")],
+    [
+        (False, "a classic session ends with its kernel.*use a"),
+        (True, "the settings of its connection cannot be"),
+    ],
 )
 def test_a_session_that_cannot_be_passed_on_is_refused(
     is_connect: bool, said: str, monkeypatch: pytest.MonkeyPatch
