@@ -119,7 +119,8 @@ def reduce_closed_file(file: Any) -> Any:
     """Reduce a file that is closed; NotImplemented for others."""
     if not file.closed:
         return NotImplemented
-    return restore_closed_file, (type(file), getattr(file, "name", None))
+    attributes = getattr(file, "__dict__", {})  # the mode of text files
+    return restore_closed_file, (type(file), getattr(file, "name", None)), attributes or None
 
 
 def restore_closed_file(kind: type, name: object) -> Any:

@@ -24,6 +24,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import cloudpickle
@@ -84,6 +85,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.layout = MemoryLayout()
         self._storages: dict[int, Any] = {}
         self._rebuild_tensor: Any = None
+        self._not_modules: set[str] = set()
         self._bare_cells: dict[int, types.CellType] = {}
         self._filled_cells: set[int] = set()
         self._section: tuple[list[Any], dict[int, types.CellType], set[int]] = ([], {}, set())
@@ -160,10 +162,25 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_module(obj)
         if not issubclass(kind, (type, types.FunctionType)):
             return reduce_instance(obj, self.tracks_sharing)
+        self._import_module_of(obj)
         reduced = super().reducer_override(obj)
         if isinstance(reduced, tuple) and issubclass(kind, type) and len(reduced) == 6:
             return self._reduce_class(obj, reduced)
         return reduced
+
+    def _import_module_of(self, obj: Any) -> None:
+        """Import the submodule that a class or function names, as pickle does: ``numpy.rec``.
+
+        A package may have it as an attribute only. cloudpickle would send the class by value.
+        """
+        name = getattr(obj, "__module__", None)
+        if not isinstance(name, str) or name in sys.modules or name in self._not_modules:
+            return
+        root, dot, _ = name.partition(".")
+        self._not_modules.add(name)
+        if dot and root in sys.modules:
+            with suppress(Exception):  # the code of a module may raise anything
+                importlib.import_module(name)
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if func.__globals__ is functools.__dict__ and hasattr(func, "registry"):

@@ -264,6 +264,11 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "import torch\nx is torch.nn.functional.ScalingType, x.__qualname__",
         (True, "_ScalingType"),
     ),
+    "import numpy as np\nx = np.zeros(2, [('age', int)]).view(np.recarray)": (
+        "import numpy as np\ntype(x) is np.recarray, x.age.sum(), x[0].age",
+        (True, 0, 0),
+    ),
+    "x = open('/dev/null')\nx.close()": ("x.closed, x.name, x.mode", (True, "/dev/null", "r")),
     """
     import polars
     x = [type(iter([])), type(polars.DataFrame()._df)]
