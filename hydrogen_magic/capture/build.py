@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +18,7 @@ from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, is_installed
 from hydrogen_magic.capture.ownership import Action
+from hydrogen_magic.capture.registrations import registration_note
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.scopes import ScopeAnalysis
 from hydrogen_magic.capture.session_cell import SessionCapture
@@ -156,11 +157,18 @@ class Builder:
 
     def _hints(self, seed: int | None) -> tuple[str, ...]:
         needs = self.needs
-        names = needs.read | self.cell_attributes | self.stream.pickler.attributes
+        pickler = self.stream.pickler
+        names = needs.read | self.cell_attributes | pickler.attributes
         sources = sources_of(needs.namespace, needs.imports)
         seeds = seed_note(sources, names) if seed is None else ""
         values = {name: needs.namespace[name] for name in needs.values}
-        notes = seeds, _graph_note(values, names), _gradient_note(values, names)
+        gradients = [name for name in self.stream.with_gradients if name in values]
+        notes = (
+            seeds,
+            _graph_note(values, names),
+            _gradient_note({name: values[name] for name in gradients}, names),
+            registration_note(sources, needs.namespace, pickler.definitions, names),
+        )
         return tuple(filter(None, notes))
 
     def finish(self, header: ClosureManifest, cells: Mapping[str, str]) -> Captured:
@@ -314,33 +322,20 @@ def _graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
 
 
 def _gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
-    """Return that gradients of an earlier cell stay behind; empty if the cell makes its own, or uses none."""
+    """Return that gradients of an earlier cell stay behind; empty if the cell makes its own, or uses none.
+
+    ``values``: those with gradients.
+    """
     reads = not names.isdisjoint(("grad", "clip_grad_norm_", "clip_grad_value_"))
     if "backward" in names or not (reads or "step" in names):
         return ""
-    kinds = (("torch", "Tensor"), ("torch.nn", "Module")) if reads else ()
-    found = [
-        name
-        for name, value in values.items()
-        if any(is_a(value, *kind) for kind in (*kinds, ("torch.optim", "Optimizer")))
-        and any(tensor.is_leaf and tensor.grad is not None for tensor in _tensors_of(value))
-    ]
+    found = [name for name in values if reads or is_a(values[name], "torch.optim", "Optimizer")]
     if not found:
         return ""
     return (
         f"gradients of the notebook are not sent: those of {_listed(found)} are None on the ranks; call "
         "backward() inside the cell"
     )
-
-
-def _tensors_of(value: Any) -> Iterable[Any]:
-    """Return a tensor, or the parameters of a module or an optimizer."""
-    if is_a(value, "torch", "Tensor"):
-        return [value]
-    if is_a(value, "torch.nn", "Module"):
-        parameters: Iterable[Any] = sys.modules["torch"].nn.Module.parameters(value)
-        return parameters
-    return [tensor for group in value.param_groups for tensor in group["params"]]
 
 
 def _listed(names: Sequence[str]) -> str:

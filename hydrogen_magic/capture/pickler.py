@@ -102,6 +102,10 @@ class CapturePickler(Pickler):
         """Modules that the stream refers to by name."""
         self.filenames: set[str] = set()
         """Source files of functions that are sent by value."""
+        self.definitions: set[str] = set()
+        """Names of the notebook's functions and classes that are sent by value."""
+        self.n_gradients = 0
+        """How many tensors have a gradient in the notebook, which is not sent."""
         self.attributes: set[str] = set()
         """Names that those functions use, including attributes."""
         self.needs = needs
@@ -184,6 +188,8 @@ class CapturePickler(Pickler):
             return resolve, (module, name)
         if (place := exported_as(cls)) is not None:
             self.modules.add(place[0])
+        if is_main(cls):
+            self.definitions.add(name)
         return self._on_ranks(cls) or super()._reduce_class(cls, reduced)
 
     def _on_ranks(self, obj: Any) -> Any:
@@ -197,6 +203,7 @@ class CapturePickler(Pickler):
             return there
         home = self._home_of(func)
         if home in (None, "__main__"):
+            self.definitions.add(func.__qualname__)
             self.filenames.add(func.__code__.co_filename)
             self.attributes.update(*(code.co_names for code in code_objects(func.__code__)))
             self.modules.update(imported_names(func.__code__))
@@ -328,6 +335,8 @@ class CapturePickler(Pickler):
         if tensor.is_cuda and not self._ranks_have_gpu:
             why = "it is a CUDA tensor and the ranks have no GPU"
             raise RefusedError(tensor, why, "use .cpu() on it first, or run with --gpu")
+        if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
+            self.n_gradients += 1
         return with_hooks(tensor, self._reduce_to_part(tensor))
 
     def _reduce_to_part(self, tensor: Any) -> Any:

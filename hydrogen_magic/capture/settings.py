@@ -61,19 +61,20 @@ def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _seeds_in(source: str) -> tuple[str, ...]:
-    calls = (node for node in _run_at_once(_parsed(source)) if isinstance(node, ast.Call))
+    calls = (node for node in run_at_once(parsed(source)) if isinstance(node, ast.Call))
     return tuple(ast.unparse(c) for c in calls if _SEED_CALL.fullmatch(ast.unparse(c.func)))
 
 
-def _run_at_once(node: ast.AST) -> Iterator[ast.AST]:
+def run_at_once(node: ast.AST) -> Iterator[ast.AST]:
     """Yield ``node`` and what is in it, except for functions: the notebook may never call them."""
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         yield node
         for child in ast.iter_child_nodes(node):
-            yield from _run_at_once(child)
+            yield from run_at_once(child)
 
 
-def _parsed(source: str) -> ast.Module:
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree of a cell; an empty one if it is not Python."""
     try:
         tree: ast.Module = syntax.parse(source)
     except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
@@ -106,7 +107,7 @@ class _Change:
 
 @functools.lru_cache(maxsize=4096)
 def _changes_in(source: str) -> tuple[_Change, ...]:
-    found = (change for node in ast.walk(_parsed(source)) for change in _changes_of(node))
+    found = (change for node in ast.walk(parsed(source)) for change in _changes_of(node))
     return tuple(dict.fromkeys(found))
 
 
@@ -256,7 +257,7 @@ _SCALARS = (bool, int, float, str)
 @functools.lru_cache(maxsize=4096)
 def _constants_in(source: str) -> dict[str, Any]:
     """Return the public names that a module binds to a number or text, and to nothing else."""
-    nodes = list(module_level(_parsed(source)))
+    nodes = list(module_level(parsed(source)))
     stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     found: dict[str, Any] = {}
     for node in nodes:

@@ -63,6 +63,8 @@ class NamedPickles:
         self.needs = needs
         self.sizes: dict[str, int] = {}
         """Bytes that each name added."""
+        self.with_gradients: list[str] = []
+        """Names whose tensors have gradients in the notebook, which are not sent."""
         self._file = _Limited(max_bytes)
         self._buffers = Buffers()
         self.pickler = CapturePickler(
@@ -85,7 +87,7 @@ class NamedPickles:
             self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
-        before = self.nbytes
+        before, n_gradients = self.nbytes, self.pickler.n_gradients
         # The arguments of a call are copies, as always.
         is_numbered = name in self._out or (self._numbers_all and name != "")
         self.pickler.originals = self.originals if is_numbered else None
@@ -98,6 +100,8 @@ class NamedPickles:
         except Exception as error:  # pickling runs the classes' own code: it may raise anything
             raise self._error_for(name, value, error) from error
         self.sizes[name] = self.nbytes - before
+        if self.pickler.n_gradients > n_gradients:
+            self.with_gradients.append(name)
 
     def _error_for(self, name: str, value: Any, error: Exception) -> CaptureError:
         shown = name or "the call"

@@ -1,0 +1,75 @@
+"""What the user is told about objects that ranks get without something that the notebook's have."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.capture_rig import Notebook
+
+
+def test_gradients_inside_of_other_objects(notebook: Notebook) -> None:
+    notebook.cell("""
+        import torch
+        class Layer: pass
+        layer = Layer()
+        layer.weight = torch.ones(2, requires_grad=True)
+        layer.out = layer.weight * 2
+        layer.out.retain_grad()
+        layers = [layer]
+    """)
+    cell = "layers[0].out.grad.mean()"
+    assert notebook.capture(cell).hints == ()
+    notebook.cell("layer.out.sum().backward()")
+    (hint,) = notebook.capture(cell).hints
+    assert "those of `layers` are None on the ranks" in hint
+    assert notebook.capture("layers[0].out.sum()").hints == ()
+
+
+REGISTRATIONS = {
+    "def f(x): return x\nlibrary.register(f)": ("f(1)", "`f` by library.register()"),
+    "class Point: pass\nlibrary.tree.register_node(Point, len, print)\nx = Point()": (
+        "print(x)",
+        "`Point` by library.tree.register_node()",
+    ),
+    "@library.register_kind\nclass A: pass": ("[A]", "`A` by library.register_kind()"),
+    "@library.register_accessor('geo')\nclass G: pass\nx = 1": (
+        "x.geo",
+        "`geo` by library.register_accessor()",
+    ),
+    "from library import register\n@register(name='b')\ndef b(): pass": (
+        "b()",
+        "`b` by register()",
+    ),
+}
+SILENT = {
+    "def f(x): return x\nlibrary.register(f)": "library.register(f); f(1)",
+    "def f(x): return x\nlibrary.register(print)": "f(1)",
+    "class Hooks:\n def register(self, f): self.f = f\nhooks = Hooks()\nf = lambda: 1\nhooks.register(f)": (
+        "hooks.f()"
+    ),
+    "def f(x): return x\ndef never():\n    library.register(f)": "f(1)",
+    "def register(f): return f\n@register\ndef f(x): return x": "f(1)",
+}
+LIBRARY = """
+import sys, types
+library = sys.modules["library"] = types.ModuleType("library")
+exec("def register(*x, **k): return register_kind\\ndef register_kind(x): return x", vars(library))
+library.register_accessor = library.register
+library.tree = types.SimpleNamespace(register_node=print)
+"""
+
+
+@pytest.mark.parametrize("registers", REGISTRATIONS)
+def test_registrations_of_earlier_cells(notebook: Notebook, registers: str) -> None:
+    cell, said = REGISTRATIONS[registers]
+    notebook.cell(LIBRARY)
+    notebook.cell(registers)
+    (hint,) = notebook.capture(cell).hints
+    assert f"the notebook registered {said}, and the ranks do not" in hint
+
+
+@pytest.mark.parametrize("registers", SILENT)
+def test_registrations_that_do_not_concern_the_cell(notebook: Notebook, registers: str) -> None:
+    notebook.cell(LIBRARY)
+    notebook.cell(registers)
+    assert notebook.capture(SILENT[registers]).hints == ()
