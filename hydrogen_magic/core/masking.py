@@ -21,7 +21,10 @@ T = TypeVar("T")
 MASK = "***"
 _SHORTEST = 8
 """Characters. Shorter values occur in ordinary text and are too weak as secrets."""
+_SHORTEST_PASSWORD = 6
+"""The same for passwords, unless they consist of letters only, as words do."""
 _SECRET_NAME = re.compile("SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
+_PASSWORD_NAME = re.compile("SECRET|PASSWORD", re.IGNORECASE)
 _COUNT_NAME = re.compile("(TOKEN|KEY)S", re.IGNORECASE)
 """``MAX_TOKENS=16777216`` is a number of tokens."""
 _ACCELERATOR_SETTINGS = ("CUBLAS_", "CUDA", "GLOO_", "NCCL_")
@@ -58,8 +61,8 @@ def secret_values(
     """Return the values of ``env`` whose names mark them as secret, and those of ``given``.
 
     ``given``: variables that the user set with ``--env``. Left out are values of fewer than 8
-    characters, common words, and paths that exist; of ``given`` also numbers, locations, and
-    settings of libraries, of which ``settings`` has more prefixes.
+    characters (6 for passwords that are not words), common words, and paths that exist; of ``given`` also
+    numbers, locations, and settings of libraries, of which ``settings`` has more prefixes.
     """
     found = [value for name, value in env.items() if _is_secret(name, value)]
     found += [value for name, value in (given or {}).items() if _is_private(name, value, settings)]
@@ -80,7 +83,8 @@ def _is_secret(name: str, value: str) -> bool:
     if _SECRET_NAME.search(name) is None:
         return False
     is_count = _COUNT_NAME.search(name) is not None and value.strip().isdigit()
-    return not is_count and not _is_ordinary(value)
+    is_password = _PASSWORD_NAME.search(name) is not None and not value.strip().isalpha()
+    return not is_count and not _is_ordinary(value, _SHORTEST_PASSWORD if is_password else _SHORTEST)
 
 
 def _is_private(name: str, value: str, settings: tuple[str, ...]) -> bool:
@@ -91,9 +95,9 @@ def _is_private(name: str, value: str, settings: tuple[str, ...]) -> bool:
     return not is_setting and not _is_ordinary(value)
 
 
-def _is_ordinary(value: str) -> bool:
+def _is_ordinary(value: str, shortest: int = _SHORTEST) -> bool:
     text = value.strip()
-    return len(text) < _SHORTEST or text.lower() in _COMMON or os.path.exists(text)
+    return len(text) < shortest or text.lower() in _COMMON or os.path.exists(text)
 
 
 def _is_number(value: str) -> bool:

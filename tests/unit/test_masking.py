@@ -39,6 +39,11 @@ def test_short_values_common_words_and_paths_are_shown(value: str) -> None:
     assert secret_values({"MAX_TOKENS": "16777216"}) == ()
 
 
+def test_passwords_may_be_shorter() -> None:
+    env = {"DB_PASSWORD": "hunter2", "ADMIN_SECRET": "a/b.c1", "PASSWORD": "secret", "API_KEY": "short1"}
+    assert secret_values(env) == ("hunter2", "a/b.c1")
+
+
 def test_all_spellings_of_a_secret() -> None:
     lines = "first line\nand second"
     assert Mask([lines]).text(f"<{lines}>, {lines!r}") == "<***>, '***'"

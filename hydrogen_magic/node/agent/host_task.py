@@ -40,11 +40,11 @@ _ATTACH_S = 60.0
 _STDERR = "stderr"
 """File in an agent's folder."""
 _STDERR_TAIL = 2000
-_PING_S = 2.0
-_SILENT_PINGS = 23
+_PING_S = 1.0
+_SILENT_PINGS = 46
 """An agent with this many unanswered pings hangs: the kernel gives it up at the same time."""
-_STOPPED_PINGS = 5
-"""The same for one whose process is stopped (SIGSTOP)."""
+_STOPPED_PINGS = 4
+"""The same for one whose process is stopped (SIGSTOP): it is ended as soon as after Kill."""
 _CLEANUP_S = 5.0
 _MOST_AGENTS = 64
 """Maximum number of gangs of one kernel at the same time on one machine."""

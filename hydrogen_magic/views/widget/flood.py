@@ -23,8 +23,10 @@ _RECENT_S = 30.0
 """A busy server has read a flood's last messages by then."""
 _LOOK_S = 0.25
 """Between two looks whether a flood is over."""
-_RESEND_S = (0.0, 1.0, 3.0, 7.0)
+_RESEND_S = (0.0, 1.0, 2.0, 3.5, 7.0)
 """When to send again after a flood: the kernel's socket drops messages until the server has read some."""
+_RESEND_LATE_S = (3.5, 7.0)
+"""The same for a page that has the view: it has said hello by then if it exists."""
 
 
 def messages_sent() -> int:
@@ -59,7 +61,7 @@ class FloodWatch:
         now, n_sent = self._mark
         if n_sent - FloodWatch.n_seen > _MOST_WAITING:
             self._last_s = now
-            self.send_again(_RESEND_S[2:])  # a page that has the widget has said hello by then
+            self.send_again(_RESEND_LATE_S)
 
     def poll(self) -> bool:
         """Take a look, several times a second; return True when it is time to send again."""
