@@ -327,7 +327,8 @@ def _gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
     ``values``: those with gradients.
     """
     reads = not names.isdisjoint(("grad", "clip_grad_norm_", "clip_grad_value_"))
-    if "backward" in names or not (reads or "step" in names):
+    makes = "backward" in names and not names >= {"grad", "zero_"}
+    if makes or not (reads or "step" in names):
         return ""
     found = [name for name in values if reads or is_a(values[name], "torch.optim", "Optimizer")]
     if not found:

@@ -84,7 +84,9 @@ def _is_secret(name: str, value: str) -> bool:
         return False
     is_count = _COUNT_NAME.search(name) is not None and value.strip().isdigit()
     is_password = _PASSWORD_NAME.search(name) is not None and not value.strip().isalpha()
-    return not is_count and not _is_ordinary(value, _SHORTEST_PASSWORD if is_password else _SHORTEST)
+    return not is_count and not _is_ordinary(
+        value, _SHORTEST_PASSWORD if is_password else _SHORTEST
+    )
 
 
 def _is_private(name: str, value: str, settings: tuple[str, ...]) -> bool:

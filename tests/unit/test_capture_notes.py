@@ -23,6 +23,9 @@ def test_gradients_inside_of_other_objects(notebook: Notebook) -> None:
     (hint,) = notebook.capture(cell).hints
     assert "those of `layers` are None on the ranks" in hint
     assert notebook.capture("layers[0].out.sum()").hints == ()
+    assert notebook.capture("layer.out.sum().backward(); layer.weight.grad", seed=1).hints == ()
+    again = "layer.weight.grad.zero_(); (layer.weight * 2).sum().backward()"
+    assert "those of `layer` are None on the ranks" in notebook.capture(again, seed=1).hints[0]
 
 
 REGISTRATIONS = {

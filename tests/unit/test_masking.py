@@ -40,7 +40,12 @@ def test_short_values_common_words_and_paths_are_shown(value: str) -> None:
 
 
 def test_passwords_may_be_shorter() -> None:
-    env = {"DB_PASSWORD": "hunter2", "ADMIN_SECRET": "a/b.c1", "PASSWORD": "secret", "API_KEY": "short1"}
+    env = {
+        "DB_PASSWORD": "hunter2",
+        "ADMIN_SECRET": "a/b.c1",
+        "PASSWORD": "secret",
+        "API_KEY": "short1",
+    }
     assert secret_values(env) == ("hunter2", "a/b.c1")
 
 

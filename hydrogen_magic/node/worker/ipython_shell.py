@@ -126,6 +126,8 @@ class RankShell:
         if self._ipython is None:
             before = dict(self.user_ns)
             self._ipython = _make_ipython(name, self.user_ns)
+            for each in before.keys() - _PROVIDED:  # %who shows what the shell has not begun with
+                self._ipython.user_ns_hidden.pop(each, None)
             now = self.user_ns.items()
             self.bound = {n: v for n, v in now if n not in before or before[n] is not v}
         return self._ipython
@@ -136,6 +138,7 @@ class RankShell:
         return getattr(self._real(name), name)
 
 
+_PROVIDED = {"get_ipython", "display"}
 _shells: dict[int, RankShell] = {}
 
 
@@ -183,13 +186,13 @@ def _plain(data: Any) -> str:
 
 
 def provide(names: Sequence[str], namespace: dict[str, Any], *, own_process: bool) -> None:
-    """Add the names to ``namespace`` that IPython provides for a cell, and ``display`` to local modules.
+    """Add the names to ``namespace`` that IPython provides for a cell, and all of them to local modules.
 
     A rank inside the kernel displays as the kernel does.
     """
-    if own_process:
-        vars(builtins)["display"] = display  # as IPython does
     every = {"get_ipython": get_ipython, "display": display if own_process else _notebooks_display}
+    if own_process:
+        vars(builtins).update(every)  # as IPython does
     namespace.update({name: every[name] for name in names})
 
 
