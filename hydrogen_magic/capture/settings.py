@@ -49,7 +49,7 @@ def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
 
     ``names``: those in the code that the ranks run, which may seed itself.
     """
-    calls = list(dict.fromkeys(call for source in cells for call in _seeds_in(source)))
+    calls = _seed_calls(cells)
     if not calls or not _SEEDING.isdisjoint(names):
         return ""
     return (
@@ -59,10 +59,44 @@ def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
     )
 
 
+def _seed_calls(cells: Sequence[str]) -> list[str]:
+    """Return the calls that seed a generator, also those of functions of the notebook that do."""
+    seeding: frozenset[str] = frozenset()
+    found: list[str] = []
+    for source in cells:
+        seeding, calls = _seeds_in(source, seeding)
+        found += calls
+    return list(dict.fromkeys(found))
+
+
 @functools.lru_cache(maxsize=4096)
-def _seeds_in(source: str) -> tuple[str, ...]:
-    calls = (node for node in run_at_once(parsed(source)) if isinstance(node, ast.Call))
-    return tuple(ast.unparse(c) for c in calls if _SEED_CALL.fullmatch(ast.unparse(c.func)))
+def _seeds_in(source: str, seeding: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the functions that seed a generator once a cell has run, and its calls that seed one.
+
+    ``seeding``: the functions of earlier cells that do.
+    """
+    tree = _parsed(source)
+    for function in _functions_of(tree):
+        body = ast.Module(function.body, [])
+        seeds = next(_calls_that_seed(body, seeding), None) is not None
+        seeding = seeding | {function.name} if seeds else seeding - {function.name}
+    return seeding, tuple(map(ast.unparse, _calls_that_seed(tree, seeding)))
+
+
+def _functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the definitions of functions that a cell binds to names."""
+    for node in (tree, *module_level(tree)):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield child
+
+
+def _calls_that_seed(tree: ast.Module, seeding: frozenset[str]) -> Iterator[ast.Call]:
+    for node in _run_at_once(tree):
+        if isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            if function in seeding or _SEED_CALL.fullmatch(function):
+                yield node
 
 
 def run_at_once(node: ast.AST) -> Iterator[ast.AST]:
