@@ -379,11 +379,13 @@ def sort(
     return SortedSettings(tuple(plain), tuple(pickled), _stays_note(stays))
 
 
-_OF_RESULTS = ("attribute", "decimal", "keras", "pandas", "torch")
+_OF_RESULTS = ("attribute", "decimal", "keras", "pandas", "sklearn", "torch")
 _NOT_OF_RESULTS = (
     "pandas: display.",
     "pandas: plotting.",
     "pandas: styler.",
+    "sklearn: display",
+    "sklearn: print_changed_only",
     "torch: anomaly",
     "torch: number of threads",
     "torch: print options",

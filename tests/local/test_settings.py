@@ -44,6 +44,7 @@ LOCAL = {
 
 SETTINGS = """
 import torch, numpy as np, pandas as pd, matplotlib.pyplot as plt, logging, sys, warnings, decimal
+import sklearn.preprocessing
 torch.set_default_dtype(torch.float64)
 torch.set_grad_enabled(False)
 torch.use_deterministic_algorithms(True, warn_only=True)
@@ -54,6 +55,7 @@ np.set_printoptions(precision=2, formatter={"float": lambda x: f"<{x}>"})
 pd.set_option("display.max_rows", 7)
 pd.set_option("display.float_format", lambda x: f"{x * scale:.1f}")
 scale = 10
+sklearn.set_config(transform_output="pandas", working_memory=512)
 plt.rcParams["figure.figsize"] = (3, 4)
 plt.rcParams["axes.prop_cycle"] = plt.cycler("color", ["r", "g"])
 class Shout(logging.Formatter):
@@ -84,6 +86,8 @@ except FloatingPointError as error:
 print(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
 print(torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark)
 print(np.array([1.5]), pd.Series([0.25]).to_string(), pd.get_option("display.max_rows"))
+scaled = sklearn.preprocessing.MinMaxScaler().fit_transform(pd.DataFrame({"a": [1, 2]}))
+print(type(scaled).__name__, sklearn.get_config()["working_memory"])
 print(plt.rcParams["figure.figsize"], plt.rcParams["axes.prop_cycle"].by_key())
 print(decimal.getcontext().prec, sys.getrecursionlimit())
 """
@@ -97,6 +101,7 @@ torch.set_num_threads(2)
 np.seterr(**np_errors)
 np.set_printoptions(precision=8, formatter=None)
 pd.reset_option("display")
+sklearn.set_config(transform_output="default", working_memory=1024)
 plt.rcdefaults()
 logging.basicConfig(level="WARNING", force=True, handlers=handlers)
 loud.handlers.clear()
@@ -133,8 +138,9 @@ def test_libraries_have_the_notebooks_settings(
         "scale",
     } <= digests.keys() and "pandas: display.max_rows" not in digests
     assert "root: seen\nSEEN\nfatal\n" in expected and "<1.5>" in expected and "2.5" in expected
+    assert "DataFrame 512" in expected
     named = {item.name: item.why for item in captured.inventory if item.kind == "setting"}
-    assert {"torch", "numpy", "pandas", "matplotlib", "logging"} <= named.keys()
+    assert {"torch", "numpy", "pandas", "sklearn", "matplotlib", "logging"} <= named.keys()
     assert "default dtype" in named["torch"]
 
 
@@ -324,10 +330,12 @@ def test_a_changed_module_shares_memory_with_the_notebooks_values(
 
 
 def test_settings_of_a_spark_task_are_undone_at_its_end() -> None:
+    importlib.import_module("sklearn")
     chosen = [
         Setting("decimal", "decimal", "precision", 5),
         Setting("torch", "torch", "grad mode", False),
         Setting("numpy", "numpy", "seterr(divide)", "raise"),
+        Setting("sklearn", "sklearn", "transform_output", "pandas"),
         Setting("logging", "logging", "root", (10, True, False, [("stdout", 0, None)])),
         Setting("warnings", "warnings", "", ("error", "x", ("builtins", "UserWarning"), "", 0)),
         Setting("attribute", "string", "added", 1),
@@ -392,6 +400,11 @@ KEPT = {
         "pd.reset_option('mode.sim_interactive')",
         True,
     ),
+    "sklearn.set_config(display='text')": ("sklearn.set_config(display='diagram')", False),
+    "sklearn.set_config(transform_output='pandas')": (
+        "sklearn.set_config(transform_output='default')",
+        True,
+    ),
     "torch.set_num_threads(7)": ("torch.set_num_threads(n)", False),
     "torch.set_default_dtype(torch.float64)": ("torch.set_default_dtype(torch.float32)", True),
     "decimal.getcontext().prec = 5": ("decimal.getcontext().prec = 28", True),
@@ -403,7 +416,8 @@ KEPT = {
 def test_ranks_and_results_are_kept_only_for_the_same_settings(
     notebook: Notebook, change: str
 ) -> None:
-    notebook.cell("import decimal, numpy as np, pandas as pd, torch\nn = torch.get_num_threads()")
+    notebook.cell("import decimal, numpy as np, pandas as pd, sklearn, torch")
+    notebook.cell("n = torch.get_num_threads()")
     undo, affects_results = KEPT[change]
     before = notebook.capture("np")
     assert ranks_of(notebook.capture("np")) == ranks_of(before)

@@ -346,7 +346,7 @@ def _apply_numpy(numpy: Any, key: str, value: Any) -> Undo:
     return partial(getattr(numpy, function), **{name: before[name]})
 
 
-# ── pandas, matplotlib, keras ────────────────────────────────────────────────────────────────────
+# ── pandas, scikit-learn, matplotlib, keras ──────────────────────────────────────────────────────
 
 
 def _read_pandas(pandas: Any) -> Iterator[Setting | Stays]:
@@ -363,6 +363,20 @@ def _apply_pandas(pandas: Any, key: str, value: Any) -> Undo:
     before = pandas.get_option(key)
     pandas.set_option(key, value)
     return partial(pandas.set_option, key, before)
+
+
+def _read_sklearn(sklearn: Any) -> Iterator[Setting | Stays]:
+    # Of this process, with the variables SKLEARN_…; set_config changes each thread's own copy.
+    defaults = sys.modules["sklearn._config"]._global_config
+    for key, found in sklearn.get_config().items():
+        if found != defaults[key]:
+            yield Setting("sklearn", "sklearn", key, found)
+
+
+def _apply_sklearn(sklearn: Any, key: str, value: Any) -> Undo:
+    before = sklearn.get_config()[key]
+    sklearn.set_config(**{key: value})
+    return partial(sklearn.set_config, **{key: before})
 
 
 _OF_FRONT_END = ("backend", "interactive", "toolbar", "webagg.", "tk.", "savefig.directory")
@@ -621,6 +635,7 @@ _PROVIDERS = {  # by the module of the library, which has settings if it is impo
     "torch": _Provider(*_table("torch", _TORCH)),
     "numpy": _Provider(_read_numpy, _apply_numpy),
     "pandas": _Provider(_read_pandas, _apply_pandas),
+    "sklearn": _Provider(_read_sklearn, _apply_sklearn),
     "matplotlib": _Provider(_read_matplotlib, _apply_matplotlib),
     "keras": _Provider(*_table("keras", _KERAS)),
     "jax": _Provider(*_table("jax", _JAX)),
