@@ -379,7 +379,7 @@ def sort(
     return SortedSettings(tuple(plain), tuple(pickled), _stays_note(stays))
 
 
-_OF_RESULTS = ("attribute", "decimal", "keras", "pandas", "sklearn", "torch")
+_OF_RESULTS = ("attribute", "decimal", "keras", "locale", "pandas", "sklearn", "torch")
 _NOT_OF_RESULTS = (
     "pandas: display.",
     "pandas: plotting.",

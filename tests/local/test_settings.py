@@ -5,11 +5,13 @@ from __future__ import annotations
 import decimal
 import importlib
 import io
+import locale
 import logging
 import random
 import string
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -352,6 +354,29 @@ def test_settings_of_a_spark_task_are_undone_at_its_end() -> None:
     with settings.apply(chosen, refused.append):
         assert all(now != then for now, then in zip(state(), before, strict=True))
     assert (state(), refused) == (before, [])
+
+
+def test_a_locale_that_is_not_of_the_environment_is_sent(
+    notebook: Notebook, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_TIME", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    notebook.cell("import locale\nlocale.setlocale(locale.LC_TIME, 'C.UTF-8')")
+    setting = Setting("locale", "locale", "LC_TIME", "C.UTF-8")
+    try:
+        captured = notebook.capture("import locale; locale.setlocale(locale.LC_TIME)")
+        monkeypatch.setenv("LANG", "C.UTF-8")
+        assert setting not in settings.read()
+    finally:
+        notebook.cell("locale.setlocale(locale.LC_TIME, 'C')")
+    rank = ranks.run(captured)
+    assert (rank.value, rank.warnings) == ("C.UTF-8", [])
+    refused = list[str]()
+    with settings.apply([setting], refused.append):
+        assert locale.setlocale(locale.LC_TIME) == "C.UTF-8"
+    with settings.apply([replace(setting, value="xx_XX")], refused.append):
+        assert locale.setlocale(locale.LC_TIME) == "C"
+    assert "locale setting LC_TIME is not applied: Error: unsupported locale" in refused[0]
 
 
 def test_only_small_values_are_plain() -> None:

@@ -242,6 +242,25 @@ _DECIMAL = {
     "traps": _Value(_traps, _set_traps, ("DivisionByZero", "InvalidOperation", "Overflow")),
 }
 
+_LOCALE = ("LC_COLLATE", "LC_MONETARY", "LC_NUMERIC", "LC_TIME")
+"""Categories that are those of C in any process until it changes them."""
+
+
+def _read_locale(locale: Any) -> Iterator[Setting | Stays]:
+    for name in _LOCALE:
+        found = locale.setlocale(getattr(locale, name))
+        # Qt and R take the locale of the environment; what a user chooses is another one.
+        given = next(filter(None, map(os.environ.get, ("LC_ALL", name, "LANG"))), "C")
+        if found not in ("C", "POSIX", given):
+            yield Setting("locale", "locale", name, found)
+
+
+def _apply_locale(locale: Any, key: str, value: Any) -> Undo:
+    category = getattr(locale, key)
+    before = locale.setlocale(category)
+    locale.setlocale(category, value)
+    return partial(locale.setlocale, category, before)
+
 
 # ── torch ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -630,6 +649,7 @@ def _fill(target: Any, content: Any) -> None:
 _PROVIDERS = {  # by the module of the library, which has settings if it is imported
     "sys": _Provider(*_table("sys", _SYS)),
     "decimal": _Provider(*_table("decimal", _DECIMAL)),
+    "locale": _Provider(_read_locale, _apply_locale),
     "warnings": _Provider(_read_warnings, _apply_warnings),
     "logging": _Provider(_read_logging, _apply_logging),
     "torch": _Provider(*_table("torch", _TORCH)),
