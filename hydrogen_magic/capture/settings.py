@@ -379,8 +379,9 @@ def sort(
     return SortedSettings(tuple(plain), tuple(pickled), _stays_note(stays))
 
 
-_OF_RESULTS = ("attribute", "decimal", "keras", "locale", "pandas", "sklearn", "torch")
+_OF_RESULTS = ("attribute", "decimal", "jax", "keras", "locale", "pandas", "sklearn", "torch")
 _NOT_OF_RESULTS = (
+    "jax: jax_debug_",
     "pandas: display.",
     "pandas: plotting.",
     "pandas: styler.",

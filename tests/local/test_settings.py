@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from hydrogen_magic.capture import Captured
+from hydrogen_magic.capture.settings import SortedSettings
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import Setting
@@ -453,6 +454,12 @@ def test_ranks_and_results_are_kept_only_for_the_same_settings(
         assert (fingerprints.of_cell(after) != fingerprints.of_cell(before)) is affects_results
     finally:
         notebook.cell(undo)
+
+
+def test_results_depend_on_how_jax_computes() -> None:
+    names = ("enable_x64", "default_prng_impl", "numpy_dtype_promotion", "debug_nans", "debug_infs")
+    chosen = tuple(Setting("jax", "jax", f"jax_{name}", True) for name in names)
+    assert [*SortedSettings(chosen).of_results()] == [f"jax: jax_{name}" for name in names[:3]]
 
 
 DRAW = """
