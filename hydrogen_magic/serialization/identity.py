@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from hydrogen_magic.serialization.instances import find_on_type
 from hydrogen_magic.serialization.reducers import restore_object
 
 _KINDS = (
@@ -210,7 +211,10 @@ class _Updates:
                 self._originals.add(number, new)
             return new
         self._updated[id(old)] = old
-        attributes = getattr(old, "__dict__", {})
+        try:  # without the code of its class
+            attributes = object.__getattribute__(old, "__dict__")
+        except AttributeError:  # an array
+            attributes = {}
         self._undo.callback(attributes.update, dict(attributes))  # after the next one
         self._undo.callback(attributes.clear)
         if is_array(old):
@@ -282,7 +286,7 @@ def restore_state(obj: Any, state: Any) -> None:
 
 def _set_state(obj: Any, state: Any) -> None:
     """Perform pickle's BUILD operation."""
-    if hasattr(obj, "__setstate__"):
+    if find_on_type(type(obj), "__setstate__") is not None:
         obj.__setstate__(state)
         return
     attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)

@@ -11,6 +11,7 @@ import torch
 from hydrogen_magic.driver.result_assignment import assign
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.node.worker import namespace
+from hydrogen_magic.serialization import identity
 from tests.capture_rig import Notebook
 from tests.rank_results import delivered
 
@@ -297,6 +298,62 @@ def test_stale_references_in_containers_are_named(notebook: Notebook, other: str
     notebook.cell("fresh = [1, {'weights': torch.ones(1)}, step]")
     (warning,), _ = run(notebook, "net = copy.deepcopy(net)", "net")
     assert "`other`" in warning and "`fresh`" not in warning and "`step`" not in warning
+
+
+ANSWERING = {
+    "an optimizer that answers every attribute": """
+        class Own(torch.optim.SGD):
+            def __getattr__(self, name): return lambda *args: self
+        own = Own([torch.ones(1)])
+    """,
+    "a scheduler around another one": """
+        class Own(torch.optim.lr_scheduler.LRScheduler):
+            def __init__(self, after): self.after = after
+            def __getattr__(self, name): return vars(self)["after"][name]
+        own = Own({"k": 1})
+    """,
+    "a scheduler with slots": """
+        class Own(torch.optim.lr_scheduler.LRScheduler):
+            __slots__ = ("steps", "unset")
+            def __init__(self): pass
+            def __getattr__(self, name): raise KeyError(name)
+        own = Own()
+    """,
+    "a module that raises other errors": """
+        class Own(nn.Module):
+            def __getattr__(self, name): return self._modules[name]
+        own = Own()
+    """,
+    "a scheduler that hides its attributes": """
+        class Own(torch.optim.lr_scheduler.LRScheduler):
+            def __init__(self): pass
+            def __getattribute__(self, name):
+                if name == "__dict__": raise KeyError(name)
+                return object.__getattribute__(self, name)
+        own = Own()
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERING)
+def test_objects_are_updated_without_asking_them_for_attributes(
+    notebook: Notebook, kind: str
+) -> None:
+    notebook.cell("import torch\nfrom torch import nn")
+    notebook.cell(ANSWERING[kind])
+    notebook.cell("own.steps = 0; same = own")
+    assert run(notebook, "own.steps += 1", "own")[0] == []
+    notebook.cell("assert own is same and own.steps == 1")
+
+
+def test_only_a_class_says_how_its_instances_get_their_state() -> None:
+    class Answers:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: self
+
+    answers = Answers()
+    identity.restore_state(answers, {"steps": 1})
+    assert vars(answers) == {"steps": 1}
 
 
 BRITTLE = """
