@@ -13,7 +13,9 @@
 | PyArrow Dataset, and objects with ``__arrow_c_stream__``: DuckDB, Ibis, … | read once, in order | Table |
 | Parquet, CSV, JSON Lines: a path, URL, glob, list of these | copied by chunks | path of new Parquet data |
 
-This module imports none of the libraries: it looks only at those that are loaded.
+This module imports none of the libraries: it looks only at those that are loaded. Narwhals would replace none
+of this: it collects a LazyFrame at once, and its conversions between pandas and Arrow are PyArrow's, which
+split blocks of columns and turn predicted integers with nulls into floats.
 """
 
 from __future__ import annotations
