@@ -75,6 +75,8 @@ def test_a_chain_of_functions_may_be_longer_than_pythons_stack(notebook: Noteboo
     notebook.cell("\n".join(["def f0(): return 1", *lines]))
     inventory = notebook.capture("f1199()").inventory
     assert [item.kind for item in inventory].count("function") == 1200
+    assert inline(notebook.capture("f480()")) == 1
+    assert inline(notebook.capture("f1199")).__name__ == "f1199"
 
 
 def test_what_is_perhaps_never_read_may_lack_names(notebook: Notebook) -> None:
