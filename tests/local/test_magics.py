@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import re
+import random
 import signal
 import subprocess
 import sys
@@ -656,15 +658,21 @@ def test_a_scripts_last_words_are_said_once(
 
 
 def test_ranks_draw_different_numbers(shell: InteractiveShell) -> None:
-    run(shell, "import torch")
-    cell = "%%distributed --quiet --detach\ntorch.rand(1).item()"
-    drawn = [value for _ in range(2) for value in run(shell, cell).results]
-    assert len(set(drawn)) == 4
+    """And those of the generators of Python, NumPy and torch with ``--seed N`` on rank r: N + r."""
+    run(shell, "import random, numpy as np, torch")
+    cell = "%%distributed --quiet --detach\nrandom.random(), np.random.rand(), torch.rand(1).item()"
+    drawn = [values for _ in range(2) for values in run(shell, cell).results]
+    assert [len(set(values)) for values in zip(*drawn, strict=True)] == [4, 4, 4]
     seeded = run(shell, cell.replace("--quiet", "--quiet --seed 3")).results
+    import numpy as np
     import torch
 
-    generators = [torch.Generator().manual_seed(3 + rank) for rank in range(2)]
-    assert seeded == [torch.rand(1, generator=generator).item() for generator in generators]
+    seeds = [3, 4]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    of_torch = [torch.rand(1, generator=generator).item() for generator in generators]
+    of_numpy = [np.random.RandomState(seed).rand() for seed in seeds]
+    of_python = [random.Random(seed).random() for seed in seeds]
+    assert seeded == list(zip(of_python, of_numpy, of_torch, strict=True))
 
 
 @pytest.mark.parametrize(
