@@ -9,12 +9,13 @@ the object itself (``self.__dict__ = self``), stays one object.
 from __future__ import annotations
 
 import copyreg
+import pickle
 import struct
 import sys
 import weakref
 from typing import Any
 
-from hydrogen_magic.serialization.reducers import restore_object
+from hydrogen_magic.serialization.reducers import restore_immutable, restore_object
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9
@@ -74,6 +75,32 @@ def _is_default(kind: type) -> bool:
     if kind in builtin or not set(builtin) <= {object, dict, list}:
         return False
     return len(builtin) > 1 or not _has_hidden_state(kind)
+
+
+_IMMUTABLE = (tuple, str, bytes, int, float, complex)
+
+
+def is_made_by_own_new(kind: type) -> bool:
+    """Whether it is a subclass of an immutable type, with a ``__new__`` that may not take the contents.
+
+    Pickle calls it with these: ``T(1, 2)`` becomes ``T((1, 2))``.
+    """
+    base = next((base for base in _IMMUTABLE if issubclass(kind, base)), None)
+    if base is None or not isinstance(find_on_type(kind, "__new__"), staticmethod):
+        return False
+    hooks = ("__reduce__", "__reduce_ex__", "__getnewargs_ex__")
+    own = [name for name in hooks if find_on_type(kind, name) is not find_on_type(object, name)]
+    builtin = {base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE}
+    gives_contents = find_on_type(kind, "__getnewargs__") is vars(base)["__getnewargs__"]
+    return not own and gives_contents and builtin == {object, base}
+
+
+def reduce_immutable(obj: Any) -> Any:
+    """Reduce an instance of such a class to its contents and attributes."""
+    base = next(base for base in _IMMUTABLE if isinstance(obj, base))
+    reduced: Any = object.__reduce_ex__(obj, pickle.HIGHEST_PROTOCOL)
+    _, args, *rest = reduced
+    return restore_immutable, (base, *args), *rest
 
 
 def _has_hidden_state(kind: type) -> bool:

@@ -33,7 +33,9 @@ from hydrogen_magic.serialization import library_objects, reducers
 from hydrogen_magic.serialization.code_names import global_names
 from hydrogen_magic.serialization.instances import (
     find_on_type,
+    is_made_by_own_new,
     reduce_by_value,
+    reduce_immutable,
     reduce_instance,
 )
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
@@ -154,8 +156,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(obj)
         handler = self.handlers.get(kind, _UNKNOWN)
         if handler is _UNKNOWN:  # the first object of its class
-            named = self._reduce_named if self.says_how_to_pickle(kind) else None
-            handler = self.handlers[kind] = self.handler_of(kind) or named
+            own = self._reduce_named if self.says_how_to_pickle(kind) else None
+            if is_main(kind) and is_made_by_own_new(kind):
+                own = reduce_immutable
+            handler = self.handlers[kind] = self.handler_of(kind) or own
         if handler is not None:
             return handler(obj)
         if issubclass(kind, types.ModuleType):

@@ -233,6 +233,11 @@ def restore_object(cls: type, *args: Any) -> Any:
         return next(base for base in (dict, list, object) if issubclass(cls, base)).__new__(cls)
 
 
+def restore_immutable(base: type, cls: type, *args: Any) -> Any:
+    """Make an instance of ``cls`` from its contents, by the ``__new__`` of a builtin type."""
+    return base.__new__(cls, *args)
+
+
 def restore_same(obj: Any) -> Any:
     return obj
 

@@ -66,6 +66,39 @@ def test_a_closed_file_comes_back_closed(notebook: Notebook) -> None:
     assert notebook.names["file"].closed and notebook.names["file"].name == "/dev/null"
 
 
+IMMUTABLE = """
+class Point(tuple):
+    def __new__(cls, x, y=0): return super().__new__(cls, (x, y))
+class Parts(tuple):
+    def __new__(cls, *parts): return super().__new__(cls, parts)
+class Meters(float):
+    def __new__(cls, value, unit):
+        self = super().__new__(cls, value * unit)
+        self.unit = unit
+        return self
+class Name(str):
+    def __new__(cls, first, last): return super().__new__(cls, f"{first} {last}")
+class Wave(complex):
+    def __new__(cls, polar): return super().__new__(cls, *polar)
+class Unique(int):
+    def __new__(cls, text): return super().__new__(cls, len(text))
+    def __getnewargs__(self): return ("a" * self,)
+"""
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["Point(1, 2)", "Parts(1, [2])", "Meters(3, 100)", "Name('A', 'B')", "Wave((1, 2))", "Unique('ab')"],
+)  # fmt: skip
+def test_immutable_objects_keep_their_contents(notebook: Notebook, value: str) -> None:
+    notebook.cell(IMMUTABLE)
+    notebook.cell(f"x = {value}; x.tag = 1; before = x")
+    cell = f"x == {value} and type(x) is type({value}) and vars(x)"
+    warnings, found = run(notebook, f"y = [x]\n{cell}", "y")
+    assert warnings == [] and found == vars(notebook.names["before"])
+    notebook.cell("(x,) = y\nassert (x, type(x), vars(x)) == (before, type(before), vars(before))")
+
+
 def test_an_array_with_gaps_comes_back_read_only(notebook: Notebook) -> None:
     notebook.cell("import numpy as np")
     run(notebook, "x, y = np.eye(4)[::2], np.eye(4)[::2]\nx.flags.writeable = False", "x", "y")
