@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import collections
 import contextlib
+import copyreg
 import inspect
+import re
 import sys
 import textwrap
 import types
@@ -355,22 +358,64 @@ def outcome(run: Callable[[], Any], names: dict[str, Any]) -> Outcome:
 
 
 def canonical(value: Any, depth: int = 6) -> Any:
-    """Return a value in a form that is equal for equal values of two namespaces."""
+    """Return a value in a form that is equal for equal values of two processes, and for no others."""
     kind = type(value)
-    if kind in (int, float, str, bool, type(None)):
+    if kind in (int, str, type(None)):
         return value
-    if depth == 0 or kind in (types.ModuleType, types.BuiltinFunctionType):
+    if kind in (types.ModuleType, types.BuiltinFunctionType):
         return kind.__name__, getattr(value, "__name__", "")
-    if kind in (list, tuple, set):
-        return kind.__name__, [canonical(item, depth - 1) for item in value]
-    if kind is dict:
-        return [(canonical(k, depth - 1), canonical(v, depth - 1)) for k, v in value.items()]
+    if issubclass(kind, type) and (value.__module__ != "__main__" or depth == 0):
+        return kind.__name__, value.__module__, value.__qualname__
+    if depth == 0:
+        return kind.__name__
+    attributes = sorted(_attributes(value).items())
+    named = [(name, canonical(one, depth - 1)) for name, one in attributes]
+    return kind.__name__, _contents(value, kind, depth - 1), named
+
+
+_WRITTEN = (int, float, complex, str, bytes, bytearray)
+"""Types of values that their texts describe; subclasses may have other texts."""
+_SEQUENCES = (list, tuple, collections.deque)
+
+
+def _contents(value: Any, kind: type, depth: int) -> Any:
+    """Return what a value consists of besides its attributes."""
+    for base in _WRITTEN:
+        if issubclass(kind, base):
+            return base.__repr__(value)
+    for base in _SEQUENCES:
+        if issubclass(kind, base):
+            return [canonical(item, depth) for item in base.__iter__(value)]
+    if issubclass(kind, (set, frozenset)):
+        return sorted((canonical(item, depth) for item in value), key=repr)
+    if issubclass(kind, dict):
+        return [(canonical(k, depth), canonical(v, depth)) for k, v in dict.items(value)]
     if kind is types.FunctionType:
-        return "function", value.__qualname__, canonical(value.__annotations__, depth - 1)
-    attributes = value.__dict__ if hasattr(value, "__dict__") else {}
-    plain = {k: v for k, v in attributes.items() if k[:2] != "__" or k == "__annotations__"}
-    label = value.__qualname__ if isinstance(value, type) else kind.__name__
-    return label, canonical(dict(sorted(plain.items())), depth - 1)
+        defaults = value.__defaults__, value.__kwdefaults__, value.__annotations__
+        return value.__qualname__, canonical(defaults, depth)
+    if kind is types.MethodType:
+        return canonical((value.__func__, value.__self__), depth)
+    try:
+        text = repr(value)
+    except Exception:  # whatever the class raises
+        return ""
+    return "" if re.search(r"\b0x[0-9a-f]+", text) else text
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object as they are stored, including those in slots."""
+    found: dict[str, Any] = {}
+    names = copyreg._slotnames(type(value))  # type: ignore[attr-defined]  # typeshed lacks it
+    with contextlib.suppress(AttributeError):
+        found.update(vars(value) if isinstance(value, type) else _stored(value, "__dict__"))
+    for name in names:
+        with contextlib.suppress(AttributeError):  # it has not been assigned
+            found[name] = _stored(value, name)
+    plain = {k: v for k, v in found.items() if isinstance(k, str)}
+    return {k: v for k, v in plain.items() if k[:2] != "__" or k == "__annotations__"}
+
+
+_stored = object.__getattribute__
 
 
 @contextlib.contextmanager
