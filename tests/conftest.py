@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ NICE = 5
 """Of workers that run others."""
 _COLD = {"cold", *SESSIONS.values()}
 """Fixtures of tests that begin without an agent; those of Spark leave agents on its slots."""
+_WARM = {"warm_agents", "warm_beside_session"}
+"""Fixtures of tests that leave their agents to the next test."""
 _BRIEFLY_S = 5.0
 """What a test's gangs started ends within this time beside the warm agent, or is ended with it."""
 ORDER = ("spark", "browser", "notebooks", "horovod", "local", "unit")
@@ -104,6 +106,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     is_grouped = getattr(session.config.option, "loadgroup", False)
     if is_grouped and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist does not group tests with this pytest")
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # while output is captured, as at the beginning
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Look for leaks after the last test of a session, when its module's fixtures are closed."""
+    yield
+    if nextitem is not None and _session_of(nextitem) != _session_of(item):
+        _beside_session.end()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -157,12 +169,17 @@ def _session_of(item: pytest.Item) -> str | None:
 
 
 def _start_session_first(item: pytest.Item) -> None:
-    """Have a session that outlives the test start before the test's leaks are looked for."""
+    """Have a session that outlives the test start before the test's leaks are looked for, and agents stay
+    warm as long as the session is used.
+    """
     fixture = _session_of(item)
+    if fixture is None:
+        return
     names: list[str] = getattr(item, "fixturenames", [])
-    if fixture is not None and fixture not in names:
-        # a list of its own: all parametrizations of a function share one
-        item.fixturenames = [fixture, *names]  # type: ignore[attr-defined]
+    warm = ["warm_beside_session"] if "warm_agents" in names else []
+    others = [name for name in names if name not in (fixture, "warm_agents")]
+    # a list of its own: all parametrizations of a function share one
+    item.fixturenames = [fixture, *warm, *others]  # type: ignore[attr-defined]
 
 
 def _has_gpu() -> bool:
@@ -210,9 +227,41 @@ def hydrogen_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def warm_agents(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Look for leaks after the last test of a module, not after each of its tests."""
+    """Look for leaks after the last test of a module, not after each of its tests.
+
+    Where a Spark session is kept, :func:`warm_beside_session` takes its place.
+    """
     with _looking_for_leaks("this module", request):
         yield
+
+
+class _BesideSession:
+    """Agents that stay warm while tests use a Spark session: those on its slots import torch again, for
+    seconds of a processor, when they are started again.
+    """
+
+    def __init__(self) -> None:
+        self._before: leaks.Snapshot | None = None
+
+    def begin(self) -> None:
+        if self._before is None:
+            self._before = leaks.Snapshot.take()
+
+    def end(self) -> None:
+        """Fail on what is left of all tests since it began."""
+        before, self._before = self._before, None
+        if before is not None:
+            leaks.end_warm_agents()
+            _fail_on(leaks.leaks_after(before), "the tests of a Spark session")
+
+
+_beside_session = _BesideSession()
+
+
+@pytest.fixture
+def warm_beside_session() -> None:
+    """Look for leaks when no more test uses the Spark session, not after each test."""
+    _beside_session.begin()
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +270,7 @@ def no_leaks(request: pytest.FixtureRequest, hydrogen_home: Path) -> Iterator[No
 
     ``tests/unit`` overrides this: its tests start nothing.
     """
-    if "warm_agents" not in request.fixturenames:
+    if not _WARM & {*request.fixturenames}:
         with _looking_for_leaks("this test", request):
             yield
         return
@@ -289,6 +338,7 @@ def classic(spark_site: spark_rig.Site, standalone: spark_rig.Standalone) -> Ite
     options = {**ui, **spark_rig.GPU_OPTIONS, **spark_rig.QUICK_REFUSAL}
     with spark_rig.session(spark_site, standalone.url, **options) as session:
         yield session
+        _beside_session.end()
 
 
 @pytest.fixture(scope="session")
@@ -311,3 +361,4 @@ def connect(connect_server: spark_rig.ConnectServer) -> Iterator[Any]:
     """This process's session through Spark Connect."""
     with spark_rig.connected(connect_server.url) as session:
         yield session
+        _beside_session.end()

@@ -12,7 +12,11 @@ from tests.site_code import Notebook, Page
 from tests.site_pages import SPARK
 from tests.spark.test_torch_estimator import accuracy, iris
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.usefixtures("warm_agents"),
+    pytest.mark.timeout(600),
+]
 
 
 @pytest.mark.parametrize(
