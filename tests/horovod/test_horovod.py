@@ -27,7 +27,7 @@ class TestSurface:
 
     pytestmark = needs_horovod
 
-    @pytest.mark.parametrize("np", [2, 4])
+    @pytest.mark.parametrize("np", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
     def test_collectives(self, np: int) -> None:
         found = ended(launch(on_ranks.collectives, np=np)).results
         total = float(sum(range(np)))

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import reporter
+from hydrogen_magic.node.worker.observe import keras
 from hydrogen_magic.views.tables import plan_table
 from hydrogen_magic.views.widget.output_feed import LiveLines
 from tests import runner_ranks, spark_rig
@@ -230,6 +232,7 @@ def test_a_page_has_a_message_among_the_output() -> None:
     assert lines.take(1.0) == ([[1, stdout, "told", 0.5]], 0)
 
 
+@pytest.mark.exhaustive  # ranks import Keras for seconds; the tests below call one as Keras does
 def test_the_keras_callback_reports_epochs_and_batches_on_rank_0(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -243,14 +246,61 @@ def test_the_keras_callback_reports_epochs_and_batches_on_rank_0(
     assert [rank.n_points for rank in gang.ranks] == [8, 8]
 
 
-@pytest.fixture
-def rank_0() -> Iterator[tuple[reporter.Reporter, list[ev.Event]]]:
+class AsKeras:
+    """Calls callbacks as ``model.fit`` does: two epochs of two batches, with the model it trains."""
+
+    def __init__(self, *callbacks: LogCallback) -> None:
+        self._callbacks = callbacks
+
+    def fit(self, model: object) -> None:
+        self._call("set_params", {"epochs": 2, "steps": 2})
+        self._call("set_model", model)
+        self._call("on_train_begin", None)
+        for epoch in range(2):
+            self._call("on_epoch_begin", epoch, None)
+            for batch in range(2):
+                self._call("on_train_batch_begin", batch, None)
+                self._call("on_train_batch_end", batch, {"loss": 1.0 - batch})
+            self._call("on_epoch_end", epoch, {"loss": 0.5})
+        self._call("on_train_end", None)
+
+    def _call(self, hook: str, *arguments: object) -> None:
+        for callback in self._callbacks:
+            getattr(callback, hook)(*arguments)
+
+
+@contextmanager
+def being_rank(number: int) -> Iterator[tuple[reporter.Reporter, list[ev.Event]]]:
     """Make this process a rank; give its reporter, and the list of what that sends."""
     sent: list[ev.Event] = []
-    rank = reporter.Reporter(0, 0.0, sent.extend)
+    rank = reporter.Reporter(number, 0.0, sent.extend)
     reporter.install(rank)
     yield rank, sent
     rank.close()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_callback_tells_of_epochs_and_batches_on_rank_0(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two callbacks one tells of batches too; none records what an observer of the model does."""
+    monkeypatch.setattr(keras, "is_seen", lambda model: model == "the model")
+    monkeypatch.setenv("RANK", str(number))
+    with being_rank(number) as (rank, sent):
+        AsKeras(LogCallback(), LogCallback(per_batch_log=True)).fit("the model")
+        rank.close()
+    told = [event.text for event in sent if isinstance(event, ev.Output)]
+    batches = ["batch 1: loss 1", "batch 2: loss 0"]
+    epoch = [*["begins"] * 2, *batches, *["ends: loss 0.5"] * 2]
+    expected = [f"epoch {n}/2 {what}\n" for n in (1, 2) for what in epoch]
+    assert told == (expected if number == 0 else [])
+    assert not [event for event in sent if isinstance(event, ev.Metrics)]
+
+
+@pytest.fixture
+def rank_0() -> Iterator[tuple[reporter.Reporter, list[ev.Event]]]:
+    with being_rank(0) as found:
+        yield found
 
 
 def test_a_callback_called_by_hand_makes_curves(
