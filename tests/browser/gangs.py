@@ -211,11 +211,12 @@ ALL = (
     ASKING,
     IN_OUTPUT,
     CAPTURED,
-    TRAINING,
     FRAME,
     PREDICT,
     SHOW,
     NEXT,
+    TRAINING,
+    HOSTILE,
 )
 """The cells of a notebook that tests share; each runs those it needs."""
 

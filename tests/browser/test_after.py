@@ -27,7 +27,7 @@ FINAL = "data:image/svg+xml;base64,"
 @pytest.fixture(scope="module")
 def live(tabs: Tabs) -> NotebookPage:
     """A notebook in which one gang has succeeded, and one has failed."""
-    page = tabs.open(TRAINING, HOSTILE)
+    page = tabs.get()
     page.run(TRAINING)
     page.run(HOSTILE)
     return page
@@ -40,15 +40,19 @@ def saved(live: NotebookPage) -> Path:
 
 
 @pytest.fixture(scope="module")
-def elsewhere(live: NotebookPage, saved: Path) -> NotebookPage:
+def elsewhere(live: NotebookPage, saved: Path) -> Iterator[NotebookPage]:
     """The notebook on another computer, where the server does not trust it."""
-    return live.open_copy(trusted=False)
+    page = live.open_copy(trusted=False)
+    yield page
+    page.close()
 
 
 @pytest.fixture(scope="module")
-def restored(live: NotebookPage, saved: Path) -> NotebookPage:
+def restored(live: NotebookPage, saved: Path) -> Iterator[NotebookPage]:
     """The notebook where the server trusts it, with a fresh kernel."""
-    return live.open_copy(trusted=True)
+    page = live.open_copy(trusted=True)
+    yield page
+    page.close()
 
 
 @pytest.fixture
