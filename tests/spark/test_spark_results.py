@@ -47,6 +47,7 @@ def test_the_view_counts_the_bytes_of_a_large_result(notebook_shell: Interactive
     gc.collect()
 
 
+@pytest.mark.exhaustive  # as the two below: test_results, and the first test here for the way home
 def test_unpicklable_parts() -> None:
     result_checks.check_unpicklable_parts(**ON_SPARK)
 
@@ -56,6 +57,7 @@ def test_results_of_a_failed_gang() -> None:
     result_checks.check_results_of_a_failed_gang(**ON_SPARK)
 
 
+@pytest.mark.exhaustive
 def test_sharded_results() -> None:
     result_checks.check_sharded_results(**ON_SPARK)
 
@@ -77,6 +79,7 @@ def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
     check_ranks_that_fail_together(**ON_SPARK)
 
 
+@pytest.mark.exhaustive
 def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
     result_checks.check_updates_in_place(notebook_shell, "--on spark --cpu")
 
