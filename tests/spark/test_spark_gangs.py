@@ -147,17 +147,17 @@ def test_output_and_metrics_arrive_while_it_runs(tmp_path: Path) -> None:
 def test_large_closures_and_results() -> None:
     import numpy
 
-    data = numpy.arange(25 * MB, dtype="float64")
+    data = numpy.arange(9 * MB, dtype="float64")
     result, total = ended(launch(plain_ranks.double, data, np=2)).results
-    assert data.nbytes == 200 * MB
+    assert data.nbytes == 72 * MB
     assert numpy.array_equal(result, 2 * data) and total == float(data.sum())
 
 
 def test_all_of_a_long_output_reaches_the_record() -> None:
-    gang = ended(launch(plain_ranks.talk, 100 * MB, np=1))
+    gang = ended(launch(plain_ranks.talk, 20 * MB, np=1))
     gang.raise_for_state()
     with gang.log_path(0).open("rb") as log:
-        log.seek(100 * MB)
+        log.seek(20 * MB)
         assert log.read() == b"the last line\n"
 
 
