@@ -200,20 +200,14 @@ def test_a_session_that_is_stopped_while_its_agent_is(
         assert "Spark session was stopped" in kernel.value(f"{gang}.snapshot().reason")
 
 
-def test_an_interrupt_on_connect(
-    spark_site: spark_rig.Site, connect_server: spark_rig.ConnectServer, tmp_path: Path
-) -> None:
-    """``test_spark_relay`` has the relay, and a kernel that is killed."""
-    with notebook(spark_site, tmp_path, CONNECT.format(connect_server.url)) as kernel:
-        assert not kernel.run("import hydrogen_magic as hm").error
-        is_interrupted(kernel)
-
-
 @pytest.mark.exhaustive
 def test_digits_interrupt_relay_and_a_kernel_that_is_killed_on_a_servers_cluster(
     linked_site: spark_rig.Site, tmp_path: Path
 ) -> None:
-    """On a server of its own, whose executors are processes."""
+    """On a server of its own, whose executors are processes.
+
+    ``test_spark_outlive`` has an interrupt, ``test_spark_relay`` the relay, and a kernel that is killed.
+    """
     with closing(spark_rig.ConnectServer(linked_site, LOCAL_CLUSTER)) as server:
         on_connect(linked_site, server, tmp_path)
 

@@ -25,6 +25,7 @@ from tests import jupyter, spark_rig
 from tests.gangs import ended, wait_until, wait_until_gone
 from tests.jupyter import Kernel
 from tests.outliving import TRAINING, losses, owner_of
+from tests.spark.test_spark_notebooks import is_interrupted
 from tests.spark_kernels import CONNECT, notebook
 
 pytestmark = [
@@ -84,6 +85,9 @@ def goes_on(gang_id: str) -> bool:
 def test_it_outlives_its_session_and_its_kernel(
     kernel: Kernel, connect_server: spark_rig.ConnectServer, tmp_path: Path
 ) -> None:
+    """First another gang is interrupted in this kernel: to start one takes long."""
+    assert not kernel.run("import hydrogen_magic as hm").error
+    is_interrupted(kernel)
     before = {*connect_server.sessions(), kernel.value("spark.session_id").strip("'")}
     gang_id = launched(kernel, TRAINING, tmp_path / "go", "--np 2 --out model")
     owner = owner_of(gang_id)
