@@ -87,14 +87,14 @@ def _below(everything: Iterable[processes.Process], root: int) -> list[processes
 
 
 def _environ(pid: int) -> dict[str, str]:
-    """Return our own variables of a process: it may have hundreds, and every test looks at all processes."""
-    try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
+    return _own_variables(environment(pid))
+
+
+def _own_variables(environment: bytes) -> dict[str, str]:
+    """Return our own of a process's variables: it may have hundreds."""
+    if _PREFIX not in environment:
         return {}
-    if _PREFIX not in raw:
-        return {}
-    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry.startswith(_PREFIX))
+    pairs = (e.partition(b"=") for e in environment.split(b"\0") if e.startswith(_PREFIX))
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
@@ -135,16 +135,26 @@ def is_agent(pid: int) -> bool:
     return "hydrogen_magic.node.agent" in run or "hydrogen_magic.driver.owner" in run
 
 
+_foreign: dict[int, tuple[int, str | None]] = {}
+"""Pid -> start, and this session's mark, of processes that others have started. Every test looks at all
+processes, and what one was started with stays as it is."""
+
+
 def gang_processes(everything: Iterable[processes.Process]) -> dict[int, str]:
     """Of these processes, return what gangs of this session left running, orphans included."""
     below = {process.pid for process in _below(everything, os.getpid())}
     found = {}
     for process in everything:
-        if process.pid == os.getpid() or process.ppid == _KTHREADD:
+        seen = process.start_ticks, os.environ.get(SESSION)
+        is_known = process.pid not in below and _foreign.get(process.pid) == seen
+        if process.pid == os.getpid() or process.ppid == _KTHREADD or is_known:
             continue
-        environment = _environ(process.pid)
-        belongs = process.pid in below or _is_ours(environment)
-        if belongs and (any(name in environment for name in _COOKIES) or is_agent(process.pid)):
+        raw = environment(process.pid)
+        own = _own_variables(raw)
+        if process.pid not in below and not _is_ours(own):
+            if raw:  # not of one that exits, or is about to run another program
+                _foreign[process.pid] = seen
+        elif any(name in own for name in _COOKIES) or is_agent(process.pid):
             found[process.pid] = (
                 f"{command(process.pid)} (state {process.state}, of {process.ppid})"
             )
