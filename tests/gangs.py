@@ -24,21 +24,31 @@ from tests import seconds
 PATIENCE_S = 60.0
 """Bound of every wait. What a test waits for takes a second at most; on a machine that is busy with
 other tests it takes several."""
+_FIRST_S, _LAST_S = 0.01, 0.05
+"""Pauses between two looks: they grow, since what takes long may come a little later too."""
+
+
+def pauses() -> Iterator[float]:
+    """Yield how long to wait before each next look."""
+    pause_s = _FIRST_S
+    while True:
+        yield pause_s
+        pause_s = min(_LAST_S, 1.2 * pause_s)
 
 
 def wait_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     """Wait for a condition."""
-    deadline = time.monotonic() + within_s
+    deadline, pause_s = time.monotonic() + within_s, pauses()
     while not holds():
         assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.01)
+        time.sleep(next(pause_s))
 
 
 def until(gang: Gang, holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     """Wait for a condition that must hold while the gang runs."""
-    deadline = time.monotonic() + within_s
+    deadline, pause_s = time.monotonic() + within_s, pauses()
     while not holds():
-        assert not gang.wait(0.01), f"it ended early: {gang.snapshot().reason}"
+        assert not gang.wait(next(pause_s)), f"it ended early: {gang.snapshot().reason}"
         assert time.monotonic() < deadline, gang.snapshot()
 
 
@@ -85,10 +95,10 @@ def alive(pids: Iterable[int]) -> list[int]:
 def wait_until_gone(pids: Iterable[int], within_s: float = PATIENCE_S) -> None:
     """Wait for the end of processes."""
     pids = list(pids)
-    deadline = time.monotonic() + within_s
+    deadline, pause_s = time.monotonic() + within_s, pauses()
     while left := alive(pids):
         assert time.monotonic() < deadline, f"still running after {within_s} s: {left}"
-        time.sleep(0.01)
+        time.sleep(next(pause_s))
 
 
 # ── what a gang's events say ──
