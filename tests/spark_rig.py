@@ -37,7 +37,8 @@ HOST = "127.0.0.1"
 _START_S = 180.0
 """A JVM starts in two to four seconds on two cores, in many more when they are busy."""
 _END_S = 60.0
-_POLL_S = 0.02
+_POLL_S = 0.05
+"""Pause between two looks: some read all processes, or a log."""
 _NOT_THERE = re.compile(
     r"(_?hydrogen_magic|__editable__|__pycache__|ipykernel|ipython|ipywidgets|anywidget"
     r"|traitlets|jupyter|notebook|nb|cloudpickle).*",
