@@ -22,12 +22,6 @@ def _has_imported(name: str) -> bool:
     return name in sys.modules
 
 
-def test_the_first_gang_takes_the_agent_that_was_warmed_up() -> None:
-    local_agents.warm_up(["torch"])
-    assert hm.run(_has_imported, "torch", np=1) is True
-    assert len(local_agents.pool().all) == 1
-
-
 def _touch_at_exit(path: str) -> bool:
     atexit.register(Path(path).touch)
     return _has_imported("torch")
@@ -77,11 +71,14 @@ def _is_verbose() -> tuple[bool, bool]:
     return is_loaded, "torch._dynamo" in _internal.log_state.log_qname_to_level
 
 
-def test_an_idle_agent_imports_what_an_optimizer_would_import(
+def test_the_first_gang_takes_the_agent_that_was_warmed_up_which_imports_more_when_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """What an optimizer would import."""
     monkeypatch.setattr(forkserver, "PRELOADED_WHEN_IDLE", ("torch._dynamo",))
     local_agents.warm_up(["torch"])
+    assert hm.run(_has_imported, "torch", np=1) is True
+    assert len(local_agents.pool().all) == 1
     deadline = time.monotonic() + 60
     while not hm.run(_has_imported, "torch._dynamo", np=1):
         assert time.monotonic() < deadline
