@@ -95,17 +95,6 @@ def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
         assert cells.all_ranks("hm.rank()") == [0, 1]
 
 
-def test_a_session_ends_with_all_agents_of_its_kernel() -> None:
-    """Also if the loop is closed before it has handled the loss."""
-    assert hm.run(os.getpid, np=1, session="held") > 0
-    (held,) = sessions.sessions()
-    held.agents.on_lost = lambda why: None
-    local_agents.close()
-    assert sessions.sessions() == []
-    assert hm.run(os.getpid, np=1, session="held") > 0
-    sessions.sessions()[0].end()
-
-
 def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
     """Its peer waits in a collective, and in a backward pass, which no observer sees."""
     model = "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
@@ -538,3 +527,17 @@ def test_a_rank_that_leaves_init_process_group_prints_nothing(cells: Cells) -> N
     code = "import ctypes, os\nfile = os.path.join(os.path.dirname(torch.__file__), 'lib', 'libc10.so')\n"
     level = "ctypes.c_int.in_dll(ctypes.CDLL(file), 'FLAGS_caffe2_log_level').value"
     assert cells.on_ranks(JOIN + code + level) == 1
+
+
+def test_a_session_ends_with_all_agents_of_its_kernel() -> None:
+    """Also if the loop is closed before it has handled the loss.
+
+    Last in this file: the agent of the other tests ends, which has imported torch.
+    """
+    assert hm.run(os.getpid, np=1, session="held") > 0
+    (held,) = sessions.sessions()
+    held.agents.on_lost = lambda why: None
+    local_agents.close()
+    assert sessions.sessions() == []
+    assert hm.run(os.getpid, np=1, session="held") > 0
+    sessions.sessions()[0].end()
