@@ -29,7 +29,7 @@ SCRIPT = textwrap.dedent(
     from hydrogen_magic.driver.placements import local_agents
 
     def where():
-        import queue, torch.multiprocessing
+        import queue, urllib3.connectionpool
         return os.environ["RANK"], queue.__file__
 
     assert not Path("/proc/sys/kernel").exists()
