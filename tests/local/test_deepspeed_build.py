@@ -14,6 +14,30 @@ import hydrogen_magic as hm
 from hydrogen_magic.__main__ import main
 from tests.gangs import PATIENCE_S
 
+FILE_BATON = """
+import os, time
+
+class FileBaton:
+    def __init__(self, lock_file_path):
+        self.lock_file_path = lock_file_path
+        self.fd = None
+
+    def try_acquire(self):
+        try:
+            self.fd = os.open(self.lock_file_path, os.O_CREAT | os.O_EXCL)
+            return True
+        except FileExistsError:
+            return False
+
+    def wait(self):
+        while os.path.exists(self.lock_file_path):
+            time.sleep(0.1)
+
+    def release(self):
+        os.close(self.fd)
+        os.remove(self.lock_file_path)
+"""
+"""That of torch, which takes seconds to import."""
 ALL_OPS = """
 import threading, time
 from pathlib import Path
@@ -54,14 +78,21 @@ ALL_OPS = {
 
 @pytest.fixture
 def operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package ``deepspeed`` with nothing but operators; returns the path of its lock file."""
+    """A package ``deepspeed`` with nothing but operators; returns the path of its lock file.
+
+    The processes that compile have a package ``torch`` beside it, with nothing but locks.
+    """
     folder = tmp_path / "deepspeed" / "ops" / "op_builder"
-    folder.mkdir(parents=True)
-    for package in (folder, folder.parent, folder.parent.parent):
-        (package / "__init__.py").touch()
+    utilities = tmp_path / "compiling" / "torch" / "utils"
+    for packages in (folder, folder.parent, folder.parent.parent), (utilities, utilities.parent):
+        packages[0].mkdir(parents=True)
+        for package in packages:
+            (package / "__init__.py").touch()
     (folder / "all_ops.py").write_text(ALL_OPS)
+    (utilities / "cpp_extension.py").write_text(FILE_BATON)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    path = [str(tmp_path / "compiling"), str(tmp_path), *filter(None, sys.path)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     return folder / "lock"
 
 
