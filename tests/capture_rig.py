@@ -97,16 +97,17 @@ class Ranks:
     """A process that imported torch and forks a rank per closure."""
 
     def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp())
         self.control, theirs = socket.socketpair()
         fd = theirs.fileno()
         root = str(Path(__file__).parent.parent)
+        temporary = str(self.folder)  # what ranks leave there goes with it: they exit without clean-up
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(fd)],
             pass_fds=[fd],
-            env={**os.environ, "PYTHONPATH": root},
+            env={**os.environ, "PYTHONPATH": root, "TMPDIR": temporary},
         )
         theirs.close()
-        self.folder = Path(tempfile.mkdtemp())
 
     def run(self, captured: Captured) -> Rank:
         """Run a closure; raise RankError with the rank's traceback when it fails."""

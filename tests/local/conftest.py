@@ -10,8 +10,9 @@ import pytest
 from tests.capture_rig import Notebook, Ranks, open_notebook
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
+    """A process that has imported torch; modules that use it are in the group ``capture``."""
     ranks = Ranks()
     yield ranks
     ranks.close()

@@ -15,6 +15,8 @@ from hydrogen_magic.capture import capture_call
 from hydrogen_magic.errors import ResultError
 from tests.capture_rig import Notebook, RankError, Ranks, write
 
+pytestmark = pytest.mark.xdist_group("capture")
+
 # ── names, imports, one namespace ────────────────────────────────────────────────────────────────
 
 

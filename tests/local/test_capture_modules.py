@@ -17,7 +17,7 @@ from hydrogen_magic.serialization import payload
 from tests.capture_rig import Notebook, RankError, Ranks, write
 from tests.rank_results import delivered
 
-pytestmark = pytest.mark.usefixtures("in_folder")
+pytestmark = [pytest.mark.usefixtures("in_folder"), pytest.mark.xdist_group("capture")]
 
 
 PACKAGE = {

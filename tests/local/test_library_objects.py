@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 
 from tests.capture_rig import Notebook, Ranks
+
+pytestmark = pytest.mark.xdist_group("capture")
 
 
 def test_a_loader_with_persistent_workers(notebook: Notebook, ranks: Ranks) -> None:

@@ -25,7 +25,7 @@ from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import Setting
 from tests.capture_rig import Notebook, Ranks, write
 
-pytestmark = pytest.mark.usefixtures("in_folder")
+pytestmark = [pytest.mark.usefixtures("in_folder"), pytest.mark.xdist_group("capture")]
 
 LOCAL = {
     "mylib.py": """
