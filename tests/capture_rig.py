@@ -30,7 +30,7 @@ from tests import shells
 
 SERVER = """
 import os, pathlib, socket, sys, traceback, types
-import numpy, torch
+import numpy, torch._dynamo  # which each optimizer would import in its rank
 torch.set_num_threads(1)
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.node.worker import namespace, results
