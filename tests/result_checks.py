@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.errors import RankFailedError, ResultError
+from hydrogen_magic.errors import HydrogenError, RankFailedError, ResultError
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_ranks
 from tests.gangs import ended, failure_of, notices_of
@@ -98,10 +99,19 @@ def check_unpicklable_parts(**options: Any) -> None:
 
 def check_results_of_a_failed_gang(**options: Any) -> None:
     n_bytes = 5 << 20
-    gang = hm.launch(result_ranks.first_then_failure, n_bytes, np=2, **options)
+    gang = hm.launch(result_ranks.failure_after_others, n_bytes, np=3, **options)
     assert isinstance(failure_of(gang), RankFailedError)
-    assert f"load_results('{gang.id}')" in notices_of(gang)
-    assert len(hm.load_results(gang.id)["_"]) == n_bytes
+    load = f"hydrogen_magic.load_results('{gang.id}')"
+    assert (
+        f"the results of ranks 0 and 1 (the value) are saved in the run log; load them with {load}"
+        in (notices_of(gang))
+    )
+    for rank in range(2):
+        assert np.array_equal(
+            hm.load_results(gang.id, rank)["_"], np.full(n_bytes, rank + 1, np.uint8)
+        )
+    with pytest.raises(HydrogenError, match="no results of rank 2 are saved"):
+        hm.load_results(gang.id, 2)
 
 
 def check_sharded_results(**options: Any) -> None:

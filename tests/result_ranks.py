@@ -39,12 +39,12 @@ def partly_unpicklable() -> Any:
     return [1, {"array": np.ones(3), "lock": threading.Lock()}]
 
 
-def first_then_failure(n_bytes: int) -> Any:
-    """Rank 0 returns; rank 1 fails when it has."""
-    if hm.rank() == 1:
+def failure_after_others(n_bytes: int) -> Any:
+    """The last rank fails when the others have returned."""
+    if hm.rank() == hm.world_size() - 1:
         time.sleep(1.0)
-        raise ValueError("after rank 0")
-    return np.ones(n_bytes, dtype=np.uint8)
+        raise ValueError("after the others")
+    return np.full(n_bytes, hm.rank() + 1, np.uint8)
 
 
 def returns_and_hangs() -> int:

@@ -244,16 +244,77 @@ def test_a_later_attempt_replaces_results_only_when_it_sends_some(tmp_path: Path
     assert isinstance(results.value_or_error(1), ResultError)
 
 
-@pytest.mark.parametrize(("first", "call"), [(0, "('3f2a')"), (2, "('3f2a', 2)")])
-def test_partial_results_are_those_of_the_first_rank_that_took_part(
-    first: int, call: str, tmp_path: Path
-) -> None:
-    results = GangResults("3f2a", tmp_path, first)
+def sent_by(first: int, results: GangResults) -> GangResults:
+    """Have all ranks from ``first`` to rank 2 send their number."""
     for rank in range(first, 3):
         results.add(rank, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: rank})[CELL_VALUE])
-    note = results.save(has_succeeded=False, is_complete=True)
-    assert note.startswith(f"the results of rank {first} ") and note.endswith(f"load_results{call}")
-    assert SavedResults("3f2a", tmp_path).value(first) == first
+    return results
+
+
+@pytest.mark.parametrize(
+    ("first", "note"),
+    [
+        (0, "ranks 0, 1 and 2 (the value){}('3f2a', RANK)"),
+        (1, "ranks 1 and 2 (the value){}('3f2a', 1) and hydrogen_magic.load_results('3f2a', 2)"),
+        (2, "rank 2 (the value){}('3f2a', 2)"),
+    ],
+)
+def test_results_of_every_rank_are_saved_after_a_failure(
+    first: int, note: str, tmp_path: Path
+) -> None:
+    results = sent_by(first, GangResults("3f2a", tmp_path, first))
+    where = " are saved in the run log; load them with hydrogen_magic.load_results"
+    text = f"the results of {note.format(where)}"
+    assert results.save(has_succeeded=False, is_complete=True) == text == results.saved_note
+    assert not results.are_worth_saving(False) and results.nbytes == 0, "nothing is held twice"
+    saved = SavedResults("3f2a", tmp_path)
+    assert [saved.value(rank) for rank in range(first, 3)] == [*range(first, 3)]
+
+
+def test_a_note_tells_partial_results_from_those_that_are_complete(tmp_path: Path) -> None:
+    """The value comes last, and is all that other ranks send."""
+    results = GangResults("3f2a", tmp_path)
+    results.add(0, 0, ResultPart("model"), packed({"model": [1]})["model"])
+    results.add(1, 0, ResultPart(CELL_VALUE, error="a lock"), Payload(b""))
+    results.add(2, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: 2})[CELL_VALUE])
+    results.add(3, 0, ResultPart(CELL_VALUE), result_stream.NONE)
+    assert results.save(has_succeeded=False) == (
+        "partial results of rank 0 (`model`) and the results of rank 2 (the value) are saved in the run "
+        "log; load them with hydrogen_magic.load_results('3f2a') and "
+        "hydrogen_magic.load_results('3f2a', 2)"
+    )
+    saved = SavedResults("3f2a", tmp_path)
+    assert saved.of(0).variables()["model"] == [1] and saved.value(2) == 2
+    assert saved.of(1).errors == {CELL_VALUE: "a lock"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [
+        (GangResults, "kept in this kernel's memory only ({}); load them with {}"),
+        (StoredResults, "lost ({})"),
+    ],
+)
+def test_results_for_which_the_disk_has_no_space(
+    kind: type[GangResults], rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank's is tried: a smaller one may still fit."""
+    results, save = sent_by(0, kind("3f2a", tmp_path)), result_stream.save
+
+    def fails_for_rank_1(parts: Any, path: Path) -> None:
+        if path.name == "results-1":
+            raise OSError(28, "No space left on device", str(path))
+        save(parts, path)
+
+    monkeypatch.setattr(result_stream, "save", fails_for_rank_1)
+    saved, lost = results.save(has_succeeded=False, is_complete=True).split("log; ")
+    assert saved.startswith("the results of ranks 0 and 2 (the value) are saved in the run ")
+    calls, _, not_saved = lost.partition("; ")
+    assert calls.endswith("('3f2a') and hydrogen_magic.load_results('3f2a', 2)")
+    load = "hydrogen_magic.load_results('3f2a', 1)"
+    why = rest.format("No space left on device", load)
+    assert not_saved == f"the results of rank 1 (the value) are {why}"
+    assert SavedResults("3f2a", tmp_path).value(2) == 2 and results.value(1) == 1
 
 
 def test_a_full_disk_delays_what_an_owner_stores(

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.identity import Originals
@@ -17,6 +18,8 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart,
 
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied, so that they do not occupy a file descriptor until they are unpickled."""
+_SAVED = "saved in the run log"
+LOST = "lost"
 
 
 class RankResults:
@@ -166,8 +169,30 @@ class _Variables(Mapping[str, Any]):
         return f"<variables of rank {self._results.rank}: {names or 'none'}>"
 
 
+class _Sent(NamedTuple):
+    """What :meth:`GangResults.save` says about the results of a rank."""
+
+    rank: int
+    names: str
+    is_complete: bool
+
+
+def _text_of(sent: Sequence[_Sent]) -> str:
+    """Return ``partial results of rank 0 (`model`) and the results of rank 1 (the value)``."""
+    groups: dict[tuple[bool, str], list[int]] = {}
+    for rank, names, is_complete in sent:
+        groups.setdefault((is_complete, names), []).append(rank)
+    return " and ".join(
+        f"{'the' if is_complete else 'partial'} results of {ranks_text(ranks)} ({names})"
+        for (is_complete, names), ranks in groups.items()
+    )
+
+
 class GangResults:
     """The results of all ranks, from the newest attempt that sent any."""
+
+    _not_saved = "kept in this kernel's memory only"
+    """What becomes of results that cannot be saved."""
 
     def __init__(self, gang_id: str, folder: Path, first_rank: int = 0) -> None:
         """``first_rank``: the rank whose results the notebook gets."""
@@ -202,35 +227,58 @@ class GangResults:
 
     def are_worth_saving(self, has_succeeded: bool) -> bool:
         """Whether :meth:`save` has something to do."""
-        return not self.saved_note and self.of(self._first_rank).is_worth_saving(has_succeeded)
+        return not self.saved_note and bool(self._worth_saving(has_succeeded))
+
+    def _worth_saving(self, has_succeeded: bool) -> list[int]:
+        """Return the ranks whose results are to be saved: the notebook has those of others in memory."""
+        ranks = [self._first_rank] if has_succeeded else sorted(self._ranks)
+        return [rank for rank in ranks if self.of(rank).is_worth_saving(has_succeeded)]
 
     def save(self, has_succeeded: bool, *, is_complete: bool = False) -> str:
-        """Save the first rank's results in the run log if the notebook may not get all of them.
+        """Save results in the run log if the notebook may not get all of them.
 
-        That is the case after a failure or a stop, and for incomplete results. Returns a sentence about it,
-        empty if there is nothing to save. ``is_complete``: all of its results arrived before a failure.
+        After a failure or a stop those of every rank that has sent some; of incomplete results those of the
+        first rank. Returns a sentence about it, empty if there is nothing to save. ``is_complete``: all
+        results of the first rank arrived before a failure.
         """
         if not self.are_worth_saving(has_succeeded):
             return self.saved_note
-        first = self.of(self._first_rank)
-        names = ", ".join(map(label, first.names))
-        which = f"the results of rank {first.rank}" if is_complete else "partial results"
-        try:
-            result_stream.save(first.parts, saved_path(self._folder, first.rank))
-        except OSError as error:
-            where = f"kept in this kernel's memory only ({error})"
-        else:
-            where = "saved in the run log"
-            if not has_succeeded:
-                self._ranks.clear()
-        self.saved_note = f"{which} ({names}) are {where}; load them with {self.load_call}"
+        found: dict[str, list[_Sent]] = {}
+        for rank in self._worth_saving(has_succeeded):
+            results = self.of(rank)
+            # The value, which comes last, is all that other ranks send.
+            is_all = is_complete or rank != self._first_rank
+            sent = _Sent(rank, ", ".join(map(label, results.names)), is_all)
+            try:
+                result_stream.save(results.parts, saved_path(self._folder, rank))
+            except OSError as error:
+                where = f"{self._not_saved} ({error.strerror or error})"
+            else:
+                where = _SAVED
+                if not has_succeeded:
+                    del self._ranks[rank]  # before the next one is read: these are memory files
+            if sent.names:  # else there are only the reasons why nothing was sent
+                found.setdefault(where, []).append(sent)
+        self.saved_note = "; ".join(self._note(where, sent) for where, sent in found.items())
         return self.saved_note
+
+    def _note(self, where: str, sent: Sequence[_Sent]) -> str:
+        """Return a sentence about results that are in one place."""
+        note = f"{_text_of(sent)} are {where}"
+        if where.startswith(LOST):
+            return note
+        calls = [self._load_call(one.rank) for one in sent]
+        which = " and ".join(calls) if len(calls) < 3 else self._load_call("RANK")
+        return f"{note}; load them with {which}"
 
     @property
     def load_call(self) -> str:
-        """The call that loads what :meth:`save` has saved."""
-        rank = f", {self._first_rank}" if self._first_rank else ""
-        return f"hydrogen_magic.load_results({self._gang_id!r}{rank})"
+        """The call that loads what :meth:`save` has saved of the first rank."""
+        return self._load_call(self._first_rank)
+
+    def _load_call(self, rank: int | str) -> str:
+        which = f", {rank}" if rank else ""
+        return f"hydrogen_magic.load_results({self._gang_id!r}{which})"
 
     @property
     def nbytes(self) -> int:

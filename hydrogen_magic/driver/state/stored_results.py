@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hydrogen_magic.driver.state.gang_results import (
+    LOST,
     GangResults,
     RankResults,
     load_saved,
@@ -34,6 +35,8 @@ def attempts(folder: Path) -> Iterator[None]:
 class StoredResults(GangResults):
     """Results that are in the run log at the end of the gang. They are never unpickled here."""
 
+    _not_saved = LOST  # with this process, which the notebook cannot ask for them
+
     def __init__(self, gang_id: str, folder: Path, first_rank: int = 0) -> None:
         super().__init__(gang_id, folder, first_rank)
         self.on_problem: Callable[[str], None] = lambda text: None
@@ -43,7 +46,7 @@ class StoredResults(GangResults):
         return bool(self._ranks) if has_succeeded else super().are_worth_saving(False)
 
     def save(self, has_succeeded: bool, *, is_complete: bool = False) -> str:
-        """Save the results of all ranks; after a failure or a stop those of its first rank."""
+        """Save the results of all ranks."""
         if not has_succeeded:
             return super().save(False, is_complete=is_complete)
         for n_failed, _ in enumerate(attempts(self._folder), 1):
