@@ -85,7 +85,9 @@ class TestSparkTorch(GangContract):
     sees_processes = True
 
 
-@mainly(HAS_VALUES)  # the rest is the agents' doing (TestSparkTorch) or Horovod's (TestLocalHorovod)
+@mainly(
+    HAS_VALUES
+)  # the rest is the agents' doing (TestSparkTorch) or Horovod's (TestLocalHorovod)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkHorovod(TestLocalHorovod):

@@ -172,7 +172,7 @@ def test_local_ranks_have_gpus_of_their_own(
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("spark")
 def test_gpus_of_a_cluster_are_split_evenly_and_none_is_used_twice() -> None:
-    """Two hosts with two GPUs each."""
+    """Two executors with two GPUs each, on one machine: the four are those of its ranks."""
     runner = MirroredStrategyRunner(num_slots=4, use_custom_strategy=True)
     assert runner.get_num_tasks() == 4
     runner.run(gpus_of_rank)

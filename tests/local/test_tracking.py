@@ -286,6 +286,7 @@ def test_a_folder_named_like_a_library_is_no_library(
 
 
 @covers("""`mlflow.start_run()`, `mlflow.log_param(…)`""")
+@pytest.mark.exhaustive  # as all that need a tracker's library; those above have the rest
 def test_mlflow_has_the_runs_of_a_sweep(
     notebook_shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +316,7 @@ def test_mlflow_has_the_runs_of_a_sweep(
     assert files == {"cell.py", "rank-0.log"}
 
 
+@pytest.mark.exhaustive
 def test_mlflow_takes_every_name_of_a_metric_and_a_user_without_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +345,7 @@ def wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     library.teardown()
 
 
+@pytest.mark.exhaustive
 def test_wandb_has_a_run_beside_the_notebooks_own(wandb: Any, tmp_path: Path) -> None:
     own = wandb.init(name="of the notebook", settings=wandb.Settings(console="off"))
     with pytest.raises(RankFailedError):
@@ -356,9 +359,12 @@ def test_wandb_has_a_run_beside_the_notebooks_own(wandb: Any, tmp_path: Path) ->
     records = list(_records(next(folder.glob("*.wandb"))))
     [run_record] = [each.run for each in records if each.HasField("run")][-1:]
     assert run_record.display_name == "broken"
+    config = {item.key: json.loads(item.value_json) for item in run_record.config.update}
+    assert config["lr"] == 0.25
     assert [each.exit.exit_code for each in records if each.HasField("exit")] == [1]
 
 
+@pytest.mark.exhaustive
 def test_a_run_of_a_rank_is_tracked_beside_it(
     wandb: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import secret_values
 from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements.remote import packaging
 from hydrogen_magic.driver.placements.remote.forwarded_settings import forwarded
 from hydrogen_magic.driver.state.culprit import is_victim_error
@@ -165,6 +166,23 @@ def test_machines_with_ranks_are_sent_what_runs_there(installed: None) -> None:
     assert "hydrogen_magic/frameworks/horovod/node/key_value_server.py" in names
     assert "cloudpickle/__init__.py" in names
     assert not [name for name in names if "/driver/" in name or "rendezvous.py" in name]
+
+
+@pytest.mark.parametrize(
+    ("library", "refused"),
+    [
+        ("torch", []),
+        ("jax", ["keras", "jax", "jax.numpy", "flax.linen"]),
+        ("tensorflow", ["keras", "tensorflow"]),
+    ],
+)
+def test_modules_that_ranks_must_import_themselves_are_not_imported_before_they_are_forked(
+    library: str, refused: list[str]
+) -> None:
+    """They start threads, or read variables of which each rank has its own."""
+    modules = ("keras", "jax", "jax.numpy", "jaxtyping", "flax.linen", "numpy", "tensorflow")
+    found = launcher._preload(plugins.rendezvous(library), modules)
+    assert [name for name in modules if name not in found] == refused
 
 
 def test_victims_of_a_rendezvous_are_not_those_of_others() -> None:
