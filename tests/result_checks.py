@@ -136,3 +136,14 @@ def check_that_it_ends_after_its_result(**options: Any) -> None:
     gang = ended(hm.launch(result_ranks.returns_and_hangs, np=2, **options))
     assert gang.results == [0, 1]
     assert "did not exit within 5 s of its result" in notices_of(gang)
+    left_s = [at_s[ev.RankExited] - at_s[ev.RankResult] for at_s in times_of(gang).values()]
+    assert len(left_s) == 2 and max(left_s) <= 6.0, left_s
+
+
+def times_of(gang: hm.Gang) -> dict[int, dict[type[ev.Event], float]]:
+    """Return rank -> kind of event -> when the last one happened."""
+    found: dict[int, dict[type[ev.Event], float]] = {}
+    for event in gang.events():
+        if isinstance(event, ev.RankEvent):
+            found.setdefault(event.rank, {})[type(event)] = event.at_s
+    return found
