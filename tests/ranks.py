@@ -264,6 +264,11 @@ class NeverSaysError(Exception):
             time.sleep(0.1)
 
 
+def fail_without_message() -> None:
+    print("about to fail", flush=True)
+    raise NeverSaysError
+
+
 def fail_together(end: str) -> None:
     """Both ranks raise, and the message of rank 0 keeps it busy while the gang is ended."""
     if os.environ["RANK"] == "0":

@@ -36,7 +36,7 @@ from hydrogen_magic.errors import (
     PlacementError,
 )
 from tests import leaks, plain_ranks, ranks
-from tests.failure_checks import check_ranks_that_fail_together
+from tests.failure_checks import check_a_message_that_never_comes, check_ranks_that_fail_together
 from tests.gangs import (
     PATIENCE_S,
     agent_pids,
@@ -132,6 +132,10 @@ def test_a_closure_that_ends_who_loads_it(how: str) -> None:
 
 def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
     check_ranks_that_fail_together()
+
+
+def test_an_exception_whose_message_never_comes_is_reported() -> None:
+    check_a_message_that_never_comes()
 
 
 def test_an_interrupted_exit_handler_prints_nothing_of_ours() -> None:

@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from tests import result_checks
-from tests.failure_checks import check_ranks_that_fail_together
+from tests.failure_checks import check_a_message_that_never_comes, check_ranks_that_fail_together
 from tests.gangs import PATIENCE_S, ended
 
 pytestmark = pytest.mark.usefixtures("spark", "warm_agents")
@@ -80,6 +80,10 @@ def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
 
 
 @pytest.mark.exhaustive
+def test_an_exception_whose_message_never_comes_is_reported() -> None:
+    check_a_message_that_never_comes(**ON_SPARK)
+
+
 def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
     result_checks.check_updates_in_place(notebook_shell, "--on spark --cpu")
 
