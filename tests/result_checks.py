@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import re
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import HydrogenError, RankFailedError, ResultError
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_ranks
@@ -147,3 +151,35 @@ def times_of(gang: hm.Gang) -> dict[int, dict[type[ev.Event], float]]:
         if isinstance(event, ev.RankEvent):
             found.setdefault(event.rank, {})[type(event)] = event.at_s
     return found
+
+
+def check_that_captured_arrays_are_freed(shell: InteractiveShell, options: str) -> None:
+    """Twenty cells, each with an array of its own."""
+    size = 32 << 20
+    run_cell(shell, "import numpy as np")
+
+    def run_with_another(value: int) -> None:
+        run_cell(shell, f"data = np.full({size}, {value}, np.uint8)")
+        cell = f"%%distributed --np 1 --quiet {options}\nlen(data), int(data[-1])"
+        assert run_cell(shell, cell) == (size, value)
+        run_cell(shell, "del data")
+
+    run_with_another(0)
+    before = psutil.Process().memory_info().rss
+    for value in range(1, 21):
+        run_with_another(value)
+    grown = psutil.Process().memory_info().rss - before
+    assert grown < 4 * size, grown
+
+
+def check_the_view_counts_bytes(shell: InteractiveShell, options: str, size: int) -> None:
+    cell = f"%%distributed --np 1 --quiet --out big {options}\nimport numpy as np"
+    run_cell(shell, f"{cell}\nbig = np.zeros({size}, np.uint8)")
+    assert shell.user_ns.pop("big").nbytes == size
+    gang = list(hm.gangs().values())[-1]
+    counted = [each for each in details_of(gang) if each.startswith("sending")]
+    line = rf"sending (`big`: )?[\d.]+ [kMG]B of {re.escape(size_text(size))}"
+    assert counted and all(re.fullmatch(line, each) for each in counted), counted
+    del gang
+    run_cell(shell, f"%%distributed --np 1 --quiet {options}\npass")
+    gc.collect()

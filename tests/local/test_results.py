@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -109,16 +108,16 @@ def test_packing_a_result_may_take_longer_than_exiting() -> None:
     result_checks.check_slow_packing()
 
 
+@pytest.mark.exhaustive  # five gigabytes
+def test_the_view_counts_the_bytes_of_a_large_result(notebook_shell: InteractiveShell) -> None:
+    result_checks.check_the_view_counts_bytes(notebook_shell, "", 5_000_000_000)
+
+
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_kernel_frees_what_it_has_captured() -> None:
-    size = 32 << 20
-    hm.launch(len, np.ones(size, np.uint8), np=1).wait()
-    before = psutil.Process().memory_info().rss
-    for _ in range(20):
-        assert hm.launch(len, np.ones(size, np.uint8), np=1).result == size
-    assert psutil.Process().memory_info().rss - before < 4 * size
+def test_the_kernel_frees_what_it_has_captured(notebook_shell: InteractiveShell) -> None:
+    result_checks.check_that_captured_arrays_are_freed(notebook_shell, "")
 
 
 def test_the_closure_is_freed_once_the_ranks_run(tmp_path: Path) -> None:

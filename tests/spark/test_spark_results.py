@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import re
 import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-import hydrogen_magic as hm
 from tests import result_checks
 from tests.failure_checks import check_a_message_that_never_comes, check_ranks_that_fail_together
-from tests.gangs import PATIENCE_S, ended
+from tests.gangs import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("spark", "warm_agents")
 
@@ -35,16 +30,7 @@ def test_packing_a_result_may_take_longer_than_exiting() -> None:
 @pytest.mark.exhaustive
 def test_the_view_counts_the_bytes_of_a_large_result(notebook_shell: InteractiveShell) -> None:
     """From the rank to its agent, and from there to the notebook."""
-    cell = "%%distributed --on spark --cpu --np 1 --quiet --out big\nimport numpy as np"
-    result_checks.run_cell(notebook_shell, f"{cell}\nbig = np.zeros({512 << 20}, np.uint8)")
-    assert notebook_shell.user_ns.pop("big").nbytes == 512 << 20
-    gang = list(hm.gangs().values())[-1]
-    counted = [each for each in result_checks.details_of(gang) if each.startswith("sending")]
-    sent = [re.fullmatch(r"sending (`big`: )?([\d.]+) (M|G)B of 537 MB", each) for each in counted]
-    assert any(sent) and all(sent), counted
-    del gang
-    ended(hm.launch(len, [], np=1, **ON_SPARK))
-    gc.collect()
+    result_checks.check_the_view_counts_bytes(notebook_shell, "--on spark --cpu", 512 << 20)
 
 
 @pytest.mark.exhaustive  # as the two below: test_results, and the first test here for the way home
@@ -89,13 +75,8 @@ def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShel
 
 
 @pytest.mark.exhaustive
-def test_the_kernel_frees_what_it_has_captured() -> None:
-    size = 32 << 20
-    ended(hm.launch(len, np.ones(size, np.uint8), np=1, **ON_SPARK))
-    before = psutil.Process().memory_info().rss
-    for _ in range(6):
-        assert ended(hm.launch(len, np.ones(size, np.uint8), np=1, **ON_SPARK)).result == size
-    assert psutil.Process().memory_info().rss - before < 4 * size
+def test_the_kernel_frees_what_it_has_captured(notebook_shell: InteractiveShell) -> None:
+    result_checks.check_that_captured_arrays_are_freed(notebook_shell, "--on spark --cpu")
 
 
 def test_a_sweep_fills_the_slots(notebook_shell: InteractiveShell, tmp_path: Path) -> None:
