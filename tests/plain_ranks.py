@@ -9,13 +9,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
 
 
 def environment() -> dict[str, str]:
@@ -131,6 +137,32 @@ def log_and_wait(go_on: str) -> str:
 def double(data: Any) -> Any:
     """Return twice an array on rank 0, its sum on the others."""
     return data + data if os.environ["RANK"] == "0" else float(data.sum())
+
+
+def hang() -> None:
+    """Sleep as ``ranks.hang`` does."""
+    print("about to hang", os.environ["RANK"], flush=True)
+    time.sleep(1000)
+
+
+def family() -> None:
+    """A rank with processes as DataLoader starts them, and a helper in a session of its own."""
+    context = multiprocessing.get_context("fork")
+    for _ in range(2):
+        context.Process(target=time.sleep, args=(1000,), daemon=True).start()
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    print("batch", flush=True)
+    time.sleep(1000)
+
+
+def display_and_ask() -> str:
+    """Display and print on the rank, then return the answer of the user."""
+    from hydrogen_magic.node.worker.display_functions import display
+
+    print("above")
+    display({"text/plain": "displayed"}, raw=True)
+    print("below")
+    return input("name? ")
 
 
 def talk(n_bytes: int) -> None:

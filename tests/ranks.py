@@ -315,13 +315,3 @@ def many_children(count: int) -> None:
 def scheduling() -> int:
     """Return the policy by which the main thread is scheduled."""
     return os.sched_getscheduler(0)
-
-
-def display_and_ask() -> str:
-    """Display and print on the rank, then return the answer of the user."""
-    from hydrogen_magic.node.worker.display_functions import display
-
-    print("above")
-    display({"text/plain": "displayed"}, raw=True)
-    print("below")
-    return input("name? ")

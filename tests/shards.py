@@ -1,4 +1,4 @@
-"""Shares of every rank in one process, and Parquet data to share."""
+"""Shares of every rank in one process, and Parquet data to share. Ranks import it: no pytest."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import hydrogen_magic as hm
 from hydrogen_magic.node import dataset_handle
 
 
 def parts(data: Any, world_size: int, **options: Any) -> list[Any]:
     """Return what each of so many ranks gets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORLD_SIZE", str(world_size))
-        got = []
+    outside = dict(os.environ)
+    got = []
+    try:
         for rank in range(world_size):
-            patch.setenv("RANK", str(rank))
+            os.environ.update(WORLD_SIZE=str(world_size), RANK=str(rank))
             got.append(hm.shard(data, **options))
         return got
+    finally:
+        os.environ.clear()
+        os.environ.update(outside)
 
 
 def rows_of(batches: Any) -> list[int]:
@@ -68,8 +69,8 @@ def read_again(rows: Any, folder: str) -> tuple[int, int, str]:
 
 def write_parquet(folder: Path) -> Path:
     """Write three files in two directories, of 10, 0 and 13 rows, in groups of at most 4."""
-    pq = pytest.importorskip("pyarrow.parquet")
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     x = pa.array(range(23))
     pieces = {

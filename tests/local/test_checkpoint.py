@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import run_log
 from hydrogen_magic.node.worker import checkpoint, sharded_checkpoint
-from tests import checkpoints
+from tests import checkpoints, plain_checkpoints
 from tests.gangs import ended
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -66,14 +68,11 @@ def _die_at(moment: str) -> None:
         setattr(os, moment, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
 
 
-SAVE_FOR_EVER = """
-import sys, hydrogen_magic as hm
-step = 0
-while True:
-    hm.checkpoint.save({"step": step, "data": bytes([step % 256]) * 3_000_000}, sys.argv[1])
-    step += 1
-    print(step, flush=True)
-"""
+def _save_for_ever(folder: Path, said: int) -> None:
+    sys.modules.pop("torch", None)
+    for step in itertools.count():
+        hm.checkpoint.save({"step": step, "data": bytes([step % 256]) * 3_000_000}, folder)
+        os.write(said, f"{step}\n".encode())
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -88,13 +87,19 @@ def test_a_checkpoint_is_not_ahead_of_the_metrics(culprit: int) -> None:
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     for kills in range(8):
-        with subprocess.Popen(
-            [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE
-        ) as process:
-            assert process.stdout is not None
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _save_for_ever(tmp_path, writer)
+            finally:
+                os._exit(1)
+        os.close(writer)
+        with os.fdopen(reader) as lines:
             for _ in range(3 + kills):
-                said = int(process.stdout.readline())
-            process.kill()
+                said = int(lines.readline())
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         state = hm.checkpoint.load(tmp_path)
         assert state["step"] >= said - 1
         assert state["data"] == bytes([state["step"] % 256]) * 3_000_000
@@ -103,23 +108,31 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_torch", [False, True])
 def test_a_full_disk_leaves_the_one_before(with_torch: bool, tmp_path: Path) -> None:
     """The system's limit for files cuts a write off as a full disk does."""
-    code = (
-        "import resource, sys, hydrogen_magic as hm\n"
-        f"{'import torch' if with_torch else ''}\n"
-        "hm.checkpoint.save('before', sys.argv[1])\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "big = torch.ones(100_000) if 'torch' in sys.modules else bytes(400_000)\n"
-        "try:\n"
-        "    hm.checkpoint.save({'big': big}, sys.argv[1])\n"
-        "except OSError as error:\n"
-        "    print(error)\n"
-        "assert hm.checkpoint.load(sys.argv[1]) == 'before'\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "File too large" in done.stdout and "the previous checkpoint is intact" in done.stdout
+    if with_torch:
+        import torch
+
+        big: Any = torch.ones(100_000)
+    else:
+        big = bytes(400_000)
+    hm.checkpoint.save("before", tmp_path)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        if not with_torch:
+            sys.modules.pop("torch", None)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            hm.checkpoint.save({"big": big}, tmp_path)
+        except OSError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        error = pipe.read()
+    os.waitpid(pid, 0)
+    assert "File too large" in error and "the previous checkpoint is intact" in error
+    assert hm.checkpoint.load(tmp_path) == "before"
     assert files(tmp_path) == ["checkpoint"]
 
 
@@ -326,7 +339,7 @@ def test_a_folder_of_the_users_outlives_the_gang(tmp_path: Path) -> None:
 def test_what_a_failed_gang_saved_last_stays_with_its_record(on: str) -> None:
     """Only that: what went well is not wanted any more, and may be gigabytes."""
     for fails in (False, True):
-        gang = hm.launch(checkpoints.count, 3, fails, np=1, on=on)
+        gang = hm.launch(plain_checkpoints.count, 3, fails, np=1, on=on)
         assert gang.wait(60)
         folder = run_log.runs_dir() / gang.id / "checkpoints"
         assert hm.checkpoint.load(folder) == (2 if fails else None)
@@ -335,7 +348,7 @@ def test_what_a_failed_gang_saved_last_stays_with_its_record(on: str) -> None:
 
 def test_inline_it_is_the_gangs_own_too() -> None:
     for _ in range(2):
-        assert hm.launch(checkpoints.count, 2, np=1, on="inline").result == [None, 0]
+        assert hm.launch(plain_checkpoints.count, 2, np=1, on="inline").result == [None, 0]
     assert "HYDROGEN_MAGIC_CHECKPOINTS" not in os.environ
 
 

@@ -57,9 +57,9 @@ from hydrogen_magic.testing.entry_points import declare
 from hydrogen_magic.transport import file_transfer
 from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
 from tests import (
-    checkpoints,
     closure_bytes,
     directory_hosts,
+    plain_checkpoints,
     plain_ranks,
     ranks,
     shards,
@@ -118,7 +118,7 @@ def test_displays_and_input_of_ranks_on_other_hosts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda prompt: prompt.upper())
-    assert hm.run(ranks.display_and_ask, np=2, on="directories", quiet=True) == "[0] NAME? "
+    assert hm.run(plain_ranks.display_and_ask, np=2, on="directories", quiet=True) == "[0] NAME? "
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[0]")]
     assert printed == ["[0] above", "[0] displayed", "[0] below"]
 
@@ -150,7 +150,7 @@ def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
 def test_the_end_of_an_agent_is_not_that_of_another_host_of_its_name(
     directories: list[Path],
 ) -> None:
-    gang = launch(ranks.hang, "sleep", np=2)
+    gang = launch(plain_ranks.hang, np=2)
     until(gang, said(gang, "about to hang"))
     (rank,) = processes.processes([gang.ranks[1].pid or 0])
     os.kill(rank.ppid, signal.SIGKILL)
@@ -161,7 +161,7 @@ def test_the_end_of_an_agent_is_not_that_of_another_host_of_its_name(
 
 def test_a_host_that_is_silent_for_too_long_is_given_up() -> None:
     """As one that is cut off: its agent and its task continue."""
-    gang = launch(ranks.hang, "sleep", np=1)
+    gang = launch(plain_ranks.hang, np=1)
     until(gang, said(gang, "about to hang"))
     family = family_of(gang)
     (agent,) = (each for each in list(agent_pool()._agents) if each.gang == gang.id)
@@ -197,7 +197,7 @@ def test_hosts_that_were_taken_away_are_named_though_agents_report_lost_tasks_fi
 
     monkeypatch.setattr(attempt, "_LATE_REPORTS_S", 60.0)
     monkeypatch.setattr(DirectoryHosts, "start_agents", start_and_revoke)
-    gang = launch(ranks.hang, "sleep", np=2)
+    gang = launch(plain_ranks.hang, np=2)
     until(gang, said(gang, "about to hang"))
     family = family_of(gang)
     monkeypatch.setattr(DirectoryHosts, "_check", kill)
@@ -222,7 +222,7 @@ def test_tasks_of_a_gang_that_has_succeeded_are_not_ended(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(DirectoryHosts, "start_agents", return_late)
     monkeypatch.setattr(DirectoryHosts, "release", note_release)
-    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
+    assert ended(launch(plain_ranks.rank, np=2)).results == [0, 1]
     wait_until(lambda: "released" in seen)
     assert seen == ["returned", "released"]
 
@@ -244,7 +244,7 @@ def test_agents_may_report_the_end_later_than_the_provider(monkeypatch: pytest.M
 
     monkeypatch.setattr(DirectoryHosts, "start_agents", note_end)
     monkeypatch.setattr(RemoteAgent, "take", take_late)
-    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
+    assert ended(launch(plain_ranks.rank, np=2)).results == [0, 1]
 
 
 def test_errors_after_the_end_of_an_attempt_are_not_reported(
@@ -256,7 +256,7 @@ def test_errors_after_the_end_of_an_attempt_are_not_reported(
         raise HostsRevokedError("the directories were taken away")
 
     monkeypatch.setattr(attempt, "_END_S", 0.0)
-    gang = launch(ranks.hang, "sleep", np=2)
+    gang = launch(plain_ranks.hang, np=2)
     until(gang, said(gang, "about to hang"))
     family = family_of(gang)
     monkeypatch.setattr(DirectoryHosts, "_check", revoked)
@@ -717,7 +717,7 @@ def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
     """On the notebook's machine: the ranks go on, and the next attempt continues from what is there."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(agents, "keep", partial(keep_and_tell, tmp_path / "kept", full))
-    gang = ended(launch(checkpoints.save_two, str(tmp_path / "kept"), np=2, retries=1))
+    gang = ended(launch(plain_checkpoints.save_two, str(tmp_path / "kept"), np=2, retries=1))
     assert gang.results == [1, 1]
     assert notices_of(gang).count("(No space left on device: ") == 1
 
@@ -727,11 +727,11 @@ def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
     ("function", "args", "problem"),
     [
         (
-            checkpoints.save_two,
+            plain_checkpoints.save_two,
             [True],
             r"host .* cannot store the checkpoint, .*B: File exists \(.*\); free space there",
         ),
-        (checkpoints.spoil, [], r"the folder .* on host .* cannot be made: File exists"),
+        (plain_checkpoints.spoil, [], r"the folder .* on host .* cannot be made: File exists"),
     ],
 )
 def test_a_host_that_cannot_store_a_checkpoint_is_named(

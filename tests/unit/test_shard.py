@@ -201,6 +201,7 @@ def test_a_dataset_gives_a_subset_for_a_loader() -> None:
 
 @pytest.fixture
 def parquet(tmp_path: Path) -> Path:
+    pytest.importorskip("pyarrow.parquet")
     return write_parquet(tmp_path / "data")
 
 
