@@ -1,4 +1,7 @@
-"""A run of ``%%infer`` that a kernel's death, a rank's or a Stop ends, and the next one that continues it."""
+"""A run of ``%%infer`` that ends early, and the next one that continues it.
+
+The kernel dies, or a rank; ``predict`` raises; the user stops the run.
+"""
 
 from __future__ import annotations
 
@@ -132,6 +135,19 @@ class Interrupted:
         except RankFailedError:
             return None
 
+    def _raise(self, n_more: int, resume: bool) -> None:
+        """Let ``predict`` find a folder where its log was; the set-up does not read it."""
+        run = begun(self.kind, self.folder, resume=resume)
+        kept, link = self.log.with_name("kept"), self.log.with_name("link")
+        assert self.until(n_more, lambda: run.gang.wait(0))
+        os.link(self.log, kept)
+        link.symlink_to(self.folder)
+        link.replace(self.log)
+        run.gang.wait(PATIENCE_S)
+        kept.replace(self.log)
+        with pytest.raises(RankFailedError, match="IsADirectoryError"):
+            _ = run.result
+
     def _stop(self, n_more: int, resume: bool) -> Any:
         run = begun(self.kind, self.folder, resume=resume)
         self.until(n_more, lambda: run.gang.wait(0))
@@ -201,12 +217,13 @@ def check_rows(runs: Interrupted, n_ends: int) -> None:
 
 
 def test_what_is_finished_is_predicted_once(tmp_path: Path) -> None:
-    """Whether the kernel ends, or a rank, or the user has stopped the run."""
+    """Whether the kernel ends, or a rank, or ``predict`` raises, or the user has stopped the run."""
     runs = Interrupted("pandas", tmp_path)
-    for how in ("kernel", "rank", "stop"):
+    for how in ("kernel", "rank", "raise", "stop"):
+        before = kept_rows()
         assert runs.interrupt(how, 40) is None
-        assert kept_rows()
-    check_whole(runs.interrupt("nothing", 0), runs, 3)
+        assert kept_rows() > before
+    check_whole(runs.interrupt("nothing", 0), runs, 4)
 
 
 def test_parquet_is_kept_next_to_the_result(tmp_path: Path) -> None:
