@@ -119,8 +119,9 @@ class Interrupted:
     def _kernel(self, n_more: int, resume: bool) -> None:
         command = [sys.executable, "-c", KERNEL, self.kind, str(self.folder), str(resume)]
         with subprocess.Popen(command) as kernel:
-            self.until(n_more, lambda: kernel.poll() is not None)
+            assert self.until(n_more, lambda: kernel.poll() is not None)
             kernel.kill()
+        assert kernel.returncode == -signal.SIGKILL
         until(lambda: not leaks.running_gangs())
 
     def _rank(self, n_more: int, resume: bool) -> Any:
@@ -310,8 +311,8 @@ def check_same(frame: Any, undisturbed: Any) -> None:
         assert frame.schema == undisturbed.schema and frame.equals(undisturbed)
 
 
-N_ENDS = 8
-"""Of each kind of frame: 32 in all."""
+ENDS = [*["kernel", "rank"] * 4, "stop", "raise"]
+"""Of the runs over each kind of frame, in any order: 32 times in all, a process is killed."""
 
 
 @pytest.mark.exhaustive
@@ -320,12 +321,12 @@ def test_runs_that_end_at_any_moment(kind: str, tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     undisturbed = Interrupted(kind, tmp_path / "undisturbed").interrupt("nothing", 0)
     chance, runs = random.Random(kind), Interrupted(kind, tmp_path)
-    for how in chance.sample(["kernel", "rank", "stop"] * N_ENDS, N_ENDS):
+    for how in chance.sample(ENDS, len(ENDS)):
         n_left = N_BATCHES - len(kept_rows())
-        n_more = chance.randrange(max(1, n_left * 3 // 5))  # it ends before its last row
+        n_more = chance.randrange(max(1, n_left * 2 // 5))  # it ends before its last row
         assert runs.interrupt(how, n_more) is None
     check_same(runs.interrupt("nothing", 0), undisturbed)
-    check_rows(runs, N_ENDS)
+    check_rows(runs, len(ENDS))
 
 
 HASHED = """
