@@ -30,6 +30,8 @@ LONG_S = 1800
 MARKS: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "03_spark_cluster": (pytest.mark.exhaustive,),  # tests/spark has a cluster already
     "02_horovod": (pytest.mark.exhaustive,),  # tests/horovod
+    # the page on inference, and test_infer_local; half a minute of a processor, whatever the rows
+    "04_infer_dataframe": (pytest.mark.exhaustive,),
     "05_sharded_models": (pytest.mark.exhaustive,),  # test_results gathers sharded models
     "07_session": (pytest.mark.exhaustive,),  # test_session
 }
