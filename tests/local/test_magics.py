@@ -531,6 +531,9 @@ CELLS = (
     "%%distributed --np 2\nimport os\nprint('last words')\nstep(int(os.environ['RANK']))",
     "gang = get_ipython().run_cell_magic('distributed', '--detach', 'step(5)')\ngang.result;",
     "%distributed -m this.is.nowhere",
+    "%%distributed --np 1 --quiet\nshown = display({'text/html': '<i>a</i>'}, raw=True, display_id='a')\n"
+    "display({'image/png': 'iVBORw0=', 'text/plain': 'plot'}, raw=True)\n"
+    "shown.update({'text/html': '<b>b</b>'}, raw=True)",
 )
 
 
@@ -547,7 +550,9 @@ def executed(cells: Sequence[str], folder: Path) -> Any:
 
 def test_a_saved_notebook_shows_everything_once(tmp_path: Path) -> None:
     book = executed(CELLS, tmp_path)
-    _, _, trained, brought_back, failed, _, nowhere = (cell.outputs for cell in book.cells)
+    _, _, trained, brought_back, failed, _, nowhere, displayed = (
+        cell.outputs for cell in book.cells
+    )
 
     kinds = [kind for kind, _ in itertools.groupby(out.output_type for out in trained)]
     assert kinds == ["display_data", "stream", "execute_result"]
@@ -571,6 +576,8 @@ def test_a_saved_notebook_shows_everything_once(tmp_path: Path) -> None:
     ]
     assert "  last words" in error.traceback[error.traceback.index("last output of rank 1:") :]
     assert [out.ename for out in nowhere] == ["CaptureError"]
+    shown = {kind: text for out in displayed for kind, text in out.data.items()}
+    assert (shown["text/html"], shown["image/png"]) == ("<b>b</b>", "iVBORw0=")
 
 
 STUBBORN = """
