@@ -35,8 +35,8 @@ from hydrogen_magic.errors import (
     HydrogenError,
     PlacementError,
 )
-from tests import leaks, plain_ranks, ranks
-from tests.failure_checks import check_a_message_that_never_comes, check_ranks_that_fail_together
+from tests import ending_ranks, leaks, plain_ranks, ranks
+from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import (
     PATIENCE_S,
     agent_pids,
@@ -139,16 +139,7 @@ def test_an_exception_whose_message_never_comes_is_reported() -> None:
 
 
 def test_an_interrupted_exit_handler_prints_nothing_of_ours() -> None:
-    def leave_slowly() -> None:
-        import atexit
-
-        def hang() -> None:
-            print("leaving", flush=True)
-            time.sleep(1000)
-
-        atexit.register(hang)
-
-    gang = hm.launch(leave_slowly, np=1)
+    gang = hm.launch(ending_ranks.leave_slowly, np=1)
     until(gang, said(gang, "leaving"))
     gang.stop()
     log = ended(gang).logs[0]
@@ -160,17 +151,7 @@ def test_an_interrupted_exit_handler_prints_nothing_of_ours() -> None:
     "file", ["/usr/lib/python3/site-packages/torch/_dynamo/utils.py", logging.__file__]
 )
 def test_an_interrupted_exit_handler_of_a_library_prints_nothing(file: str) -> None:
-    def leave_slowly() -> None:
-        import atexit
-
-        def hang() -> None:
-            print("leaving", flush=True)
-            time.sleep(1000)
-
-        hang.__code__ = hang.__code__.replace(co_filename=file)
-        atexit.register(hang)
-
-    gang = hm.launch(leave_slowly, np=1)
+    gang = hm.launch(ending_ranks.leave_slowly, file, np=1)
     until(gang, said(gang, "leaving"))
     gang.stop()
     assert ended(gang).logs[0] == "leaving\n"
@@ -187,58 +168,19 @@ def test_a_cell_that_exits_names_its_line() -> None:
 
 
 def test_a_stream_of_the_users_need_not_flush() -> None:
-    def tee(flush: object) -> int:
-        class Tee:
-            def write(self, text: str) -> None:
-                sys.__stdout__.write(text)
-
-        class Failing(Tee):
-            def flush(self) -> None:
-                raise RuntimeError("the other file is closed")
-
-        sys.stdout = Failing() if flush else Tee()  # type: ignore[assignment]
-        print("hello")
-        return 4
-
     for flush in (False, True):
-        gang = ended(hm.launch(tee, flush, np=1))
+        gang = ended(hm.launch(ending_ranks.tee, flush, np=1))
         assert gang.result == 4 and gang.logs[0].startswith("hello\n")
-
-
-def test_signals_that_the_notebook_blocks_or_ignores_reach_ranks(cold: None) -> None:
-    def signals() -> tuple[set[int], object]:
-        return signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGCHLD)
-
-    blocked = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        gang = ended(hm.launch(signals, np=1))
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    assert gang.result == (set(), signal.SIG_DFL)
 
 
 def test_a_child_of_the_cell_may_exit() -> None:
     """It is a copy of the rank, with the rank's connection to its agent."""
 
-    def fork() -> int:
-        pid = os.fork()
-        if pid == 0:
-            sys.exit(7)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    assert ended(hm.launch(fork, np=1)).result == 7
+    assert ended(hm.launch(ending_ranks.fork_and_exit, np=1)).result == 7
 
 
 def test_a_child_of_the_cell_that_raises_prints_no_frames_of_ours() -> None:
-    def fork() -> int:
-        if (pid := os.fork()) == 0:
-            raise ValueError("of a child")
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    gang = ended(hm.launch(fork, np=1))
+    gang = ended(hm.launch(ending_ranks.fork_and_raise, np=1))
     assert gang.result == 1
     assert gang.logs[0].count("  File ") == 1 and "ValueError: of a child" in gang.logs[0]
 
@@ -275,15 +217,7 @@ def test_out_of_memory_by_the_system() -> None:
     try:
         (group / "memory.limit_in_bytes").write_text(str(300 << 20))
 
-        def eat(tasks: str) -> None:
-            if os.environ["RANK"] == "1":
-                with open(tasks, "w") as file:
-                    file.write(str(os.getpid()))
-                eaten = [bytearray(10 << 20) for _ in range(100)]
-                print(len(eaten))
-            time.sleep(60)
-
-        error = failure_of(hm.launch(eat, str(group / "cgroup.procs"), np=2))
+        error = failure_of(hm.launch(ending_ranks.eat, str(group / "cgroup.procs"), np=2))
         assert error.rank == 1
         assert "SIGKILL" in str(error) and "out of memory" in str(error)
     finally:
@@ -465,21 +399,7 @@ def test_a_rank_may_clean_up_when_stopped(tmp_path: Path) -> None:
 
 
 def test_a_handler_of_the_cells_may_clean_up_when_stopped() -> None:
-    def work() -> None:
-        def save(signum: int, frame: object) -> None:
-            print("saving", flush=True)
-            time.sleep(1)
-            print("saved")
-            sys.exit()
-
-        ours = signal.signal(signal.SIGINT, save)
-        assert signal.getsignal(signal.SIGINT) is save
-        assert signal.signal(signal.SIGINT, ours) is save
-        assert signal.signal(signal.SIGINT, save) is ours
-        print("ready", flush=True)
-        time.sleep(1000)
-
-    gang = hm.launch(work, np=1, grace=PATIENCE_S)
+    gang = hm.launch(ending_ranks.save_at_interrupt, np=1, grace=PATIENCE_S)
     until(gang, said(gang, "ready"))
     gang.stop()
     assert ended(gang).logs[0] == "ready\nsaving\nsaved\n"
@@ -516,65 +436,7 @@ def test_many_children(count: int) -> None:
     assert not alive(family)
 
 
-# ── an agent dies ────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:
-    gang = hm.launch(ranks.family, 2, True, np=2)
-    until(gang, said(gang, "batch"))
-    family = family_of(gang)
-    for pid in agent_pids():
-        os.kill(pid, signal.SIGKILL)
-    ended(gang)
-    with pytest.raises(hm.errors.HydrogenError, match=r"^the agent process .* \(SIGKILL\)"):
-        gang.raise_for_state()
-    wait_until_gone(family)
-
-
-@pytest.mark.parametrize("when", ["starts", "runs"])
-def test_an_agent_that_is_killed_costs_an_attempt(when: str) -> None:
-    def return_later() -> str:
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            print("about to hang", flush=True)
-            time.sleep(1000)
-        return os.environ["TORCHELASTIC_RESTART_COUNT"]
-
-    if when == "starts":
-        local_agents.close()  # no warm one
-    gang = hm.launch(return_later, np=2, retries=1)
-    until(gang, agent_pids if when == "starts" else said(gang, "about to hang"))
-    for pid in agent_pids():
-        os.kill(pid, signal.SIGKILL)
-    assert ended(gang).results == ["1", "1"]
-    assert "exited unexpectedly (SIGKILL); its ranks were killed: restarting" in notices_of(gang)
-
-
-KILLS_ITS_FIRST_IMPORTER = """
-import os
-if os.getpid() != {kernel}:
-    try:
-        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        pass
-    else:
-        os.kill(os.getpid(), 9)
-def f(): return 1
-"""
-
-
-def test_a_template_that_dies_is_replaced_and_no_rank_is_blamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packages = tmp_path / "site-packages"
-    packages.mkdir()
-    text = KILLS_ITS_FIRST_IMPORTER.format(kernel=os.getpid(), marker=str(tmp_path / "killed"))
-    (packages / "kills_once.py").write_text(text)
-    monkeypatch.syspath_prepend(packages)
-    import kills_once  # type: ignore[import-not-found]
-
-    gang = ended(hm.launch(kills_once.f, np=2))
-    assert gang.results == [1, 1]
-    assert "the forkserver exited unexpectedly" in notices_of(gang)
+# ── between gangs ────────────────────────────────────────────────────────────────────────────────
 
 
 STARTS_A_THREAD = """
@@ -597,81 +459,6 @@ def test_what_starts_a_thread_when_it_is_imported_is_left_to_the_ranks(
 
     ended(hm.launch(starts_a_thread.f, np=2)).raise_for_state()
     assert ended(hm.launch(starts_a_thread.f, np=2)).results == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("stopped", "kill"),
-    [
-        pytest.param("agent", False, marks=pytest.mark.exhaustive),
-        pytest.param("agent", True, marks=pytest.mark.exhaustive),
-        pytest.param("agent and forkserver", False, marks=pytest.mark.exhaustive),
-        ("agent and forkserver", True),
-        pytest.param("all", True, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_an_agent_that_does_not_respond_is_ended(stopped: str, kill: bool) -> None:
-    """A stopped agent answers nothing, as one that hangs. The ranks' helpers have own sessions."""
-    gang = hm.launch(ranks.family, 1, False, np=2)
-    until(gang, said(gang, "batch"))
-    agent = next(agent for agent in local_agents.pool().all if agent.gang == gang.id)
-    mark = processes.AGENT, agent.marks[processes.AGENT]
-    family = set(leaks.marked(*mark))
-    assert family > set(family_of(gang)) and agent.process.pid in family
-    for pid in stopped_with(agent.process.pid, stopped, family):
-        os.kill(pid, signal.SIGSTOP)
-    gang.stop()
-    if kill:
-        gang.stop(kill=True)
-    with pytest.raises(GangStoppedError, match="stopped by you"):
-        ended(gang).raise_for_state()
-    assert not leaks.marked(*mark) and not alive(family)
-    assert {rank.phase for rank in gang.ranks} == {"stopped"}
-    assert f"(pid {agent.process.pid}) did not respond" in notices_of(gang)
-
-
-def stopped_with(agent: int, stopped: str, family: set[int]) -> set[int]:
-    """Return the pids to stop, of which ``family`` has all."""
-    if stopped == "all":
-        return family
-    forkservers = {
-        process.pid
-        for process in processes.processes(family)
-        if process.ppid == agent
-        and b"hydrogen_magic.node.agent.forkserver"
-        in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-    }
-    assert forkservers, "with the workers that it has forked in advance"
-    return {agent} if stopped == "agent" else {agent, *forkservers}
-
-
-@pytest.mark.exhaustive  # an agent of a gang is stopped above
-def test_a_warm_agent_that_was_stopped_is_replaced() -> None:
-    ended(hm.launch(ranks.gather, np=2)).raise_for_state()
-    pids = agent_pids()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    assert ended(hm.launch(ranks.gather, np=2)).result == [0, 1]
-    wait_until_gone(pids)
-
-
-def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
-    gang = hm.launch(ranks.family, 1, False, np=2)
-    until(gang, said(gang, "batch"))
-    family = family_of(gang)
-    (agent,) = local_agents.pool().all
-    too_large = bytes(65 << 20)  # ZeroMQ drops the message, and the connection with it
-    agent.hub.loop.call_soon_threadsafe(agent.hub.send, agent.keys.key, Ping(), too_large)
-    ended(gang)
-    with pytest.raises(hm.errors.HydrogenError, match="lost the connection to the kernel"):
-        gang.raise_for_state()
-    wait_until_gone(family)
-
-
-def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    local_agents.close()  # no warm one
-    monkeypatch.setenv("PYTHONHASHSEED", "none")
-    with pytest.raises(PlacementError, match=r"exit code 1\).*\n.*PYTHONHASHSEED must be"):
-        hm.run(ranks.gather, np=2)
 
 
 def test_an_agent_keeps_no_closure_of_a_gang_that_ended() -> None:
@@ -811,28 +598,13 @@ def test_where_ranks_run_is_as_it_was_at_launch(
 ) -> None:
     """Also the second attempt, which begins when the notebook has gone on."""
 
-    def look() -> tuple[str, str | None, bool]:
-        import os
-        import sys
-        import time
-        from pathlib import Path
-
-        found = os.getcwd(), os.environ.get("MODE"), "/added/later" in sys.path
-        if not Path("again").exists():
-            Path("again").touch()
-            print("first", flush=True)
-            while not Path("go").exists():
-                time.sleep(0.01)
-            raise ValueError(f"{found}")
-        return found
-
     then, later = tmp_path / "then", tmp_path / "later"
     then.mkdir()
     later.mkdir()
     (later / "again").touch()
     monkeypatch.chdir(then)
     monkeypatch.setenv("MODE", "then")
-    gang = hm.launch(look, np=1, retries=1)
+    gang = hm.launch(ending_ranks.look, np=1, retries=1)
     monkeypatch.chdir(later)
     monkeypatch.setenv("MODE", "later")
     monkeypatch.setattr(sys, "path", [*sys.path, "/added/later"])
@@ -864,3 +636,147 @@ def test_stop_ends_attempts_too() -> None:
     until(gang, lambda: gang.snapshot().attempt >= 2)
     gang.stop()
     assert ended(gang).snapshot().attempt < 1000
+
+
+# ── an agent dies ────────────────────────────────────────────────────────────────────────────────
+
+# Last, and without torch: each agent that ends would cost another one that imports it.
+
+
+def test_signals_that_the_notebook_blocks_or_ignores_reach_ranks(cold: None) -> None:
+    blocked = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        gang = ended(hm.launch(ending_ranks.signals, np=1))
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert gang.result == (set(), signal.SIG_DFL)
+
+
+def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:
+    gang = hm.launch(plain_ranks.family, np=2)
+    until(gang, said(gang, "batch"))
+    family = family_of(gang)
+    for pid in agent_pids():
+        os.kill(pid, signal.SIGKILL)
+    ended(gang)
+    with pytest.raises(hm.errors.HydrogenError, match=r"^the agent process .* \(SIGKILL\)"):
+        gang.raise_for_state()
+    wait_until_gone(family)
+
+
+@pytest.mark.parametrize("when", ["starts", "runs"])
+def test_an_agent_that_is_killed_costs_an_attempt(when: str) -> None:
+    if when == "starts":
+        local_agents.close()  # no warm one
+    gang = hm.launch(ending_ranks.return_later, np=2, retries=1)
+    until(gang, agent_pids if when == "starts" else said(gang, "about to hang"))
+    for pid in agent_pids():
+        os.kill(pid, signal.SIGKILL)
+    assert ended(gang).results == ["1", "1"]
+    assert "exited unexpectedly (SIGKILL); its ranks were killed: restarting" in notices_of(gang)
+
+
+KILLS_ITS_FIRST_IMPORTER = """
+import os
+if os.getpid() != {kernel}:
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        os.kill(os.getpid(), 9)
+def f(): return 1
+"""
+
+
+def test_a_template_that_dies_is_replaced_and_no_rank_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    text = KILLS_ITS_FIRST_IMPORTER.format(kernel=os.getpid(), marker=str(tmp_path / "killed"))
+    (packages / "kills_once.py").write_text(text)
+    monkeypatch.syspath_prepend(packages)
+    import kills_once  # type: ignore[import-not-found]
+
+    gang = ended(hm.launch(kills_once.f, np=2))
+    assert gang.results == [1, 1]
+    assert "the forkserver exited unexpectedly" in notices_of(gang)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "kill"),
+    [
+        pytest.param("agent", False, marks=pytest.mark.exhaustive),
+        pytest.param("agent", True, marks=pytest.mark.exhaustive),
+        pytest.param("agent and forkserver", False, marks=pytest.mark.exhaustive),
+        ("agent and forkserver", True),
+        pytest.param("all", True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_an_agent_that_does_not_respond_is_ended(stopped: str, kill: bool) -> None:
+    """A stopped agent answers nothing, as one that hangs. The ranks' helpers have own sessions."""
+    gang = hm.launch(plain_ranks.family, np=2)
+    until(gang, said(gang, "batch"))
+    agent = next(agent for agent in local_agents.pool().all if agent.gang == gang.id)
+    mark = processes.AGENT, agent.marks[processes.AGENT]
+    family = set(leaks.marked(*mark))
+    assert family > set(family_of(gang)) and agent.process.pid in family
+    for pid in stopped_with(agent.process.pid, stopped, family):
+        os.kill(pid, signal.SIGSTOP)
+    gang.stop()
+    if kill:
+        gang.stop(kill=True)
+    with pytest.raises(GangStoppedError, match="stopped by you"):
+        ended(gang).raise_for_state()
+    assert not leaks.marked(*mark) and not alive(family)
+    assert {rank.phase for rank in gang.ranks} == {"stopped"}
+    assert f"(pid {agent.process.pid}) did not respond" in notices_of(gang)
+
+
+def stopped_with(agent: int, stopped: str, family: set[int]) -> set[int]:
+    """Return the pids to stop, of which ``family`` has all."""
+    if stopped == "all":
+        return family
+    forkservers = {
+        process.pid
+        for process in processes.processes(family)
+        if process.ppid == agent
+        and b"hydrogen_magic.node.agent.forkserver"
+        in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    }
+    assert forkservers, "with the workers that it has forked in advance"
+    return {agent} if stopped == "agent" else {agent, *forkservers}
+
+
+@pytest.mark.exhaustive  # an agent of a gang is stopped above
+def test_a_warm_agent_that_was_stopped_is_replaced() -> None:
+    ended(hm.launch(plain_ranks.rank, np=2)).raise_for_state()
+    pids = agent_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    assert ended(hm.launch(plain_ranks.rank, np=2)).results == [0, 1]
+    wait_until_gone(pids)
+
+
+def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
+    gang = hm.launch(plain_ranks.family, np=2)
+    until(gang, said(gang, "batch"))
+    family = family_of(gang)
+    (agent,) = local_agents.pool().all
+    too_large = bytes(65 << 20)  # ZeroMQ drops the message, and the connection with it
+    agent.hub.loop.call_soon_threadsafe(agent.hub.send, agent.keys.key, Ping(), too_large)
+    ended(gang)
+    with pytest.raises(hm.errors.HydrogenError, match="lost the connection to the kernel"):
+        gang.raise_for_state()
+    wait_until_gone(family)
+
+
+def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    local_agents.close()  # no warm one
+    monkeypatch.setenv("PYTHONHASHSEED", "none")
+    with pytest.raises(PlacementError, match=r"exit code 1\).*\n.*PYTHONHASHSEED must be"):
+        hm.run(plain_ranks.rank, np=2)
