@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
-__all__ = ["Point", "build", "has_unpicklable", "same"]
+__all__ = ["Point", "build", "build_large", "has_unpicklable", "is_large", "same"]
 
 _DEPTH = 3
 _SIZES = (0, 1, 7, 600, 5000, 300_000)
@@ -133,6 +133,35 @@ def has_unpicklable(obj: Any) -> bool:
     return _any(obj, lambda one: type(one).__name__ in ("lock", "generator", "_local", "LockType"))
 
 
+_PIECE = 64 << 20
+
+
+def build_large(n_bytes: int) -> Any:
+    """Return an array of random bytes."""
+    array = np.empty(n_bytes, np.uint8)
+    for start, piece in _pieces(n_bytes):
+        array[start : start + len(piece)] = piece
+    return array
+
+
+def is_large(array: Any, n_bytes: int) -> bool:
+    """Whether this is the array of :func:`build_large`, of which there is no second copy meanwhile."""
+    return (
+        array.dtype == np.uint8
+        and array.shape == (n_bytes,)
+        and all(
+            np.array_equal(array[start : start + len(piece)], piece)
+            for start, piece in _pieces(n_bytes)
+        )
+    )
+
+
+def _pieces(n_bytes: int) -> Iterator[tuple[int, Any]]:
+    generator = np.random.default_rng(n_bytes)
+    for start in range(0, n_bytes, _PIECE):
+        yield start, generator.integers(0, 256, min(_PIECE, n_bytes - start), np.uint8)
+
+
 def has_lost(obj: Any) -> bool:
     """Whether something stands for a part of ``obj`` that could not be sent."""
     return _any(obj, lambda one: isinstance(one, MissingObject))
@@ -151,18 +180,74 @@ def _parts(obj: Any) -> list[Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two objects are equal, with types, dtypes and the memory that tensors share."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.nn.Module):
-        return same(dict(a.state_dict()), dict(b.state_dict()))
-    if isinstance(a, torch.optim.Optimizer):
-        return same(a.state_dict(), b.state_dict())
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, (dict, list, tuple, Point)):
-        parts = zip(_parts(a), _parts(b), strict=False)
-        return len(_parts(a)) == len(_parts(b)) and all(same(x, y) for x, y in parts)
-    return bool(a == b)
+    """Whether two objects are equal, with types, dtypes, what they refer to twice, and the memory that their
+    tensors share.
+    """
+    return _Comparison().are_same(a, b)
+
+
+class _Pairs:
+    """Pairs of objects, none of which has two partners."""
+
+    def __init__(self) -> None:
+        self._partners: tuple[dict[int, int], dict[int, int]] = ({}, {})
+
+    def match(self, a: int, b: int) -> bool:
+        """Whether the objects with these addresses can be partners; they are then."""
+        there, back = self._partners
+        return there.setdefault(a, b) == b and back.setdefault(b, a) == a
+
+    def are_known(self, a: int, b: int) -> bool:
+        return self._partners[0].get(a) == b
+
+
+_WITHOUT_IDENTITY = (type(None), bool, int, float, complex, str, bytes, range, torch.dtype)
+"""Pickle may make several of one, and Python one of several."""
+
+
+class _Comparison:
+    """Compares two objects and all that they refer to."""
+
+    def __init__(self) -> None:
+        self._objects = _Pairs()
+        self._storages = _Pairs()
+        self._kept: list[Any] = []
+        """Else another object might get the address of one that is known."""
+
+    def are_same(self, a: Any, b: Any) -> bool:
+        if type(a) is not type(b):
+            return False
+        if isinstance(a, _WITHOUT_IDENTITY) or (isinstance(a, tuple) and not a):
+            return bool(a == b)
+        if self._objects.are_known(id(a), id(b)):
+            return True
+        self._kept += (a, b)
+        return self._objects.match(id(a), id(b)) and self._are_equal(a, b)
+
+    def _are_equal(self, a: Any, b: Any) -> bool:
+        if isinstance(a, torch.nn.Module):
+            return self.are_same(_state_of(a), _state_of(b))
+        if isinstance(a, torch.optim.Optimizer):
+            states = [[one.param_groups, list(one.state.items())] for one in (a, b)]
+            return self.are_same(*states)
+        if isinstance(a, torch.Tensor):
+            return self._are_same_tensors(a, b)
+        if isinstance(a, np.ndarray):
+            return a.dtype == b.dtype and np.array_equal(a, b)
+        if isinstance(a, dict) and list(a) != list(b):
+            return False
+        if isinstance(a, (dict, list, tuple, Point)):
+            parts = zip(_parts(a), _parts(b), strict=False)
+            return len(_parts(a)) == len(_parts(b)) and all(self.are_same(x, y) for x, y in parts)
+        return bool(a == b)
+
+    def _are_same_tensors(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        if (a.dtype, a.stride(), a.storage_offset()) != (b.dtype, b.stride(), b.storage_offset()):
+            return False
+        storages = [tensor.untyped_storage()._cdata for tensor in (a, b)]
+        return self._storages.match(*storages) and torch.equal(a, b)
+
+
+def _state_of(module: torch.nn.Module) -> list[Any]:
+    tensors = [module.named_parameters(remove_duplicate=False), module.named_buffers()]
+    return [dict(named) for named in tensors]

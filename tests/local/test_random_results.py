@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -11,17 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import HydrogenError, ResultError
 from tests import random_results
 from tests.gangs import alive, ended, family_of, until, wait_until, wait_until_gone
-from tests.random_results import build, has_unpicklable, same
+from tests.random_results import Point, build, has_unpicklable, is_large, same
+from tests.result_checks import run_cell
 
 _PER_GANG = 30
 
@@ -34,42 +38,60 @@ def forget_gangs() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("np_", "seed"),
+    ("np_", "seed", "n_large"),
     [
-        (1, 0),
-        (2, 30),
-        *(pytest.param(1 + n % 2, 30 * n, marks=pytest.mark.exhaustive) for n in range(2, 10)),
+        (1, 0, 0),
+        (2, 30, 0),
+        *(
+            pytest.param(1 + n % 2, 30 * n, n_large, marks=pytest.mark.exhaustive)
+            for n, n_large in [*((n, 0) for n in range(2, 10)), (10, 2 << 30)]
+        ),
     ],
 )
 def test_results_come_home_or_are_reported(
-    notebook_shell: InteractiveShell, np_: int, seed: int
+    notebook_shell: InteractiveShell, np_: int, seed: int, n_large: int
 ) -> None:
+    """``n_large``: the size of another one, of which the notebook holds one copy, and the rank two."""
     names = [f"r{n}" for n in range(_PER_GANG)]
     group = "torch.distributed.init_process_group('gloo')" if np_ > 1 else "pass"
     body = "\n".join(f"{name} = build({seed + n})" for n, name in enumerate(names))
-    head = f"%%distributed --np {np_} --quiet --out {','.join(names)}"
-    notebook_shell.run_cell("import torch\nfrom tests.random_results import build")
-    done = notebook_shell.run_cell(f"{head}\n{group}\n{body}")
+    head = f"%%distributed --np {np_} --quiet --out {','.join(names)},large"
+    run_cell(notebook_shell, "import torch\nfrom tests.random_results import build, build_large")
+    done = notebook_shell.run_cell(f"{head}\n{group}\n{body}\nlarge = build_large({n_large})")
     error = done.error_in_exec
     assert error is None or isinstance(error, ResultError), error
     for n, name in enumerate(names):
         expected = build(seed + n)
         if has_unpicklable(expected):
-            assert name not in notebook_shell.user_ns and f"`{name}" in str(error)
+            assert name not in notebook_shell.user_ns
+            assert re.search(rf"`{name}\b", str(error)), name
         else:
             assert same(notebook_shell.user_ns[name], expected), name
+    assert is_large(notebook_shell.user_ns.pop("large"), n_large)
     if error is not None:
         (gang_id,) = [line.split("'")[1] for line in str(error).splitlines() if "load_res" in line]
         kept = hm.load_results(gang_id)
         lost = [name for name in names if name not in notebook_shell.user_ns]
         for name in set(lost) & kept.keys():
             assert random_results.has_lost(kept[name]) and not has_unpicklable(kept[name])
+        del kept
+        run_log.delete(gang_id)  # with all results: pytest keeps the folder
 
 
-@pytest.mark.exhaustive
-def test_two_gigabytes_come_home() -> None:
-    found = ended(hm.launch(np.ones, 2 << 30, np.uint8, np=1)).result
-    assert found.nbytes == 2 << 30 and found[:: 1 << 20].all()
+def test_what_is_shared_makes_a_difference() -> None:
+    def rows() -> torch.Tensor:
+        return torch.arange(6.0).reshape(2, 3)
+
+    base, point = rows(), Point(1, [])
+    views = [base, base[1], Point(base, base.t())]
+    again = rows()
+    assert same(views, [again, again[1], Point(again, again.t())])
+    assert not same(views, [again, again[1], Point(again, rows().t())]), "a storage of its own"
+    assert not same([base[1], rows()], [again[1], again]), "one storage"
+    assert not same(base[1], again[1].clone()), "another offset"
+    assert same([point, point], [Point(1, [])] * 2)
+    assert not same([point, point], [Point(1, []), Point(1, [])])
+    assert not same([Point(1, []), Point(1, [])], [point, point])
 
 
 # ── endings ──────────────────────────────────────────────────────────────────────────────────────
