@@ -170,3 +170,16 @@ def check_that_captured_arrays_are_freed(shell: InteractiveShell, options: str) 
         run_with_another(value)
     grown = psutil.Process().memory_info().rss - before
     assert grown < 4 * size, grown
+
+
+def check_the_view_counts_bytes(shell: InteractiveShell, options: str, size: int) -> None:
+    cell = f"%%distributed --np 1 --quiet --out big {options}\nimport numpy as np"
+    run_cell(shell, f"{cell}\nbig = np.zeros({size}, np.uint8)")
+    assert shell.user_ns.pop("big").nbytes == size
+    gang = list(hm.gangs().values())[-1]
+    counted = [each for each in details_of(gang) if each.startswith("sending")]
+    line = rf"sending (`big`: )?[\d.]+ [kMG]B of {re.escape(size_text(size))}"
+    assert counted and all(re.fullmatch(line, each) for each in counted), counted
+    del gang
+    run_cell(shell, f"%%distributed --np 1 --quiet {options}\npass")
+    gc.collect()
