@@ -155,6 +155,12 @@ def family() -> None:
     time.sleep(1000)
 
 
+def leave_helper() -> None:
+    """Return while a helper runs on, in a session of its own."""
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    print("batch", flush=True)
+
+
 def display_and_ask() -> str:
     """Display and print on the rank, then return the answer of the user."""
     from hydrogen_magic.node.worker.display_functions import display

@@ -299,12 +299,6 @@ def family(dl_workers: int, stuck: bool) -> None:
         time.sleep(0.01)
 
 
-def leave_helper() -> None:
-    """Return while a helper runs on, in a session of its own."""
-    subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    print("batch", flush=True)
-
-
 def many_children(count: int) -> None:
     for _ in range(count):
         subprocess.Popen(["sleep", "1000"])

@@ -18,7 +18,7 @@ KERNEL = textwrap.dedent(
     """
     import os, signal, sys, time
     import hydrogen_magic as hm
-    from tests import ranks
+    from tests import plain_ranks, ranks
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored by what nohup started
     forked = 0
@@ -27,10 +27,12 @@ KERNEL = textwrap.dedent(
         if forked == 0:
             time.sleep(60)
             os._exit(0)
-    rendezvous = "horovod" if "horovod" in sys.argv else "torch"
+    rendezvous = next((name for name in ("torch", "horovod") if name in sys.argv), "")
     session = "lab" if "session" in sys.argv else None
-    family = (ranks.leave_helper,) if "idle" in sys.argv else (ranks.family, 2, True)
-    gang = hm.launch(*family, np=2, rendezvous=rendezvous, session=session)
+    family = (plain_ranks.leave_helper if "idle" in sys.argv else plain_ranks.family,)
+    if rendezvous:  # DataLoader itself, whose workers are stuck
+        family = (ranks.family, 2, True)
+    gang = hm.launch(*family, np=2, rendezvous=rendezvous or "torch", session=session)
     print(gang.id, forked, flush=True)
     gang.wait()
     time.sleep(1000 if session else 0)
@@ -39,7 +41,10 @@ KERNEL = textwrap.dedent(
 
 
 class Kernel:
-    """A process that runs a gang, and everything that descends from it."""
+    """A process that runs a gang, and everything that descends from it.
+
+    With the name of a rendezvous its ranks have workers of a DataLoader, else processes like these.
+    """
 
     def __init__(self, *arguments: str) -> None:
         environ = {**os.environ, "PYTHONPATH": os.getcwd()}

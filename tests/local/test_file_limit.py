@@ -9,7 +9,6 @@ import resource
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.errors import HydrogenError, PlacementError
-from tests import ranks
+from tests import plain_ranks
 from tests.gangs import PATIENCE_S, ended, said, until
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -47,16 +46,6 @@ def free_files(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_full_table_of_the_kernel_is_named_before_anything_starts() -> None:
-    local_agents.close()  # no warm one, and no hub
-    for count in (0, 1, 20, 45):
-        with free_files(count), pytest.raises(PlacementError) as caught:
-            hm.launch(ranks.gather, np=2)
-        assert "(RLIMIT_NOFILE): close files, or raise the limit with" in str(caught.value)
-    with free_files(50):
-        assert ended(hm.launch(ranks.gather, np=2)).result == [0, 1]
-
-
 def test_a_table_that_is_full_when_results_arrive_ends_the_gang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,19 +58,25 @@ def test_a_table_that_is_full_when_results_arrive_ends_the_gang(
 
     monkeypatch.setattr(LocalAgent, "_kill", kill_late)
 
-    def wait_for(file: str) -> None:
-        print("waiting", flush=True)
-        while not os.path.exists(file):
-            time.sleep(0.01)
-
-    gang = hm.launch(wait_for, str(tmp_path / "go"), np=2)
-    until(gang, said(gang, "waiting"))
+    gang = hm.launch(plain_ranks.log_and_wait, str(tmp_path / "go"), np=2)
+    until(gang, said(gang, "begun"))
     with free_files(0):
         (tmp_path / "go").mkdir()  # which opens no file
         ended(gang)
     with pytest.raises(HydrogenError, match=r"a result could not be received: .*RLIMIT_NOFILE"):
         gang.raise_for_state()
-    assert ended(hm.launch(ranks.gather, np=2)).result == [0, 1]
+    assert ended(hm.launch(plain_ranks.rank, np=2)).results == [0, 1]
+
+
+def test_a_full_table_of_the_kernel_is_named_before_anything_starts() -> None:
+    """By a process that has launched a gang: plug-ins are looked for by the first one."""
+    local_agents.close()  # no warm one, and no hub
+    for count in (0, 1, 20, 45):
+        with free_files(count), pytest.raises(PlacementError) as caught:
+            hm.launch(plain_ranks.rank, np=2)
+        assert "(RLIMIT_NOFILE): close files, or raise the limit with" in str(caught.value)
+    with free_files(50):
+        assert ended(hm.launch(plain_ranks.rank, np=2)).results == [0, 1]
 
 
 OF_AN_AGENT = """
