@@ -186,13 +186,14 @@ def _plain(data: Any) -> str:
 
 
 def provide(names: Sequence[str], namespace: dict[str, Any], *, own_process: bool) -> None:
-    """Add the names to ``namespace`` that IPython provides for a cell, and all of them to local modules.
+    """Add the names to ``namespace`` that IPython provides for a cell, and ``display`` to local modules.
 
     A rank inside the kernel displays as the kernel does.
     """
-    every = {"get_ipython": get_ipython, "display": display if own_process else _notebooks_display}
     if own_process:
-        vars(builtins).update(every)  # as IPython does
+        # As IPython does. Not get_ipython: libraries such as pandas take it for a notebook's front end.
+        vars(builtins)["display"] = display
+    every = {"get_ipython": get_ipython, "display": display if own_process else _notebooks_display}
     namespace.update({name: every[name] for name in names})
 
 
