@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
-import signal
 import stat
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.output_lines import OutputLines
 from hydrogen_magic.errors import RankFailedError
 from hydrogen_magic.node.agent.output import LivePart, LiveText, RankLog, TokenBucket
-from tests import leaks
+from tests import leaks, output_ranks
 from tests.gangs import PATIENCE_S, ended, said, until
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -124,13 +121,8 @@ def test_a_log_is_for_its_user_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def writes_on_both() -> None:
-    for fd in (1, 2):
-        os.write(fd, b"rank %d on %d" % (hm.rank(), fd))
-
-
 def test_output_belongs_to_the_rank_and_the_stream_that_wrote_it() -> None:
-    gang = ended(hm.launch(writes_on_both, np=2))
+    gang = ended(hm.launch(output_ranks.writes_on_both, np=2))
     assert {(event.rank, event.stream, event.text) for event in outputs(gang)} == {
         (0, "stdout", "rank 0 on 1"),
         (0, "stderr", "rank 0 on 2"),
@@ -139,17 +131,8 @@ def test_output_belongs_to_the_rank_and_the_stream_that_wrote_it() -> None:
     }
 
 
-def everything_then_crash() -> None:
-    libc = ctypes.CDLL(None)
-    os.write(1, bytes(range(256)))
-    libc.printf(b"by C, %d\n", 7)
-    os.write(2, "é".encode()[:1])
-    os.write(2, "é".encode()[1:] + "🙂\rשלום".encode())
-    os.kill(os.getpid(), signal.SIGSEGV)
-
-
 def test_a_crash_loses_no_byte() -> None:
-    gang = hm.launch(everything_then_crash, np=1)
+    gang = hm.launch(output_ranks.everything_then_crash, np=1)
     with pytest.raises(RankFailedError, match="SIGSEGV"):
         _ = gang.result
     log = (gang.folder / "rank-0.log").read_bytes()
@@ -165,51 +148,33 @@ def test_a_crash_loses_no_byte() -> None:
 # ── much of it ───────────────────────────────────────────────────────────────────────────────────
 
 
-def flood(n_bytes: int, end: bytes) -> None:
-    block = (b"x" * 65_535 + end) * 16
-    for _ in range(n_bytes // len(block)):
-        rest = memoryview(block)
-        while rest:
-            rest = rest[os.write(1, rest) :]
-
-
 @pytest.mark.usefixtures("cold")  # what the forkserver has imported counts as memory
-@pytest.mark.parametrize(
-    ("n_bytes", "end"), [(256 << 20, b"x"), (128 << 20, b"\n")], ids=["one line", "lines"]
-)
-def test_a_flood_of_output(n_bytes: int, end: bytes) -> None:
-    hm.launch(flood, 0, b"", np=1).wait()
-    ours = next(processes.processes([os.getpid()])).rss_bytes
-    gang = hm.launch(flood, n_bytes, end, np=1)
-    most: dict[int, int] = {}
-    while not gang.wait(0.05):
-        for process in processes.processes([os.getpid(), *agents()]):
-            most[process.pid] = max(most.get(process.pid, 0), process.rss_bytes)
-    assert gang.state == "SUCCEEDED"
-    assert most.pop(os.getpid()) - ours < 50 << 20
-    assert max(most.values()) < 100 << 20
-    log = gang.folder / "rank-0.log"
-    assert log.stat().st_size == n_bytes // (1 << 20) * (1 << 20)
-    log.unlink()  # pytest would keep it
-    live = sum(len(event.text) for event in outputs(gang))
-    assert live < 200_000 * (gang.snapshot().now_s + 2)
-    assert live + sum(event.skipped_bytes for event in outputs(gang)) == n_bytes
-
-
-def log_points(n_points: int, per_s: float) -> None:
-    import hydrogen_magic as hm
-
-    begun = time.monotonic()
-    for step in range(n_points):
-        hm.log(step=step, loss=float(step))
-        if step % 1000 == 999:
-            time.sleep(max(0.0, begun + step / per_s - time.monotonic()))
+def test_a_flood_of_output() -> None:
+    """As one line, and as many."""
+    n_bytes = 128 << 20
+    hm.launch(output_ranks.flood, 0, b"", np=1).wait()
+    for end in (b"x", b"\n"):
+        ours = next(processes.processes([os.getpid()])).rss_bytes
+        gang = hm.launch(output_ranks.flood, n_bytes, end, np=1)
+        most: dict[int, int] = {}
+        while not gang.wait(0.05):
+            for process in processes.processes([os.getpid(), *agents()]):
+                most[process.pid] = max(most.get(process.pid, 0), process.rss_bytes)
+        assert gang.state == "SUCCEEDED"
+        assert most.pop(os.getpid()) - ours < 50 << 20
+        assert max(most.values()) < 100 << 20
+        log = gang.folder / "rank-0.log"
+        assert log.stat().st_size == n_bytes
+        log.unlink()  # pytest would keep it
+        live = sum(len(event.text) for event in outputs(gang))
+        assert live < 200_000 * (gang.snapshot().now_s + 2)
+        assert live + sum(event.skipped_bytes for event in outputs(gang)) == n_bytes
 
 
 def test_a_hundred_thousand_points_a_second() -> None:
-    hm.launch(log_points, 1, 1.0, np=2).wait()
+    hm.launch(output_ranks.log_points, 1, 1.0, np=2).wait()
     n_points, per_s = 100_000, 50_000.0
-    gang = ended(hm.launch(log_points, n_points, per_s, np=2))
+    gang = ended(hm.launch(output_ranks.log_points, n_points, per_s, np=2))
     gang.raise_for_state()
     batches = [event for event in gang.events() if isinstance(event, ev.Metrics)]
     for rank in gang.ranks:
@@ -322,21 +287,13 @@ def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
 # ── zombies ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def orphans(count: int) -> None:
-    """Have children whose own children end after them: the agent inherits those."""
-    for _ in range(count):
-        subprocess.run(["sh", "-c", "sleep 0.05 &"], check=True)
-    print("had", count, flush=True)
-    time.sleep(1000)
-
-
 def zombies() -> Iterator[int]:
     below = {os.getpid(), *(p for p in leaks.tree(os.getpid()) if not leaks.is_lent(p))}
     return (p.pid for p in processes.processes() if p.state == "Z" and p.ppid in below)
 
 
 def test_no_zombies_while_and_after() -> None:
-    gang = hm.launch(orphans, 20, np=2)
+    gang = hm.launch(output_ranks.orphans, 20, np=2)
     until(gang, said(gang, "had"))
     assert leaks.settle(lambda: [str(pid) for pid in zombies()], PATIENCE_S) == []
     gang.stop()
