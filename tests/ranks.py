@@ -124,6 +124,21 @@ def all_reduce_for_ever() -> None:
         all_reduce()
 
 
+def reduce_and_tell_port(port_file: str) -> None:
+    """Write the store's port to a file, and reduce for ever."""
+    meet()
+    Path(port_file).write_text(os.environ["MASTER_PORT"])
+    all_reduce_for_ever()
+
+
+def join() -> tuple[int, bool]:
+    """Join the process group and leave at once; return whether torch waits for all ranks when they join."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return dist.get_world_size(), "TORCH_DIST_INIT_BARRIER" in os.environ
+
+
 def fail_on(culprit: int, clean_up_s: float, leave_group: bool) -> None:
     """The culprit raises while its peers are in a collective, and cleans up for a while."""
     rank = meet()

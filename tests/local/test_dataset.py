@@ -20,7 +20,8 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.node import data_files
 from hydrogen_magic.views.row_progress import RowProgress
-from tests.gangs import ended, failure_of, wait_until
+from tests import dataset_ranks
+from tests.gangs import ended, failure_of
 from tests.shards import rows_of, write_parquet
 
 pa = pytest.importorskip("pyarrow")
@@ -42,29 +43,10 @@ def datasets(hydrogen_home: Path) -> Iterator[Callable[[], list[str]]]:
 # ── on ranks ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def train(rows: Any) -> tuple[int, list[int], list[int]]:
-    import torch.distributed as dist
-    from torch import nn
-
-    dist.init_process_group("gloo")
-    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
-    part = hm.shard(rows, batch_size=8, shuffle=True)
-    orders = []
-    for epoch in range(2):
-        part.set_epoch(epoch)
-        seen = []
-        for batch in part:
-            model(batch["vector"]).sum().backward()
-            seen += batch["x"].tolist()
-        orders.append(seen)
-    dist.destroy_process_group()
-    return len(part), *orders
-
-
 def test_ranks_train_on_a_frame(datasets: Callable[[], list[str]]) -> None:
     with hm.dataset(frame(101)) as rows:
         assert len(pickle.dumps(rows)) < 1_000
-        results = ended(hm.launch(train, rows, np=2)).results
+        results = ended(hm.launch(dataset_ranks.train, rows, np=2)).results
         assert len(datasets()) == 1
     assert datasets() == []
     assert [length for length, _, _ in results] == [7, 7]
@@ -74,32 +56,12 @@ def test_ranks_train_on_a_frame(datasets: Callable[[], list[str]]) -> None:
     assert results[0][1] != results[0][2], "another order in each epoch"
 
 
-def fail_once(rows: Any, folder: Path) -> list[int]:
-    """Return the rows of this attempt; the first one fails after three batches."""
-
-    def meet(name: str, text: str = "") -> None:
-        (folder / f"{name}-{hm.rank()}.part").write_text(text)
-        (folder / f"{name}-{hm.rank()}.part").rename(folder / f"{name}-{hm.rank()}")
-        wait_until(lambda: (folder / f"{name}-{1 - hm.rank()}").exists())
-
-    part = hm.shard(rows, batch_size=8, shuffle=True)
-    state = hm.checkpoint.load()
-    meet("loaded")
-    part.load_state_dict(state or part.state_dict())
-    seen = []
-    for batch in part:
-        seen += batch["x"].tolist()
-        if state is None and len(seen) == 24:
-            hm.checkpoint.save(part.state_dict())
-            meet("seen", " ".join(map(str, seen)))
-            raise RuntimeError("on purpose")
-    return seen
-
-
 def test_an_attempt_continues_in_the_epoch(
     tmp_path: Path, datasets: Callable[[], list[str]]
 ) -> None:
-    gang = ended(hm.launch(fail_once, hm.dataset(frame(100)), tmp_path, np=2, retries=1))
+    gang = ended(
+        hm.launch(dataset_ranks.fail_once, hm.dataset(frame(100)), tmp_path, np=2, retries=1)
+    )
     before = [int(x) for file in tmp_path.glob("seen-?") for x in file.read_text().split()]
     after = [x for found in gang.results for x in found]
     assert (len(before), len(after)) == (48, 52)

@@ -8,7 +8,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +21,9 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import HydrogenError, ResultError
-from tests import random_results
-from tests.gangs import alive, ended, family_of, until, wait_until, wait_until_gone
-from tests.random_results import Point, build, has_unpicklable, is_large, same
-from tests.result_checks import run_cell
+from tests import array_ranks, random_results
+from tests.gangs import alive, ended, family_of, until, wait_until_gone
+from tests.random_results import build, has_unpicklable, same
 
 _PER_GANG = 30
 
@@ -97,19 +95,11 @@ def test_what_is_shared_makes_a_difference() -> None:
 # ── endings ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def two_results(n_bytes: int, late_rank: int, late_s: float) -> Any:
-    """One rank goes on for a while when the other one has returned."""
-    if hm.rank() == late_rank:
-        time.sleep(late_s)
-    return result_of(hm.rank(), n_bytes)
-
-
-def result_of(rank: int, n_bytes: int) -> Any:
-    return np.random.default_rng(rank).integers(0, 256, n_bytes, np.uint8)
-
-
-def end(gang: Gang, how: str, pid: int) -> None:
-    """End a gang, or the process ``pid`` of it if that still runs."""
+def end(gang: Gang, how: str) -> None:
+    pid = gang.ranks[hm.world_size() % 2].pid or 0
+    if how == "agent":
+        (agent,) = [one for one in local_agents.pool().all if one.attempt == (gang.id, 0)] or [None]
+        pid = agent.process.pid if agent is not None else 0
     if how in ("stop", "kill"):
         gang.stop(kill=how == "kill")
     elif how != "nothing" and not gang.wait(0) and alive([pid]):
@@ -136,11 +126,8 @@ def sent_before_a_random_end(seed: int) -> set[int]:
     """
     choose, is_in_flight = random.Random(seed), seed % 2 == 1
     n_bytes = choose.choice([100, 3 << 20, 60 << 20])
-    late_rank, killed_rank = choose.randrange(2), choose.randrange(2)
-    late_s = choose.choice([0.5, 1.0] if is_in_flight else [0.0, 0.3])
-    gang = hm.launch(two_results, n_bytes, late_rank, late_s, np=2)
-    until(gang, lambda: all(rank.pid is not None for rank in gang.ranks))
-    (agent,) = [one for one in local_agents.pool().all if one.attempt == (gang.id, 0)]
+    gang = hm.launch(array_ranks.two_results, n_bytes, choose.choice([0.0, 0.3]), np=2)
+    until(gang, lambda: all(rank.phase != "waiting" for rank in gang.ranks))
     family = family_of(gang)
     if is_in_flight:
         wait_until(lambda: sent_by(gang))

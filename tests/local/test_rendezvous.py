@@ -40,17 +40,11 @@ CONNECT = textwrap.dedent(
 )
 
 
-def training(port_file: str) -> None:
-    ranks.meet()
-    Path(port_file).write_text(os.environ["MASTER_PORT"])
-    ranks.all_reduce_for_ever()
-
-
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[str]:
     """The store's port while a gang trains, which must not be disturbed."""
     file = tmp_path / "port"
-    gang = hm.launch(training, str(file), np=2)
+    gang = hm.launch(ranks.reduce_and_tell_port, str(file), np=2)
     found: list[str] = []  # both ranks write it: later it may be empty for a moment
 
     def is_known() -> bool:
@@ -113,13 +107,9 @@ CROWD = textwrap.dedent(
 )
 
 
-def meet_soon() -> int:
-    """Meet in less time than TCP takes to repeat a connection attempt four times."""
-    return ranks.meet(timeout_s=12.0)
-
-
 def test_a_crowd_of_strangers_does_not_keep_ranks_out() -> None:
     """Another user keeps 600 connections to the port that is reserved for the next gang."""
+    meets_within_s = 12.0  # less than TCP takes to repeat a connection attempt four times
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("becoming another user needs root")
     local_agents.close()
@@ -137,7 +127,7 @@ def test_a_crowd_of_strangers_does_not_keep_ranks_out() -> None:
     try:
         assert crowd.stdout is not None and crowd.stdout.readline() == b"here\n"
         for _ in range(2):  # on a store of its own, and on one that was begun ahead
-            assert ended(hm.launch(meet_soon, np=2)).results == [0, 1]
+            assert ended(hm.launch(ranks.meet, meets_within_s, np=2)).results == [0, 1]
     finally:
         crowd.kill()
         crowd.wait()
@@ -166,13 +156,7 @@ def stores() -> list[int]:
 
 
 def test_a_rank_that_exits_early_does_not_break_the_joins_of_others() -> None:
-    def join() -> tuple[int, bool]:
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        return dist.get_world_size(), "TORCH_DIST_INIT_BARRIER" in os.environ
-
-    assert hm.run(join, np=16, start_timeout=PATIENCE_S) == (16, False)
+    assert hm.run(ranks.join, np=16, start_timeout=PATIENCE_S) == (16, False)
 
 
 def test_the_environment_of_two_hosts() -> None:

@@ -12,33 +12,10 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.compat import TorchDistributor
-from tests import ranks
+from tests import distributor_ranks, ranks
 from tests.documented import covers
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
-
-
-def train(learning_rate: float, *batch_sizes: int, **options: Any) -> tuple[Any, ...]:
-    """What a rank was given, and what it is."""
-    ranks.meet()
-    place = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    return learning_rate, batch_sizes, options, place
-
-
-def fail_on_rank_1() -> None:
-    if ranks.meet() == 1:
-        raise ValueError("bad batch 17")
-    ranks.all_reduce_for_ever()
-
-
-def gathered_environment(name: str) -> list[Any]:
-    """An environment variable of every rank beside its LOCAL_RANK."""
-    import torch.distributed as dist
-
-    ranks.meet()
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (os.environ["LOCAL_RANK"], os.environ.get(name)))
-    return everyone
 
 
 @pytest.fixture
@@ -80,7 +57,9 @@ def test_a_function_gets_its_arguments_and_rank_0s_value_comes_back() -> None:
         True,
         False,
     )
-    value = distributor.run(train, 1e-3, 64, 32, np=4, timeout="the function's own")
+    value = distributor.run(
+        distributor_ranks.train, 1e-3, 64, 32, np=4, timeout="the function's own"
+    )
     options = {"np": 4, "timeout": "the function's own"}
     assert value[:3] == (1e-3, (64, 32), options)
     assert value[3] == {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
@@ -92,7 +71,7 @@ def test_a_lambda_in_one_process() -> None:
 
 def test_a_failing_function_raises_its_message() -> None:
     with pytest.raises(RuntimeError, match="rank 1 failed: ValueError: bad batch 17") as caught:
-        TorchDistributor(num_processes=2, use_gpu=False).run(fail_on_rank_1)
+        TorchDistributor(num_processes=2, use_gpu=False).run(distributor_ranks.fail_on_rank_1)
     shown = "\n".join(caught.value._render_traceback_())
     assert 'raise ValueError("bad batch 17")' in shown
 
@@ -169,13 +148,15 @@ def test_more_processes_than_gpus_are_lowered_with_a_warning(
     distributor = TorchDistributor(num_processes=3)
     assert distributor.num_processes == 2
     assert "available GPUs on the driver, which is 2" in caplog.text
-    seen = distributor.run(gathered_environment, "CUDA_VISIBLE_DEVICES")
+    seen = distributor.run(distributor_ranks.gathered_environment, "CUDA_VISIBLE_DEVICES")
     assert seen == [("0", "0,1"), ("1", "0,1")]
 
 
 @pytest.mark.usefixtures("two_gpus", "same_environment")
 def test_without_gpus_the_ranks_see_none() -> None:
-    seen = TorchDistributor(2, use_gpu=False).run(gathered_environment, "CUDA_VISIBLE_DEVICES")
+    seen = TorchDistributor(2, use_gpu=False).run(
+        distributor_ranks.gathered_environment, "CUDA_VISIBLE_DEVICES"
+    )
     assert seen == [("0", ""), ("1", "")]
 
 
@@ -221,7 +202,7 @@ def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatc
 def test_a_function_runs_on_executors() -> None:
     """Four ranks of one host: each has a LOCAL_RANK of its own, unlike with the original."""
     distributor = TorchDistributor(num_processes=4, local_mode=False, use_gpu=False)
-    seen = distributor.run(gathered_environment, "CUDA_VISIBLE_DEVICES")
+    seen = distributor.run(distributor_ranks.gathered_environment, "CUDA_VISIBLE_DEVICES")
     assert seen == [("0", ""), ("1", ""), ("2", ""), ("3", "")]
 
 
@@ -244,7 +225,7 @@ def test_spark_workers_keep_their_environment(spark: Any) -> None:
 def test_every_process_has_a_gpu_of_its_own() -> None:
     """``spark.task.resource.gpu.amount`` is not set, which the original calls unavailable."""
     distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=True)
-    seen = distributor.run(gathered_environment, "CUDA_VISIBLE_DEVICES")
+    seen = distributor.run(distributor_ranks.gathered_environment, "CUDA_VISIBLE_DEVICES")
     assert [local_rank for local_rank, _ in seen] == ["0", "1"]
     assert {len(devices.split(",")) for _, devices in seen} == {2}
 
@@ -253,7 +234,7 @@ def test_every_process_has_a_gpu_of_its_own() -> None:
 @pytest.mark.usefixtures("spark")
 def test_a_failure_on_an_executor_has_its_message() -> None:
     with pytest.raises(RuntimeError, match="rank 1 failed: ValueError: bad batch 17"):
-        TorchDistributor(2, local_mode=False, use_gpu=False).run(fail_on_rank_1)
+        TorchDistributor(2, local_mode=False, use_gpu=False).run(distributor_ranks.fail_on_rank_1)
 
 
 @pytest.mark.spark

@@ -23,6 +23,7 @@ from hydrogen_magic.driver.trackers.mlflow import MlflowTracker
 from hydrogen_magic.driver.trackers.wandb import WandbTracker
 from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
 from hydrogen_magic.testing.entry_points import declare
+from tests import plain_ranks
 from tests.documented import covers
 from tests.gangs import PATIENCE_S, ended, notices_of, wait_until_gone
 from tests.outliving import owner_of
@@ -187,15 +188,6 @@ def test_the_owner_of_a_gang_waits_for_its_tracker(
     assert calls == [], "the kernel sends nothing"
 
 
-def log_and_wait(go: str) -> None:
-    import time
-    from pathlib import Path
-
-    hm.log(loss=1.0)
-    while not Path(go).exists():
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("fails_in", ["start", "log", "end"])
 def test_a_tracker_that_fails_costs_a_notice(
     calls: list[Any],
@@ -207,7 +199,7 @@ def test_a_tracker_that_fails_costs_a_notice(
 ) -> None:
     monkeypatch.setenv("SERVICE_TOKEN", "correct-horse")
     tracker.FAILS_IN.add(fails_in)
-    gang = launcher.launch(log_and_wait, str(tmp_path / "go"), np=1, track="mine")
+    gang = launcher.launch(plain_ranks.log_and_wait, str(tmp_path / "go"), np=1, track="mine")
     if fails_in != "end":  # the notice comes while the gang runs
         gang._run.log.wait_for(lambda: "no server" in notices_of(gang), PATIENCE_S)
     (tmp_path / "go").touch()
