@@ -75,7 +75,7 @@ def _seeds_in(source: str, seeding: frozenset[str]) -> tuple[frozenset[str], tup
 
     ``seeding``: the functions of earlier cells that do.
     """
-    tree = _parsed(source)
+    tree = parsed(source)
     for function in _functions_of(tree):
         body = ast.Module(function.body, [])
         seeds = next(_calls_that_seed(body, seeding), None) is not None
@@ -92,7 +92,7 @@ def _functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunct
 
 
 def _calls_that_seed(tree: ast.Module, seeding: frozenset[str]) -> Iterator[ast.Call]:
-    for node in _run_at_once(tree):
+    for node in run_at_once(tree):
         if isinstance(node, ast.Call):
             function = ast.unparse(node.func)
             if function in seeding or _SEED_CALL.fullmatch(function):

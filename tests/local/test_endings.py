@@ -36,7 +36,7 @@ from hydrogen_magic.errors import (
     PlacementError,
 )
 from tests import ending_ranks, leaks, plain_ranks, ranks
-from tests.failure_checks import check_ranks_that_fail_together
+from tests.failure_checks import check_a_message_that_never_comes, check_ranks_that_fail_together
 from tests.gangs import (
     PATIENCE_S,
     agent_pids,

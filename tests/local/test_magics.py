@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import re
-import random
 import signal
 import subprocess
 import sys

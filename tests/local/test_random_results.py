@@ -22,8 +22,9 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import HydrogenError, ResultError
 from tests import array_ranks, random_results
-from tests.gangs import alive, ended, family_of, until, wait_until_gone
-from tests.random_results import build, has_unpicklable, same
+from tests.gangs import alive, ended, family_of, until, wait_until, wait_until_gone
+from tests.random_results import Point, build, has_unpicklable, is_large, same
+from tests.result_checks import run_cell
 
 _PER_GANG = 30
 
@@ -95,11 +96,8 @@ def test_what_is_shared_makes_a_difference() -> None:
 # ── endings ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def end(gang: Gang, how: str) -> None:
-    pid = gang.ranks[hm.world_size() % 2].pid or 0
-    if how == "agent":
-        (agent,) = [one for one in local_agents.pool().all if one.attempt == (gang.id, 0)] or [None]
-        pid = agent.process.pid if agent is not None else 0
+def end(gang: Gang, how: str, pid: int) -> None:
+    """End a gang, or the process ``pid`` of it if that still runs."""
     if how in ("stop", "kill"):
         gang.stop(kill=how == "kill")
     elif how != "nothing" and not gang.wait(0) and alive([pid]):
@@ -126,8 +124,11 @@ def sent_before_a_random_end(seed: int) -> set[int]:
     """
     choose, is_in_flight = random.Random(seed), seed % 2 == 1
     n_bytes = choose.choice([100, 3 << 20, 60 << 20])
-    gang = hm.launch(array_ranks.two_results, n_bytes, choose.choice([0.0, 0.3]), np=2)
-    until(gang, lambda: all(rank.phase != "waiting" for rank in gang.ranks))
+    late_rank, killed_rank = choose.randrange(2), choose.randrange(2)
+    late_s = choose.choice([0.5, 1.0] if is_in_flight else [0.0, 0.3])
+    gang = hm.launch(array_ranks.two_results, n_bytes, late_rank, late_s, np=2)
+    until(gang, lambda: all(rank.pid is not None for rank in gang.ranks))
+    (agent,) = [one for one in local_agents.pool().all if one.attempt == (gang.id, 0)]
     family = family_of(gang)
     if is_in_flight:
         wait_until(lambda: sent_by(gang))
@@ -141,12 +142,17 @@ def sent_before_a_random_end(seed: int) -> set[int]:
     sent = sent_by(gang)
     if gang.state == "SUCCEEDED":
         assert sent == {0, 1}
-        assert all(np.array_equal(gang.results[rank], result_of(rank, n_bytes)) for rank in sent)
+        assert all(
+            np.array_equal(gang.results[rank], array_ranks.result_of(rank, n_bytes))
+            for rank in sent
+        )
     else:
         assert how != "nothing"
         for rank in sent:
             found = hm.load_results(gang.id, rank)
-            assert found.keys() == {"_"} and np.array_equal(found["_"], result_of(rank, n_bytes))
+            assert found.keys() == {"_"} and np.array_equal(
+                found["_"], array_ranks.result_of(rank, n_bytes)
+            )
         with pytest.raises(HydrogenError):
             gang.raise_for_state()
     launcher._recent.clear()  # else the kernel holds the results, which are memory files

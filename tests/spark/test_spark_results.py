@@ -70,6 +70,7 @@ def test_an_exception_whose_message_never_comes_is_reported() -> None:
     check_a_message_that_never_comes(**ON_SPARK)
 
 
+@pytest.mark.exhaustive
 def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
     result_checks.check_updates_in_place(notebook_shell, "--on spark --cpu")
 
