@@ -101,9 +101,7 @@ class Ranks:
         self.control, theirs = socket.socketpair()
         fd = theirs.fileno()
         root = str(Path(__file__).parent.parent)
-        temporary = str(
-            self.folder
-        )  # what ranks leave there goes with it: they exit without clean-up
+        temporary = str(self.folder)  # with what ranks leave there: they exit without clean-up
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(fd)],
             pass_fds=[fd],

@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,21 +17,19 @@ from hydrogen_magic.capture import params
 from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, is_installed
+from hydrogen_magic.capture.notes import gradient_note, graph_note, registration_note, seed_note
 from hydrogen_magic.capture.ownership import Action
-from hydrogen_magic.capture.registrations import registration_note
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.scopes import ScopeAnalysis
 from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.settings import (
     ModuleChanges,
     SortedSettings,
-    seed_note,
     sort,
     sources_of,
 )
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem
-from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, SessionSends, bundle
@@ -165,8 +163,8 @@ class Builder:
         gradients = [name for name in self.stream.with_gradients if name in values]
         notes = (
             seeds,
-            _graph_note(values, names),
-            _gradient_note({name: values[name] for name in gradients}, names),
+            graph_note(values, names),
+            gradient_note({name: values[name] for name in gradients}, names),
             registration_note(sources, needs.namespace, pickler.definitions, names),
         )
         return tuple(filter(None, notes))
@@ -298,49 +296,6 @@ class Builder:
             for name, module in self.local.sources.items()
         ]
         return tuple(items)
-
-
-def _graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
-    """Return what ``backward()`` on a loss of an earlier cell means; empty if there is none.
-
-    ``names``: those in the code that the ranks run. Only variables are looked at: tensors with a graph
-    inside other objects are often leftovers, as in modules with ``weight_norm``.
-    """
-    if names.isdisjoint(("backward", "grad")):
-        return ""
-    found = [
-        name
-        for name, value in values.items()
-        if is_a(value, "torch", "Tensor") and value.grad_fn is not None
-    ]
-    if not found:
-        return ""
-    return (
-        f"computed in the notebook, and sent without the autograd graph: {_listed(found)}; backward() does "
-        "not reach the parameters: compute the loss inside the cell"
-    )
-
-
-def _gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
-    """Return that gradients of an earlier cell stay behind; empty if the cell makes its own, or uses none.
-
-    ``values``: those with gradients.
-    """
-    reads = not names.isdisjoint(("grad", "clip_grad_norm_", "clip_grad_value_"))
-    makes = "backward" in names and not names >= {"grad", "zero_"}
-    if makes or not (reads or "step" in names):
-        return ""
-    found = [name for name in values if reads or is_a(values[name], "torch.optim", "Optimizer")]
-    if not found:
-        return ""
-    return (
-        f"gradients of the notebook are not sent: those of {_listed(found)} are None on the ranks; call "
-        "backward() inside the cell"
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names[:3])
 
 
 def _bound_module(statement: Statement) -> str:

@@ -143,6 +143,15 @@ def _read_cell(source: str) -> tuple[_Cell, ...]:
     return (cell, *(found for code in inner for found in _read_cell(code)))
 
 
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree of a cell; an empty one if it is not Python."""
+    try:
+        tree: ast.Module = syntax.parse(source)
+    except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
+        return ast.Module([], [])
+    return tree
+
+
 def _is_unused_code(statement: Statement) -> bool:
     """Whether an import that no cell uses gives code of a local module, and has no other effect."""
     if not local_paths(statement.module.partition(".")[0]):

@@ -81,11 +81,11 @@ class LocalModules:
             new = [each for each in mentioned if self._is_new(each)]
             if new:
                 imported = {each.partition(".")[0] for each in self._imported_by(name)}
-                roots += filter(imported.__contains__, new)
+                roots += [each for each in new if each in imported]
         return roots
 
     def _is_new(self, root: str) -> bool:
-        """Whether ``root`` is local and was not added yet."""
+        """Whether ``root`` is local and was not added yet. Others count as seen: they are asked for often."""
         if root not in self._seen and not local_paths(root):
             self._seen.add(root)
         return root not in self._seen

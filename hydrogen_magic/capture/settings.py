@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import collections
 import functools
-import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.capture.imports import Imports, module_level, module_name
+from hydrogen_magic.capture.imports import Imports, module_level, module_name, parsed
 from hydrogen_magic.capture.values import CapturedItem
-from hydrogen_magic.core import syntax
 from hydrogen_magic.node.worker.settings import Stays, is_plain, is_property
 from hydrogen_magic.serialization.closure import ModuleSource, Setting
 from hydrogen_magic.serialization.pickler import is_main
@@ -31,89 +29,6 @@ _OF_PROVIDERS = {"matplotlib"}
 """Libraries whose own objects are read as settings: rcParams."""
 _UNSENT: Any = object()
 """Stands for a value that cannot be given to ranks item by item."""
-_SEED_CALL = re.compile(
-    r"([\w.]+\.)?(manual_seed|manual_seed_all|seed_everything|set_random_seed|set_seed)|([\w.]+\.)?random\.seed"
-)
-_SEEDING = {
-    "manual_seed",
-    "manual_seed_all",
-    "seed",
-    "seed_everything",
-    "set_random_seed",
-    "set_seed",
-}
-
-
-def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
-    """Return what seeds in the notebook's ``cells`` mean for ranks; empty if there are none.
-
-    ``names``: those in the code that the ranks run, which may seed itself.
-    """
-    calls = _seed_calls(cells)
-    if not calls or not _SEEDING.isdisjoint(names):
-        return ""
-    return (
-        f"the notebook called {' and '.join(calls[:3])}, which does not seed the ranks: each rank draws"
-        " different random numbers in each run; --seed N seeds rank r with N + r, and a call inside the"
-        " cell seeds all ranks equally"
-    )
-
-
-def _seed_calls(cells: Sequence[str]) -> list[str]:
-    """Return the calls that seed a generator, also those of functions of the notebook that do."""
-    seeding: frozenset[str] = frozenset()
-    found: list[str] = []
-    for source in cells:
-        seeding, calls = _seeds_in(source, seeding)
-        found += calls
-    return list(dict.fromkeys(found))
-
-
-@functools.lru_cache(maxsize=4096)
-def _seeds_in(source: str, seeding: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the functions that seed a generator once a cell has run, and its calls that seed one.
-
-    ``seeding``: the functions of earlier cells that do.
-    """
-    tree = parsed(source)
-    for function in _functions_of(tree):
-        body = ast.Module(function.body, [])
-        seeds = next(_calls_that_seed(body, seeding), None) is not None
-        seeding = seeding | {function.name} if seeds else seeding - {function.name}
-    return seeding, tuple(map(ast.unparse, _calls_that_seed(tree, seeding)))
-
-
-def _functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the definitions of functions that a cell binds to names."""
-    for node in (tree, *module_level(tree)):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield child
-
-
-def _calls_that_seed(tree: ast.Module, seeding: frozenset[str]) -> Iterator[ast.Call]:
-    for node in run_at_once(tree):
-        if isinstance(node, ast.Call):
-            function = ast.unparse(node.func)
-            if function in seeding or _SEED_CALL.fullmatch(function):
-                yield node
-
-
-def run_at_once(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield ``node`` and what is in it, except for functions: the notebook may never call them."""
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        yield node
-        for child in ast.iter_child_nodes(node):
-            yield from run_at_once(child)
-
-
-def parsed(source: str) -> ast.Module:
-    """Return the syntax tree of a cell; an empty one if it is not Python."""
-    try:
-        tree: ast.Module = syntax.parse(source)
-    except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
-        return ast.Module([], [])
-    return tree
 
 
 def sources_of(namespace: Mapping[str, Any], imports: Imports) -> list[str]:

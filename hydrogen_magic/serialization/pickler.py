@@ -318,10 +318,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     # ── arrays and tensors ───────────────────────────────────────────────────────────────────────
 
     def _add_numpy_handlers(self) -> None:
-        numpy = sys.modules.get("numpy")
+        numpy: Any = sys.modules.get("numpy")
         if hasattr(numpy, "ndarray") and hasattr(numpy, "memmap"):
-            self.handlers[numpy.ndarray] = self._reduce_array  # type: ignore[union-attr]  # it is imported
-            self.handlers[numpy.memmap] = self._reduce_memmap  # type: ignore[union-attr]  # it is imported
+            self.handlers[numpy.ndarray] = self._reduce_array
+            self.handlers[numpy.memmap] = self._reduce_memmap
 
     def _reduce_array(self, array: Any) -> Any:
         flags = array.flags

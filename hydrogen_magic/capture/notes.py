@@ -1,0 +1,203 @@
+"""Notes for the user on what ranks do not get with the objects of earlier cells: seeds, graphs, gradients and
+registrations.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.capture.imports import module_level, parsed
+from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.serialization.pickler import is_main
+
+_SEED_CALL = re.compile(
+    r"([\w.]+\.)?(manual_seed|manual_seed_all|seed_everything|set_random_seed|set_seed)|([\w.]+\.)?random\.seed"
+)
+_SEEDING = {
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_everything",
+    "set_random_seed",
+    "set_seed",
+}
+_REGISTERS = re.compile(r"register(_\w+)?")
+_PARTS_OF_LIBRARIES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+
+
+# ── seeds ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
+    """Return what seeds in the notebook's ``cells`` mean for ranks; empty if there are none.
+
+    ``names``: those in the code that the ranks run, which may seed itself.
+    """
+    calls = _seed_calls(cells)
+    if not calls or not _SEEDING.isdisjoint(names):
+        return ""
+    return (
+        f"the notebook called {' and '.join(calls[:3])}, which does not seed the ranks: each rank draws"
+        " different random numbers in each run; --seed N seeds rank r with N + r, and a call inside the"
+        " cell seeds all ranks equally"
+    )
+
+
+def _seed_calls(cells: Sequence[str]) -> list[str]:
+    """Return the calls that seed a generator, also those of functions of the notebook that do."""
+    seeding: frozenset[str] = frozenset()
+    found: list[str] = []
+    for source in cells:
+        seeding, calls = _seeds_in(source, seeding)
+        found += calls
+    return list(dict.fromkeys(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def _seeds_in(source: str, seeding: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the functions that seed a generator once a cell has run, and its calls that seed one.
+
+    ``seeding``: the functions of earlier cells that do.
+    """
+    tree = parsed(source)
+    for function in _functions_of(tree):
+        body = ast.Module(function.body, [])
+        seeds = next(_calls_that_seed(body, seeding), None) is not None
+        seeding = seeding | {function.name} if seeds else seeding - {function.name}
+    return seeding, tuple(map(ast.unparse, _calls_that_seed(tree, seeding)))
+
+
+def _functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the definitions of functions that a cell binds to names."""
+    for node in (tree, *module_level(tree)):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield child
+
+
+def _calls_that_seed(tree: ast.Module, seeding: frozenset[str]) -> Iterator[ast.Call]:
+    for node in _run_at_once(tree):
+        if isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            if function in seeding or _SEED_CALL.fullmatch(function):
+                yield node
+
+
+def _run_at_once(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield ``node`` and what is in it, except for functions: the notebook may never call them."""
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _run_at_once(child)
+
+
+# ── graphs and gradients ───────────────────────────────────────────────────────────────────────────
+
+
+def graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
+    """Return what ``backward()`` on a loss of an earlier cell means; empty if there is none.
+
+    ``names``: those in the code that the ranks run. Only variables are looked at: tensors with a graph
+    inside other objects are often leftovers, as in modules with ``weight_norm``.
+    """
+    if names.isdisjoint(("backward", "grad")):
+        return ""
+    found = [
+        name
+        for name, value in values.items()
+        if is_a(value, "torch", "Tensor") and value.grad_fn is not None
+    ]
+    if not found:
+        return ""
+    return (
+        f"computed in the notebook, and sent without the autograd graph: {_listed(found)}; backward() does "
+        "not reach the parameters: compute the loss inside the cell"
+    )
+
+
+def gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
+    """Return that gradients of an earlier cell stay behind; empty if the cell makes its own, or uses none.
+
+    ``values``: those with gradients.
+    """
+    reads = not names.isdisjoint(("grad", "clip_grad_norm_", "clip_grad_value_"))
+    makes = "backward" in names and not names >= {"grad", "zero_"}
+    if makes or not (reads or "step" in names):
+        return ""
+    found = [name for name in values if reads or is_a(values[name], "torch.optim", "Optimizer")]
+    if not found:
+        return ""
+    return (
+        f"gradients of the notebook are not sent: those of {_listed(found)} are None on the ranks; call "
+        "backward() inside the cell"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:3])
+
+
+# ── registrations ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Registration:
+    """A call such as ``jax.tree_util.register_pytree_node(Point, …)``, or a decorator."""
+
+    function: str
+    """``jax.tree_util.register_pytree_node``"""
+    names: tuple[str, ...]
+    """What it may register: names of the notebook, and texts, such as the name of an accessor of pandas."""
+
+
+def registration_note(
+    cells: Sequence[str], namespace: Mapping[str, Any], sent: Collection[str], names: Iterable[str]
+) -> str:
+    """Return which registrations of the notebook the ranks lack; empty if the cell uses none of them.
+
+    ``cells``: sources of earlier cells. ``sent``: names of the notebook's functions and classes that ranks
+    get. ``names``: those in the code that the ranks run, which may register them itself.
+    """
+    used = set(names)
+    for one in dict.fromkeys(found for source in cells for found in _registrations_in(source)):
+        parts = one.function.split(".")
+        library = namespace.get(parts[0])
+        registered = [name for name in one.names if name in sent or name in used - {*namespace}]
+        is_of_library = issubclass(type(library), _PARTS_OF_LIBRARIES) and not is_main(library)
+        if registered and is_of_library and parts[-1] not in used:
+            return (
+                f"the notebook registered `{registered[0]}` by {one.function}(), and the ranks do not: call "
+                "it inside the cell"
+            )
+    return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _registrations_in(source: str) -> tuple[_Registration, ...]:
+    tree = parsed(source)
+    calls = (node for node in _run_at_once(tree) if isinstance(node, ast.Call))
+    found = [registration for call in calls for registration in _of_call(call, ())]
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found += [one for each in node.decorator_list for one in _of_call(each, (node.name,))]
+    return tuple(found)
+
+
+def _of_call(node: ast.expr, names: tuple[str, ...]) -> Iterator[_Registration]:
+    function = node.func if isinstance(node, ast.Call) else node
+    text = ast.unparse(function)
+    if not _REGISTERS.fullmatch(text.rpartition(".")[2]) or not re.fullmatch(r"[\w.]+", text):
+        return
+    if isinstance(node, ast.Call):
+        for value in (*node.args, *(keyword.value for keyword in node.keywords)):
+            if isinstance(value, ast.Name):
+                names += (value.id,)
+            elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+                names += (value.value,)
+    yield _Registration(text, names)
