@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -658,7 +659,12 @@ def test_a_host_that_is_lost_while_it_receives_data_is_named(
     with numbers() as rows:
         gang = launch(shards.read_here, rows, np=2)
         assert travels.wait(PATIENCE_S)
-        os.kill(pids[1], signal.SIGSTOP)
+        # The whole host stands still: its task, if it went on, would end a stopped agent first.
+        tasks = [
+            child for child in psutil.Process().children() if child.cmdline()[-2:] == ["-", "1"]
+        ]
+        for pid in (tasks[-1].pid, pids[1]):
+            os.kill(pid, signal.SIGSTOP)
         assert ended(gang).state == "FAILED"
     found = "has not responded for 5 s, while the data of hm.dataset() was sent to it"
     assert found in gang.snapshot().reason
