@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.driver import session as sessions
+from hydrogen_magic.errors import PlacementError, RankFailedError
+from tests.local.test_session import Cells, cells
+
+__all__ = ["cells"]
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("warm_agents")]
 
@@ -51,3 +55,42 @@ def test_no_gpu_is_seen_when_none_is_wanted() -> None:
 def test_more_gpus_than_there_are_is_refused() -> None:
     with pytest.raises(PlacementError, match="needs 99 GPUs"):
         hm.launch(reduced_on_device, np=99, gpu=True)
+
+
+SHARE = "--np 2 --env CUDA_VISIBLE_DEVICES=0"
+MODEL = """dist.init_process_group("BACKEND")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1000, 1000).to(hm.device()))
+optimizer = torch.optim.Adam(model.parameters())
+"""
+STEP = "model(torch.ones(8, 1000, device=hm.device())).sum().backward(); optimizer.step()\n"
+
+
+def check_that_a_failing_cell_leaves_the_model_where_it_is(
+    cells: Cells, backend: str, options: str
+) -> None:
+    where = "weight = model.module.weight\nos.getpid(), str(weight.device), weight.data_ptr()"
+    before = cells.on_ranks(MODEL.replace("BACKEND", backend) + STEP + where, options)
+    assert before[1].startswith("cuda")
+    for wait in (STEP, "dist.all_reduce(torch.ones(1, device=hm.device()))"):
+        with pytest.raises(RankFailedError) as caught:
+            cells.on_ranks(f"if hm.rank() == 1:\n    raise ValueError('bad batch')\n{wait}")
+        assert (caught.value.rank, "bad batch" in caught.value.report) == (1, True)
+        assert cells.on_ranks(STEP + where) == before
+    weights = cells.all_ranks("model.module.weight.double().sum().item()")
+    assert weights[0] == weights[1], "gradients are averaged again"
+
+
+def test_a_session_keeps_its_model_on_the_device(cells: Cells) -> None:
+    check_that_a_failing_cell_leaves_the_model_where_it_is(cells, "gloo", SHARE)
+    (session,) = sessions.sessions()
+    assert session.gpu_memory_bytes > 2 * 3 * 4_000_000, "weights and Adam's state on two ranks"
+    cells.on_ranks("net = model.module", "--out net")
+    assert cells.shell.user_ns["net"].weight.device.type == "cpu", "results come home on the CPU"
+
+
+def test_peers_are_released_from_collectives_of_nccl(cells: Cells) -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NCCL wants a device for each rank")
+    check_that_a_failing_cell_leaves_the_model_where_it_is(cells, "nccl", "--np 2 --gpu")
