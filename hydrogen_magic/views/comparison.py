@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import copy_context
-from typing import Protocol
+from typing import Any, Protocol
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state.formatting import duration, number
@@ -49,7 +49,7 @@ class Comparison:
         """Number of processed events of each."""
         self._states = list(planned) or [GangState()] * len(runs)
         self._curves = [Curves() for _ in runs]
-        self._legend = [", ".join(map(str, state.params.values())) for state in planned]
+        self._legend = [_told_apart(state.params.items()) for state in planned]
         self._is_running = self.read()
 
     def display(self) -> None:
@@ -99,7 +99,7 @@ class Comparison:
             "<tr>" + "".join(_cell("td", text, n, place) for n, text in enumerate(row)) + "</tr>"
             for place, row in enumerate(rows)
         ]
-        charts = overlaid_html(self._drawn(), self._legend or [row[0] for row in rows])
+        charts = overlaid_html(self._drawn(), self._legend or _legend(self._states, rows))
         # MathJax would render text between two dollar signs.
         top = '<div class="hydrogen-magic tex2jax_ignore mathjax_ignore">'
         return "\n".join([top, f"<table><tr>{head}</tr>", *body, "</table>", *charts, "</div>"])
@@ -125,6 +125,19 @@ class Comparison:
 
     def _name(self, state: GangState) -> str:
         return state.gang if self._legend else f"{state.name} ({state.gang})"
+
+
+def _legend(states: Sequence[GangState], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the values in which the runs differ, or their names if two runs have the same values."""
+    differences = _differences(states)
+    titles = [title for title, _ in differences]
+    values = zip(*(cells for _, cells in differences), strict=True)
+    legend = [_told_apart(zip(titles, each, strict=True)) for each in values]
+    return legend if len(set(legend)) == len(rows) else [row[0] for row in rows]
+
+
+def _told_apart(values: Iterable[tuple[str, Any]]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values)
 
 
 def _differences(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:

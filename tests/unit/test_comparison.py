@@ -69,6 +69,19 @@ def test_curves_of_all_runs_are_in_the_same_charts() -> None:
     assert (n_lines(loss), n_lines(accuracy)) == (3, 2)
 
 
+def test_the_legend_has_the_values_in_which_runs_differ() -> None:
+    """Names where two runs have the same values."""
+    runs = [run(f"search lr={lr}", lr=lr, width=64) for lr in (0.1, 0.01)]
+    for compared, legend in (
+        (runs, ["lr=0.1", "lr=0.01"]),
+        ([*runs, runs[0]], [f"search lr={lr} (3f2a)" for lr in (0.1, 0.01)]),
+    ):
+        drawn = charts(Comparison(compared).html(NOW))
+        assert [alt for alt in drawn if alt.startswith("Legend")] == [
+            f"Legend: {n}" for n in legend
+        ]
+
+
 def test_runs_that_wait_are_listed_and_more_than_eight_are_told_apart() -> None:
     ranks = (RankState(0), RankState(1))
     like = GangState(placement="local", rendezvous="torch", state="QUEUED", ranks=ranks)
@@ -81,7 +94,7 @@ def test_runs_that_wait_are_listed_and_more_than_eight_are_told_apart() -> None:
     assert [html.count(square) for square in ("&#9632;", "&#9636;", "&#9633;")] == [14, 8, 8]
     drawn = charts(html)
     legend = [alt for alt in drawn if alt.startswith("Legend")]
-    assert legend == [f"Legend: {lr}, 8" for lr in range(4, 28)], "the newest 24"
+    assert legend == [f"Legend: lr={lr}, w=8" for lr in range(4, 28)], "the newest 24"
     loss = next(svg for alt, svg in drawn.items() if alt.startswith("loss"))
     lines = re.findall(
         r'stroke="(#\w+)"[^>]*stroke-linejoin="round"( stroke-dasharray="[^"]*")?', loss

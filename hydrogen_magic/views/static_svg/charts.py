@@ -24,13 +24,34 @@ _MOST_LINES = 8
 """Ranks with their own line: as many as there are colours."""
 _MOST_POINTS = 12_000
 """Points of all lines of all charts: about 150 kB in a notebook."""
-_WIDTH, _HEIGHT = 290, 168
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 282, 30, 146
+_LEFT, _TOP = 46, 30
+"""Where a chart's axes begin, in pixels."""
 _APART = 1.5
 """Minimum distance in pixels at which a rank is visibly different from the mean."""
 _NAMES_IN_NOTE = 12
 _LONGEST_NAME = 28
 """Characters beside a value."""
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Of a chart, in pixels; its axes end at ``right`` and ``bottom``."""
+
+    width: int
+    height: int
+
+    @property
+    def right(self) -> int:
+        return self.width - 8
+
+    @property
+    def bottom(self) -> int:
+        return self.height - 22
+
+
+_SMALL, _LARGE = _Size(290, 168), _Size(440, 240)
+_MOST_LARGE = 2
+"""Charts that are large: both fit beside each other on a wide page, and one on a narrow page."""
 
 
 def charts_html(curves: Curves, state: GangState) -> list[str]:
@@ -54,6 +75,7 @@ def charts_html(curves: Curves, state: GangState) -> list[str]:
             curves.bad_steps(each.metric),
             ranks_text,
             colour,
+            _size(len(shown)),
         ).html(last.get(each.metric))
         for each, name in zip(shown, names, strict=True)
     ]
@@ -87,11 +109,15 @@ def overlaid_html(runs: Sequence[Curves], names: Sequence[str]) -> list[str]:
             if rank == ALL_RANKS
         }
         bad = {p: min(each.bad_steps.values()) for p, each in changes.items() if each.bad_steps}
-        charts.append(_Chart(metric, name, lines, bad, who).html(None))
+        charts.append(_Chart(metric, name, lines, bad, who, INK, _size(len(shown))).html(None))
     # One picture per name: a narrow page breaks the line between them.
     short = short_names(names, _LONGEST_NAME)
     keys = [_key({place: short[place]}) for place, run in enumerate(found) if run]
     return [_caption(metrics), "<p>", *keys, "</p>", "<p>", *charts, "</p>"]
+
+
+def _size(n_charts: int) -> _Size:
+    return _LARGE if n_charts <= _MOST_LARGE else _SMALL
 
 
 def _caption(metrics: Sequence[str]) -> str:
@@ -184,32 +210,39 @@ class _Chart:
     lines: Mapping[int, _ChartLine]
     bad: Mapping[int, int]
     who: Callable[[Sequence[int]], str]
-    colour: str = INK
+    colour: str
+    size: _Size
 
     def html(self, last: float | None) -> str:
         """Return the chart; ``last`` is the newest value, beside the metric's name."""
         parts = [svg.label(4, 15, self.name, _LONGEST_NAME, font_weight="bold", font_size=12)]
         if last is not None:
-            parts.append(svg.label(_RIGHT, 15, _short(last), text_anchor="end"))
+            parts.append(svg.label(self.size.right, 15, _short(last), text_anchor="end"))
         if self.lines:
             parts += self._plot()
         if self.bad:
             note = svg.label(
-                _RIGHT - 6, 42, self._note(), 44, text_anchor="end", font_size=10, fill=ERROR
+                self.size.right - 6,
+                42,
+                self._note(),
+                44,
+                text_anchor="end",
+                font_size=10,
+                fill=ERROR,
             )
             parts.append(note)
-        return svg.image(parts, _WIDTH, _HEIGHT, self._in_words())
+        return svg.image(parts, self.size.width, self.size.height, self._in_words())
 
     def _plot(self) -> list[str]:
         lines = self.lines.values()
         lowest, highest = self._extremes()
-        values = value_scale(lowest, highest, _BOTTOM, _TOP)
+        values = value_scale(lowest, highest, self.size.bottom, _TOP)
         first = min(line.first for line in lines)
         last = max(first + 1, *(line.steps[-1] for line in lines), *self.bad.values())
-        steps = Scale(first, float(last), _LEFT, _RIGHT)
+        steps = Scale(first, float(last), _LEFT, self.size.right)
         shown = self._distinguishable(steps, values)
         drawn = [self._curve(rank, line, steps, values) for rank, line in shown.items()]
-        return [*_axes(steps, values), *drawn, *self._bad_mark(steps)]
+        return [*_axes(self.size, steps, values), *drawn, *self._bad_mark(steps)]
 
     def _distinguishable(self, steps: Scale, values: Scale) -> Mapping[int, _ChartLine]:
         """Return the lines to draw: only the mean if every rank coincides with it."""
@@ -249,7 +282,9 @@ class _Chart:
         if not self.bad:
             return []
         x = float(steps(float(min(self.bad.values()))))
-        return [svg.path(f"M{x:.4g} {_TOP}V{_BOTTOM}", stroke=ERROR, stroke_dasharray="2 2")]
+        return [
+            svg.path(f"M{x:.4g} {_TOP}V{self.size.bottom}", stroke=ERROR, stroke_dasharray="2 2")
+        ]
 
     def _extremes(self) -> tuple[float, float]:
         lowest = min(line.lows.min() for line in self.lines.values())
@@ -273,17 +308,17 @@ class _Chart:
         )
 
 
-def _axes(steps: Scale, values: Scale) -> list[str]:
-    parts = [svg.rule(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, 0.6)]
+def _axes(size: _Size, steps: Scale, values: Scale) -> list[str]:
+    parts = [svg.rule(_LEFT, size.bottom, size.right, size.bottom, 0.6)]
     for value, text in values.ticks(6):
         y = float(values(value))
-        parts.append(svg.rule(_LEFT, y, _RIGHT, y, 0.18))
+        parts.append(svg.rule(_LEFT, y, size.right, y, 0.18))
         parts.append(svg.label(_LEFT - 5, y + 3.5, text, text_anchor="end", font_size=10))
     for step, text in steps.ticks(5, are_whole=True):
         x = float(steps(step))
-        anchor = "end" if x > _RIGHT - 12 else "middle"
-        parts.append(svg.rule(x, _BOTTOM, x, _BOTTOM + 3, 0.6))
-        parts.append(svg.label(x, _BOTTOM + 15, text, text_anchor=anchor, font_size=10))
+        anchor = "end" if x > size.right - 12 else "middle"
+        parts.append(svg.rule(x, size.bottom, x, size.bottom + 3, 0.6))
+        parts.append(svg.label(x, size.bottom + 15, text, text_anchor=anchor, font_size=10))
     return parts
 
 
