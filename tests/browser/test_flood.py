@@ -1,21 +1,50 @@
 """Messages of a kernel that sends too many are dropped: what a page missed comes afterwards.
 
-How many messages are dropped depends on the machine and on its load, and a server that is merely late
-drops none. So the kernel itself drops all of them here, as its socket does when the server reads none.
+How many messages a server drops depends on the machine and on its load, and one that is merely late drops
+none. So in one test the kernel itself drops all of them, as its socket does when the server reads none. The
+other sends a real flood. JupyterLab works through it in order, which may take a minute on a machine under
+load, so the flood's end is where the page has read its last message.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.gangs import FLOOD, FLOODED
+from hydrogen_magic.core import events as ev
+from tests.browser.conftest import NewRun
+from tests.browser.gangs import FLOOD, FLOODED, NEXT
 from tests.browser.page import NotebookPage, wait_until
 from tests.browser.server import Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
+
+SENDING = """import pathlib, threading, time
+def update(name, text):
+    data, transient = {"text/plain": text}, {"display_id": name}
+    get_ipython().display_pub.publish(data, transient=transient, update=True)
+def send_many():
+    n_sent = 0
+    while n_sent < 16000 or pathlib.Path("many").exists():
+        for _ in range(80):
+            update("nowhere", "")
+        n_sent += 80
+        time.sleep(0.03)
+    while not pathlib.Path("read").exists():
+        update("flood", "the flood is over")
+        time.sleep(0.5)
+display({"text/plain": "the flood goes on"}, raw=True, display_id="flood")
+threading.Thread(target=send_many).start()
+"""
+"""While there is a file ``many``, and for some seconds, a thread sends up to 2,600 messages a second."""
+SHORT = """%%distributed --np 2
+print("finished", flush=True)
+"""
+_RIGHT_WITHIN_S = 5.0
 
 
 @pytest.mark.exhaustive  # test_flood_watch has the parts
@@ -51,3 +80,35 @@ def test_first_and_last_messages_of_a_gang_are_shown_though_they_were_dropped(
     cells = json.loads(saved.read_text())["cells"]
     (outputs,) = (cell["outputs"] for cell in cells if "".join(cell["source"]) == FLOODED)
     assert [output["output_type"] for output in outputs] == ["display_data"], outputs
+
+
+@pytest.mark.exhaustive
+def test_a_view_is_right_when_a_busy_page_has_read_a_flood(
+    lab: NotebookPage, server: Server, new_run: NewRun
+) -> None:
+    lab.write(FLOODED, SENDING)
+    lab.write(NEXT, SHORT)
+    many, read = server.notebooks / "many", server.notebooks / "read"
+    read.unlink(missing_ok=True)
+    many.touch()
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        lab.run(SENDING)
+        lab.start(SHORT)
+        new_run().wait_for(ev.GangEnded, bool)
+        many.unlink()
+        lab.shows(SENDING, "the flood is over")
+        expect(lab.state(SHORT)).to_have_attribute(
+            "data-state", "done", timeout=_RIGHT_WITHIN_S * 1000
+        )
+        expect(lab.widget(SHORT)).to_contain_text("finished")
+        lab.finish(SHORT)
+        lab.save(SHORT, "text/html", "data:image/svg+xml;base64,")
+    finally:
+        read.touch()
+        many.unlink(missing_ok=True)
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+        lab.write(SENDING, FLOODED)
+        lab.write(SHORT, NEXT)
