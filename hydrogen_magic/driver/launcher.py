@@ -38,6 +38,7 @@ from typing import Any, Protocol, TypeGuard
 from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
+from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core import messages as msg
@@ -62,7 +63,6 @@ from hydrogen_magic.driver.placements import (
     SessionAgentGroup,
     WorkFeed,
 )
-from hydrogen_magic.driver.placements.forkserver import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
 from hydrogen_magic.driver.state.gang_state import GangState
