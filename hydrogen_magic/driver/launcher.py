@@ -128,10 +128,10 @@ def plan(spec: JobSpec) -> Plan:
     Gangs cannot be nested: a rank cannot start a gang.
     """
     refuse_nested()
+    _check_file_limit(0)  # looking for plug-ins and capturing local modules open files, too
     plugins.check(spec)
     if (running := sessions.live(spec.session)) is not None:
         return running.plan
-    _check_file_limit(0)  # capturing local modules opens files, too
     return plugins.placement(spec.placement).plan_beside(spec, _plans())
 
 
