@@ -107,8 +107,9 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
     """Return the saved results of a rank whose gang failed, was stopped, or returned only some of them.
 
     The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
-    ``MissingObject`` replaces every missing object. Raises HydrogenError when nothing is saved under this
-    id.
+    ``MissingObject`` replaces every missing object. With ``retries`` the results of all ranks are those of
+    one attempt, the newest in which rank 0 had sent some. Raises HydrogenError when nothing is saved under
+    this id.
     """
     try:
         kept = gang_results.load_saved(run_log.run_dir(gang_id), rank)
