@@ -12,14 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import is_ordered, is_undecided, unordered
 from hydrogen_magic.node.prediction.block_rows import concatenated
-from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.ddl import parse_schema
+from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
 from hydrogen_magic.node.prediction.row_labels import rows_text
 from hydrogen_magic.node.prediction.schema_unify import (
     MisfitError,
     as_text,
+    check_columns,
     fit_table,
     joined,
     types_of,
@@ -88,6 +92,7 @@ class ChunkQueue:
         kept: KeptParts | None = None,
     ) -> None:
         self._kept = kept
+        self._options = options
         self._as_text = options.collects and options.schema is None
         self.schema: Any = None
         """The predicted columns, None until the first rows are done."""
@@ -156,12 +161,29 @@ class ChunkQueue:
         row = self._n_chunk_rows
         chunk = self._chunk(self._exactly(self._kept.length(row)))
         answer = self._kept.read(row, chunk.table)
-        if answer is None:
+        columns = None if answer is None else self._as_asked(answer.columns)
+        if answer is None or columns is None:
             heapq.heappush(self._waiting, chunk)
             return
         self._open.add(chunk.number)
         self.n_resumed_rows += chunk.n_rows
-        self.answer(chunk, answer.columns, answer.failures)
+        self.answer(chunk, columns, answer.failures)
+
+    def _as_asked(self, columns: Any) -> Any:
+        """Return kept columns in the form of this run's options, None if they do not have it.
+
+        The earlier run may have had neither a schema nor collected errors.
+        """
+        if self._options.collects and ERROR_COLUMN not in columns.column_names:
+            columns = columns.append_column(ERROR_COLUMN, pa.nulls(columns.num_rows, pa.string()))
+        if self._options.schema is None:
+            return columns
+        declared = self._options.result_schema(parse_schema(self._options.schema))
+        try:
+            check_columns(declared.names, columns.column_names)
+            return fit_table(columns, declared, is_declared=True)
+        except MisfitError:
+            return None
 
     def _next_kept_row(self) -> int | None:
         """Return how many rows come before the next ones with a kept answer; None if there are none."""

@@ -139,11 +139,11 @@ def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
 # ── conversion ───────────────────────────────────────────────────────────────────────────────────
 
 
-def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def fit_table(table: pa.Table, schema: pa.Schema, *, is_declared: bool = False) -> pa.Table:
     """Return ``table`` with the columns of ``schema`` in its order; missing ones are null.
 
-    For outputs that a rank made before it knew the whole schema. Raises MisfitError with the column and
-    both types.
+    For outputs that a rank made before it knew the whole schema; ``is_declared`` as in :func:`fit`. Raises
+    MisfitError with the column and both types.
     """
     if table.schema.equals(schema):
         return table
@@ -152,7 +152,9 @@ def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if field.name not in table.column_names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        chunks = [fit(chunk, field, is_declared=False) for chunk in table.column(field.name).chunks]
+        chunks = [
+            fit(chunk, field, is_declared=is_declared) for chunk in table.column(field.name).chunks
+        ]
         columns.append(pa.chunked_array(chunks, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
