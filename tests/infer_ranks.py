@@ -189,6 +189,20 @@ def logged(log: str, seconds: float, reads: str = "") -> Predict:
     return predict
 
 
+def drifts(log: str) -> Predict:
+    """Return numbers of no common type for the first and the last rows; log the first row of each batch."""
+    import numpy
+
+    def predict(batch: Any) -> Any:
+        with open(log, "a") as file:
+            file.write(f"{batch['x'].iloc[0]}\n")
+        rows = batch["x"].to_numpy()
+        is_late = rows[0] >= 10_000
+        return {"y": -rows if is_late else rows.astype(numpy.uint64) + numpy.uint64(2**63)}
+
+    return predict
+
+
 def slow_from(row: int, seconds: float) -> Predict:
     """Be fast for the first rows, which one rank predicts alone, and slow for later ones."""
     import pandas  # noqa: F401, its import is no part of the first batch

@@ -7,7 +7,6 @@ import functools
 import inspect
 import linecache
 import os
-import sys
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +14,8 @@ from typing import Any
 
 from hydrogen_magic.capture import params
 from hydrogen_magic.capture.fingerprint import digest_of
-from hydrogen_magic.capture.imports import Statement, used_submodules
-from hydrogen_magic.capture.modules import LocalModules, is_installed
+from hydrogen_magic.capture.imports import Statement, slow_on_first_use, used_submodules
+from hydrogen_magic.capture.modules import LocalModules, importable_parts, is_installed
 from hydrogen_magic.capture.notes import gradient_note, graph_note, registration_note, seed_note
 from hydrogen_magic.capture.ownership import Action
 from hydrogen_magic.capture.required_names import RequiredNames
@@ -187,7 +186,7 @@ class Builder:
         imported = [s.module for s in used] + [f"{s.module}.{s.attribute}" for s in used]
         modules = {*imported, *submodules, *pickler.modules, *self.cell_modules}
         roots = sorted({*pickler.modules, *self.cell_modules})
-        accessed = {*used_submodules(roots, attributes)}
+        accessed = {*used_submodules(roots, attributes), *slow_on_first_use(roots, attributes)}
         self.local.add(sorted(modules | {s.module for s in effects}))
         complete = dataclasses.replace(
             header,
@@ -267,8 +266,7 @@ class Builder:
         return tuple(lines)
 
     def _preload(self, modules: set[str]) -> tuple[str, ...]:
-        known = {m if m in sys.modules else m.partition(".")[0] for m in modules}
-        return tuple(sorted(m for m in known if is_installed(m)))
+        return tuple(sorted(importable_parts(filter(is_installed, modules))))
 
     def _inventory(self) -> tuple[CapturedItem, ...]:
         needs, sizes = self.needs, self.stream.sizes

@@ -14,6 +14,10 @@ from hydrogen_magic.capture.lines import code_in_magics
 from hydrogen_magic.capture.modules import local_paths, only_defines
 from hydrogen_magic.core import syntax
 
+IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo"}
+"""Module -> what it imports when it is used: an optimizer does that when it is created, for over a second
+in each rank."""
+
 _MISSING = object()
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -233,6 +237,18 @@ def used_submodules(roots: Sequence[str], attributes: Iterable[str]) -> tuple[st
         parents += below
         found += filter(_is_module, below)
     return tuple(dict.fromkeys(found))
+
+
+def slow_on_first_use(roots: Iterable[str], attributes: Iterable[str]) -> Iterator[str]:
+    """Yield the modules of :data:`IMPORTED_ON_FIRST_USE` that code with these imports and attributes uses.
+
+    Whether they are imported here or not.
+    """
+    tops, names = {root.partition(".")[0] for root in roots}, {*attributes}
+    for module in IMPORTED_ON_FIRST_USE:
+        top, _, name = module.partition(".")
+        if top in tops and name in names:
+            yield module
 
 
 def _is_module(name: str) -> bool:

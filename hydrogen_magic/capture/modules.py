@@ -12,7 +12,7 @@ import site
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hydrogen_magic.core import syntax
@@ -298,6 +298,28 @@ def find_without_importing(module: str) -> importlib.machinery.ModuleSpec | None
             return None
         path = list(spec.submodule_search_locations or [])
     return spec
+
+
+def importable_parts(names: Iterable[str]) -> set[str]:
+    """Return the longest beginning of each dotted name that is a module, at least its first part."""
+
+    @functools.cache
+    def longest(name: str) -> tuple[str, Sequence[str]]:
+        """Return that beginning, and where its submodules are."""
+        package = name.rpartition(".")[0]
+        if not package:
+            return name, _places(_spec(name))
+        known, path = longest(package)
+        if known != package:
+            return known, ()
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if path else None
+        return (name, _places(spec)) if spec or name in sys.modules else (package, path)
+
+    return {longest(name)[0] for name in names}
+
+
+def _places(spec: importlib.machinery.ModuleSpec | None) -> Sequence[str]:
+    return () if spec is None else [*(spec.submodule_search_locations or ())]
 
 
 # ── effects of an import ─────────────────────────────────────────────────────────────────────────

@@ -145,9 +145,7 @@ class GangController:
         results = self._run.results
         if not results.are_worth_saving(has_succeeded):
             return
-        first = self._run.state.ranks[self._job.spec.first_rank]
-        is_complete = not has_succeeded and first.result_bytes is not None
-        save = functools.partial(results.save, has_succeeded, is_complete=is_complete)
+        save = functools.partial(results.save, has_succeeded, self._run.state.attempt + 1)
         try:
             kept = await asyncio.to_thread(save)
         except Exception as error:  # no thread can be started while the interpreter exits

@@ -38,6 +38,7 @@ from typing import Any, Protocol, TypeGuard
 from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
+from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core import messages as msg
@@ -62,7 +63,6 @@ from hydrogen_magic.driver.placements import (
     SessionAgentGroup,
     WorkFeed,
 )
-from hydrogen_magic.driver.placements.forkserver import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
 from hydrogen_magic.driver.state.gang_state import GangState
@@ -107,8 +107,9 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
     """Return the saved results of a rank whose gang failed, was stopped, or returned only some of them.
 
     The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
-    ``MissingObject`` replaces every missing object. Raises HydrogenError when nothing is saved under this
-    id.
+    ``MissingObject`` replaces every missing object. With ``retries`` the results of all ranks are those of
+    one attempt, the newest in which rank 0 had sent some. Raises HydrogenError when nothing is saved under
+    this id.
     """
     try:
         kept = gang_results.load_saved(run_log.run_dir(gang_id), rank)
@@ -128,10 +129,10 @@ def plan(spec: JobSpec) -> Plan:
     Gangs cannot be nested: a rank cannot start a gang.
     """
     refuse_nested()
+    _check_file_limit(0)  # looking for plug-ins and capturing local modules open files, too
     plugins.check(spec)
     if (running := sessions.live(spec.session)) is not None:
         return running.plan
-    _check_file_limit(0)  # capturing local modules opens files, too
     return plugins.placement(spec.placement).plan_beside(spec, _plans())
 
 

@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import has_null_type, is_ordered, unordered
+from hydrogen_magic.node.prediction.arrow_types import is_ordered, is_undecided, unordered
 from hydrogen_magic.node.prediction.block_rows import concatenated
-from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.ddl import parse_schema
+from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
 from hydrogen_magic.node.prediction.row_labels import rows_text
-from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit_table, joined
+from hydrogen_magic.node.prediction.schema_unify import (
+    MisfitError,
+    as_text,
+    check_columns,
+    fit_table,
+    joined,
+    types_of,
+)
 
 if TYPE_CHECKING:
     from hydrogen_magic.inference.kept_parts import KeptParts
@@ -84,7 +92,8 @@ class ChunkQueue:
         kept: KeptParts | None = None,
     ) -> None:
         self._kept = kept
-        self._as_text = options.collects
+        self._options = options
+        self._as_text = options.collects and options.schema is None
         self.schema: Any = None
         """The predicted columns, None until the first rows are done."""
         self.n_rows: int | None = source.n_rows
@@ -152,12 +161,29 @@ class ChunkQueue:
         row = self._n_chunk_rows
         chunk = self._chunk(self._exactly(self._kept.length(row)))
         answer = self._kept.read(row, chunk.table)
-        if answer is None:
+        columns = None if answer is None else self._as_asked(answer.columns)
+        if answer is None or columns is None:
             heapq.heappush(self._waiting, chunk)
             return
         self._open.add(chunk.number)
         self.n_resumed_rows += chunk.n_rows
-        self.answer(chunk, answer.columns, answer.failures)
+        self.answer(chunk, columns, answer.failures)
+
+    def _as_asked(self, columns: Any) -> Any:
+        """Return kept columns in the form of this run's options, None if they do not have it.
+
+        The earlier run may have had neither a schema nor collected errors.
+        """
+        if self._options.collects and ERROR_COLUMN not in columns.column_names:
+            columns = columns.append_column(ERROR_COLUMN, pa.nulls(columns.num_rows, pa.string()))
+        if self._options.schema is None:
+            return columns
+        declared = self._options.result_schema(parse_schema(self._options.schema))
+        try:
+            check_columns(declared.names, columns.column_names)
+            return fit_table(columns, declared, is_declared=True)
+        except MisfitError:
+            return None
 
     def _next_kept_row(self) -> int | None:
         """Return how many rows come before the next ones with a kept answer; None if there are none."""
@@ -262,40 +288,47 @@ class ChunkQueue:
         self._undecided += 1
         self._undecided_bytes += answer.nbytes
         if answer.columns is not None:
-            self._seen = self._joined_if_same(answer.columns.schema)
+            self._seen = self._joined_if_same(answer.columns)
         is_full = self._result.is_bounded and self._undecided_bytes >= _MAX_UNDECIDED_BYTES
         if is_full and self._seen is None:
             raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
-        is_known = self._seen is not None and not any(map(has_null_type, self._seen.types))
+        is_known = self._seen is not None and not any(map(is_undecided, self._seen.types))
         if is_full or is_known:
             self._begin(self._seen)
 
-    def _joined_if_same(self, schema: Any) -> Any:
+    def _joined(self, known: Any, columns: Any) -> Any:
+        return joined(known, types_of(columns, known), as_text=self._as_text)
+
+    def _joined_if_same(self, columns: Any) -> Any:
         try:
-            return joined(self._seen, schema, as_text=self._as_text)
+            return self._joined(self._seen, columns)
         except MisfitError:  # these rows are predicted again
             return self._seen
 
     def _begin(self, schema: Any) -> None:
-        """Set the predicted columns, or wider types. Raises InferError if earlier rows do not fit."""
-        self._result.begin(schema)
+        """Set the predicted columns, or wider types.
+
+        If errors are collected, columns whose earlier rows do not fit become text. Raises InferError
+        otherwise.
+        """
+        try:
+            self._result.begin(schema)
+        except MisfitError as misfit:
+            self._begin(self._remedied(schema, misfit))
+            return
         for known, wide in zip(self.schema or (), schema, strict=False):
             if known.type != wide.type:
                 first = self.widened.get(wide.name, (str(known.type), ""))[0]
                 self.widened[wide.name] = first, str(wide.type)
         self.schema = schema
 
-    def _widen(self, schema: Any) -> None:
-        """Set wider types, or text for columns whose earlier rows do not fit if errors are collected."""
+    def _remedied(self, schema: Any, misfit: MisfitError) -> Any:
         try:
-            self._begin(schema)
-        except InferError:
-            if not self._as_text or self._result.is_bounded:
-                raise
-            pairs = zip(self.schema, schema, strict=True)
-            self._begin(
-                pa.schema([a if a.type == b.type else a.with_type(pa.string()) for a, b in pairs])
-            )
+            if self._as_text:
+                return as_text(schema, misfit)
+            raise misfit
+        except MisfitError as error:
+            raise InferError(str(error)) from None
 
     def _put(self, answer: _Answer) -> None:
         chunk = answer.chunk
@@ -303,14 +336,14 @@ class ChunkQueue:
             self._predict_again(chunk, answer.columns)
             return
         try:
-            wide = joined(self.schema, answer.columns.schema, as_text=self._as_text)
+            wide = self._joined(self.schema, answer.columns)
             wide = self._without_other_orders(wide, answer.columns)
-            columns = fit_table(answer.columns, wide)
-        except (MisfitError, InferError):
+            columns, wide = self._fitted(answer.columns, wide)
+        except MisfitError:
             self._predict_again(chunk, answer.columns)
             return
         if wide != self.schema:
-            self._widen(wide)
+            self._begin(wide)
             columns = fit_table(answer.columns, self.schema)
         self._result.put(chunk.first_row, columns, chunk.table)
         self._rows_put += chunk.n_rows
@@ -319,6 +352,18 @@ class ChunkQueue:
             self.n_failed_rows += int(failure["last_row"] - failure["first_row"] + 1)
         failures = sorted([*self.failures, *answer.failures], key=lambda each: each["first_row"])
         self.failures = failures[:_MAX_FAILURES]
+
+    def _fitted(self, columns: Any, schema: Any) -> tuple[Any, Any]:
+        """Return ``columns`` in the types of ``schema``, and the schema with text where they do not fit.
+
+        Raises MisfitError if errors are not collected.
+        """
+        try:
+            return fit_table(columns, schema), schema
+        except MisfitError as misfit:
+            if not self._as_text:
+                raise
+            return self._fitted(columns, as_text(schema, misfit))
 
     def _without_other_orders(self, schema: Any, columns: Any) -> Any:
         """Return ``schema``, in which ordered categories are unordered if those of other rows differ."""
@@ -371,7 +416,7 @@ class ChunkQueue:
         for number in sorted(self._answered):
             columns = self._answered[number].columns
             if columns is not None:
-                self._seen = self._joined_if_same(columns.schema)
+                self._seen = self._joined_if_same(columns)
         if self.schema is None and self._seen is not None:
             self._begin(self._seen)
         self._take_answers()

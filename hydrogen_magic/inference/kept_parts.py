@@ -9,7 +9,8 @@ uses each answer like one of its own ranks, after a comparison of some of its ro
                      answers    predicted columns, one Arrow IPC stream after another
 
 For Parquet data ``kept`` is a link to ``.rows-inferred.parquet-<gang>.kept``, next to the result.
-Predictions are kept as ranks send them, so a resumed run can have other ``--columns``, ranks or retries.
+Predictions are kept as ranks send them, so a resumed run can have other ``--columns``, ranks or retries. It
+may also set ``--schema`` or ``--on-error``, if the earlier run ended because of a type or a row that failed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from hydrogen_magic.inference.fingerprints import (
     FILES,
     JOURNAL,
     NOTHING_KEPT,
+    SETTABLE,
     WRITTEN,
     earlier,
 )
@@ -100,7 +102,8 @@ class KeptParts:
     ) -> None:
         self.prints = prints
         self._resume = resume
-        self._begun = earlier(prints, partial(_is_of_frame, cache(head))) if resume else None
+        is_of_frame = partial(_is_of_frame, cache(head))
+        self._begun = earlier(prints, is_of_frame, SETTABLE) if resume else None
         self._target = target
         self._folder: Path | None = None
         """None if nothing is kept."""
@@ -137,13 +140,17 @@ class KeptParts:
 
     def _load(self) -> None:
         assert self._folder is not None
-        data = (self._folder / JOURNAL).read_bytes()
-        complete = data[: data.rfind(b"\n") + 1]
+        journal = self._folder / JOURNAL
+        data = journal.read_bytes()
+        first, *lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+        prints = {**json.loads(first)["fingerprint"], **self.prints}  # some options may be new
+        new = journal.with_suffix(".new")
+        new.write_bytes(_line({"fingerprint": prints}) + b"".join(lines))
+        new.replace(journal)
         self._open_files()
-        assert self._journal is not None and self._answers is not None
-        self._journal.truncate(len(complete))
+        assert self._answers is not None
         n_bytes = os.fstat(self._answers.fileno()).st_size
-        for entry in _entries(complete.splitlines()[1:]):
+        for entry in _entries(lines):
             if entry.at + entry.n_bytes <= n_bytes:
                 self._entries[entry.row] = entry  # the last one of these rows counts
                 self._end = max(self._end, entry.at + entry.n_bytes)

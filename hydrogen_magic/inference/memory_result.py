@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit
+from hydrogen_magic.node.prediction.schema_unify import fit
 
 RowRanges = list[tuple[int, int]]
 """First row and end of consecutive rows."""
@@ -49,12 +49,9 @@ class MemoryResult:
 
     def begin(self, schema: pa.Schema) -> None:
         columns = self._columns or [{} for _ in schema]
-        try:
-            self._columns = [
-                _fitted(column, field) for column, field in zip(columns, schema, strict=True)
-            ]
-        except MisfitError as error:
-            raise InferError(str(error)) from None
+        self._columns = [
+            _fitted(column, field) for column, field in zip(columns, schema, strict=True)
+        ]
         self._schema = schema
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:

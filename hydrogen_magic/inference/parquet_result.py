@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.chunking import side_by_side
-from hydrogen_magic.node.prediction.schema_unify import fit_table
+from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit_table
 
 _GROUP_BYTES = 32 << 20
 """Size in memory of the rows of one row group."""
@@ -113,19 +113,22 @@ class ParquetResult:
     def begin(self, schema: pa.Schema) -> None:
         fields = {field.name: field for field in (*self._own, *schema)}
         ordered = [fields[name] for name in self._order(schema.names)]
-        self._schema = pa.schema(ordered, metadata=self._own.metadata)
+        whole = pa.schema(ordered, metadata=self._own.metadata)
+        _check_types(whole)
+        waiting = {row: fit_table(table, whole) for row, table in self._waiting.items()}
         if self._files is None:
-            self._files = _UnfinishedFiles(self._layout, self._schema)
+            self._files = _UnfinishedFiles(self._layout, whole)
         else:
-            self._files.widen(self._schema)
+            self._files.widen(whole)
+        self._schema, self._waiting = whole, waiting
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
         table = side_by_side(rows.select(self._own.names), columns)
-        self._waiting[first_row] = table.select(self._order(columns.column_names))
+        self._waiting[first_row] = fit_table(table, self._schema)
         while self._files is not None and self._next_row in self._waiting:
             table = self._waiting.pop(self._next_row)
             self._next_row += table.num_rows
-            self._files.write(fit_table(table, self._schema))
+            self._files.write(table)
             if not table.num_rows:
                 return
 
@@ -150,7 +153,7 @@ class ParquetResult:
         assert self._files is not None
         for first_row, table in sorted(self._waiting.items()):
             self._files.skip(first_row - self._next_row)
-            self._files.write(fit_table(table, self._schema))
+            self._files.write(table)
             self._next_row = first_row + table.num_rows
         self._waiting.clear()
         self._files.skip(sum(n for _, n in self._layout.files) - self._next_row)
@@ -184,24 +187,39 @@ class _UnfinishedFiles:
             self._part.mkdir()
 
     def widen(self, schema: pa.Schema) -> None:
-        """Set wider types of columns, also for the rows that are already written."""
+        """Set wider types of columns, also for the rows that are already written.
+
+        Raises MisfitError if some do not fit; the files are unchanged then.
+        """
+        group = fit_table(self._group, schema)
         try:
-            is_open, last = self._writer is not None, len(self._written) - 1
             self._close_writer()
-            self._group, self._schema = fit_table(self._group, schema), schema
-            for place, path in enumerate(self._written):
+            try:
+                self._check_written(schema)
+            except MisfitError:
+                self._writer = self._rewritten(self._written[-1])
+                raise
+            self._group, self._schema = group, schema
+            for path in self._written:
+                self._close_writer()
                 self._writer = self._rewritten(path)
-                if not (is_open and place == last):
-                    self._close_writer()
         except OSError as error:
             raise self._failed(error) from None
+
+    def _check_written(self, schema: pa.Schema) -> None:
+        """Raise MisfitError if rows of closed files do not fit ``schema``."""
+        changed = pa.schema([field for field in schema if field != self._schema.field(field.name)])
+        for path in self._written:
+            with pq.ParquetFile(path) as file:
+                for number in range(file.num_row_groups):
+                    fit_table(file.read_row_group(number, columns=changed.names), changed)
 
     def _rewritten(self, path: Path) -> Any:
         """Write a file again with the present types; return its writer."""
         old = path.with_name(f"{path.name}.old")
         path.rename(old)
         try:
-            writer = _writer(path, self._schema)
+            writer = pq.ParquetWriter(path, self._schema)
             with pq.ParquetFile(old) as file:
                 for number in range(file.num_row_groups):
                     group = file.read_row_group(number)
@@ -246,7 +264,7 @@ class _UnfinishedFiles:
             name, self._n_missing = self._next_files.popleft()
             path = self._part if self._layout.is_single else self._part / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = _writer(path, self._schema)
+            self._writer = pq.ParquetWriter(path, self._schema)
             self._written.append(path)
 
     def _write_group(self) -> None:
@@ -300,18 +318,17 @@ class _UnfinishedFiles:
         self._remove()
 
 
-def _writer(path: Path, schema: pa.Schema) -> Any:
-    try:
-        return pq.ParquetWriter(path, schema)
-    except (pa.ArrowException, NotImplementedError) as error:
-        unsupported = [field for field in schema if not _is_writable(field)]
+def _check_types(schema: pa.Schema) -> None:
+    """Raise MisfitError for types that Parquet does not have."""
+    if not _is_writable(schema):
+        unsupported = [field for field in schema if not _is_writable(pa.schema([field]))]
         columns = ", ".join(f"{field.name!r} ({field.type})" for field in unsupported)
-        raise InferError(f"Parquet does not support the column {columns}: {error}") from None
+        raise MisfitError(f"Parquet does not support the column {columns}", unsupported[0].name)
 
 
-def _is_writable(field: pa.Field) -> bool:
+def _is_writable(schema: pa.Schema) -> bool:
     try:
-        with pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])):
+        with pq.ParquetWriter(pa.BufferOutputStream(), schema):
             return True
     except (pa.ArrowException, NotImplementedError):
         return False

@@ -100,8 +100,8 @@ class FrameResult(Protocol):
     def begin(self, schema: pa.Schema) -> None:
         """Set the predicted columns, or later wider types for them.
 
-        None of them has the name of a column that the result keeps. Raises InferError if values that have
-        arrived do not fit; a result in memory is unchanged then.
+        None of them has the name of a column that the result keeps. Raises MisfitError if values that have
+        arrived do not fit, or if the result cannot have a type; it is unchanged then.
         """
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:

@@ -179,6 +179,29 @@ def test_preload_names_what_code_accesses(
     assert "torch.optim" in notebook.capture(cell).preload
 
 
+def test_preload_names_what_functions_import_that_the_notebook_has_not(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The style of HorovodRunner: every import is inside of the function."""
+    for name in [name for name in sys.modules if f"{name}.".startswith(("torch.", "sklearn."))]:
+        monkeypatch.delitem(sys.modules, name)
+    write(tmp_path, {"steps.py": "def fit():\n    import torch\n    return torch.optim.Adam"})
+    notebook.cell("""
+        import steps
+        def train():
+            from sklearn.ensemble import RandomForestClassifier
+            from torch.utils.data import DataLoader
+            import torch
+            return torch.optim.SGD
+    """)
+    preload = notebook.capture("train()").preload
+    assert {"torch", "torch.optim", "torch.utils.data", "sklearn.ensemble"} <= set(preload)
+    assert "torch.optim" in notebook.capture("steps.fit()").preload
+    cell = "import torch\nfrom torch.nn import Linear\ntorch.zeros"
+    assert set(notebook.capture(cell).preload) == {"torch", "torch.nn"}, "names of modules only"
+    assert "torch" not in sys.modules
+
+
 # ── failures on the rank ─────────────────────────────────────────────────────────────────────────
 
 

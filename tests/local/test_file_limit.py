@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic import plugins
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.errors import HydrogenError, PlacementError
@@ -69,9 +70,10 @@ def test_a_table_that_is_full_when_results_arrive_ends_the_gang(
 
 
 def test_a_full_table_of_the_kernel_is_named_before_anything_starts() -> None:
-    """By a process that has launched a gang: plug-ins are looked for by the first one."""
+    """Plug-ins are looked for by the first launch of a process, which opens files, too."""
     local_agents.close()  # no warm one, and no hub
     for count in (0, 1, 20, 45):
+        plugins._scanned.cache_clear(), plugins._points.cache_clear(), plugins._made.cache_clear()
         with free_files(count), pytest.raises(PlacementError) as caught:
             hm.launch(plain_ranks.rank, np=2)
         assert "(RLIMIT_NOFILE): close files, or raise the limit with" in str(caught.value)
@@ -84,6 +86,7 @@ import resource
 import psutil
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
 import hydrogen_magic as hm
+from hydrogen_magic import plugins
 from hydrogen_magic.driver.placements import local_agents
 from tests import ranks
 from tests.spark_rig import until

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import pytest
 from hydrogen_magic import capture
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
+from hydrogen_magic.errors import GangStoppedError, HydrogenError, InferError, RankFailedError
 from hydrogen_magic.inference import chunk_queue, kept_parts
 from hydrogen_magic.inference.fingerprints import matching
 from hydrogen_magic.inference.local import infer
@@ -269,6 +270,36 @@ def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:
     run = begin(resume=True)
     assert run.gang.wait(PATIENCE_S) and run.result["y"].to_pylist() == [*range(0, 2 * N_ROWS, 2)]
     assert run.gang.snapshot().rows.resumed
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [({"on_error": "collect"}, str), ({"schema": "y decimal(20,0)"}, Decimal)],
+    ids=["text", "schema"],
+)
+def test_a_run_that_a_type_has_ended_goes_on_with_an_option_for_it(
+    options: dict[str, Any], kind: type, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+
+    def begin(*, resume: bool, **options: Any) -> InferenceRun:
+        captured = capture.capture_call(infer_ranks.drifts, (str(log),), {})
+        given = InferOptions(batch_size=BATCH, **options)
+        return infer(table(), captured, JobSpec(np=NP), given, title="", resume=resume)
+
+    run = begin(resume=False)
+    # The kernel refuses the type, or a rank whose rows have both.
+    with pytest.raises(HydrogenError, match=r"column 'y' as u?int64, but as u?int64"):
+        _ = run.result
+    kept, before = kept_rows(), len(log.read_text().split())
+    assert kept
+    run = begin(resume=True, **options)
+    expected = [2**63 + x if x < 10_000 else -x for x in range(N_ROWS)]
+    assert run.result["y"].to_pylist() == [kind(value) for value in expected]
+    assert run.gang.snapshot().rows.resumed == BATCH * len(kept)
+    assert not kept & {int(row) for row in log.read_text().split()[before:]}
+    if "on_error" in options:
+        assert run.result["error"].null_count == N_ROWS
 
 
 def test_a_module_that_only_one_kernel_has_loaded_is_no_change() -> None:

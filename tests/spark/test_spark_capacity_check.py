@@ -217,6 +217,22 @@ def test_dynamic_allocation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        {"spark__cores__max": "4", "spark__executor__cores": "2"},
+        {"spark__executor__instances": "2"},
+    ],
+)
+def test_no_more_executors_are_awaited_than_the_session_has_asked_for(
+    asked: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the first seconds of a session, when others could still be starting."""
+    session = imagined(monkeypatch, executors((), (), age_s=1), **STANDALONE, **asked)
+    with pytest.raises(PlacementError, match=r"4 slots \(2 executors x 2 cores, 1 core"):
+        capacity(session, JobSpec(np=8))
+
+
+@pytest.mark.parametrize(
     ("seen", "settings", "reason"),
     [
         (executors(()), STANDALONE, "no GPUs known to Spark"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import EndSession
-from hydrogen_magic.node.agent import server
+from hydrogen_magic.node.agent import forkserver, server
 from hydrogen_magic.node.agent.server import AgentServer
 from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
 
@@ -60,3 +62,20 @@ def test_a_gang_is_launched_while_an_ended_session_is_cleaned_up(
     monkeypatch.setattr(server, "RankGroup", lambda *arguments: None)
     monkeypatch.setattr(processes, "end_descendants", end_descendants)
     asyncio.run(launch_meanwhile())
+
+
+def test_the_forkserver_imports_only_what_a_from_import_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`from tool_of_test import main` gets the function: the script of that name is never run by a rank."""
+    package = tmp_path / "tool_of_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("def main(): pass")
+    (package / "main.py").write_text("raise SystemExit('a script')")
+    (package / "part.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("tool_of_test", "tool_of_test.main", "tool_of_test.part"):
+        forkserver._import(name)
+    imported = {name for name in ("main", "part") if sys.modules.pop(f"tool_of_test.{name}", None)}
+    del sys.modules["tool_of_test"]
+    assert imported == {"part"}

@@ -31,6 +31,7 @@ from hydrogen_magic.node.prediction.arrow_copies import written
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
+from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 from tests import infer_data
 from tests.infer_data import write
@@ -988,6 +989,6 @@ def test_files_that_differ_are_named(tmp_path: Path) -> None:
 def test_what_parquet_cannot_hold_is_named(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.parquet", 0, 3)
     interval = pa.array([pa.MonthDayNano([1, 2, 3])] * 3)
-    with pytest.raises(InferError, match="'span'"):
+    with pytest.raises(MisfitError, match="'span'"):
         predicted(rows, lambda chunk: pa.table({"span": interval[: chunk.num_rows]}))
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]

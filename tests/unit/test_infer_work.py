@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import random
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hydrogen_magic.core import events as ev
@@ -209,49 +214,117 @@ def test_categories_that_differ_are_unordered(orders: list[list[str]], is_ordere
     assert known.run(pa.table({"x": range(3)}), 0).columns["y"].type == found.type
 
 
-LATE = [
-    (pa.array([253402214400_000_000], pa.timestamp("us")), pa.array([0], pa.timestamp("ns"))),
-    (pa.array([2**63 + 5], pa.uint64()), pa.array([-1])),
-    (
+LATE = {
+    "times": (
+        pa.array([253402214400_000_000], pa.timestamp("us")),
+        pa.array([0], pa.timestamp("ns")),
+    ),
+    "integers": (pa.array([2**63 + 5], pa.uint64()), pa.array([-1])),
+    "decimals": (
         pa.array([Decimal(10) ** 36], pa.decimal128(38, 0)),
         pa.array([Decimal("0.000001")], pa.decimal128(38, 6)),
     ),
-]
+}
+PAIRS: dict[str, tuple[Any, Any]] = {
+    **LATE,
+    "one number of two": (pa.array([5]), [2**70]),
+    "complex": (pa.array([5]), np.array([[1j, 2]])),
+    "date and time": ([dt.date(2020, 1, 1)], [dt.datetime(2020, 1, 1, 12)]),
+    "large text": (pa.array([1.5]), pa.array(["a"], pa.large_string())),
+    "text views": (pa.array([1.5]), pa.array(["a"], pa.string_view())),
+    "bytes": (["a"], [b"\xff"]),
+    "lists": ([[1]], [["a"]]),
+    "no UTF-8": ([1], ["\ud800"]),
+    "only in memory": ([1], pa.array([pa.MonthDayNano([1, 2, 3])])),
+}
+"""Values without a common type, and some that do not fit into it."""
 
 
-@pytest.mark.parametrize("on_error", ["fail", "collect"])
-@pytest.mark.parametrize(("early", "late"), LATE, ids=["times", "integers", "decimals"])
-def test_values_that_do_not_fit_a_later_type(
-    early: pa.Array, late: pa.Array, on_error: str
+def value_of(column: Any) -> Any:
+    value = column[0]
+    return (
+        value.as_py() if isinstance(value, pa.Scalar) else getattr(value, "tolist", lambda: value)()
+    )
+
+
+def collected(folder: Path, kind: str, columns: list[Any], *, are_known: bool) -> Any:
+    """Return the result of one row per column with collected errors.
+
+    ``are_known``: whether a rank predicts after the columns of the earlier rows are known.
+    """
+    frame = pa.table({"x": range(len(columns))})
+    if kind == "parquet":
+        (folder / "rows").mkdir()
+        for name, rows in (("a", frame.slice(0, 1)), ("b", frame.slice(1))):
+            pq.write_table(rows, folder / "rows" / f"{name}.parquet")
+    source = sources.source(frame if kind == "memory" else folder / "rows")
+    options = InferOptions(batch_size=1, on_error="collect", only=True)
+    book = ChunkQueue(source, source.result(options), options, len(columns))
+    ranks = [Predictor(lambda rows: columns[rows["x"].iloc[0]], options) for _ in columns]
+    chunks = [] if are_known else [next_of(book) for _ in columns]
+    for rank in ranks:
+        chunk = chunks.pop(0) if chunks else next_of(book)
+        if chunk.knows_columns:
+            rank.adopt(book.schema)
+        output = rank.run(chunk.table, chunk.first_row)
+        assert not output.failures
+        book.answer(chunk, output.columns, output.failures)
+    assert book.next() is None
+    result = book.finish()
+    return result if kind == "memory" else pq.read_table(result)
+
+
+@pytest.mark.parametrize("are_known", [True, False], ids=["in turn", "at once"])
+@pytest.mark.parametrize("kind", ["memory", "parquet"])
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["", "reversed"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_if_errors_are_collected_no_type_is_one(
+    pair: str, is_reversed: bool, kind: str, are_known: bool, tmp_path: Path
 ) -> None:
+    """Whether the rank or the kernel sees both types first, and after rows have been written."""
+    early, late = reversed(PAIRS[pair]) if is_reversed else PAIRS[pair]
+    columns = [early, late, early]
+    table = collected(tmp_path, kind, columns, are_known=are_known)
+    assert table["error"].null_count == 3
+    shown = [str(value_of(column)).replace("\ud800", "\\ud800") for column in columns]
+    assert table["prediction"].to_pylist() == shown
+
+
+def test_a_file_that_cannot_have_wider_types_is_as_it_was(tmp_path: Path) -> None:
+    """Of two columns, the one whose written rows do not fit is text, and later rows follow."""
+    early, late = LATE["integers"]
+    columns = [{"y": early, "z": [1]}, {"y": late, "z": [1.5]}, {"y": early, "z": [2]}]
+    table = collected(tmp_path, "parquet", columns, are_known=True)
+    assert table["y"].to_pylist() == [str(2**63 + 5), "-1", str(2**63 + 5)]
+    assert table["z"].to_pylist() == [1.0, 1.5, 2.0]
+
+
+def test_a_column_of_missing_values_has_the_type_of_other_rows() -> None:
+    """pandas gives it a type, which is no reason to refuse rows, nor to make others text."""
+    missing = pd.Series([None], dtype="str"), pd.Series([float("nan")])
+    for options in (InferOptions(batch_size=1), InferOptions(batch_size=1, on_error="collect")):
+        for known, empty in ((pa.array([5]), missing[0]), (pa.array(["a"]), missing[1])):
+            waiting = [known, empty, known]
+            predictor = Predictor(lambda batch, waiting=waiting: waiting.pop(0), options)
+            column = predictor.run(pa.table({"x": [0, 1, 2]}), 0).columns["prediction"]
+            assert column.type == known.type
+            assert column.to_pylist() == [known[0].as_py(), None, known[0].as_py()]
+
+
+@pytest.mark.parametrize(("early", "late"), LATE.values(), ids=LATE)
+def test_values_that_do_not_fit_a_later_type(early: pa.Array, late: pa.Array) -> None:
     """Of another rank, and of the same one."""
     frame = pa.table({"x": [0, 1, 2]})
     source = sources.source(frame)
-    options = InferOptions(batch_size=1, on_error=on_error, only=True)
+    options = InferOptions(batch_size=1, only=True)
     book = ChunkQueue(source, source.result(options), options, 1)
+    book.answer(next_of(book), pa.table({"y": early}), ())
+    with pytest.raises(InferError, match=r"column 'y' as .* for other rows"):
+        book.answer(next_of(book), pa.table({"y": late}), ())
     waiting = [early, late, late]
     predictor = Predictor(lambda batch: waiting.pop(0), options)
-
-    def answer_all() -> pa.Table:
-        for column in (early, late, late):
-            chunk = next_of(book)
-            columns = pa.table({"y": column})
-            if on_error == "collect":
-                columns = columns.append_column("error", pa.nulls(1, pa.string()))
-            book.answer(chunk, columns, ())
-        assert book.next() is None
-        return book.finish()
-
-    if on_error == "fail":
-        with pytest.raises(InferError, match=r"column 'y' as .* for other rows"):
-            answer_all()
-        with pytest.raises(InferError, match=r"rows 0 to 2 .*column 'prediction' as "):
-            predictor.run(frame, 0)
-        return
-    texts = [str(column[0].as_py()) for column in (early, late, late)]
-    assert answer_all()["y"].to_pylist() == texts
-    assert book.widened["y"] == (str(early.type), "string")
-    assert predictor.run(frame, 0).columns["prediction"].to_pylist() == texts
+    with pytest.raises(InferError, match=r"rows 0 to 2 .*column 'prediction' as "):
+        predictor.run(frame, 0)
 
 
 def test_if_errors_are_collected_types_without_a_common_one_become_text() -> None:

@@ -244,6 +244,36 @@ def test_a_later_attempt_replaces_results_only_when_it_sends_some(tmp_path: Path
     assert isinstance(results.value_or_error(1), ResultError)
 
 
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ([(0, 0), (0, 1), (1, 0)], {0: (1, 0)}),
+        ([(0, 0), (0, 1), (1, 1), (1, 0)], {0: (1, 0), 1: (1, 1)}),
+        ([(0, 0), (0, 1), (1, 1), (2, 1)], {0: (0, 0), 1: (0, 1)}),
+        ([(0, 1), (0, 2), (1, 2)], {2: (1, 2)}),
+        ([(0, 1), (2, 0)], {0: (2, 0)}),
+    ],
+    ids=["first rank", "all", "others", "never the first", "only the first"],
+)
+def test_results_are_of_one_attempt(
+    sent: list[tuple[int, int]], kept: dict[int, tuple[int, int]], tmp_path: Path
+) -> None:
+    """The first rank's results are what a cell is run for: its values for other ranks are of no use alone.
+
+    ``sent``: attempt and rank of each result, in order; ``kept``: those to be loaded, by their rank.
+    """
+    results = GangResults("3f2a", tmp_path)
+    for attempt, rank in sent:
+        value = {CELL_VALUE: (attempt, rank)}
+        results.add(rank, attempt, ResultPart(CELL_VALUE), packed(value)[CELL_VALUE])
+    note = results.save(has_succeeded=False, n_attempts=4)
+    (attempt,) = {attempt for attempt, _ in kept.values()}
+    assert f"(the value) of attempt {attempt + 1} are saved" in note
+    saved = SavedResults("3f2a", tmp_path)
+    found = {rank: saved.value(rank) for rank in range(3) if saved.of(rank).parts}
+    assert found == kept
+
+
 def sent_by(first: int, results: GangResults) -> GangResults:
     """Have all ranks from ``first`` to rank 2 send their number."""
     for rank in range(first, 3):
@@ -265,7 +295,7 @@ def test_results_of_every_rank_are_saved_after_a_failure(
     results = sent_by(first, GangResults("3f2a", tmp_path, first))
     where = " are saved in the run log; load them with hydrogen_magic.load_results"
     text = f"the results of {note.format(where)}"
-    assert results.save(has_succeeded=False, is_complete=True) == text == results.saved_note
+    assert results.save(has_succeeded=False) == text == results.saved_note
     assert not results.are_worth_saving(False) and results.nbytes == 0, "nothing is held twice"
     saved = SavedResults("3f2a", tmp_path)
     assert [saved.value(rank) for rank in range(first, 3)] == [*range(first, 3)]
@@ -307,7 +337,7 @@ def test_results_for_which_the_disk_has_no_space(
         save(parts, path)
 
     monkeypatch.setattr(result_stream, "save", fails_for_rank_1)
-    saved, lost = results.save(has_succeeded=False, is_complete=True).split("log; ")
+    saved, lost = results.save(has_succeeded=False).split("log; ")
     assert saved.startswith("the results of ranks 0 and 2 (the value) are saved in the run ")
     calls, _, not_saved = lost.partition("; ")
     assert calls.endswith("('3f2a') and hydrogen_magic.load_results('3f2a', 2)")

@@ -11,11 +11,9 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.errors import PlacementError
 
-IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo"}
-"""Module -> what it imports when it is used: an optimizer does that when it is created, for over a second
-in each rank."""
 PRELOADED_WHEN_IDLE = tuple(IMPORTED_ON_FIRST_USE.values())
 _LIBRARY = sysconfig.get_path("stdlib")
 

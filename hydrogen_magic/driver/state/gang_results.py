@@ -25,11 +25,8 @@ LOST = "lost"
 class RankResults:
     """The results of one rank: its value and the ``--out`` variables. Unpickled on first use."""
 
-    def __init__(
-        self, rank: int, parts: Sequence[tuple[msg.ResultPart, Payload]], attempt: int = 0
-    ) -> None:
+    def __init__(self, rank: int, parts: Sequence[tuple[msg.ResultPart, Payload]]) -> None:
         self.rank = rank
-        self.attempt = attempt
         self.parts = list(parts)
         self.nbytes = sum(section.nbytes for _, section in parts)
         """Size of all that arrived."""
@@ -65,6 +62,11 @@ class RankResults:
     def key_of_value(self) -> str:
         """The name of the value among all results that are loaded from the run log."""
         return CELL_VALUE if "_" in self.names else "_"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all parts are here: the value comes last."""
+        return any(part.name == CELL_VALUE for part, _ in self.parts)
 
     def is_worth_saving(self, has_succeeded: bool) -> bool:
         """Whether the notebook may need these results from the run log."""
@@ -189,7 +191,10 @@ def _text_of(sent: Sequence[_Sent]) -> str:
 
 
 class GangResults:
-    """The results of all ranks, from the newest attempt that sent any."""
+    """The results of all ranks, all from one attempt.
+
+    It is the newest in which the first rank sent some, or, if it never did, the newest in which any rank did.
+    """
 
     _not_saved = "kept in this kernel's memory only"
     """What becomes of results that cannot be saved."""
@@ -201,14 +206,19 @@ class GangResults:
         self._gang_id = gang_id
         self._folder = folder
         self._first_rank = first_rank
+        self._attempt = 0
         self._ranks: dict[int, RankResults] = {}
+        self._newer: tuple[int, dict[int, RankResults]] = 0, self._ranks
+        """The newest attempt, and its results, which may become those of the gang."""
 
     def add(self, rank: int, attempt: int, part: msg.ResultPart, section: Payload) -> None:
-        """Store a part that has arrived; results of earlier attempts of this rank are dropped."""
-        known = self._ranks.get(rank)
-        if known is None or known.attempt != attempt:
-            known = self._ranks[rank] = RankResults(rank, [], attempt)
-        known.add(part, section)
+        """Store a part that has arrived; the results of an earlier attempt may be dropped."""
+        if attempt != self._newer[0]:
+            self._newer = attempt, {}
+        ranks = self._newer[1]
+        ranks.setdefault(rank, RankResults(rank, [])).add(part, section)
+        if rank == self._first_rank or self._first_rank not in self._ranks:
+            self._attempt, self._ranks = attempt, ranks
 
     def of(self, rank: int) -> RankResults:
         """Return the results of ``rank``, possibly none."""
@@ -234,20 +244,20 @@ class GangResults:
         ranks = [self._first_rank] if has_succeeded else sorted(self._ranks)
         return [rank for rank in ranks if self.of(rank).is_worth_saving(has_succeeded)]
 
-    def save(self, has_succeeded: bool, *, is_complete: bool = False) -> str:
+    def save(self, has_succeeded: bool, n_attempts: int = 1) -> str:
         """Save results in the run log if the notebook may not get all of them.
 
         After a failure or a stop those of every rank that has sent some; of incomplete results those of the
-        first rank. Returns a sentence about it, empty if there is nothing to save. ``is_complete``: all
-        results of the first rank arrived before a failure.
+        first rank. Returns a sentence about it, empty if there is nothing to save, which names the attempt
+        if there were several.
         """
         if not self.are_worth_saving(has_succeeded):
             return self.saved_note
+        self._newer = self._attempt, self._ranks
         found: dict[str, list[_Sent]] = {}
         for rank in self._worth_saving(has_succeeded):
             results = self.of(rank)
-            # The value, which comes last, is all that other ranks send.
-            is_all = is_complete or rank != self._first_rank
+            is_all = results.has_ended and not (has_succeeded and rank == self._first_rank)
             sent = _Sent(rank, ", ".join(map(label, results.names)), is_all)
             try:
                 result_stream.save(results.parts, saved_path(self._folder, rank))
@@ -259,12 +269,13 @@ class GangResults:
                     del self._ranks[rank]  # before the next one is read: these are memory files
             if sent.names:  # else there are only the reasons why nothing was sent
                 found.setdefault(where, []).append(sent)
-        self.saved_note = "; ".join(self._note(where, sent) for where, sent in found.items())
+        of = f" of attempt {self._attempt + 1}" if n_attempts > 1 and not has_succeeded else ""
+        self.saved_note = "; ".join(self._note(where, sent, of) for where, sent in found.items())
         return self.saved_note
 
-    def _note(self, where: str, sent: Sequence[_Sent]) -> str:
+    def _note(self, where: str, sent: Sequence[_Sent], of: str) -> str:
         """Return a sentence about results that are in one place."""
-        note = f"{_text_of(sent)} are {where}"
+        note = f"{_text_of(sent)}{of} are {where}"
         if where.startswith(LOST):
             return note
         calls = [self._load_call(one.rank) for one in sent]

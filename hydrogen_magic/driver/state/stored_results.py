@@ -45,10 +45,10 @@ class StoredResults(GangResults):
     def are_worth_saving(self, has_succeeded: bool) -> bool:
         return bool(self._ranks) if has_succeeded else super().are_worth_saving(False)
 
-    def save(self, has_succeeded: bool, *, is_complete: bool = False) -> str:
+    def save(self, has_succeeded: bool, n_attempts: int = 1) -> str:
         """Save the results of all ranks."""
         if not has_succeeded:
-            return super().save(False, is_complete=is_complete)
+            return super().save(False, n_attempts)
         for n_failed, _ in enumerate(attempts(self._folder), 1):
             problem = self._try_to_store()
             if not problem:

@@ -151,7 +151,10 @@ def _preload(names: Sequence[str]) -> msg.ModulesPreloaded:
 def _import(name: str) -> None:
     """Import a module; standard-library modules from there, even if a file of the same name shadows them."""
     if name.partition(".")[0] not in sys.stdlib_module_names:
-        importlib.import_module(name)
+        package, _, attribute = name.rpartition(".")
+        # `from a import b` of a rank imports a.b only if a has no b of its own.
+        if not package or not hasattr(importlib.import_module(package), attribute):
+            importlib.import_module(name)
         return
     theirs = sys.path[:]
     sys.path[:] = _safe_path

@@ -57,6 +57,13 @@ def has_null_type(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or any(map(has_null_type, parts))
 
 
+def is_undecided(kind: pa.DataType) -> bool:
+    """Return whether a type is null or a struct without fields, or has such a part: values may show more."""
+    parts = (kind.field(place).type for place in range(kind.num_fields))
+    is_empty = pa.types.is_struct(kind) and not kind.num_fields
+    return pa.types.is_null(kind) or is_empty or any(map(is_undecided, parts))
+
+
 def is_ordered(kind: pa.DataType) -> bool:
     """Return whether values are ordered categories."""
     return pa.types.is_dictionary(kind) and bool(kind.ordered)

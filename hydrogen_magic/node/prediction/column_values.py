@@ -31,15 +31,20 @@ def is_single(value: Any) -> bool:
     return not (hasattr(value, "shape") or is_column)
 
 
-def array_from(value: Any, n_rows: int, name: str, field: pa.Field | None) -> pa.Array:
+def array_from(
+    value: Any, n_rows: int, name: str, field: pa.Field | None, *, as_text: bool = False
+) -> pa.Array:
     """Return column ``name`` as an array of any length.
 
-    ``field``: the column in the schema so far, if known. Raises MisfitError if Arrow has no type for the
-    values.
+    ``field``: the column in the schema so far, if known. ``as_text``: return values for which Arrow has no
+    type as text. Raises MisfitError for other such values.
     """
     try:
         return _with_wide_indices(_array(value, n_rows, field))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        texts = _texts(value) if as_text else None
+        if texts is not None:
+            return texts
         dtype = getattr(value, "dtype", None)
         shown = describe(value) if dtype is None else f"{describe(value)} of {dtype}"
         raise MisfitError(
@@ -71,6 +76,33 @@ def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         return column
     chunks = column.chunks or [pa.array([], column.type)]
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+
+
+def _texts(column: Any) -> pa.Array | None:
+    """Return the text of each value, None if this is no column or a value has no text of its own."""
+    if is_a(column, "torch", "Tensor"):
+        column = of_tensor(column)
+    if hasattr(column, "__array__") and hasattr(column, "tolist"):
+        column = column.tolist()  # NumPy shortens the text of an array
+    if not isinstance(column, (list, tuple, range)) or not all(map(_has_text, column)):
+        return None
+    texts = (None if _is_missing(value) else str(value) for value in column)
+    # Not every text of Python is valid in UTF-8.
+    return pa.array(
+        [None if text is None else text.encode("utf-8", "backslashreplace") for text in texts],
+        pa.binary(),
+    ).cast(pa.string())
+
+
+def _has_text(value: Any) -> bool:
+    """Return whether its class says how it is shown, other than by its place in memory."""
+    kind: Any = type(value)
+    return kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
+
+
+def _is_missing(value: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return value is None or (pandas is not None and pandas.isna(value) is True)
 
 
 # ── by library ───────────────────────────────────────────────────────────────────────────────────

@@ -39,6 +39,8 @@ def columns_of(
     index: Any = None,
     known: pa.Schema | None = None,
     only: str | None = None,
+    *,
+    as_text: bool = False,
 ) -> dict[str, pa.Array]:
     """Return the columns of the value that ``predict`` returned for a batch of ``n_rows`` rows.
 
@@ -48,6 +50,7 @@ def columns_of(
         index: The pandas index of the batch, if it has one.
         known: The schema so far, for values whose shape alone is ambiguous.
         only: The name of the only column of ``--schema``: one column gets it, whatever its own name is.
+        as_text: Whether a column is text if its values have no common type.
 
     Raises MisfitError if the value does not have such columns.
     """
@@ -69,7 +72,7 @@ def columns_of(
     columns = {}
     for name, part in named:
         whole = [part] * n_rows if name in singles else in_order(part, index)
-        columns[name] = array_from(whole, n_rows, name, fields.get(name))
+        columns[name] = array_from(whole, n_rows, name, fields.get(name), as_text=as_text)
         _check_rows(len(columns[name]), n_rows, part, f" in column {name!r}")
     return columns
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.chunking import side_by_side
 from hydrogen_magic.node.prediction.fixed_types import fixed, with_reasons
-from hydrogen_magic.node.prediction.schema_unify import fit_table
+from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit_table
 
 PART = ".part"
 """End of the name of a complete file."""
@@ -76,7 +76,11 @@ def read(path: str, config: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
     for batch in _batches(path):
         table = pa.Table.from_batches([batch])
         own = table.select(config["kept"])
-        added, misfits = fixed(fit_table(table.drop(config["kept"]), predicted), of_spark)
+        try:
+            fitted = fit_table(table.drop(config["kept"]), predicted)
+        except MisfitError as error:
+            raise InferError(str(error)) from None
+        added, misfits = fixed(fitted, of_spark)
         if misfits and config["options"]["on_error"] == "fail":
             raise InferError(next(iter(misfits.values())))
         yield from side_by_side(own, with_reasons(added, misfits)).to_batches()

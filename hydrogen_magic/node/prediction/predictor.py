@@ -33,7 +33,14 @@ from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
 from hydrogen_magic.node.prediction.outputs import PREDICTION, columns_of
 from hydrogen_magic.node.prediction.own_columns import OwnColumns
 from hydrogen_magic.node.prediction.row_labels import first_row_text, rows_text
-from hydrogen_magic.node.prediction.schema_unify import MisfitError, check_columns, fit, joined
+from hydrogen_magic.node.prediction.schema_unify import (
+    MisfitError,
+    as_text,
+    check_columns,
+    fit,
+    joined,
+    types_of,
+)
 
 _MAX_FAILURES = 256
 """Failed calls in a row by which the remaining rows of a batch count as failed, too."""
@@ -201,7 +208,9 @@ class Predictor:
     def _columns(self, value: Any, rows: _Rows, first_row: int, index: Any) -> _Columns:
         """Return the columns of a returned value, without those of the frame that it has unchanged."""
         value = self._own.without_unchanged(value, rows, first_row, index)
-        columns = columns_of(value, rows.num_rows, index, self.schema, self._only)
+        columns = columns_of(
+            value, rows.num_rows, index, self.schema, self._only, as_text=self._may_be_text
+        )
         changed = self._own.drop_unchanged(columns, rows, first_row)
         if changed:
             self._checked(lambda: self._options.check_names(changed, rows.schema.names))
@@ -226,11 +235,17 @@ class Predictor:
         found = pa.schema([(name, array.type) for name, array in columns.items()])
         if found == self.schema:
             return columns
-        merged = self._joined(self.schema, found)
-        is_declared = self._options.schema is not None
-        fitted = {
-            field.name: fit(columns[field.name], field, is_declared=is_declared) for field in merged
-        }
+        merged = self._joined(self.schema, types_of(pa.table(columns), self.schema))
+        is_declared, may_be_text = self._options.schema is not None, self._may_be_text
+        fitted = {}
+        for name in merged.names:
+            try:
+                fitted[name] = fit(columns[name], merged.field(name), is_declared=is_declared)
+            except MisfitError as error:
+                if not may_be_text:
+                    raise
+                merged = as_text(merged, error)
+                fitted[name] = fit(columns[name], merged.field(name), is_declared=False)
         is_first, self.schema = self.schema is None, merged
         if is_first:
             self._check_names(rows.schema.names)
@@ -240,7 +255,12 @@ class Predictor:
         if known is not None and self._options.schema is not None:
             check_columns(known.names, found.names)
             return known
-        return joined(known, found, as_text=self._options.collects)
+        return joined(known, found, as_text=self._may_be_text)
+
+    @property
+    def _may_be_text(self) -> bool:
+        """Whether a column becomes text if its values have no common type."""
+        return self._options.collects and self._options.schema is None
 
     def _check_names(self, frame_names: list[str]) -> None:
         """Raise InferError if a predicted column has the name of another one."""
@@ -274,12 +294,11 @@ class Predictor:
         try:
             return pa.chunked_array(self._column(parts, field), field.type)
         except MisfitError as error:
-            if not self._options.collects:
+            if not self._may_be_text:
                 where = rows_text(self._rows[0], self._rows[-1])
                 raise InferError(f"{where} (counted from 0): {error}") from None
-        text = field.with_type(pa.string())
-        self.schema = self.schema.set(self.schema.get_field_index(field.name), text)
-        return self._whole_column(parts, text)
+            self.schema = as_text(self.schema, error)
+        return self._whole_column(parts, self.schema.field(field.name))
 
     def _column(self, parts: list[_RowRange], field: pa.Field) -> Iterator[pa.Array]:
         """Yield the arrays of one column: one for each group of buffered parts, and for each other part."""

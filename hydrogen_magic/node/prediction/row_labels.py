@@ -76,7 +76,9 @@ def _clipped(text: str) -> str:
 
 def widened_text(name: str, first: str, final: str) -> str:
     """Return a message about a column whose first rows have another type than its result."""
+    is_rounded = first.endswith("int64") and final == "double"
+    rounded = ", which rounds integers above 2**53" if is_rounded else ""
     return (
-        f"column {name!r} is {final}, since predict returned {first} for the first rows and another type for"
-        " others: set its type with --schema"
+        f"column {name!r} is {final}{rounded}, since predict returned {first} for the first rows and another"
+        " type for others: set its type with --schema"
     )

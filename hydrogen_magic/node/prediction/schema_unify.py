@@ -1,10 +1,10 @@
 """One schema for all outputs: it becomes wide enough for each of them, in whatever order they come.
 
 Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. Categories in
-different orders have none. A column of
-nulls has the type ``null`` until a batch shows another one, also inside lists and structs. Other types that
-differ are refused; if errors are collected, the column becomes text instead. With ``--schema`` the types are
-fixed: numbers are converted if they are in range, and rounded for ``float``.
+different orders have none. A column of nulls has the type ``null`` until a batch shows another one, also
+inside lists and structs. Other types that differ are refused, and so are values that do not fit the wider
+type; if errors are collected, the column becomes text instead. With ``--schema`` the types are fixed: numbers
+are converted if they are in range, and rounded for ``float``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import arrays_inside, family, in_utc, unordered
 from hydrogen_magic.node.prediction.column_names import listed
 
@@ -23,8 +22,17 @@ _NESTED = ("list", "map", "struct")
 _DECIMAL_DIGITS = 38
 
 
+_WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""Types for the same values that Arrow casts to others of their family."""
+
+
 class MisfitError(Exception):
     """An output does not fit; the caller adds which rows it was for."""
+
+    def __init__(self, text: str, column: str | None = None) -> None:
+        super().__init__(text)
+        self.column = column
+        """The column whose values do not fit its type, None if something else is wrong."""
 
 
 # ── two schemas ──────────────────────────────────────────────────────────────────────────────────
@@ -44,9 +52,45 @@ def joined(known: pa.Schema | None, found: pa.Schema, *, as_text: bool = False) 
         if field.type != other:
             kind = _joined_type(field.type, other)
             if kind is None and not as_text:
-                raise MisfitError(_refusal(field, other))
-            known = known.set(place, field.with_type(kind or pa.string()))
+                raise MisfitError(_refusal(field, other), field.name)
+            kind = _text_for(field.type, other) if kind is None else kind
+            known = known.set(place, field.with_type(kind))
     return known
+
+
+def types_of(columns: pa.Table, known: pa.Schema | None) -> pa.Schema:
+    """Return the types of ``columns``, null for a column of nulls that has no type in common with ``known``.
+
+    pandas gives a column of missing values a type, which says nothing about other rows.
+    """
+    found = columns.schema
+    if known is None or found.equals(known):
+        return found
+    for place, field in enumerate(found):
+        known_at = known.get_field_index(field.name)
+        is_empty = columns.column(place).null_count == columns.num_rows
+        if (
+            known_at >= 0
+            and is_empty
+            and _joined_type(known.field(known_at).type, field.type) is None
+        ):
+            found = found.set(place, field.with_type(pa.null()))
+    return found
+
+
+def as_text(schema: pa.Schema, misfit: MisfitError) -> pa.Schema:
+    """Return ``schema`` with text for the column that does not fit, whose values are text then.
+
+    Raises ``misfit`` if that is no remedy.
+    """
+    place = -1 if misfit.column is None else schema.get_field_index(misfit.column)
+    if place < 0 or family(schema.field(place).type) == "text":
+        raise misfit
+    return schema.set(place, schema.field(place).with_type(pa.string()))
+
+
+def _text_for(*kinds: pa.DataType) -> pa.DataType:
+    return pa.large_string() if pa.large_string() in kinds else pa.string()
 
 
 def check_columns(known: list[str], found: list[str]) -> None:
@@ -62,14 +106,21 @@ def check_columns(known: list[str], found: list[str]) -> None:
 
 def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
     """Return the narrowest type for the values of both, None if there is none."""
+    known, found = (_WITHOUT_VIEWS.get(kind, kind) for kind in (known, found))
     kinds = family(known), family(found)
+    if known == found or kinds[1] == "null":
+        return known
+    if kinds[0] == "null":
+        return found
     if "dictionary" in kinds and kinds[0] != kinds[1]:
         return _joined_type(_decoded(known), _decoded(found))
     if kinds == ("dictionary", "dictionary") and known.ordered != found.ordered:
         return _joined_type(unordered(known), unordered(found))
-    if kinds[0] != kinds[1] and "null" not in kinds:
+    if kinds[0] != kinds[1]:
         if not set(kinds) <= set(_NUMBERS):
             return None
+        if set(kinds) == {"decimal", "float"}:
+            return pa.float64()
         known, found = (pa.int8() if pa.types.is_boolean(kind) else kind for kind in (known, found))
     try:
         schemas = [pa.schema({"": kind}) for kind in (known, found)]
@@ -88,11 +139,11 @@ def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
 # ── conversion ───────────────────────────────────────────────────────────────────────────────────
 
 
-def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def fit_table(table: pa.Table, schema: pa.Schema, *, is_declared: bool = False) -> pa.Table:
     """Return ``table`` with the columns of ``schema`` in its order; missing ones are null.
 
-    For outputs that a rank made before it knew the whole schema. Raises InferError with the column and
-    both types.
+    For outputs that a rank made before it knew the whole schema; ``is_declared`` as in :func:`fit`. Raises
+    MisfitError with the column and both types.
     """
     if table.schema.equals(schema):
         return table
@@ -101,11 +152,9 @@ def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if field.name not in table.column_names:
             columns.append(pa.nulls(table.num_rows, field.type))
             continue
-        column = table.column(field.name)
-        try:
-            chunks = [fit(chunk, field, is_declared=False) for chunk in column.chunks]
-        except MisfitError as error:
-            raise InferError(str(error)) from None
+        chunks = [
+            fit(chunk, field, is_declared=is_declared) for chunk in table.column(field.name).chunks
+        ]
         columns.append(pa.chunked_array(chunks, field.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -118,9 +167,9 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
     found, wanted = array.type, field.type
     if found == wanted:
         return array
-    if pa.types.is_null(found):
+    if array.null_count == len(array):
         return pa.nulls(len(array), wanted)
-    if not is_declared and family(wanted) == "text" != family(found):
+    if not is_declared and family(wanted) == "text":
         return _text(array, wanted)
     detail = ""
     # The order of a struct's fields is that of the first type.
@@ -129,11 +178,11 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
             return _cast(array, wanted, rounds=not is_declared)
         except pa.ArrowException as error:
             detail = f" ({error})"
-    raise MisfitError(_refusal(field, found, detail, is_declared))
+    raise MisfitError(_refusal(field, found, detail, is_declared), field.name)
 
 
 def _text(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if pa.types.is_dictionary(array.type):
+    if family(_decoded(array.type)) == "text":
         return array.cast(wanted)
     return pa.array([None if value is None else str(value) for value in array.to_pylist()], wanted)
 

@@ -178,7 +178,8 @@ def _is_settled(seen: ExecutorList, settings: SessionSettings) -> bool:
     """True if no more executors are expected."""
     if settings.is_local:
         return True
-    if settings.n_executors is not None and len(seen.executors) >= settings.n_executors:
+    expected = settings.expected_executors
+    if expected is not None and len(seen.executors) >= expected:
         return True
     # A lost one is restarted, as slowly as the first.
     return seen.at_s - seen.changed_at_s > (_SETTLED_S if seen.executors else _FIRST_S)
