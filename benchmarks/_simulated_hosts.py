@@ -166,6 +166,7 @@ class FakeHost:
                 self._ship_logs()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._over.wait(), _BATCH_S)
+        self._ship_logs()
 
     def _ship_logs(self) -> None:
         assert self._request is not None

@@ -100,7 +100,7 @@ class SimulatedHosts(HostProvider):
     async def release(self) -> None:
         for process in self._running:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def _started(boot: object, hosts: Sequence[int]) -> subprocess.Popen[str]:

@@ -282,6 +282,7 @@ class Place:
     """Command that runs the rest of its arguments there."""
     n_gpus: int = GPUS
     """That the worker says it has."""
+    n_cores: int = CORES
 
 
 GPU_OPTIONS = {"spark.executor.resource.gpu.amount": "2"}
@@ -314,9 +315,8 @@ class Standalone:
                 "master", "master.Master", r"Starting Spark master at (\S+)", Place(site.address)
             )
             self.url = self.master.ready()
-            for place in places:
-                self._add_worker(place)
-            for worker in self.workers:
+            added = [self.add_worker(place) for place in places]
+            for worker in added:
                 worker.ready()
         except BaseException:
             self.close()
@@ -349,15 +349,24 @@ class Standalone:
         ]  # fmt: skip
         return Daemon(command, folder / "spark.log", environment, says)
 
-    def _add_worker(self, place: Place) -> None:
+    def add_worker(self, place: Place = Place()) -> Daemon:
+        """Start a worker, which registers itself; return its JVM."""
         name = f"worker-{len(self.workers)}"
         worker = self._start(
             name, "worker.Worker", r"Successfully registered with master (\S+)", place,
-            "--cores", str(CORES), "--memory", "8g",
+            "--cores", str(place.n_cores), "--memory", "8g",
             "--work-dir", str(self.folder / f"{name}-work"),
             "--properties-file", str(self._report_gpus(name, place.n_gpus)), self.url,
         )  # fmt: skip
         self.workers.append(worker)
+        return worker
+
+    def kill_worker(self, worker: Daemon) -> None:
+        """Kill a worker and its executors, as when their machine is lost."""
+        lost = [p.pid for p in processes.processes() if p.ppid == worker.pid]
+        worker.end()
+        for pid in lost:
+            processes.send_signal(pid, signal.SIGKILL)
 
     def executors(self) -> list[int]:
         """Return the pids of the executors that run now."""

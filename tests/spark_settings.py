@@ -1,4 +1,4 @@
-"""A notebook's process whose session has settings that its ranks inherit; see ``test_spark_settings``.
+"""A notebook's process with a session whose settings matter to its ranks; see ``test_spark_settings``.
 
 ``python -m tests.spark_settings MASTER NAME`` prints one line of JSON.
 """
@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from typing import Any
 
 import hydrogen_magic as hm
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, free_slots
 from tests import leaks, plain_ranks, spark_ranks, spark_rig
-from tests.gangs import ended, failure_of
+from tests.gangs import ended, failure_of, wait_until
 from tests.shells import loaded_shell
 from tests.spark_gangs import launch
 
 ANSWER = "settings: "
+ANY = ClusterCapacity(None, False, None)
+HANG_S = 30.0
+"""How long ranks have to start whose Python never does, and other Pythons on a busy machine do."""
 
 
 def many(spark: Any) -> dict[str, Any]:
@@ -71,13 +79,46 @@ def modules(spark: Any) -> dict[str, Any]:
     return {"found": answers.result, "refused": str(refused)}
 
 
+def hangs(spark: Any) -> dict[str, Any]:
+    """Return how a gang ends, and how others fare, where Python never starts on one executor of two.
+
+    The gang has waited before: Java has held slots for a while.
+    """
+    holds = "java_method('java.lang.Thread', 'sleep', 5000L)"
+    busy = threading.Thread(target=spark.range(0, 3, 1, 3).selectExpr(holds).collect)
+    busy.start()
+    wait_until(lambda: free_slots(sessions.find(), ANY) == 1)
+    gang = launch(plain_ranks.parent, np=4, start_timeout=HANG_S)
+    error = failure_of(gang)
+    busy.join()
+    events = gang.events()
+    queued = [event for event in events if isinstance(event, ev.Queued)]
+    failed_s = next(event.at_s for event in events if isinstance(event, ev.RankFailed))
+    return {
+        "gang": gang.id,
+        "queued": [(event.have, event.waits_for) for event in queued],
+        "late_s": failed_s - queued[-1].at_s,
+        "report": error.report,
+        "few": ended(launch(plain_ranks.rank, np=2)).results,
+        "many": str(error_of(launch(plain_ranks.rank, np=4, wait=3))),
+    }
+
+
+def error_of(gang: Gang) -> hm.errors.HydrogenError:
+    try:
+        ended(gang).raise_for_state()
+    except hm.errors.HydrogenError as error:
+        return error
+    raise AssertionError("it succeeded")
+
+
 def main(master: str, name: str) -> None:
     from pyspark.sql import SparkSession
 
     leaks.mark_session()
     spark = SparkSession.builder.master(master).getOrCreate()
-    spark_rig.wait_for_executors(spark, 2 if name == "many" else 1)
-    answer = {"many": many, "packed": packed, "modules": modules}[name](spark)
+    spark_rig.wait_for_executors(spark, 2 if name in ("many", "hangs") else 1)
+    answer = {"many": many, "packed": packed, "modules": modules, "hangs": hangs}[name](spark)
     local_agents.close()
     spark.stop()
     print(f"{ANSWER}{json.dumps(answer)}", flush=True)

@@ -917,6 +917,17 @@ def test_the_result_of_a_run_holds_late_values(spark: Any, on_error: str) -> Non
 
 
 @mostly_on_classic
+def test_a_run_reports_a_version_of_spark_that_was_not_tested(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sessions._versions, sessions.of(spark.range(1)).application, "4.99.0")
+    run = launched(spark, TWICE, 100)
+    assert run.gang.wait(PATIENCE_S)
+    run.result.unpersist()
+    assert "Spark 4.99.0 is newer than" in run.gang.snapshot().notices[0].text
+
+
+@mostly_on_classic
 def test_the_result_of_a_run_has_the_frames_columns_as_they_are(spark: Any) -> None:
     frame = spark.sql(EVERY_TYPE)
     options = InferOptions(replace=("id",))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,14 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     capacity,
     free_slots,
 )
-from hydrogen_magic.driver.placements.spark.executors import Executor, ExecutorList, roster
+from hydrogen_magic.driver.placements.spark.executors import (
+    Executor,
+    ExecutorList,
+    executors_of_tasks,
+    other_jobs,
+    roster,
+    running_tasks,
+)
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import PlacementError
@@ -64,7 +72,8 @@ def sleep() -> Callable[[Any], Any]:
 
 
 def test_gpus_by_a_profile(classic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surveys, "_SETTLED_S", 0.0)  # the executors may have just started
+    for limit in ("_SETTLED_S", "_FIRST_S"):  # executors may have just started, or been replaced
+        monkeypatch.setattr(surveys, limit, 0.0)
     session = sessions._session(classic)
     found = capacity(session, JobSpec(np=4, gpu=True))
     assert (found.slots, found.gpus, found.notes) == (4, True, ())
@@ -140,6 +149,19 @@ def test_a_connect_server_is_asked_by_its_ui(connect: Any) -> None:
         "np 8, local[4] has 4 slots (4 cores, 1 core per task): use `--np 4`, or start the "
         "session with master local[8]"
     )
+
+
+def test_the_jobs_of_a_connect_session_are_those_of_its_ui(connect: Any) -> None:
+    session = sessions._session(connect)
+    spark_rig.until(lambda: roster(session, 5.0) is not None, PATIENCE_S)
+    running = threading.Thread(target=_run_until_cancelled, args=(session,), daemon=True)
+    running.start()
+    spark_rig.until(lambda: running_tasks(session, "busy") == 2, PATIENCE_S)
+    assert running_tasks(session, "other") == 0
+    assert not other_jobs(session, "busy") and list(other_jobs(session, "other").values()) == [2]
+    assert executors_of_tasks(session, "busy").keys() == {0, 1}
+    session.cancel("busy")
+    running.join(PATIENCE_S)
 
 
 def test_what_never_fits_is_refused_while_executors_are_still_coming(
@@ -285,6 +307,16 @@ def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.Monk
     assert capacity(imagined(monkeypatch, young, **bounded), JobSpec(np=3)).slots is None
 
 
+def test_a_lost_executor_is_waited_for_as_long_as_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for is_lost, age_s, waits in ((True, 1, True), (True, 45, True), (False, 45, False)):
+        seen = replace(executors((), age_s=age_s), has_lost=is_lost)
+        session = imagined(monkeypatch, seen, **STANDALONE)
+        with nullcontext() if waits else pytest.raises(PlacementError, match="has 2 slots"):
+            assert capacity(session, JobSpec(np=4)).slots is None
+
+
 def test_a_gang_with_a_limit_waits_for_executors_that_may_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -307,19 +339,6 @@ def test_a_gang_with_a_limit_waits_for_executors_that_may_come(
     one_each = {**WITH_GPUS, "spark__task__resource__gpu__amount": "1"}
     gpus = imagined(monkeypatch, executors(("0", "1")), **one_each)
     assert capacity(gpus, replace(waits, gpu=True)).gpus
-
-
-def test_what_a_gang_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the jobs, which only a classic session knows."""
-    for settings, expected in (
-        ({"spark__executor__instances": "3"}, "1 of 3 executors so far"),
-        ({"spark__cores__max": "8", "spark__executor__cores": "2"}, "1 of 4 executors so far"),
-        ({"spark__cores__max": "2", "spark__executor__cores": "2"}, "1 executor"),
-        ({}, "1 executor"),
-    ):
-        session = imagined(monkeypatch, executors(()), **STANDALONE, **settings)
-        assert surveys.waits_for(session, "") == expected
-    assert surveys.waits_for(imagined(monkeypatch, None, **STANDALONE), "") == ""
 
 
 def test_an_application_without_executors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,16 +169,20 @@ def press_kill(ui: str) -> None:
 @pytest.mark.exhaustive
 def test_the_jobs_of_gangs_succeed_on_a_busy_machine(spark: Any) -> None:
     """Tasks take seconds to return there, and would fail if they were cancelled meanwhile."""
+    workers = spark_rig.process_ids(spark, 4)
     with busy_processors():
-        gangs = [launch(ranks.gather, np=2) for _ in range(2)]
-        assert [ended(gang).result for gang in gangs] == [[0, 1], [0, 1]]
-        wait_until(lambda: set(job_states(spark, gangs)) == {"SUCCEEDED"})
+        gangs = [ended(launch(spark_ranks.where, np=2)) for _ in range(2)]
+        first, second = ([rank["agent"] for rank in gang.result] for gang in gangs)
+        assert len(first) == 2 and second == first, "the second gang is warm"
+        wait_until(lambda: "RUNNING" not in job_states(spark, gangs))
+        assert job_states(spark, gangs) == ["SUCCEEDED"] * 2
+    assert set(alive(workers)) == set(workers)
 
 
 @contextmanager
 def busy_processors() -> Iterator[None]:
-    """Have four processes compete for each processor."""
-    count = 4 * len(os.sched_getaffinity(0))
+    """Have five processes compete for each processor."""
+    count = 5 * len(os.sched_getaffinity(0))
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -10,20 +9,20 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote import host_tasks
-from hydrogen_magic.driver.placements.spark import hosts
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
+from hydrogen_magic.driver.placements.spark.executors import running_tasks
 from hydrogen_magic.errors import GangStoppedError, PlacementError
+from hydrogen_magic.views.text_table import gang_lines
 from tests import leaks, plain_ranks, ranks, spark_ranks, spark_rig
 from tests.documented import covers
 from tests.gangs import PATIENCE_S, ended, until, wait_until, wait_until_gone
@@ -194,6 +193,18 @@ def test_python_workers_and_their_environment_stay_unchanged(spark: Any) -> None
     assert environments(spark) == before
 
 
+def test_a_version_that_was_not_tested_is_shown_at_the_launch(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sessions._versions, sessions.find().application, "4.99.0")
+    gang = ended(launch(ranks.gather, np=1))
+    assert gang.result == [0]
+    note = "Spark 4.99.0 is newer than the newest version that was tested, 4.3"
+    before = takewhile(lambda e: not isinstance(e, ev.AttemptStarted), gang.events())
+    assert note in [event.text for event in before if isinstance(event, ev.Notice)]
+    assert any(note in line for line in gang_lines(gang.snapshot(), 1.0, 200))
+
+
 def test_the_next_gang_has_the_same_agent() -> None:
     assert launch(plain_ranks.parent, np=1).result == launch(plain_ranks.parent, np=1).result
 
@@ -261,29 +272,10 @@ def test_tasks_that_hold_their_slots_do_not_wait(tmp_path: Path) -> None:
     gang = launch(plain_ranks.log_and_wait, str(go_on), np=2)
     until(gang, lambda: len(gang.metrics) == 2)
     session = sessions.find()
-    assert session.running_tasks(f"hydrogen_magic-{gang.id}-0") == 2
-    assert session.running_tasks("hydrogen_magic-none-0") == 0
+    assert running_tasks(session, f"hydrogen_magic-{gang.id}-0") == 2
+    assert running_tasks(session, "hydrogen_magic-none-0") == 0
     go_on.touch()
     assert ended(gang).result == "done"
-
-
-@pytest.mark.parametrize(("n_running", "is_ended"), [(1, True), (2, False)])
-def test_a_late_gang_is_ended_unless_its_tasks_have_their_slots(
-    n_running: int, is_ended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their Python workers may take longer to start than the gang may wait."""
-    cancelled: list[str] = []
-    session: Any = SimpleNamespace(running_tasks=lambda tag: n_running, cancel=cancelled.append)
-    monkeypatch.setattr(hosts, "_QUEUED_S", 0.0)
-    monkeypatch.setattr(hosts, "free_slots", lambda session, capacity: 0)
-    monkeypatch.setattr(hosts, "waits_for", lambda session, tag: "")
-    waiting = hosts.SparkHosts(session, ClusterCapacity(None, False, None))
-    waiting._late_s = 0.0
-    job = SimpleNamespace(spec=JobSpec(np=2), now_s=lambda: 1.0)
-    tasks: Any = SimpleNamespace(attempt=SimpleNamespace(job=job), have_begun=lambda: False)
-    sink: Any = SimpleNamespace(emit=lambda event: None)
-    asyncio.run(waiting._watch_queue(0, tasks, sink))
-    assert bool(cancelled) is is_ended
 
 
 def test_a_queued_gang_runs_when_slots_are_free(spark: Any, tmp_path: Path) -> None:

@@ -429,12 +429,12 @@ def test_versions_that_were_not_tested(
     session: Session, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The installed version is one that was tested: the constant has to follow it."""
-    assert session.version_note() is None
+    assert session.notes() == ()
     assert sessions._versions[session.application] == session.spark.version
     monkeypatch.setitem(sessions._versions, session.application, version)
     if version.startswith("3"):
         with pytest.raises(PlacementError, match=r"has Spark 3\.5\.1; Spark 4\.0 or newer"):
             sessions._session(session.spark)
     else:
-        note = sessions._session(session.spark).version_note()
-        assert note is not None and version in note
+        (note,) = sessions._session(session.spark).notes()
+        assert version in note

@@ -1,9 +1,10 @@
-"""Settings of a session that its ranks inherit, in processes of their own."""
+"""Settings of a session that matter to its ranks, in processes of their own."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -93,6 +94,32 @@ def test_an_environment_that_spark_unpacks(
     found = answers("packed", standalone.url, environment, PYSPARK_PYTHON=relative)
     assert found["ranks"] == [0, 1]
     assert found["prefix"].endswith("/environment") and "-work/app-" in found["prefix"]
+
+
+def test_a_python_that_never_starts(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+) -> None:
+    """Its tasks hold slots and say nothing, which must not look like a full cluster."""
+    python = tmp_path / "python"
+    # Executors run in folders named by their numbers. cat waits until its executor ends.
+    hang = f'case "$PWD" in */1) exec cat ;; esac\nexec {spark_site.python} "$@"\n'
+    python.write_text(f"#!/bin/sh\n{hang}")
+    python.chmod(0o755)
+    environment = spark_site.driver()
+    found = answers("hangs", standalone.url, environment, PYSPARK_PYTHON=str(python))
+    holds = r"2 executors; job 0 \(collect at .*\) holds 3 slots"
+    assert found["queued"][0][0] == 1 and re.fullmatch(holds, found["queued"][0][1])
+    assert found["queued"][-1] == [4, ""]
+    limit_s = spark_settings.HANG_S
+    assert found["late_s"] < limit_s + 15, "the check is a second late, and a busy machine is later"
+    said = (
+        f"did not reach the cell within {limit_s:g} s (start_timeout): {python} has not started in "
+        "2 of 4 Spark tasks; see the stderr of executor 1 on 127.0.0.1"
+    )
+    assert said in found["report"]
+    assert found["few"] == [0, 1], "the other executor is well"
+    held = rf"2 slots free; 2 executors; job 1 \(hydrogen_magic gang {found['gang']}, 4 ranks\)"
+    assert re.search(f"{held} holds 2 slots", found["many"])
 
 
 @pytest.mark.parametrize("form", ["--py-files", "spark.submit.pyFiles"])

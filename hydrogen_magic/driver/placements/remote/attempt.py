@@ -119,9 +119,7 @@ class RemoteAttempt:
         pool = agent_pool()
         invited = pool.invite(self._job.spec.np)
         pool.waiters[self._key] = self
-        tasks = HostTasks(
-            self._attempt, self._hosts.noun, pool, invited, lambda: bool(self._attached)
-        )
+        tasks = HostTasks(self._attempt, self._hosts.noun, pool, invited, self._attached.keys)
         self._tasks = _without_report(asyncio.ensure_future(self._use_hosts(tasks)))
         self._tasks.add_done_callback(self._on_tasks_done)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,8 +33,12 @@ class HostTasks:
     pool: RemoteAgentPool
     invited: Invitation
     """The agents that the tasks may start."""
-    have_begun: Callable[[], bool]
-    """Whether a task has attached to its agent."""
+    attached: Callable[[], Collection[int]]
+    """Returns the numbers of the tasks that have attached to the agents of their hosts."""
+
+    def missing(self) -> set[int]:
+        """Return the numbers of the other tasks."""
+        return set(range(self.attempt.job.spec.np)).difference(self.attached())
 
     def program(self, addresses: Sequence[str] = (), host: str = "") -> str:
         """Return a program for a host's Python, which runs the task whose number is its argument.

@@ -15,7 +15,12 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores, registered_cores
-from hydrogen_magic.driver.placements.spark.executors import ExecutorList, roster
+from hydrogen_magic.driver.placements.spark.executors import (
+    GLANCE_S,
+    ExecutorList,
+    other_jobs,
+    roster,
+)
 from hydrogen_magic.driver.placements.spark.gpu_resources import TaskResources, share
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
@@ -28,8 +33,6 @@ _SETTLED_S = 10.0
 """Executors of one application start within seconds of each other."""
 _FIRST_S = 60.0
 """How long an application's first executor may take, in seconds: a container, its image, a JVM."""
-_GLANCE_S = 0.5
-"""How long a query of the free slots may take."""
 _MOST_JOBS = 3
 """Number of jobs that are named to a gang that waits for their slots."""
 
@@ -80,7 +83,7 @@ def slots_now(session: Session, capacity: ClusterCapacity) -> int | None:
 
     Executors come and go. Spark checks only every fifteen seconds whether a gang fits.
     """
-    seen = roster(session, _GLANCE_S) if session.is_connect else None
+    seen = roster(session, GLANCE_S) if session.is_connect else None
     settings = SessionSettings.read(session)
     return _slots(session, settings, capacity.profile, int(capacity.gpus), seen)
 
@@ -95,7 +98,7 @@ def free_slots(session: Session, capacity: ClusterCapacity) -> int | None:
         running = private_calls.running_tasks(session)
         if slots is not None and running is not None:
             return max(0, slots - sum(running.values()))
-    seen = roster(session, _GLANCE_S)
+    seen = roster(session, GLANCE_S)
     if seen is None:
         return None
     cpus = SessionSettings.read(session).task_cpus
@@ -105,7 +108,7 @@ def free_slots(session: Session, capacity: ClusterCapacity) -> int | None:
 
 def slots_by_host(session: Session, capacity: ClusterCapacity) -> dict[str, tuple[int, int]]:
     """Return the number of free slots and of all slots by host, for a classic session."""
-    seen = roster(session, _GLANCE_S)
+    seen = roster(session, GLANCE_S)
     cpus = SessionSettings.read(session).task_cpus
     running = private_calls.running_tasks(session)
     found: dict[str, tuple[int, int]] = {}
@@ -123,8 +126,8 @@ def waits_for(session: Session, tag: str) -> str:
 
     ``tag``: of its own job. Empty if unknown.
     """
-    seen = roster(session, _GLANCE_S)
-    jobs = {} if session.is_connect else private_calls.other_jobs(session, tag) or {}
+    seen = roster(session, GLANCE_S)
+    jobs = other_jobs(session, tag)
     largest = sorted(jobs.items(), key=lambda job: -job[1])
     held = [f"{name} holds {counted(n, 'slot')}" for name, n in largest[:_MOST_JOBS]]
     if rest := len(largest) - len(held):
@@ -181,8 +184,9 @@ def _is_settled(seen: ExecutorList, settings: SessionSettings) -> bool:
     expected = settings.expected_executors
     if expected is not None and len(seen.executors) >= expected:
         return True
-    # A lost one is restarted, as slowly as the first.
-    return seen.at_s - seen.changed_at_s > (_SETTLED_S if seen.executors else _FIRST_S)
+    # A lost one is replaced, as slowly as the first one starts.
+    is_first = seen.has_lost or not seen.executors
+    return seen.at_s - seen.changed_at_s > (_FIRST_S if is_first else _SETTLED_S)
 
 
 def _slots(

@@ -1,7 +1,7 @@
-"""The executors of a Spark application, according to Spark's own UI, in one call.
+"""The executors and jobs of a Spark application, according to Spark's own UI, in one call.
 
-A classic session asks the status store of its JVM, which the UI reads too. Through Spark Connect, the same
-JSON comes from the UI's REST interface on the driver, if it can be reached.
+A classic session asks its JVM: the status store, which the UI reads too, and the scheduler. Through Spark
+Connect, the same JSON comes from the UI's REST interface on the driver, if it can be reached.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -17,10 +18,14 @@ from typing import Any
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.session import Session
 
+GLANCE_S = 0.5
+"""How long a query may take that is repeated while a gang waits."""
 _FIRST_UI_PORT = 4040
 """Default of ``spark.ui.port``."""
 _N_PORTS = 16
 """Default of ``spark.port.maxRetries``: the next free port is taken."""
+_MOST_TASKS = 10_000
+"""Of one stage; the UI's default is 20."""
 _ADDED = "%Y-%m-%dT%H:%M:%S.%fGMT"
 
 _ui_ports: dict[str, int] = {}
@@ -55,6 +60,8 @@ class ExecutorList:
     1970 by the driver's clock."""
     at_s: float
     """Time of this query, likewise."""
+    has_lost: bool = False
+    """That executor was lost, and Spark may replace it."""
 
     @property
     def n_gpus(self) -> int:
@@ -72,17 +79,18 @@ def roster(session: Session, within_s: float) -> ExecutorList | None:
     """Return the executors; None if unknown (without the JVM, with the UI off or not reachable)."""
     text = None if session.is_connect else private_calls.executors(session)
     if text is not None:
-        return _parsed(text, time.time())
-    return _from_ui(session, time.monotonic() + within_s)
+        return _parsed(json.loads(text), time.time())
+    found = _from_ui(session, "allexecutors", time.monotonic() + within_s)
+    return None if found is None else _parsed(*found)
 
 
-def _parsed(text: str, at_s: float) -> ExecutorList:
-    rows = json.loads(text)
+def _parsed(rows: Any, at_s: float) -> ExecutorList:
     alive = [row for row in rows if row["isActive"] and not row.get("isExcluded")]
     # The driver is the first one and without cores, unless it runs the tasks.
     found = tuple(_executor(row) for row in alive if row["totalCores"] > 0)
-    changes = [row[key] for row in rows for key in ("addTime", "removeTime") if row.get(key)]
-    return ExecutorList(found, max(map(_seconds, changes), default=at_s), at_s)
+    times = [(_seconds(row[k]), k) for row in rows for k in ("addTime", "removeTime") if row.get(k)]
+    changed_at_s, change = max(times, default=(at_s, ""))
+    return ExecutorList(found, changed_at_s, at_s, has_lost=change == "removeTime")
 
 
 def _executor(row: dict[str, Any]) -> Executor:
@@ -100,10 +108,65 @@ def _seconds(text: str) -> float:
     return datetime.strptime(text, _ADDED).replace(tzinfo=timezone.utc).timestamp()
 
 
+# ── jobs and their tasks ─────────────────────────────────────────────────────────────────────────
+
+
+def running_tasks(session: Session, tag: str) -> int | None:
+    """Return how many tasks of the jobs under a tag hold slots; None if unknown.
+
+    Through Spark Connect the number may be ten seconds old.
+    """
+    if not session.is_connect:
+        return private_calls.running_tasks_of(session, tag)
+    jobs = _jobs(session)
+    return None if jobs is None else sum(job["numActiveTasks"] for job in jobs if _has(job, tag))
+
+
+def other_jobs(session: Session, tag: str) -> Mapping[str, int]:
+    """Return how many tasks hold slots, by the name of their job, without the jobs under a tag.
+
+    Empty if unknown.
+    """
+    if not session.is_connect:
+        return private_calls.other_jobs(session, tag) or {}
+    others = [job for job in _jobs(session) or () if not _has(job, tag)]
+    return {_job_name(job): job["numActiveTasks"] for job in others if job["numActiveTasks"]}
+
+
+def executors_of_tasks(session: Session, tag: str) -> Mapping[int, tuple[str, str]]:
+    """Return host and id of the executor of each task under a tag that holds a slot; empty if unknown."""
+    if not session.is_connect:
+        text = private_calls.tasks_of(session, tag)
+        tasks = [] if text is None else json.loads(text)
+    else:
+        jobs = [job for job in _jobs(session) or () if _has(job, tag)]
+        stages = {stage for job in jobs for stage in job["stageIds"]}
+        lists = (f"stages/{stage}/0/taskList?length={_MOST_TASKS}" for stage in stages)
+        found = (_from_ui(session, path, time.monotonic() + GLANCE_S) for path in lists)
+        tasks = [task for answer in found if answer is not None for task in answer[0]]
+    running = (task for task in tasks if task["status"] == "RUNNING")
+    return {task["index"]: (task["host"], task["executorId"]) for task in running}
+
+
+def _jobs(session: Session) -> list[dict[str, Any]] | None:
+    found = _from_ui(session, "jobs?status=running", time.monotonic() + GLANCE_S)
+    return None if found is None else found[0]
+
+
+def _has(job: Mapping[str, Any], tag: str) -> bool:
+    """Return whether the tag is one of the job's: Connect puts user and session before it."""
+    return bool(tag) and any(each.endswith(tag) for each in job.get("jobTags", ()))
+
+
+def _job_name(job: Mapping[str, Any]) -> str:
+    return f"job {job['jobId']} ({job.get('description') or job['name']})"
+
+
 # ── the UI ────────────────────────────────────────────────────────────────────
 
 
-def _from_ui(session: Session, deadline_s: float) -> ExecutorList | None:
+def _from_ui(session: Session, path: str, deadline_s: float) -> tuple[Any, float] | None:
+    """Return the JSON at a path below the application's, and its time by the driver's clock."""
     conf = session.spark.conf
     if conf.get("spark.ui.enabled", "true") == "false":
         return None
@@ -117,7 +180,7 @@ def _from_ui(session: Session, deadline_s: float) -> ExecutorList | None:
             if left_s <= 0:
                 return None
             try:
-                found = _ask(host, port, session.application, left_s)
+                found = _ask(host, port, f"{session.application}/{path}", left_s)
             except (ConnectionRefusedError, http.client.HTTPException, ValueError):
                 continue  # no server, or not a UI
             except OSError:
@@ -128,17 +191,17 @@ def _from_ui(session: Session, deadline_s: float) -> ExecutorList | None:
     return None
 
 
-def _ask(host: str, port: int, application: str, timeout_s: float) -> ExecutorList | None:
+def _ask(host: str, port: int, path: str, timeout_s: float) -> tuple[Any, float] | None:
     """Return the answer of the UI there; None if it belongs to another application."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
-        connection.request("GET", f"/api/v1/applications/{application}/allexecutors")
+        connection.request("GET", f"/api/v1/applications/{path}")
         answer = connection.getresponse()
         body = answer.read()
         if answer.status != http.HTTPStatus.OK:
             return None
         date = answer.headers.get("Date")
         at_s = parsedate_to_datetime(date).timestamp() if date else time.time()
-        return _parsed(body.decode(), at_s)
+        return json.loads(body), at_s
     finally:
         connection.close()

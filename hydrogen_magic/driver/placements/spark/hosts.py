@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import network
@@ -29,6 +30,7 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     slots_now,
     waits_for,
 )
+from hydrogen_magic.driver.placements.spark.executors import executors_of_tasks, running_tasks
 from hydrogen_magic.driver.placements.spark.host_choice import choose, obstacle_to_choice
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.relay import Relay
@@ -47,6 +49,10 @@ _CUT_OFF_S = 45.0
 _WILDCARDS = ("0.0.0.0", "::")
 _STARTING_S = 15.0
 """How long tasks that have slots may take to attach, where they cannot be told from those of other jobs."""
+_WORKERS_S = 5.0
+"""How long a Python worker may take to start before that is reported; a second as a rule."""
+_MOST_HOSTS = 2
+"""Number of hosts that are named, whose Python workers do not start."""
 _UNSEEN_S = 5.0
 """How long a gang waits for slots of unknown number before that is reported."""
 _UNSEEN = (
@@ -133,7 +139,7 @@ class SparkHosts(HostProvider):
         hosts = await self._preferred_hosts(attempt, sink)
         profile = self._capacity.profile
         ended = submit(self._session, self._tag, description, instructions, np, profile, hosts)
-        watching = asyncio.ensure_future(self._watch_queue(free, tasks, sink))
+        watching = asyncio.ensure_future(self._watch(free, tasks, sink))
         try:
             return await ended
         finally:
@@ -167,6 +173,11 @@ class SparkHosts(HostProvider):
         slots = slots_by_host(session, capacity)
         return sum(n_all for host, (_, n_all) in slots.items() if host not in avoided)
 
+    async def _watch(self, free: int | None, tasks: HostTasks, sink: EventSink) -> None:
+        await self._watch_queue(free, tasks, sink)
+        if not self._is_late:
+            await self._watch_workers(tasks, sink)
+
     async def _watch_queue(self, free: int | None, tasks: HostTasks, sink: EventSink) -> None:
         """Report the number of free slots until the tasks have theirs; end the stage if it is late.
 
@@ -176,36 +187,54 @@ class SparkHosts(HostProvider):
         is_reported = False
         while True:
             await asyncio.sleep(_QUEUED_S)
-            if tasks.have_begun():
+            if tasks.attached():
                 return
             try:
-                running = await asyncio.to_thread(self._session.running_tasks, self._tag)
+                # In this order: a task that starts in between counts twice, and not as another job's.
                 slots = None if free is None else await self._slots(free_slots)
+                running = await asyncio.to_thread(running_tasks, self._session, self._tag)
+                slots = None if slots is None else slots + (running or 0)
                 reason = await self._reason(slots, tasks.attempt)
             except Exception:  # of Py4J, Java or HTTP; a session that has ended ends the stage
                 continue
-            if tasks.have_begun():
+            if tasks.attached():
                 return
             if running is not None and running >= np:  # their Python workers are starting
                 _report(np, "", tasks.attempt, sink)
                 return
+            is_exact = running is not None and not self._session.is_connect
             lacks_slots = slots is None or slots < np
-            if lacks_slots and time.monotonic() > self._give_up_s(begun_s, running):
+            if lacks_slots and time.monotonic() > self._give_up_s(begun_s, is_exact=is_exact):
                 self._is_late = True
                 self._session.cancel(self._tag)
                 return
             if free is None and not is_reported and time.monotonic() - begun_s > _UNSEEN_S:
                 is_reported = True
                 sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", _UNSEEN))
-            elif free is not None and free < np:
+            elif free is not None and (free < np or is_exact):  # slots may have been lost since
                 _report(slots, reason, tasks.attempt, sink)
 
-    def _give_up_s(self, begun_s: float, running: int | None) -> float:
+    def _give_up_s(self, begun_s: float, *, is_exact: bool) -> float:
         """Return the monotonic time after which a stage without slots is ended.
 
-        Where the number of its ``running`` tasks is unknown, they may be what holds the slots.
+        Where the number of its tasks that run is unknown or old, they may be what holds the slots.
         """
-        return self._late_s if running is not None else max(self._late_s, begun_s) + _STARTING_S
+        return self._late_s if is_exact else max(self._late_s, begun_s) + _STARTING_S
+
+    async def _watch_workers(self, tasks: HostTasks, sink: EventSink) -> None:
+        """Report tasks that have slots and do not attach: a Python worker may never start, in silence."""
+        job, reported = tasks.attempt.job, set[int]()
+        await asyncio.sleep(_WORKERS_S)
+        while missing := tasks.missing():
+            if missing != reported:
+                with suppress(Exception):  # as above
+                    found = await asyncio.to_thread(executors_of_tasks, self._session, self._tag)
+                    reported = tasks.missing()  # others have attached meanwhile
+                    text = late_workers(reported, job.spec.np, found, self._session.python)
+                    # Which rank has which task is decided when all have attached.
+                    for rank in range(job.spec.np if reported else 0):
+                        sink.emit(ev.RankPhase(job.now_s(), rank, "starting", text))
+            await asyncio.sleep(_QUEUED_S)
 
     async def _slots(self, look: Callable[[Session, ClusterCapacity], int | None]) -> int | None:
         return await asyncio.to_thread(look, self._session, self._capacity)
@@ -215,6 +244,27 @@ class SparkHosts(HostProvider):
         if slots is None or slots >= attempt.job.spec.np:
             return ""
         return await asyncio.to_thread(waits_for, self._session, self._tag)
+
+
+def late_workers(
+    missing: Collection[int], n_tasks: int, executors: Mapping[int, tuple[str, str]], python: str
+) -> str:
+    """Return a text about the tasks that have slots and have not attached.
+
+    ``executors``: host and id of the executor of each task, if known. ``python``: that they run; empty if
+    unknown.
+    """
+    ids_of: dict[str, dict[str, None]] = {}
+    for host, number in (executors[task] for task in sorted(missing) if task in executors):
+        ids_of.setdefault(host, {})[number] = None
+    named = [
+        f"executor{'s' * (len(ids) > 1)} {', '.join(ids)} on {host}"
+        for host, ids in [*ids_of.items()][:_MOST_HOSTS]
+    ]
+    rest = [f"{len(ids_of) - len(named)} more hosts"] if len(ids_of) > len(named) else []
+    where = ", ".join([*named, *rest]) or "the executors"
+    tasks = f"{len(missing)} of {counted(n_tasks, 'Spark task')}"
+    return f"{python or 'Python'} has not started in {tasks}; see the stderr of {where}"
 
 
 def _late(attempt: Attempt, found: str, reason: str) -> PlacementError:

@@ -15,7 +15,6 @@ from hydrogen_magic.driver.placements.spark import (
     capacity_check,
     host_choice,
     owner_session,
-    private_calls,
     session,
 )
 from hydrogen_magic.driver.placements.spark.hosts import SparkHosts
@@ -37,11 +36,7 @@ class SparkPlacement(Placement):
         found, capacity = _cluster.look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
         chosen = host_choice.choose(found, capacity, spec)
-        notes = (
-            *capacity.notes,
-            *filter(None, [found.version_note()]),
-            *private_calls.notes(found),
-        )
+        notes = (*capacity.notes, *found.notes())
         plan = rank_assignment.unassigned(spec, found.where, gpu, notes)
         if chosen is None:
             return plan

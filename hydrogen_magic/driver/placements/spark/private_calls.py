@@ -37,6 +37,8 @@ class AnySession(Protocol):
     def application(self) -> str: ...
 
 
+_MOST_TASKS = 10_000
+"""Of one stage."""
 _MASTER = "org.apache.spark.deploy.DeployMessages"
 
 _refused: dict[tuple[str, str], str] = {}
@@ -132,10 +134,8 @@ def progress_bar(session: AnySession) -> Any:
 
 @_or_none("executors are found by Spark's UI, if it is on and reachable")
 def executors(session: AnySession) -> str:
-    """Return the JSON of the REST interface, by its own writer: one call for any number of executors."""
-    rows = _context(session).statusStore().executorList(False)
-    api = session.spark.sparkContext._jvm.org.apache.spark.status.api.v1
-    return str(api.JacksonMessageWriter().mapper().writeValueAsString(rows))
+    """Return the JSON of the REST interface: one call for any number of executors."""
+    return _as_json(session, _context(session).statusStore().executorList(False))
 
 
 @_or_none("slots are counted by the cores of executors, not by Spark's scheduler")
@@ -178,6 +178,22 @@ def other_jobs(session: AnySession, tag: str) -> dict[str, int]:
         if running and tag not in _tags_of(each):
             found[_job_name(store.job(each.taskSet().priority()))] += running
     return found
+
+
+@_or_none("a gang whose Python workers do not start is not told where they are")
+def tasks_of(session: AnySession, tag: str) -> str:
+    """Return the JSON of the REST interface for the tasks of the jobs under a tag."""
+    context = _context(session)
+    tracker, store = context.statusTracker(), context.statusStore()
+    jobs = (tracker.getJobInfo(number) for number in tracker.getJobIdsForTag(tag))
+    (stage,) = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
+    return _as_json(session, store.taskList(stage, 0, _MOST_TASKS))
+
+
+def _as_json(session: AnySession, rows: Any) -> str:
+    """Return what the REST interface answers for ``rows``, by its own writer."""
+    api = session.spark.sparkContext._jvm.org.apache.spark.status.api.v1
+    return str(api.JacksonMessageWriter().mapper().writeValueAsString(rows))
 
 
 def _job_name(job: Any) -> str:

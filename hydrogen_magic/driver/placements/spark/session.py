@@ -127,17 +127,16 @@ class Session:
         )
         insisting.start()
 
-    def running_tasks(self, tag: str) -> int | None:
-        """Return how many tasks of the job under this tag hold slots; None if unknown (Connect)."""
-        return None if self.is_connect else private_calls.running_tasks_of(self, tag)
-
-    def version_note(self) -> str | None:
-        """Return a note for the user if this version of Spark is newer than any that was tested."""
-        version = _version(self)
+    def notes(self) -> tuple[str, ...]:
+        """Return notes for every plan: a version of Spark newer than any that was tested, and what it or
+        its distribution has refused so far.
+        """
+        version, refused = _version(self), private_calls.notes(self)
         if _numbers(version) <= _NEWEST:
-            return None
+            return refused
         newest = ".".join(map(str, _NEWEST))
-        return f"Spark {version} is newer than the newest version that was tested, {newest}"
+        untested = f"Spark {version} is newer than the newest version that was tested, {newest}"
+        return (untested, *refused)
 
     def is_at_least(self, version: tuple[int, int]) -> bool:
         """Return whether both Spark and pyspark, which may differ on Connect, have this version."""
@@ -186,7 +185,12 @@ class Session:
         """Return which Python executors run, or where it is set, for the end of a message."""
         if self.is_connect:
             return " (in the environment of the Spark Connect server)"
-        return f" (it is now {self.spark.sparkContext.pythonExec})"
+        return f" (it is now {self.python})"
+
+    @property
+    def python(self) -> str:
+        """The interpreter that executors run; empty if unknown (Connect)."""
+        return "" if self.is_connect else str(self.spark.sparkContext.pythonExec)
 
     @contextmanager
     def python_workers(self, environment: Mapping[str, str]) -> Iterator[None]:
