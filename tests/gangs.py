@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import socket
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -17,7 +19,8 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.placements.remote import rank_assignment
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.remote import packaging, rank_assignment
 from hydrogen_magic.errors import RankFailedError
 from tests import seconds
 
@@ -147,6 +150,33 @@ def free_ports(count: int) -> list[int]:
             for port in ports:
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return ports
+
+
+_HANGS = b"""
+import signal
+import time
+
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))
+"""
+
+
+@contextmanager
+def agents_that_hang() -> Iterator[None]:
+    """Have agents that start on hosts hang when they get SIGUSR1; end those that run."""
+
+    def code() -> bytes:
+        changed = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(sent())) as old, zipfile.ZipFile(changed, "w") as new:
+            for name in old.namelist():
+                is_agent = name == "hydrogen_magic/node/agent/remote_link.py"
+                new.writestr(name, old.read(name) + (_HANGS if is_agent else b""))
+        return changed.getvalue()
+
+    sent = packaging.code
+    local_agents.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packaging, "code", code)
+        yield
 
 
 @contextmanager

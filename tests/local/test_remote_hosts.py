@@ -39,6 +39,7 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.core.network import PortRange, host_and_port
 from hydrogen_magic.driver import session as sessions
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, Job, local_agents
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.remote import (
@@ -70,6 +71,8 @@ from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, LIBRARY, SILENT_END, 
 from tests.directory_hosts import DirectoryHosts
 from tests.gangs import (
     PATIENCE_S,
+    agents_that_hang,
+    alive,
     ended,
     failure_of,
     family_of,
@@ -136,12 +139,7 @@ def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
     gang = launch(ranks.hang, "collective", np=2)
     until(gang, said(gang, "about to hang"))
     family = family_of(gang)
-    (task,) = (
-        child.pid
-        for child in processes.descendants(os.getpid())
-        if os.path.samefile(f"/proc/{child.pid}/cwd", directories[1])
-    )
-    os.kill(task, signal.SIGKILL)
+    os.kill(task_in(directories[1]), signal.SIGKILL)
     error = failure_of(gang)
     assert error.rank == 1
     assert "the Python process of its task ended" in str(error)
@@ -158,6 +156,65 @@ def test_the_end_of_an_agent_is_not_that_of_another_host_of_its_name(
     failure_of(gang)
     exits = (event for event in gang.events() if isinstance(event, ev.RankExited))
     assert [exit_.rank for exit_ in exits if exit_.hint == "its host was lost"] == [1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGUSR1, signal.SIGSTOP])
+def test_an_agent_that_does_not_respond_ends_with_its_task(how: signal.Signals) -> None:
+    """The provider kills the tasks of a gang that is killed; the other agent responds, and stays."""
+    with agents_that_hang():
+        gang = launch(plain_ranks.family, np=2)
+        until(gang, said(gang, "batch"))
+        family, agents = family_of(gang), agents_of(gang)
+        os.kill(agents[1], how)
+        gang.stop(kill=True)
+        pressed_s = time.monotonic()
+        wait_until_gone([*family, agents[1]])
+        assert time.monotonic() - pressed_s < 10, "five seconds on a machine that is not busy"
+        assert ended(gang).state == "STOPPED"
+        assert alive(agents) == agents[:1]
+        again = ended(launch(plain_ranks.parent, np=2)).results
+    assert again[0] == agents[0] != again[1] != agents[1]
+
+
+def test_an_agent_that_answers_late_is_not_ended(directories: list[Path]) -> None:
+    """While it is silent, its task has a process that would end it."""
+    gang = launch(plain_ranks.hang, np=1)
+    until(gang, said(gang, "about to hang"))
+    (agent,), task = agents_of(gang), task_in(directories[0])
+
+    def guards() -> list[int]:
+        return [child.pid for child in processes.descendants(task)]
+
+    os.kill(agent, signal.SIGSTOP)
+    until(gang, guards)
+    (guard,) = guards()
+    os.kill(agent, signal.SIGCONT)
+    wait_until_gone([guard])
+    assert alive([agent, task]) == [agent, task]
+    os.kill(agent, signal.SIGSTOP)
+    until(gang, guards)
+    (guard,) = guards()
+    os.kill(task, signal.SIGKILL)
+    os.kill(agent, signal.SIGCONT)
+    wait_until_gone([guard])
+    assert "the Python process of its task ended" in str(failure_of(gang))
+    assert alive([agent]) == [agent]
+
+
+def task_in(directory: Path) -> int:
+    """Return the pid of the task that works there."""
+    (task,) = (
+        child.pid
+        for child in processes.processes()
+        if child.ppid == os.getpid() and os.path.samefile(f"/proc/{child.pid}/cwd", directory)
+    )
+    return task
+
+
+def agents_of(gang: Gang) -> list[int]:
+    """Return the pids of the agents of a gang's ranks."""
+    pids = [rank.pid or 0 for rank in gang.ranks]
+    return [next(processes.processes([pid])).ppid for pid in pids]
 
 
 def test_a_host_that_is_silent_for_too_long_is_given_up() -> None:

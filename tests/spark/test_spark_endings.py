@@ -32,6 +32,7 @@ from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementErro
 from tests import ranks, spark_ranks, spark_rig
 from tests.gangs import (
     PATIENCE_S,
+    agents_that_hang,
     alive,
     ended,
     failure_of,
@@ -47,11 +48,19 @@ from tests.spark_gangs import agent_pids, launch
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.xdist_group("spark"),
     pytest.mark.usefixtures("spark", "warm_agents"),
     pytest.mark.timeout(300),
 ]
 
 HOST = os.uname().nodename
+ON_CONNECT = pytest.param(signal.SIGUSR1, "connect", marks=pytest.mark.xdist_group("connect"))
+
+
+@pytest.fixture
+def spark(request: pytest.FixtureRequest) -> Any:
+    """The classic session, but for tests that name another one."""
+    return request.getfixturevalue(getattr(request, "param", "classic"))
 
 
 def training(np: int = 4) -> tuple[Gang, list[int]]:
@@ -214,16 +223,22 @@ def test_an_agent_is_killed() -> None:
 
 
 @pytest.mark.exhaustive  # test_endings has a local one
-def test_an_agent_that_does_not_respond_is_given_up() -> None:
+@pytest.mark.parametrize(
+    ("how", "spark"),
+    [(signal.SIGSTOP, "classic"), (signal.SIGUSR1, "classic"), ON_CONNECT],
+    indirect=["spark"],
+)
+def test_an_agent_that_does_not_respond_is_given_up(how: signal.Signals) -> None:
     """The kernel cannot signal it; its task can, and ends what it has started."""
-    gang, family = training()
-    stopped = stop_agents(family)
-    gang.stop(kill=True)
-    pressed_s = time.monotonic()
-    assert ended(gang).state == "STOPPED"
-    wait_until_gone([*family, *stopped])
-    assert time.monotonic() - pressed_s < 10, "five seconds on a machine that is not busy"
-    assert f"host {HOST} has not responded" in notices_of(gang)
+    with agents_that_hang():
+        gang, family = training()
+        started = signal_agents(family, how)
+        gang.stop(kill=True)
+        pressed_s = time.monotonic()
+        assert ended(gang).state == "STOPPED"
+        wait_until_gone([*family, *started])
+        assert time.monotonic() - pressed_s < 10, "five seconds on a machine that is not busy"
+        assert f"host {HOST} has not responded" in notices_of(gang)
     assert ended(launch(ranks.gather, np=4), 2 * PATIENCE_S).result == [0, 1, 2, 3]
 
 
@@ -282,7 +297,7 @@ def test_executors_are_killed(
     spark_rig.until(has_four_slots, PATIENCE_S)  # an earlier test's executors may just be replaced
     gang, family = training()
     if agents_are == "stopped":
-        family += stop_agents(family)
+        family += signal_agents(family, signal.SIGSTOP)
     for pid in executors_of_this_session(standalone)[:count]:
         os.kill(pid, signal.SIGKILL)
     error = str(lost(gang, family))
@@ -300,12 +315,12 @@ def has_four_slots() -> bool:
     return True
 
 
-def stop_agents(family: list[int]) -> list[int]:
-    """Stop the agents (SIGSTOP); return their pids, and those of what waits beside the ranks."""
+def signal_agents(family: list[int], how: signal.Signals) -> list[int]:
+    """Signal the agents; return their pids, and those of what waits beside the ranks."""
     started = [pid for pid in agent_pids() if pid not in family]
     for pid in started:
         if b"hydrogen_magic.node.agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(pid, how)
     return started
 
 

@@ -28,7 +28,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 PROBLEM = "hydrogen_magic problem: "
@@ -41,10 +43,14 @@ _STDERR = "stderr"
 """File in an agent's folder."""
 _STDERR_TAIL = 2000
 _PING_S = 1.0
-_SILENT_PINGS = 46
-"""An agent with this many unanswered pings hangs: the kernel gives it up at the same time."""
-_STOPPED_PINGS = 4
-"""The same for one whose process is stopped (SIGSTOP): it is ended as soon as after Kill."""
+_AGAIN_S = 0.5
+"""The same while the agent does not answer."""
+_SILENCE_S = 46.0
+"""An agent that does not answer for so long hangs: the kernel gives it up at the same time."""
+_UNWANTED_S = 4.0
+"""The same for one whose process is stopped (SIGSTOP), or whose task was ended, as after Kill."""
+_SUSPECT_S = 2.0
+"""The same for one that may hang: from now on the end of its task, or of this process, ends it."""
 _CLEANUP_S = 5.0
 _MOST_AGENTS = 64
 """Maximum number of gangs of one kernel at the same time on one machine."""
@@ -63,25 +69,32 @@ def main(boot: dict[str, Any], code: str) -> None:
     """Be a task in a process of its own, whose argument is the task's number."""
     gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     try:
-        hold(boot, base64.b64decode(code), {"number": int(sys.argv[1]), "gpus": gpus})
+        for _ in hold(boot, base64.b64decode(code), {"number": int(sys.argv[1]), "gpus": gpus}):
+            pass
     except _ProblemError as problem:
         sys.exit(str(problem))
 
 
 def hold(
-    boot: dict[str, Any], code: bytes, task: dict[str, Any], address: str = "", folder: str = ""
-) -> None:
-    """Hold the place of a rank until the rank is over.
+    boot: dict[str, Any],
+    code: bytes,
+    task: dict[str, Any],
+    address: str = "",
+    folder: str = "",
+    provider: int = -1,
+) -> Iterator[None]:
+    """Hold the place of a rank until the rank is over; yield now and then while the agent is silent.
 
     ``boot``: the kernel's instructions. ``code``: the package as a zip. ``task``: fields of its
     ``TaskHello``. ``address``: this host's, among the hosts. ``folder``: where the agent may have
-    its own.
+    its own. ``provider``: descriptor of a connection that the provider of this host closes when it
+    ends the task without this process; -1 if there is none.
     """
     _check(boot)
     start = {**boot, "code": code, "address": address, "folder": folder}
     sock, agent = _attached(start, _about(boot, task))
     with sock:
-        _wait(sock, agent, task["number"])
+        yield from _wait(sock, agent, task["number"], provider)
 
 
 # ── requirements ─────────────────────────────────────────────────────────────────────────────────
@@ -405,26 +418,77 @@ def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
         return ["AgentBusy", {}]
 
 
-def _wait(sock: socket.socket, agent: dict[str, Any], task: int) -> None:
-    """Wait until this task's rank is over and its processes have been cleaned up."""
+def _wait(sock: socket.socket, agent: dict[str, Any], task: int, provider: int) -> Iterator[None]:
+    """Wait until this task's rank is over and its processes have been cleaned up; see :func:`hold`."""
     sock.settimeout(None)
     ready = select.poll()
     ready.register(sock, select.POLLIN)
-    unanswered = 0
-    while unanswered < (_STOPPED_PINGS if _is_stopped(agent["pid"]) else _SILENT_PINGS):
-        if not ready.poll(_PING_S * 1000):
-            unanswered += 1
-            with contextlib.suppress(OSError):  # it ends: the answer will be none
-                _send(sock, ["TaskPing", {}], [])
-            continue
-        answer = _receive(sock)
-        if answer is None:
-            _fail_after_cleanup(agent, task, "exited unexpectedly")
-        if answer[0] != "TaskPong":
-            return
-        unanswered = 0
-    silence_s = unanswered * _PING_S
-    _fail_after_cleanup(agent, task, f"did not respond for {silence_s:.0f} s and was killed")
+    if provider >= 0:
+        ready.register(provider, select.POLLRDHUP)
+    silence_s, is_unwanted = 0.0, False
+    with contextlib.ExitStack() as guard:
+        while silence_s < _patience_s(agent, is_unwanted):
+            wait_s = _AGAIN_S if silence_s else _PING_S
+            found = dict(ready.poll(wait_s * 1000))
+            if provider in found:
+                ready.unregister(provider)
+                is_unwanted = True
+            elif not found:
+                silence_s += wait_s
+                with contextlib.suppress(OSError):  # it ends: the answer will be none
+                    _send(sock, ["TaskPing", {}], [])
+                if silence_s == _SUSPECT_S:
+                    with contextlib.suppress(OSError):  # there may be no room for a process
+                        guard.enter_context(_guarded(sock, agent))
+                if silence_s >= _SUSPECT_S and not is_unwanted:
+                    yield
+            else:
+                answer = _receive(sock)
+                if answer is None:
+                    _fail_after_cleanup(agent, task, "exited unexpectedly")
+                if answer[0] != "TaskPong":
+                    return
+                guard.close()
+                silence_s = 0.0
+        _fail_after_cleanup(agent, task, f"did not respond for {silence_s:.0f} s and was killed")
+
+
+def _patience_s(agent: dict[str, Any], is_unwanted: bool) -> float:
+    return _UNWANTED_S if is_unwanted or _is_stopped(agent["pid"]) else _SILENCE_S
+
+
+@contextlib.contextmanager
+def _guarded(sock: socket.socket, agent: dict[str, Any]) -> Iterator[None]:
+    """Have a process that ends the agent if this one is killed, or left by an error, while that is silent."""
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb"), open(write_end, "wb"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the child needs none
+            pid = os.fork()
+        if pid == 0:
+            try:
+                _guard(read_end, sock, agent)
+            finally:
+                os._exit(0)
+        yield
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _guard(task: int, sock: socket.socket, agent: dict[str, Any]) -> None:
+    """Wait for the end of the process at the other end of the pipe ``task``; ask the agent once more."""
+    os.setsid()  # the provider may end the task with its group
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in (task, sock.fileno()):  # others would not see that the task has closed theirs
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    os.read(task, 1)
+    ready = select.poll()
+    ready.register(sock, select.POLLIN)
+    with contextlib.suppress(OSError):
+        _send(sock, ["TaskPing", {}], [])
+    if not ready.poll(_PING_S * 1000) or _receive(sock) is None:
+        _clean_up_after(agent)
 
 
 def _fail_after_cleanup(agent: dict[str, Any], task: int, what: str) -> NoReturn:

@@ -6,7 +6,9 @@ own packages, and what it is given of :mod:`~hydrogen_magic.node.agent.host_task
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from typing import Any
 
 
@@ -21,10 +23,19 @@ def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> An
     address = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
     env = {"HYDROGEN_MAGIC_SPARK_FILES": os.path.abspath(SparkFiles.getRootDirectory())}
     about = {**_about(context, host_task.read), "host": address, "env": env}
-    host_task.hold(boot, code, about, address, _local_dir())
     import pyarrow
 
-    yield pyarrow.RecordBatch.from_pydict({"o": [b"done"]})
+    schema = pyarrow.schema({"o": pyarrow.binary()})
+    output = _output()
+    provider = -1 if output is None else output.fileno()
+    for _ in host_task.hold(boot, code, about, address, _local_dir(), provider):
+        if output is not None:
+            # An executor looks whether the job was cancelled when it gets a batch, and then closes the
+            # connection. Otherwise it kills this process, within four seconds.
+            yield pyarrow.RecordBatch.from_pylist([], schema)
+            with contextlib.suppress(OSError):
+                output.flush()
+    yield pyarrow.RecordBatch.from_pylist([{"o": b"done"}], schema)
 
 
 def _about(context: Any, read: Any) -> dict[str, Any]:
@@ -59,6 +70,18 @@ def _executor_pid(read: Any) -> int:
             break
         pid = int(parent[1])
     return os.getppid()
+
+
+def _output() -> Any:
+    """Return the file by which this worker sends batches to its executor, None if it is not found."""
+    frame: Any = sys._getframe()
+    while frame is not None:  # one of them is main() of pyspark's worker
+        output = frame.f_locals.get("outfile")
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            output.fileno()
+            return output
+        frame = frame.f_back
+    return None
 
 
 def _local_dir() -> str:

@@ -35,6 +35,8 @@ from hydrogen_magic.driver.placements.session_address import SessionAddress
 from hydrogen_magic.errors import HydrogenError
 
 _ENDS_BY_ITSELF = "its ranks end when its task or the agent notices this"
+_WATCH_S = 0.25
+"""How often the silence of agents is checked."""
 _SILENCE_S = 15.0
 """After this time without a message of a host, its connection is reported as lost."""
 _LOST_S = 45.0
@@ -50,15 +52,15 @@ _LOOK_S = 0.1
 """How often long operations check whether they are still needed."""
 _BRING_S = 600.0
 """How long no part of a checkpoint or dataset may arrive anywhere: hosts may be busy with slow disks."""
-_TASKS_NOTICE_S = 60.0
-"""After this time a task has noticed that its agent does not respond, and has ended the agent's ranks. If
-the task were ended, nothing could end the ranks."""
 _RELEASED_S = 60.0
 """How long the tasks of a gang without a failure may take to return: milliseconds once their agents release
 them, seconds on a busy host. A task that the provider ends may count as failed there."""
 _UNRELEASED_S = 1.5
 """The same after a failure, or where not all tasks have attached: lost ones may be restarted, and some wait
 for ranks that never come."""
+_UNRESPONSIVE_S = 0.2
+"""The same where an agent does not respond after Stop or Kill, for the tasks of other agents. Its own tasks
+learn of that only by their end, and then end the agent."""
 
 
 class RemoteAttempt:
@@ -193,7 +195,7 @@ class RemoteAttempt:
     async def _release(self) -> None:
         """Wait for the end of the tasks, and release the hosts; at once when this kernel exits."""
         if self._has_unresponsive:
-            timeout_s = _TASKS_NOTICE_S
+            timeout_s = _UNRESPONSIVE_S
         elif self._has_failed or self._lost or len(self._attached) < self._job.spec.np:
             timeout_s = _UNRELEASED_S if self._attached else 0.0
         else:
@@ -353,7 +355,7 @@ class RemoteAttempt:
                 await self._on_tasks_end(assignment)
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), 1.0)
+                await asyncio.wait_for(self._changed.wait(), _WATCH_S)
             except asyncio.TimeoutError:
                 continue
 

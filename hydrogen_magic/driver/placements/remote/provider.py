@@ -59,7 +59,11 @@ class HostProvider(ABC):
 
     @abstractmethod
     async def release(self) -> None:
-        """End the tasks that still run, and give the hosts back. Called whatever has happened before."""
+        """End the tasks that still run, and give the hosts back. Called whatever has happened before.
+
+        The end of a task also ends an agent that hangs, which the kernel cannot reach. A task that is killed
+        leaves that to a process in its own session, for up to two seconds.
+        """
 
 
 def task_error(
