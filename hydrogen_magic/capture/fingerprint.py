@@ -15,6 +15,7 @@ from typing import Any
 
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.node.worker.settings import is_plain
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, bytes_of
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
@@ -25,6 +26,8 @@ _SHOWN_BY_REPR = (str, bytes, int, float, complex, bool, type(None))
 
 def digest_of(value: Any, needs: RequiredNames, is_local: Callable[[str], bool]) -> str:
     """Return the digest of a value that ``needs`` can pickle."""
+    if is_plain(value):  # most are; any pickler writes the same
+        return hashlib.sha256(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)).hexdigest()
     file = HashingFile()
     pickler = FingerprintPickler(file, needs, is_local)
     try:

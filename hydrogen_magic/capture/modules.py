@@ -234,13 +234,18 @@ def _imported(text: str, name: str, is_package: bool) -> list[str]:
 
 
 def imported_modules(tree: ast.AST, package: str = "") -> list[str]:
-    """Return full names of the modules that ``tree`` imports anywhere, in order.
+    """Return full names of the modules that ``tree`` imports anywhere, in order; see :func:`imported_by`."""
+    return imported_by(ast.walk(tree), package)
+
+
+def imported_by(nodes: Iterable[ast.AST], package: str = "") -> list[str]:
+    """Return full names of the modules that ``nodes``, all those of a tree, import.
 
     ``from a import b`` gives ``a`` and ``a.b``, which may not be a module. ``package``: base of relative
     imports.
     """
     found: dict[str, None] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found.update(dict.fromkeys(alias.name for alias in node.names))
         elif isinstance(node, ast.ImportFrom):

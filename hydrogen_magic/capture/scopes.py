@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.capture.lines import assigned_in_magic, binds_unknown_names, names_in_magic
-from hydrogen_magic.capture.modules import imported_modules
+from hydrogen_magic.capture.modules import imported_by
 from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
     GlobalRead,
@@ -56,17 +56,18 @@ def analyse(
 
     ``called(name)``: global names that the notebook's object ``name`` reads when it is used.
     """
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    nodes = list(ast.walk(tree))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     magics = {node.lineno: words for node in calls if (words := names_in_magic(node))}
     reads, possible = (
         DefiniteAssignment(is_cautious=is_cautious, called=called, magics=magics)
         for is_cautious in (False, True)
     )
-    reads.run(code, used=_used_by_others(tree))
+    reads.run(code, used=_used_by_others(nodes))
     possible.run(code)
     used = {(read.line, read.name) for read in reads.reads[: reads.n_used]}
     only_defined = {(read.line, read.name) for read in reads.reads[reads.n_used :]} - used
-    guarded_lines = {*_guarded_lines(tree)}
+    guarded_lines = {*_guarded_lines(nodes)}
     caught = {(read.line, read.name) for read in reads.reads if read.line in guarded_lines}
     certain = [read for read in reads.reads if not read.is_text]
     names = {name for inner in code_objects(code) for name in inner.co_names}
@@ -76,17 +77,17 @@ def analyse(
         frozenset(caught | only_defined),
         frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
         not _BINDS_UNKNOWN_NAMES.isdisjoint(names)
-        or _imports_star(tree)
+        or _imports_star(nodes)
         or any(map(binds_unknown_names, calls)),
-        tuple(imported_modules(tree)),
+        tuple(imported_by(nodes)),
         frozenset(names),
     )
 
 
-def _used_by_others(tree: ast.Module) -> Iterator[str]:
+def _used_by_others(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the functions that the cell defines for others: ``predict``, and what decorators get."""
     yield "predict"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield from [node.name] if node.decorator_list else []
 
@@ -123,20 +124,20 @@ def reads_in_source(source: str, *, at_end: bool = True) -> list[str]:
     return [read.name for read in reads.reads]
 
 
-def _imports_star(tree: ast.Module) -> bool:
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+def _imports_star(nodes: Iterable[ast.AST]) -> bool:
+    imports = (node for node in nodes if isinstance(node, ast.ImportFrom))
     return any(alias.name == "*" for node in imports for alias in node.names)
 
 
-def _guarded_lines(tree: ast.Module) -> Iterator[int]:
+def _guarded_lines(nodes: Sequence[ast.AST]) -> Iterator[int]:
     """Yield the lines inside ``try`` that catch NameError, and those of functions called there."""
     functions: dict[str, list[ast.AST]] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             functions.setdefault(node.name, []).append(node)
     todo = [
         statement
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, _TRY) and _catches_name_error(node)
         for statement in node.body
     ]

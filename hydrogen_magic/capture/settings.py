@@ -176,7 +176,7 @@ def _part(owner: Any, name: str) -> Any:
 
 def _by_functions(modules: Iterable[str]) -> Iterator[Setting]:
     """Yield the functions and classes of the notebook that local modules and their classes contain."""
-    for home in sorted(set(modules) & set(sys.modules)):
+    for home in sorted(name for name in {*modules} if name in sys.modules):
         for name, value in list(_contents(sys.modules[home]).items()):
             if _is_notebooks(value):
                 yield Setting("attribute", home, name, value)

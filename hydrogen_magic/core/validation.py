@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Union
 
 
@@ -35,6 +35,10 @@ _LONGEST_S = 10**9
 """Thirty years: a later or infinite time would break every time axis."""
 
 
+Check = Callable[[Any, str], Any]
+"""Returns a value as a declared type, rebuilt from JSON; the text says where it is. Raises MessageError."""
+
+
 @cache
 def _hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls)
@@ -51,39 +55,60 @@ def _times(cls: Any) -> Mapping[str, int]:
 
 def checked(declared: Any, value: Any, where: str) -> Any:
     """Return ``value`` as the declared type, rebuilt from JSON, or raise :class:`MessageError`."""
-    if declared is float and type(value) in (int, float):
-        return _as_float(value, where)
-    if type(value) is declared:  # text and numbers, the types of most fields
-        if declared is int:
-            _check_integers((value,), where)
-        return value
+    return _check_of(declared)(value, where)
+
+
+@cache
+def _check_of(declared: Any) -> Check:
+    """Return the check of a declared type: looked at once, not for each of its values."""
     if declared is object:  # any JSON, which the reader checks
-        return value
-    origin = typing.get_origin(declared)
+        return lambda value, where: value
     if hasattr(declared, "__dataclass_fields__"):
-        return _checked_dataclass(declared, value, where)
+        return partial(_checked_dataclass, declared)
+    origin, inner = typing.get_origin(declared), typing.get_args(declared)
     if origin in (Union, types.UnionType):
-        return _checked_union(declared, value, where)
-    if origin is tuple and isinstance(value, list):
-        return _checked_column(typing.get_args(declared)[0], value, where)
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        return _checked_mapping(typing.get_args(declared)[1], value, where)
-    raise MessageError(f"{where} should be {declared}, got {type(value).__name__}")
+        return partial(_checked_union, declared)
+    if origin is tuple:
+        return partial(_checked_column, declared, inner[0])
+    if origin is not None and issubclass(origin, Mapping):
+        return partial(_checked_mapping, declared, inner[1])
+    return partial(_checked_scalar, declared)
 
 
-def _checked_mapping(item: Any, values: dict[Any, Any], where: str) -> dict[str, Any]:
+def _mistyped(declared: Any, value: Any, where: str) -> MessageError:
+    return MessageError(f"{where} should be {declared}, got {type(value).__name__}")
+
+
+def _checked_scalar(declared: Any, value: Any, where: str) -> Any:
+    kind = type(value)
+    if declared is float and kind in (int, float):
+        return _as_float(value, where)
+    if kind is not declared:
+        raise _mistyped(declared, value, where)
+    if kind is int:
+        _check_integers((value,), where)
+    return value
+
+
+def _checked_mapping(declared: Any, item: Any, values: Any, where: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise _mistyped(declared, values, where)
+    check = _check_of(item)
     return {
-        str(key): part if _is_plainly(item, part) else checked(item, part, f"{where}[{key}]")
+        str(key): part if _is_plainly(item, part) else check(part, f"{where}[{key}]")
         for key, part in values.items()
     }
 
 
-def _checked_column(item: Any, values: list[Any], where: str) -> tuple[Any, ...]:
+def _checked_column(declared: Any, item: Any, values: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(values, list):
+        raise _mistyped(declared, values, where)
     if item is object:
         return tuple(values)
     kinds = set(map(type, values))
     if not kinds <= _SCALARS.get(item, frozenset()) or (int in kinds and item is not int):
-        return tuple(checked(item, value, where) for value in values)
+        check = _check_of(item)
+        return tuple([check(value, where) for value in values])
     if item is int:
         _check_integers(values, where)
     return tuple(values)
@@ -111,6 +136,8 @@ def _check_integers(values: Sequence[int], where: str) -> None:
 
 def _check_times(value: Any, longest: int, where: str) -> None:
     """Raise MessageError for a time, or a column of times, outside of a gang's possible run."""
+    if type(value) is float and -longest < value < longest:
+        return
     times = value if isinstance(value, tuple) else (value,)
     # A sum detects non-finite values at any position; the result of a comparison depends on it.
     if times and not (math.isfinite(sum(times)) and -longest < min(times) <= max(times) < longest):
@@ -124,7 +151,7 @@ def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
     parts = {
         name: part
         if _is_plainly(hints[name], part)
-        else checked(hints[name], part, f"{where}.{name}")
+        else _check_of(hints[name])(part, f"{where}.{name}")
         for name, part in value.items()
     }
     for name, longest in _times(declared).items():
@@ -143,10 +170,10 @@ def _checked_union(declared: Any, value: Any, where: str) -> Any:
                 return None
         else:
             try:
-                return checked(choice, value, where)
+                return _check_of(choice)(value, where)
             except MessageError:
                 continue
-    raise MessageError(f"{where} should be {declared}, got {type(value).__name__}")
+    raise _mistyped(declared, value, where)
 
 
 def encode(value: object) -> list[Any]:

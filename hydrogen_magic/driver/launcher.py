@@ -428,7 +428,7 @@ def _run_here(placement: InKernelPlacement, run: GangRun, job: Job) -> Gang:
 
 
 def _new_record(on_problem: Callable[[str], None]) -> tuple[str, run_log.Record]:
-    """Return a new id and its record; another kernel may have drawn the same id at this moment."""
+    """Return a new id and its record; an earlier run may have the same id."""
     while True:
         gang_id = _new_id()
         with suppress(FileExistsError):
@@ -436,9 +436,8 @@ def _new_record(on_problem: Callable[[str], None]) -> tuple[str, run_log.Record]
 
 
 def _new_id() -> str:
-    """Return a short id that no recorded run has."""
-    recorded = run_log.recent_ids()
-    while (name := secrets.token_hex(2)) in _known or name in recorded:
+    """Return a short id that no gang of this kernel has; the folder of a record cannot be made twice."""
+    while (name := secrets.token_hex(2)) in _known:
         pass
     return name
 

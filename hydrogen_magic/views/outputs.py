@@ -229,8 +229,11 @@ class NotebookOutput:
         self._clock = clock
         self._shown = ""
         self._shown_at = 0.0
+        self._unshown = ""
+        """The block of a gang that had ended before it was shown: only output needs it, above."""
 
     def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
+        self._put(self._unshown)
         previous: TextIO | None = None
         for line in lines:
             stream = sys.stderr if line.stream == "stderr" else sys.stdout
@@ -246,19 +249,26 @@ class NotebookOutput:
             from hydrogen_magic.views.widget.rank_displays import RankDisplays
 
             self._displays = RankDisplays()
+        self._put(self._unshown)
         self._displays.show(displays)
 
     def show(self, state: GangState, now_s: float) -> None:
         now = self._clock()
-        if not self._shown or now - self._shown_at >= self.interval_s:
-            self._shown_at = now
-            self._put("\n".join(gang_lines(state, now_s, self.width)))
+        if self._shown and now - self._shown_at < self.interval_s:
+            return
+        self._shown_at = now
+        block = "\n".join(gang_lines(state, now_s, self.width))
+        if state.is_terminal and not self._shown:  # its end is shown next
+            self._unshown = block
+        else:
+            self._put(block)
 
     def close(self, state: GangState | None, now_s: float) -> None:
         if state is not None:
             self._put("\n".join(gang_lines(state, now_s, self.width)))
 
     def _put(self, text: str) -> None:
-        if self._send is not None and text != self._shown:
+        self._unshown = ""
+        if self._send is not None and text and text != self._shown:
             self._shown = text
             self._send(text)

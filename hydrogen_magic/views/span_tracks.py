@@ -276,9 +276,8 @@ class SpanTracks:
     def _add(
         self, rank: int, track: str, name: str, start_s: float, end_s: float, depth: int
     ) -> None:
-        columns = self._columns(rank, track)
-        names = np.array(self._indices((name,)), np.uint16)
-        columns.extend(np.array([start_s]), np.array([end_s]), names, np.array([depth], np.uint8))
+        (index,) = self._indices((name,))
+        self._columns(rank, track).add(start_s, end_s, index, depth)
 
     def _columns(self, rank: int, track: str) -> _Columns:
         return self._tracks.setdefault((rank, track), _Columns())
@@ -347,12 +346,16 @@ class _Columns:
     def __init__(self) -> None:
         kinds = np.float64, np.float32, np.uint16, np.uint8  # as in SpanTrack
         self._columns = [GrowableArray(kind) for kind in kinds]
+        self._added: list[tuple[float, float, int, int]] = []
+        """Single spans: arrays are made of all of them at once."""
         self.skipped = 0
 
     def __len__(self) -> int:
+        self._extend_by_added()
         return len(self._columns[0])
 
     def spans(self) -> SpanTrack:
+        self._extend_by_added()
         starts_s, durations_s, names, depths = (column.array for column in self._columns)
         return SpanTrack(starts_s, durations_s, names, depths, self.skipped)
 
@@ -364,9 +367,21 @@ class _Columns:
         depths: NDArray[np.uint8],
     ) -> None:
         """Append spans; those without a start or an end, or of infinite length, are left out."""
+        self._extend_by_added()
         with np.errstate(over="ignore", invalid="ignore"):
             durations_s = np.maximum(0.0, ends_s - starts_s)
             is_whole = np.isfinite(starts_s + durations_s) & (durations_s < _ENDLESS_S)
         columns = starts_s, durations_s, names, depths
         for column, values in zip(self._columns, columns, strict=True):
             column.append(values[is_whole])
+
+    def add(self, start_s: float, end_s: float, name: int, depth: int) -> None:
+        """Append one span, as :meth:`extend` does."""
+        self._added.append((start_s, end_s, name, depth))
+
+    def _extend_by_added(self) -> None:
+        if self._added:
+            starts_s, ends_s, names, depths = zip(*self._added, strict=True)
+            self._added = []
+            times = np.array(starts_s), np.array(ends_s)
+            self.extend(*times, np.array(names, np.uint16), np.array(depths, np.uint8))

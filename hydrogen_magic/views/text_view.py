@@ -54,8 +54,12 @@ class TextView:
 
     def close(self, state: GangState) -> None:
         """Write incomplete lines, then show the end."""
-        self._write(state, self._output.flush())
+        self.write_rest(state)
         self._surface.close(None if self._quiet else state, state.now_s)
+
+    def write_rest(self, state: GangState) -> None:
+        """Write incomplete lines."""
+        self._write(state, self._output.flush())
 
     def _write(self, state: GangState, lines: Sequence[OutputLine]) -> None:
         if lines:

@@ -115,9 +115,12 @@ def test_lines_that_are_shown_hold_no_control_characters(chunks: list[bytes]) ->
         assert control not in printed
 
 
-def test_a_log_is_for_its_user_alone(tmp_path: Path) -> None:
+def test_a_log_begins_with_the_first_output_and_is_for_its_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
-    RankLog(str(path)).close()
+    log = RankLog(str(path))
+    assert not path.exists()
+    log.write(b"x")
+    log.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -1,4 +1,4 @@
-"""The agent between the end of a session and the next gang."""
+"""The agent without a kernel: what it sends, and what it does between a session and the next gang."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import EndSession
 from hydrogen_magic.node.agent import forkserver, server
@@ -28,6 +29,12 @@ class LonelyAgent(AgentServer):
         self._prepared_service = None
         self._kernel_link: Any = SimpleNamespace(localized=lambda request: request)
         self._tasks = set()
+        self._outbox, self._flushing, self._is_urgent = [], None, False
+        self.sent: list[int] = []
+        """Number of events in each batch."""
+
+    def _send_events(self, group: object, batch: list[Any]) -> None:
+        self.sent.append(len(batch))
 
     def _reap(self) -> None:
         pass
@@ -79,3 +86,22 @@ def test_the_forkserver_imports_only_what_a_from_import_imports(
     imported = {name for name in ("main", "part") if sys.modules.pop(f"tool_of_test.{name}", None)}
     del sys.modules["tool_of_test"]
     assert imported == {"part"}
+
+
+def test_urgent_events_that_arrive_together_are_sent_together_and_at_once() -> None:
+    async def run() -> None:
+        agent = LonelyAgent()
+        agent._group = SimpleNamespace()  # type: ignore[assignment]
+        agent._emit(ev.RankPhase(0.1, 0, "finishing"))
+        for rank in range(2):
+            agent._emit(ev.RankResult(0.2, rank, 26))
+            agent._emit(ev.RankExited(0.3, rank, 0))
+        assert agent.sent == []
+        await asyncio.sleep(0)
+        assert agent.sent == [5]
+        agent._emit(ev.RankPhase(0.4, 0, "finishing"))
+        await asyncio.sleep(0)
+        assert agent.sent == [5], "this one may wait for others"
+        agent._flush()
+
+    asyncio.run(run())

@@ -7,6 +7,8 @@ import copyreg
 import fractions
 import math
 import os
+import sys
+import types
 import weakref
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,10 @@ from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.driver.state.gang_results import GangResults, RankResults
 from hydrogen_magic.driver.state.stored_results import SavedResults, StoredResults
 from hydrogen_magic.errors import ResultError
+from hydrogen_magic.node.worker.namespace import LoadedClosure
+from hydrogen_magic.node.worker.results import deliver
 from hydrogen_magic.serialization import payload, result_stream
+from hydrogen_magic.serialization.closure import ClosureManifest
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart
@@ -383,3 +388,13 @@ def test_a_folder_that_was_deleted_delays_nothing(
     results.add(0, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: 1})[CELL_VALUE])
     monkeypatch.setattr(stored_results.time, "sleep", lambda seconds: pytest.fail("it waits"))
     assert results.save(True).endswith("they are lost")
+
+
+def test_a_rank_announces_each_step_of_its_results_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed.tensor", raising=False)  # nothing to gather
+    module = types.ModuleType("of_the_rank")
+    module.__dict__["a"] = 1
+    loaded = LoadedClosure(ClosureManifest("cell", out=("a",)), module, own_process=False)
+    steps: list[str] = []
+    deliver(loaded, 2, True, lambda part, section, on_write: None, begin=steps.append)
+    assert steps == ["packing `a`", "packing the value"]

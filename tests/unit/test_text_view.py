@@ -315,6 +315,18 @@ def test_a_kernel_updates_one_display_at_most_twice_a_second() -> None:
     assert "succeeded" in sent[-1] and "\x1b" not in sent[-1]
 
 
+def test_a_gang_that_ended_before_it_was_shown_needs_its_block_only_above_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sent: list[str] = []
+    over = replay([*busy(), ev.GangEnded(4.0, "SUCCEEDED", "")])
+    view = TextView(NotebookOutput(lambda text: sent.append(capsys.readouterr().out)))
+    view.update(over, [])
+    assert sent == []
+    view.update(over, [out(0, "x\n")])
+    assert (sent, capsys.readouterr().out) == ([""], "[0] x\n")
+
+
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────
 
 CELL_FRAME = ev.Frame("<cell 7>", 5, "<module>", "loss = step(batch)")

@@ -124,6 +124,8 @@ class LocalAgentGroup:
         """Under which the agent keeps the ranks."""
         self._has_cells = False
         """The ranks are those of a session, not of ``%%infer``."""
+        self._digest = ""
+        """Fingerprint of the forkserver that has forked the ranks."""
         self._needs: _Needs | None = None
         """Those of the last attempt."""
         self._cancelled = asyncio.Event()
@@ -151,7 +153,8 @@ class LocalAgentGroup:
         job = attempt.job
         self._has_cells = job.session_cell is not None
         self._needs = job.surroundings, job.env, job.preload
-        digest = forkserver.fingerprint(job.env, job.surroundings.sys_path)
+        if not (self._has_cells and self.is_retained):
+            self._digest = forkserver.fingerprint(job.env, job.surroundings.sys_path)
         handed: list[int] = []
         try:
             while True:
@@ -164,7 +167,7 @@ class LocalAgentGroup:
                 if located is not None:
                     handed = handed or _handed(job)
                     address = self._rendezvous.of(located, agent.held)
-                    request = _launch_request(located, agent, address, digest)
+                    request = _launch_request(located, agent, address, self._digest)
                     self._key = request.worker_key
                     agent.launch(request, handed, sink)
                     is_needed = self._has_cells and self.is_retained
@@ -189,6 +192,8 @@ class LocalAgentGroup:
 
     async def _started(self, agent: LocalAgent) -> None:
         """Wait for the agent's hello; only for a moment when the gang is to be stopped."""
+        if agent.is_ready and agent.alive:
+            return
         ready = asyncio.ensure_future(agent.ready())
         cancelled = asyncio.ensure_future(self._cancelled.wait())
         await asyncio.wait([ready, cancelled], return_when=asyncio.FIRST_COMPLETED)

@@ -61,25 +61,21 @@ class RankLog:
     """
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd: int | None = None
+        """None before the first output: most cells of a session print nothing."""
         self._problem: OSError | None = None
         self._told = False
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._lost_bytes = 0
-        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        try:
-            self._fd = os.open(path, flags, 0o600)
-            os.lseek(self._fd, 0, os.SEEK_END)  # the output of an earlier attempt stays
-        except OSError as error:
-            self._problem = error
 
     def write(self, data: bytes) -> str | None:
         """Append ``data``; return a message for the user if the file cannot be written."""
         rest = memoryview(data)
         try:
-            while rest and self._fd is not None and self._problem is None:
-                rest = rest[os.write(self._fd, rest) :]
+            while rest and self._problem is None:
+                rest = rest[os.write(self._opened(), rest) :]
         except OSError as error:
             self._problem = error
         if rest:
@@ -91,6 +87,13 @@ class RankLog:
             f"its log cannot be written ({self._problem.strerror}): only the end of its output is "
             "kept"
         )
+
+    def _opened(self) -> int:
+        if self._fd is None:
+            flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            self._fd = os.open(self._path, flags, 0o600)
+            os.lseek(self._fd, 0, os.SEEK_END)  # the output of an earlier attempt stays
+        return self._fd
 
     def close(self) -> None:
         """Close the file; if output was lost, first write the newest output over its end."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import file_limit
+from hydrogen_magic.core import file_limit, processes
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.timeline_files import path_prefix
@@ -165,6 +165,9 @@ class RankGroup:
 
     async def _watch(self) -> None:
         limit = TokenBucket(time.monotonic)
+        oom_kills = processes.oom_kills()  # now that no rank waits for its start
+        for rank in self.ranks:
+            rank.oom_kills = oom_kills
         health_at = time.monotonic() + _HEALTH_S
         all_exited = asyncio.ensure_future(self.ranks.all_exited.wait())
         try:

@@ -57,7 +57,8 @@ class RankProcess:
         self._frames = framing.FrameReader(worker.control)
         self._checkpoints = Path()
         self._cpu: tuple[float, int] | None = None
-        self._oom_kills = processes.oom_kills()
+        self.oom_kills: int | None = None
+        """How often the system's out-of-memory killer had been active when the ranks started, if known."""
         loop = asyncio.get_running_loop()
         loop.add_reader(worker.control, self._read_control)
         loop.add_reader(worker.interrupted, self._read_interrupted)
@@ -243,7 +244,7 @@ class RankProcess:
 
     def _why_killed(self, max_rss_bytes: int) -> str:
         peak = f"it used up to {max_rss_bytes / 1e9:.1f} GB of memory"
-        if processes.oom_kills() > self._oom_kills:
+        if self.oom_kills is not None and processes.oom_kills() > self.oom_kills:
             return f"out of memory: the system's OOM killer was active; {peak}"
         return f"another process killed it, or the system was out of memory; {peak}"
 

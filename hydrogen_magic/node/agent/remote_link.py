@@ -43,6 +43,7 @@ from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgo
 
 _BEAT_S = 2.0
 _POLL_S = 0.02
+"""How often a gang that waits for its closure checks whether it was stopped."""
 _REPORT_S = 0.5
 _LARGE_BYTES = 64 << 20
 """Smaller results are sent within a second on a gigabit line."""
@@ -96,6 +97,8 @@ class RemoteLink(KernelLink):
         """Process id -> pidfd."""
         self._closure: HostClosure | None = None
         """Of the gang that is served, or was last."""
+        self._closure_news = asyncio.Event()
+        """Something was reported about it: it may be complete."""
         self._incoming = Incoming()
         self._shipping = BackgroundTasks()
         self._background = BackgroundTasks()
@@ -332,8 +335,12 @@ class RemoteLink(KernelLink):
         """Return the gang's closure, whatever of it has arrived."""
         if self._closure is None or self._closure.gang != gang:
             self._forget_other_gangs(gang)
-            self._closure = HostClosure(gang, self._link.send)
+            self._closure = HostClosure(gang, self._report_closure)
         return self._closure
+
+    def _report_closure(self, report: msg.AgentReport) -> None:
+        self._link.send(report)
+        self._closure_news.set()
 
     def _drop_partial_closure(self) -> None:
         """Drop a closure that was on its way when the gang was stopped."""
@@ -419,7 +426,9 @@ class RemoteLink(KernelLink):
         self._logs = LogShipper(group.gang, folder, timelines, self._send_log)
         self._logs.begin()
         while (closure := self._whole_closure(group.gang)) is None and not group.is_cancelled:
-            await asyncio.sleep(_POLL_S)
+            self._closure_news.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closure_news.wait(), _POLL_S)
         return [memory_file("nothing") if closure is None else os.dup(closure.fd)]
 
     def _whole_closure(self, gang: str) -> ArrivingFile | None:

@@ -37,7 +37,8 @@ class RunningService:
     ) -> None:
         self._start = msg.ServiceStart(request.env, request.cwd, request.sys_path, service)
         self._owner = _owner_of(request)
-        self._port = port
+        self.port = port
+        """On which it serves."""
         self._pool = pool
         self._worker: PooledWorker | None = None
         self._pid = 0
@@ -58,8 +59,8 @@ class RunningService:
             self._worker = worker
             self._pid = self._worker.pid
             self._worker.control.setblocking(True)
-            listen(self._port)  # here and now: the ranks start next
-            framing.send(self._worker.control, self._start, [self._port.fileno()])
+            listen(self.port)  # here and now: the ranks start next
+            framing.send(self._worker.control, self._start, [self.port.fileno()])
 
     def pids(self) -> set[int]:
         """Return the pid of the serving process, if there is or was one."""

@@ -32,7 +32,7 @@ _BATCH_S = 0.05
 """Events that are not urgent are sent together: one message instead of fifty."""
 
 _URGENT = (ev.RankFailed, ev.RankExited, ev.RankResult, ev.RecordAwaited)
-"""Events that are sent at once, with those before them."""
+"""Events that are sent as soon as all that has arrived with them is read, with those before them."""
 
 _STACKS_S = 0.1
 """``faulthandler`` writes stacks within milliseconds of the signal."""
@@ -57,7 +57,8 @@ class AgentServer:
         self._group: RankGroup | None = None
         self._link = AgentLink(config.endpoint, config.server_key, config.secret)
         self._outbox: list[list[Any]] = []
-        self._flushing: asyncio.TimerHandle | None = None
+        self._flushing: asyncio.Handle | None = None
+        self._is_urgent = False
         self._reserved_port = _reserved(kernel_link)
         self._rank_ports = RankPorts(kernel_link.ports)
         self._closing = asyncio.Event()
@@ -211,9 +212,10 @@ class AgentServer:
         self._flush()
         self._group = None
         self._rank_ports.release()
-        self._reserved_port.close()  # a store must never serve two attempts
         try:
-            self._reserved_port = _reserved(self._kernel_link)
+            if group.service is None or group.service.port is self._reserved_port:
+                self._reserved_port.close()  # a store must never serve two attempts
+                self._reserved_port = _reserved(self._kernel_link)
         except OSError:
             self._send(msg.CleanedUp(group.gang, group.attempt, None))
             self._closing.set()  # of no use without a port; the kernel starts another agent
@@ -252,16 +254,20 @@ class AgentServer:
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
-        if isinstance(event, _URGENT):
-            self._flush()
+        loop = asyncio.get_running_loop()
+        if isinstance(event, _URGENT) and not self._is_urgent:
+            if self._flushing is not None:
+                self._flushing.cancel()
+            self._is_urgent = True
+            self._flushing = loop.call_soon(self._flush)
         elif self._flushing is None:
-            loop = asyncio.get_running_loop()
             self._flushing = loop.call_later(_BATCH_S, self._flush)
 
     def _flush(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
+        self._is_urgent = False
         if self._outbox and self._group is not None:
             batch, self._outbox = self._outbox, []
             self._send_events(self._group, batch)

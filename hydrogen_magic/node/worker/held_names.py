@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 from typing import Any
@@ -42,7 +41,7 @@ def _size_bytes(value: Any) -> int | None:
 
 def memory_bytes() -> int:
     """Return the memory of this process."""
-    return next(processes.processes([os.getpid()])).rss_bytes
+    return processes.own_rss_bytes()
 
 
 def gpu_memory_bytes() -> int | None:

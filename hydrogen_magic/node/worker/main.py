@@ -284,10 +284,10 @@ class _Rank:
         now_s = self.reporter.now_s()
         n_collectives = self.entered.count()
         self._report_entered(self.entered.end(now_s))
-        self.reporter.post(
+        self.reporter.report(
             self.names.report(now_s, self.rank, self.groups, n_collectives, self._warn)
         )
-        self.reporter.close()
+        self.reporter.close()  # which sends it
         standard_streams.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}
         self._send(msg.WorkerRetained(files, code))

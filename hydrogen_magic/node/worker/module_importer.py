@@ -98,7 +98,8 @@ class SessionFinder(ClosureFinder):
                 sys.modules.pop(name, None)
             _put_first(self)
         known = self.modules
-        edited = [n for n in sys.modules if n in known and modules.get(n, known[n]) != known[n]]
+        differing = {n for n in modules.keys() & known.keys() if modules[n] != known[n]}
+        edited = [n for n in sys.modules if n in differing] if differing else []
         known.update({n: module for n, module in modules.items() if n not in edited})
         if not edited:
             return []

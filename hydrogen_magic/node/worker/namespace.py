@@ -221,13 +221,13 @@ class LoadedClosure:
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         for feature in header.futures:
             flags |= getattr(__future__, feature).compiler_flag
-        tree = syntax.parse(header.code, header.filename, flags=flags)
+        code = "\n" * header.line_offset + header.code
+        tree = syntax.parse(code, header.filename, flags=flags)
         assert isinstance(tree, ast.Module)
         _keep_last_value(tree)
-        ast.increment_lineno(tree, header.line_offset)
-        code = compile(tree, header.filename, "exec", flags, dont_inherit=True)
-        assert isinstance(code, types.CodeType)
-        return code
+        compiled = compile(tree, header.filename, "exec", flags, dont_inherit=True)
+        assert isinstance(compiled, types.CodeType)
+        return compiled
 
     def _run_call(self) -> Any:
         assert self._call is not None

@@ -67,7 +67,8 @@ class _Delivery:
         self._loaded = loaded
         self._send = send
         self._progress = progress
-        self._begin = begin
+        self._begin_step = begin
+        self._step = ""
         self._gathering = Gathering(loaded.result_pickler, progress.report)
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
@@ -83,7 +84,8 @@ class _Delivery:
                 later[name] = obj
             elif is_first:
                 self._pack(name, obj)
-        self._begin("gathering sharded tensors")
+        if self._gathering.is_possible:
+            self._begin("gathering sharded tensors")
         refused = self._gathering.gather()
         for name, obj in later.items():
             if name not in refused and (is_first or name == CELL_VALUE):
@@ -92,6 +94,11 @@ class _Delivery:
             if is_first or name == CELL_VALUE:
                 self._fail(name, why)
         return self._nbytes
+
+    def _begin(self, step: str) -> None:
+        if step != self._step:
+            self._step = step
+            self._begin_step(step)
 
     def _pack(self, name: str, obj: Any) -> None:
         self._begin(f"packing {label(name)}")

@@ -43,8 +43,9 @@ class Gathering:
         self._make_pickler = make_pickler
         self._report = report
         self._found: dict[str, dict[str, Any]] = {}
-        is_possible = "torch.distributed.tensor" in sys.modules
-        self._peers = _Peers(report) if is_possible else None
+        self.is_possible = "torch.distributed.tensor" in sys.modules
+        """There may be such tensors."""
+        self._peers = _Peers(report) if self.is_possible else None
 
     def concerns(self, name: str, obj: Any) -> bool:
         """Whether a result contains sharded tensors. All ranks ask it for all results."""

@@ -48,16 +48,17 @@ class TextFallback:
             self.start().update(state, earlier)
 
     def finish(self, state: GangState) -> None:
-        """Show the end, if text is shown."""
+        """Print the rest, if text is shown: a picture takes the place of the table."""
         if self._view is not None:
-            self._view.close(state)
+            self._view.write_rest(state)
             self._is_complete = True
 
     def print_all(self, state: GangState, all_events: Callable[[], Sequence[Event]]) -> None:
-        """Print what no page shows until now, to the end."""
+        """Print what no page shows until now, to the end: there is no picture."""
         if not self._is_complete:
             self.update(state, [], all_events)
-            self.finish(state)
+        if self._view is not None:
+            self._view.close(state)
 
     def stop(self) -> None:
         """A page shows the gang from now on; it has the printed output."""
