@@ -62,7 +62,7 @@ _LOOK_MS = 1000
 _STOPPED_LOOKS = 3
 """How often in a row the agent is found stopped before it is ended."""
 _STOPPED_LOOKS_IF_REMOTE = 15
-"""A task that is attached ends it after 10 s, and reports it."""
+"""A task that is attached ends it sooner, and reports it."""
 _END_S = 5.0
 
 _started = time.time()
