@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.spark import session as spark_sessions
+from hydrogen_magic.driver.placements.spark.executors import running_tasks
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.gang_command import manage
@@ -54,7 +55,7 @@ def test_the_stage_stays_open_until_the_session_ends(first: Gang) -> None:
     found, again = (ended(launch(spark_ranks.joined, session="lab")).results for _ in range(2))
     assert [rank for rank, _, _ in found] == [0, 1] and found == again
     stage = f"hydrogen_magic-{first.id}-0"
-    held = functools.partial(spark_sessions.find().running_tasks, stage)
+    held = functools.partial(running_tasks, spark_sessions.find(), stage)
     assert held() in (2, None), "None: the server does not tell"
     listed: list[str] = []
     manage(GangCommand(), listed.append)
@@ -72,7 +73,7 @@ def test_infer_does_not_run_on_its_ranks(first: Gang, notebook_shell: Interactiv
 
 
 def test_an_idle_session_releases_its_slots(first: Gang) -> None:
-    held = functools.partial(spark_sessions.find().running_tasks, f"hydrogen_magic-{first.id}-0")
+    held = functools.partial(running_tasks, spark_sessions.find(), f"hydrogen_magic-{first.id}-0")
     assert held() in (2, None)
     (lab,) = sessions.sessions()
     ended(launch(spark_ranks.joined, session="lab", idle=0.5)).raise_for_state()
