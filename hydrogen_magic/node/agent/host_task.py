@@ -437,7 +437,7 @@ def _wait(sock: socket.socket, agent: dict[str, Any], task: int, provider: int) 
                 silence_s += wait_s
                 with contextlib.suppress(OSError):  # it ends: the answer will be none
                     _send(sock, ["TaskPing", {}], [])
-                if silence_s == _SUSPECT_S:
+                if silence_s - wait_s < _SUSPECT_S <= silence_s:
                     with contextlib.suppress(OSError):  # there may be no room for a process
                         guard.enter_context(_guarded(sock, agent))
                 if silence_s >= _SUSPECT_S and not is_unwanted:
