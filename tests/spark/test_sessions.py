@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.spark import session as spark_sessions
-from hydrogen_magic.driver.placements.spark.executors import running_tasks
+from hydrogen_magic.driver.placements.spark.application_status import running_tasks
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.gang_command import manage

@@ -19,18 +19,18 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark import capacity_check as surveys
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.application_limits import registered_cores
-from hydrogen_magic.driver.placements.spark.capacity_check import (
-    ClusterCapacity,
-    capacity,
-    free_slots,
-)
-from hydrogen_magic.driver.placements.spark.executors import (
+from hydrogen_magic.driver.placements.spark.application_status import (
     Executor,
     ExecutorList,
     executors_of_tasks,
     other_jobs,
     roster,
     running_tasks,
+)
+from hydrogen_magic.driver.placements.spark.capacity_check import (
+    ClusterCapacity,
+    capacity,
+    free_slots,
 )
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings

@@ -20,7 +20,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote import host_tasks
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.executors import running_tasks
+from hydrogen_magic.driver.placements.spark.application_status import running_tasks
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from hydrogen_magic.views.text_table import gang_lines
 from tests import leaks, plain_ranks, ranks, spark_ranks, spark_rig

@@ -18,13 +18,13 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.driver.placements.spark import (
+    application_status,
     capacity_check,
-    executors,
     hosts,
     private_calls,
 )
+from hydrogen_magic.driver.placements.spark.application_status import Executor, ExecutorList
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, waits_for
-from hydrogen_magic.driver.placements.spark.executors import Executor, ExecutorList
 from hydrogen_magic.driver.placements.spark.session import Session
 
 EARLIER, OWN = "hydrogen_magic-cafe-0", "hydrogen_magic-cafe-1"
@@ -98,7 +98,7 @@ def session_of(
         private_calls, "_context", lambda session: None if jobs is None else context
     )
     monkeypatch.setattr(
-        executors, "_from_ui", lambda *asked: None if jobs is None else (of_ui, 60.0)
+        application_status, "_from_ui", lambda *asked: None if jobs is None else (of_ui, 60.0)
     )
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.master": "there", **settings}))
     return Session(spark, is_connect, f"app-{next(_applications)}", "there")

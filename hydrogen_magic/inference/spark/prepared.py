@@ -25,7 +25,7 @@ from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark import gpu_resources
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.executors import roster
+from hydrogen_magic.driver.placements.spark.application_status import roster
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings

@@ -15,7 +15,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores, registered_cores
-from hydrogen_magic.driver.placements.spark.executors import (
+from hydrogen_magic.driver.placements.spark.application_status import (
     GLANCE_S,
     ExecutorList,
     other_jobs,

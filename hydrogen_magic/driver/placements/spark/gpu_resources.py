@@ -14,7 +14,7 @@ from typing import Any
 
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark import private_calls
-from hydrogen_magic.driver.placements.spark.executors import ExecutorList
+from hydrogen_magic.driver.placements.spark.application_status import ExecutorList
 from hydrogen_magic.driver.placements.spark.job_errors import explained
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings

@@ -21,6 +21,10 @@ from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import RelayRoute, RemoteAgentPool, agent_pool
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
+from hydrogen_magic.driver.placements.spark.application_status import (
+    executors_of_tasks,
+    running_tasks,
+)
 from hydrogen_magic.driver.placements.spark.barrier_job import as_error, is_unreachable, submit
 from hydrogen_magic.driver.placements.spark.capacity_check import (
     ClusterCapacity,
@@ -30,7 +34,6 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     slots_now,
     waits_for,
 )
-from hydrogen_magic.driver.placements.spark.executors import executors_of_tasks, running_tasks
 from hydrogen_magic.driver.placements.spark.host_choice import choose, obstacle_to_choice
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.relay import Relay
