@@ -117,7 +117,10 @@ def removes_its_log() -> int:
     import hydrogen_magic
 
     folder = Path(hydrogen_magic.__file__).parents[2]  # of the agent
-    (log,) = folder.glob("runs/*/rank-*.log")
+    print("a line", flush=True)
+    while not (logs := [*folder.glob("runs/*/rank-*.log")]):
+        time.sleep(0.01)  # it is created by the first output
+    (log,) = logs
     log.unlink()
     log.mkdir()
     return os.getppid()

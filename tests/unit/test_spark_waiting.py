@@ -101,7 +101,7 @@ def session_of(
         application_status, "_from_ui", lambda *asked: None if jobs is None else (of_ui, 60.0)
     )
     spark: Any = SimpleNamespace(conf=SimpleNamespace(getAll={"spark.master": "there", **settings}))
-    return Session(spark, is_connect, f"app-{next(_applications)}", "there")
+    return Session(spark, is_connect, f"waiting-{next(_applications)}", "there")
 
 
 THREE = {"spark.executor.instances": "3"}
