@@ -346,7 +346,7 @@ def test_wandb_has_a_run_beside_the_notebooks_own(wandb: Any, tmp_path: Path) ->
     own.finish()
     wandb.teardown()
     [folder] = [each for each in _offline_runs(tmp_path) if own.id not in each.name]
-    assert (folder / "files" / "rank-0.log").exists()
+    assert (folder / "files" / "rank-0.log").read_text() == "first step\n"
     assert [(step, loss) for _, step, loss in _losses(folder)] == [(0, 0.25)]
     records = list(_records(next(folder.glob("*.wandb"))))
     [run_record] = [each.run for each in records if each.HasField("run")][-1:]
@@ -395,6 +395,7 @@ def _losses(folder: Path) -> list[tuple[int, int | None, float]]:
 
 
 def fail_at(lr: float) -> None:
+    print("first step", flush=True)
     hm.log(0, loss=lr)
     raise ValueError("diverged")
 
