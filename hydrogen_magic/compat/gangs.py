@@ -72,7 +72,7 @@ class _DriverLog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._gang, name)
 
-    def events(self, start: int = 0) -> list[ev.Event]:
+    def events(self, start: int = 0) -> Sequence[ev.Event]:
         """Return as many events as the gang has, since views count them."""
         return [_unprinted(event) for event in self._gang.events(start)]
 

@@ -29,10 +29,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.event_history import EventHistory
 from hydrogen_magic.errors import HydrogenError
 
 OWNER_SOCKET = "owner.sock"
@@ -264,31 +266,34 @@ class Summary:
         return self.launched.wall_time + self.last.at_s
 
 
-def read(gang_id: str) -> list[ev.Event]:
+def read(gang_id: str) -> Sequence[ev.Event]:
     """Return the events of a run, which may still be running.
 
     An incomplete last line (its kernel was killed) is left out. Raises HydrogenError if there is no
     such run, or its record is damaged.
     """
-    return read_on(gang_id, 0)[0]
+    events = EventHistory()
+    read_on(gang_id, 0, events)
+    return events[:]
 
 
-def read_on(gang_id: str, start: int) -> tuple[list[ev.Event], int]:
-    """Return the events from the byte ``start`` of the record on, and the byte where to read on.
+def read_on(gang_id: str, start: int, events: EventHistory) -> int:
+    """Append the events from the byte ``start`` of the record on; return the byte where to read on.
 
     See :func:`read`.
     """
     try:
         with open(run_dir(gang_id) / _EVENTS, "rb") as file:
             file.seek(start)
-            data = file.read()
+            for line in file:
+                if line.endswith(b"\n"):
+                    events.append(_decode(line, gang_id))
+                    start += len(line)
     except OSError:
         raise HydrogenError(f"there is no record of a run {gang_id!r}{_where()}") from None
-    complete = data[: data.rfind(b"\n") + 1]
-    try:
-        return [_decode(line, gang_id) for line in complete.splitlines()], start + len(complete)
     except ev.MessageError as error:
         raise HydrogenError(str(error)) from error
+    return start
 
 
 def _where() -> str:
@@ -387,8 +392,8 @@ def complete(gang_id: str, events: Sequence[ev.Event]) -> None:
         end = data.rfind(b"\n") + 1
         file.truncate(end)
         file.seek(end)
-        recorded = list(filter(is_recorded, events))
-        missing = b"".join(map(_line, recorded[data.count(b"\n", 0, end) :]))
+        n_recorded = data.count(b"\n", 0, end)
+        missing = b"".join(map(_line, islice(filter(is_recorded, events), n_recorded, None)))
         while missing:  # a disk that gets full takes a part, and refuses the rest
             missing = missing[file.write(missing) :]
 

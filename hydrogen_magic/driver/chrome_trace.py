@@ -10,7 +10,7 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,14 +23,13 @@ _LANES = 1000
 """Thread ids reserved for each track, which needs more than one if its spans partly overlap."""
 
 
-def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str]) -> Path:
+def write_chrome_trace(events: Sequence[ev.Event], path: str | os.PathLike[str]) -> Path:
     """Write ``events`` as Chrome trace JSON to ``path``, replacing an existing file; return the path.
 
     A file whose name ends in ``.gz`` is compressed.
 
     Raises OSError when the file cannot be written.
     """
-    events = list(events)
     tracks = _tracks(events)
     entries = [*_spans(events, tracks), *_phases(events), *_waits(events), *_counters(events)]
     pids = sorted({entry["pid"] for entry in entries})
@@ -54,7 +53,7 @@ def library_timelines(run_dir: Path) -> list[Path]:
     return sorted(run_dir.glob("*-timeline-*.json"), key=lambda path: path.stat().st_mtime)
 
 
-def _tracks(events: list[ev.Event]) -> list[str]:
+def _tracks(events: Sequence[ev.Event]) -> list[str]:
     """Return the tracks of all ranks in display order."""
     found = {event.track for event in events if isinstance(event, ev.Spans)}
     return [*ev.TRACKS, *sorted(found.difference(ev.TRACKS))]
@@ -78,7 +77,7 @@ def _slice(name: str, pid: int, tid: int, start_s: float, end_s: float) -> dict[
     return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start_us, "dur": duration_us}
 
 
-def _spans(events: list[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]]:
+def _spans(events: Sequence[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]]:
     by_track: dict[tuple[int, str], list[tuple[int, int, int, str]]] = {}
     for event in events:
         if isinstance(event, ev.Spans):
@@ -96,7 +95,7 @@ def _spans(events: list[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]
             yield _slice(name, rank, first + lane, start_ns / 1e9, end_ns / 1e9)
 
 
-def _reductions(events: list[ev.Event]) -> Iterator[tuple[int, tuple[int, int, int, str]]]:
+def _reductions(events: Sequence[ev.Event]) -> Iterator[tuple[int, tuple[int, int, int, str]]]:
     """Yield waits for gradients as in the live view: rank, then start, end (ns), depth, name."""
     np = next((event.np for event in events if isinstance(event, ev.GangLaunched)), 0)
     found = [
@@ -131,12 +130,12 @@ def _lane(lanes: list[list[int]], start_ns: int, end_ns: int) -> int:
     return len(lanes) - 1
 
 
-def _phases(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+def _phases(events: Sequence[ev.Event]) -> Iterator[dict[str, Any]]:
     for phase, end_s in _until_next(events, ev.RankPhase):
         yield _slice(phase.phase, phase.rank, _PHASES, phase.at_s, end_s)
 
 
-def _waits(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+def _waits(events: Sequence[ev.Event]) -> Iterator[dict[str, Any]]:
     recorded = set(_collectives(events))
     for wait, end_s in _until_next(events, ev.CollectiveWait):
         if wait.name and (wait.rank, wait.since_s) not in recorded:
@@ -146,7 +145,7 @@ def _waits(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
 _T = TypeVar("_T", ev.RankPhase, ev.CollectiveWait)
 
 
-def _until_next(events: list[ev.Event], kind: type[_T]) -> Iterator[tuple[_T, float]]:
+def _until_next(events: Sequence[ev.Event], kind: type[_T]) -> Iterator[tuple[_T, float]]:
     """Yield each event of ``kind`` with the time of its rank's next one, or of the rank's end.
 
     What is open at the end of a run, or at the last event of one that still runs, ends there.
@@ -167,14 +166,14 @@ def _until_next(events: list[ev.Event], kind: type[_T]) -> Iterator[tuple[_T, fl
         yield from ((before, last_s) for before in current.values())
 
 
-def _collectives(events: list[ev.Event]) -> Iterator[tuple[int, float]]:
+def _collectives(events: Sequence[ev.Event]) -> Iterator[tuple[int, float]]:
     """Yield rank and start of collectives that are already spans, which need no second entry."""
     for event in events:
         if isinstance(event, ev.Spans) and event.track == ev.COLLECTIVES:
             yield from ((event.rank, start_ns / 1e9) for start_ns in event.starts_ns)
 
 
-def _counters(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+def _counters(events: Sequence[ev.Event]) -> Iterator[dict[str, Any]]:
     for event in events:
         if isinstance(event, ev.Metrics):
             for name, column in event.values.items():

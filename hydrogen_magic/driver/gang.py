@@ -69,7 +69,7 @@ class Gang:
         """Return the current state of the gang: a frozen value."""
         return self._run.state
 
-    def events(self, start: int = 0) -> list[Event]:
+    def events(self, start: int = 0) -> Sequence[Event]:
         """Return the events so far, oldest first, from the ``start``-th event on."""
         return self._run.log.events[start:]
 

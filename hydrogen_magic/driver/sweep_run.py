@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.core import events as ev
@@ -63,7 +63,7 @@ class SweepRun:
         """Return whether it has ended; waits for a gang."""
         return self._refused is not None if self.gang is None else self.gang.wait(timeout_s)
 
-    def events(self, start: int = 0) -> list[ev.Event]:
+    def events(self, start: int = 0) -> Sequence[ev.Event]:
         """Return the events of its gang, from the ``start``-th on."""
         if self.gang is not None:
             return self.gang.events(start)

@@ -8,11 +8,12 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.event_history import EventHistory
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver import chrome_trace, history, launcher, session
 from hydrogen_magic.driver.gang import Gang
@@ -44,24 +45,28 @@ class RecordedGang:
     def __init__(self, gang_id: str) -> None:
         self.id = gang_id
         self._lock = threading.RLock()
-        self._events: list[Event] = []
+        self._events = EventHistory()
         self._n_bytes = 0
         """Bytes of the record that have been read."""
+        self._is_over = False
+        """Its end is not recorded, and will not be."""
         self._state = GangState()
         self._n_folded = 0
 
-    def events(self, start: int = 0) -> list[Event]:
+    def events(self, start: int = 0) -> Sequence[Event]:
         """Return the events, from the ``start``-th on; the end is among them if its kernel died."""
         with self._lock:
             self._read()
-            if history.missing_end(self._events):
+            if not self._is_over and history.missing_end(self._events):
                 self._read()  # its kernel may have recorded the end in between
-            missing = history.missing_end(self._events)
-            return [*self._events[start:], *missing[max(0, start - len(self._events)) :]]
+                for end in history.missing_end(self._events):
+                    self._events.append(end)
+                    self._is_over = True
+            return self._events[start:]
 
     def _read(self) -> None:
-        fresh, self._n_bytes = run_log.read_on(self.id, self._n_bytes)
-        self._events += fresh
+        if not self._is_over:
+            self._n_bytes = run_log.read_on(self.id, self._n_bytes, self._events)
 
     def snapshot(self) -> GangState:
         """Return its state according to the record."""

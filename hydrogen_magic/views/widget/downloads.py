@@ -115,10 +115,13 @@ def _csv(actions: Actions, request: PageCommand) -> DownloadFile:
 
 def _check_table(actions: Actions) -> None:
     """Refuse a mostly empty table: names created at run time make one."""
-    logged = [event for event in actions.events() if isinstance(event, Metrics)]
-    n_rows = sum(len(event.steps) for event in logged)
-    n_columns = len({name for event in logged for name in event.values})
-    n_filled = sum(len(event.steps) * len(event.values) for event in logged)
+    n_rows, n_filled, columns = 0, 0, set[str]()
+    for event in actions.events():
+        if isinstance(event, Metrics):
+            n_rows += len(event.steps)
+            n_filled += len(event.steps) * len(event.values)
+            columns.update(event.values)
+    n_columns = len(columns)
     if n_rows * n_columns > max(_MOST_BYTES, _MOST_EMPTY * n_filled):
         raise HydrogenError(
             f"{n_columns} metrics over {n_rows} steps would make a table that is too large and "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from hydrogen_magic.core import events as ev
@@ -40,6 +40,8 @@ _MOST_SPANS_KEPT = 900_000
 """The newest spans, for a page that comes late: one with a million drops the oldest tenth."""
 _CATCH_UP = 16
 """If more spans wait, this many messages send them: a track never lags far behind."""
+_BLOCK = 4096
+"""Events of the time without pages that are processed at a time; there may be millions."""
 _MOST_STACKS = 64
 """Different stacks that are sent; those of a thousand ranks are mostly alike."""
 _MOST_WATCHED = 16
@@ -97,7 +99,8 @@ class PageFeed:
         is_restart = self._is_restart(events)
         elapsed_s = max(0.0, now_s - self._now_s)
         self._state, self._now_s = state, now_s
-        self._take(events)
+        self._feed(events)
+        self._flush()
         buffers: list[bytes] = []
         content = self._changes(elapsed_s, events, buffers)
         if is_restart:
@@ -114,7 +117,10 @@ class PageFeed:
         :meth:`full` has them, as far as a page keeps them.
         """
         self._state, self._now_s = state, now_s
-        self._take([event for event in events if _is_of(state, event)])
+        own = (event for event in events if _is_of(state, event))
+        while block := list(islice(own, _BLOCK)):
+            self._feed(block)
+        self._flush()
         self._lines.skip(now_s)
         sizes = self.tracks.sizes()
         self._spans_sent = {key: sizes[key] for key in self._waiting_spans()}
@@ -179,15 +185,17 @@ class PageFeed:
         begins = any(isinstance(event, ev.AttemptStarted) for event in events)
         return begins and bool(self.curves.metrics() or self._stacks is not None)
 
-    def _take(self, events: Sequence[ev.Event]) -> None:
+    def _feed(self, events: Sequence[ev.Event]) -> None:
         self.curves.feed(events)
         self.tracks.feed(events)
-        self.tracks.flush(self._now_s)
         self._lines.feed(events, self._state.gang)
-        if self._state.is_terminal:
-            self._lines.flush(self._now_s)
         if any(isinstance(event, ev.AttemptStarted) for event in events):
             self._stacks = None
+
+    def _flush(self) -> None:
+        self.tracks.flush(self._now_s)
+        if self._state.is_terminal:
+            self._lines.flush(self._now_s)
 
     # ── output ───────────────────────────────────────────────────────────────────────────────────
 

@@ -37,7 +37,7 @@ class LiveFeed:
         if self.page_feed is not None:
             self._fresh += fresh
 
-    def events(self) -> list[Event]:
+    def events(self) -> Sequence[Event]:
         """Return all events so far; the oldest output may be missing, as in :class:`Gang`."""
         return [] if self.actions is None else self.actions.events()[: self._n_events]
 
