@@ -240,12 +240,27 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "interval_s"), [(1, 0.1), (128, 0.1), (256, 0.2), (1024, 0.8), (100_000, 1.0)]
+    ("world_size", "age_s", "interval_s"),
+    [
+        (1, 0.0, 0.1),
+        (128, 0.0, 0.1),
+        (256, 0.0, 0.2),
+        (1024, 0.0, 0.8),
+        (100_000, 0.0, 1.0),
+        (1, 3600.0, 0.5),
+        (256, 3600.0, 0.5),
+        (1024, 3600.0, 0.8),
+    ],
 )
-def test_the_more_ranks_the_rarer_each_sends(world_size: int, interval_s: float) -> None:
+def test_the_more_ranks_and_the_longer_they_run_the_rarer_each_sends(
+    world_size: int, age_s: float, interval_s: float
+) -> None:
     now_s = 100.0
     pace = SendInterval(7, world_size, clock=lambda: now_s)
-    assert pace.interval_s == pytest.approx(interval_s)
+    points_per_s = pace.max_points / pace.interval_s
+    now_s += age_s
+    assert pace.interval_s == pytest.approx(interval_s, rel=0.01)
+    assert pace.max_points / pace.interval_s == pytest.approx(points_per_s, rel=0.01, abs=10)
     n_ticks, n_sent = 1000, 0
     for _ in range(n_ticks):
         now_s += TICK_S

@@ -11,6 +11,7 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import metric_points as points
 from hydrogen_magic.node.worker.metric_points import Point
+from hydrogen_magic.node.worker.send_interval import SendInterval
 
 _MAX_POINTS = 1 << 16
 """Maximum number of points: more than half a second of 100 000 a second, and about 30 MB of memory."""
@@ -19,12 +20,12 @@ _MAX_POINTS = 1 << 16
 class PointQueue:
     """Points that wait to be sent: any thread may add, one takes.
 
-    A full queue drops the oldest points. ``limit`` is the number of points that may be sent at a time.
+    A full queue drops the oldest points. ``interval`` limits the number of points that are sent at a time.
     """
 
-    def __init__(self, rank: int, limit: int) -> None:
+    def __init__(self, rank: int, interval: SendInterval) -> None:
         self._rank = rank
-        self._limit = limit
+        self._interval = interval
         self._added: deque[Point] = deque(maxlen=_MAX_POINTS)
         self._taken: deque[Point] = deque()
         """Taken from ``_added``, not yet sent: the value of the first one is still being computed."""
@@ -52,11 +53,12 @@ class PointQueue:
             self._dropped.add(self._taken[-1][0])
         skipped = self._dropped.skipped()
         # A rank that logs more than it may send shows its newest points, not those from seconds ago.
-        n_kept = self._limit if n_waiting >= _MAX_POINTS else _MAX_POINTS
+        limit = self._interval.max_points
+        n_kept = limit if n_waiting >= _MAX_POINTS else _MAX_POINTS
         while len(self._taken) > n_kept:
             self._taken.popleft()
             skipped += 1
-        ready = self._pop_ready(_MAX_POINTS if wait_s else self._limit, time.monotonic() + wait_s)
+        ready = self._pop_ready(_MAX_POINTS if wait_s else limit, time.monotonic() + wait_s)
         for chunk in points.chunks(ready):
             yield points.as_metrics(at_s, self._rank, chunk, skipped)
             skipped = 0

@@ -61,7 +61,7 @@ class Reporter:
         self.collectives = CollectiveTracker(self.now_ns)
         self.exchanges = ExchangeCounter(rank)
         self._zero_ns = round(clock_zero_s * 1e9)
-        self._points = PointQueue(rank, interval.max_points)
+        self._points = PointQueue(rank, interval)
         self._spans = SpanQueue()
         self._others: deque[ev.Event] = deque()
         self._watch = Watch(rank)
