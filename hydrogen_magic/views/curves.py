@@ -43,6 +43,8 @@ _MOST_METRICS_AT_ONCE = 64
 _MOST_WAITING = 5000
 """Buckets that may wait to be sent before widths are doubled: the traffic of a second, so that a short
 burst stays exact."""
+_MOST_PENDING = 10_000
+"""Batches of points that wait to be added together; a page that comes late has those of all hours."""
 _LARGEST = float(np.finfo(np.float32).max)
 """Larger values are replaced by this one: a page draws in float32."""
 _LARGEST_STEP = 2**53
@@ -215,6 +217,8 @@ class _Curve:
         if len(values):
             points.append(steps, values)
             self._pending.append((steps, values))
+            if len(self._pending) >= _MOST_PENDING:
+                self._add_pending()
 
     def add_mixed(
         self,
@@ -238,15 +242,19 @@ class _Curve:
         """Update the series; return how many buckets have changed that were not waiting."""
         before = self.n_dirty(ranks)
         if self._pending:
-            steps, values = (np.concatenate(part) for part in zip(*self._pending, strict=True))
-            self._pending.clear()
-            self._series[ALL_RANKS].add(steps, values, self.width)
-        # It has every key of every rank: if it is small enough, all are.
-        while len(self._series[ALL_RANKS]) > MOST_BUCKETS:
-            self.double()
+            self._add_pending()
         for rank in self._shown(ranks):
             self.series(rank)
         return max(0, self.n_dirty(ranks) - before)
+
+    def _add_pending(self) -> None:
+        """Add points to the series of all ranks."""
+        steps, values = (np.concatenate(part) for part in zip(*self._pending, strict=True))
+        self._pending.clear()
+        self._series[ALL_RANKS].add(steps, values, self.width)
+        # It has every key of every rank: if it is small enough, all are.
+        while len(self._series[ALL_RANKS]) > MOST_BUCKETS:
+            self.double()
 
     def series(self, rank: int) -> Series:
         """Return the updated series: series that are not displayed are updated only here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
@@ -131,6 +132,19 @@ def test_a_series_never_has_more_than_1024_buckets_and_keeps_its_extremes() -> N
     assert whole(curves, "loss").width == 128 and len(buckets) == math.ceil(100_000 / 128)
     assert buckets.maxs[31_337 // 128] == 9.0 and buckets.mins[77_777 // 128] == -9.0
     assert sum(buckets.counts) == 100_000
+
+
+def test_points_that_wait_for_a_page_take_little_memory() -> None:
+    curves = Curves()
+    tracemalloc.start()
+    try:
+        curves.feed(batch(0, [step], loss=[float(step)]) for step in range(40_000))
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 6e6  # arrays of one point take 14 MB
+    buckets = whole(curves, "loss").series[ALL_RANKS]
+    assert sum(buckets.counts) == 40_000 and max(buckets.maxs) == 39_999.0
 
 
 def test_a_short_burst_stays_exact_and_comes_within_a_second() -> None:
