@@ -31,6 +31,8 @@ from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.prediction import partition_files
+from hydrogen_magic.node.prediction.arrow_types import without_nulls
+from hydrogen_magic.node.prediction.ddl import spark_schema, spark_type
 from hydrogen_magic.node.prediction.partition_files import PART, Part
 from hydrogen_magic.node.prediction.schema_unify import MisfitError, joined
 
@@ -118,7 +120,8 @@ class KeptPartitions:
     def predicted(self, kept: list[str], *, as_text: bool) -> Any:
         """Return the predicted columns in types for all rows, None if there is no row yet.
 
-        ``as_text``: columns of types without a common one become text. Otherwise raises InferError.
+        ``as_text``: columns are text if their types have no common one, if Spark lacks it, or if it cannot
+        hold a value. Otherwise raises InferError for the first of these.
         """
         known = None
         for schema in self.schemas(kept):
@@ -126,7 +129,20 @@ class KeptPartitions:
                 known = joined(known, schema, as_text=as_text)
             except MisfitError as error:
                 raise InferError(str(error)) from None
-        return known
+        return self._held(known) if as_text and known is not None else known
+
+    def _held(self, columns: pa.Schema) -> pa.Schema:
+        """Return ``columns`` with text for those whose values Spark cannot hold in their type."""
+        known = without_nulls(columns)
+        unfit = {field.name for field in known if spark_type(field.type) is None}
+        of_spark = spark_schema(known, as_text=True)
+        for part in [*self.parts(), *self.earlier()]:
+            if part.n_rows:
+                unfit |= partition_files.unfit_columns(part.path, of_spark)
+        texts = (
+            field.with_type(pa.string()) if field.name in unfit else field for field in columns
+        )
+        return pa.schema(texts)
 
     def linked(self) -> list[str]:
         """Return paths of the present parts that exist as long as this kernel."""
