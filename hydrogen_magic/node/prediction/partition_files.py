@@ -77,7 +77,8 @@ def read(path: str, config: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
             own, predicted = table.select(config["kept"]), table.drop(config["kept"])
             added, misfits = fixed(predicted, of_spark, as_text=as_text, rounds=True)
             if misfits and config["options"]["on_error"] == "fail":
-                raise InferError(next(iter(misfits.values())))
+                remedy = "continue with --resume --on-error collect, which makes the column text"
+                raise InferError(f"{next(iter(misfits.values()))}; or {remedy}")
             yield from side_by_side(own, with_reasons(added, misfits)).to_batches()
 
 

@@ -223,7 +223,8 @@ def _refusal(
     if not is_declared:
         return (
             f"predict returned column {field.name!r} as {found}, but as {field.type} for other rows"
-            f"{detail}: return one type for all batches, or set it with --schema"
+            f"{detail}: return one type for all batches, or continue with --resume and --on-error collect,"
+            " which makes the column text, or --schema, which sets its type"
         )
     wanted = field.type
     is_time = pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted)
