@@ -11,7 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from hydrogen_magic.node.prediction.fixed_types import fixed, with_reasons
+from hydrogen_magic.node.prediction import fixed_types
+from hydrogen_magic.node.prediction.ddl import spark_schema
+from hydrogen_magic.node.prediction.fixed_types import fits, fixed, with_reasons
 
 MIDNIGHT = dt.datetime(2026, 1, 2)
 FAR_S = 10**13
@@ -85,6 +87,18 @@ def test_other_values_are_missing_with_a_reason(
 def test_text_and_numbers_differ_unless_errors_are_collected(value: Any, kind: pa.DataType) -> None:
     found, reasons = converted([value], kind, as_text=False)
     assert found == [None] and reasons.keys() == {0}
+
+
+def test_values_that_fit_by_their_type_are_not_read() -> None:
+    """Such as those of embeddings: the files of a run may have more than one machine can read."""
+    times = pa.array([1], pa.timestamp("ns"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixed_types, "_converted", lambda *given, **options: None)
+        assert fits(pa.array([[1.0]], pa.list_(pa.float32(), 1)), pa.list_(pa.float32()))
+        assert fits(times, pa.timestamp("us")) and fits(times, pa.string())
+        for kind in (pa.timestamp("s"), pa.duration("ms"), pa.list_(pa.timestamp("ms", "UTC"))):
+            values = pa.nulls(1, kind)
+            assert not fits(values, spark_schema(pa.schema({"y": kind})).types[0])
 
 
 def test_reasons_are_in_the_column_of_errors() -> None:

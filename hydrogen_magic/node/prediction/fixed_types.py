@@ -6,6 +6,7 @@ missing value. Others are null, with a reason.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -19,6 +20,9 @@ from hydrogen_magic.node.prediction.schema_unify import is_convertible, n_infini
 
 _MAX_CHARACTERS = 500
 """Of a message; the column of errors has the whole value."""
+
+_COARSE = re.compile(r"(timestamp|duration)\[m?s\b")
+"""Types with values out of the range of Spark's microseconds."""
 
 
 def fixed(
@@ -61,8 +65,10 @@ def fixed_array(
 
 def fits(values: pa.Array, kind: pa.DataType) -> bool:
     """Return whether a column of type ``kind`` can hold all ``values``; it is one for them, among others."""
-    is_text = family(kind) == "text"
-    return is_text or _converted(values, kind, as_text=True, rounds=True) is not None
+    # Values are not read if each one of their type fits, such as those of embeddings.
+    is_safe = spark_type(values.type) == kind and not _COARSE.search(str(values.type))
+    is_safe = is_safe or family(kind) == "text"
+    return is_safe or _converted(values, kind, as_text=True, rounds=True) is not None
 
 
 def add_reasons(known: dict[int, str], of_column: dict[int, str]) -> None:
