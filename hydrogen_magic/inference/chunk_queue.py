@@ -30,7 +30,7 @@ from hydrogen_magic.node.prediction.schema_unify import (
 )
 
 if TYPE_CHECKING:
-    from hydrogen_magic.inference.kept_parts import KeptParts
+    from hydrogen_magic.inference.kept_parts import KeptAnswer, KeptParts
 
 _SHARES = 3
 """A chunk has at most this part of a rank's share of the remaining rows: chunks get smaller near the end,
@@ -161,7 +161,7 @@ class ChunkQueue:
         row = self._n_chunk_rows
         chunk = self._chunk(self._exactly(self._kept.length(row)))
         answer = self._kept.read(row, chunk.table)
-        columns = None if answer is None else self._as_asked(answer.columns)
+        columns = None if answer is None else self._as_asked(answer, chunk)
         if answer is None or columns is None:
             heapq.heappush(self._waiting, chunk)
             return
@@ -169,13 +169,20 @@ class ChunkQueue:
         self.n_resumed_rows += chunk.n_rows
         self.answer(chunk, columns, answer.failures)
 
-    def _as_asked(self, columns: Any) -> Any:
+    def _as_asked(self, answer: KeptAnswer, chunk: Chunk) -> Any:
         """Return kept columns in the form of this run's options, None if they do not have it.
 
         The earlier run may have had neither a schema nor collected errors.
         """
+        columns = answer.columns
+        if answer.failures and self._options.on_error == "fail":
+            return None
         if self._options.collects and ERROR_COLUMN not in columns.column_names:
-            columns = columns.append_column(ERROR_COLUMN, pa.nulls(columns.num_rows, pa.string()))
+            reasons: list[str | None] = [None] * columns.num_rows
+            for each in answer.failures:
+                first, end = (each[name] - chunk.first_row for name in ("first_row", "last_row"))
+                reasons[first : end + 1] = [each["reason"]] * (end + 1 - first)
+            columns = columns.append_column(ERROR_COLUMN, pa.array(reasons, pa.string()))
         if self._options.schema is None:
             return columns
         declared = self._options.result_schema(parse_schema(self._options.schema))

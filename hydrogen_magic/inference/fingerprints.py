@@ -32,9 +32,9 @@ FILES = "files"
 """Only key of those later lines that have the files read by ranks, with their modification times in ns."""
 WRITTEN = -1
 """Stands for that time if the run itself writes the file."""
-SETTABLE = {"--on-error": "fail", "--schema": "None"}
-"""Options that a continued run may set if the earlier one had these values: finished rows without a failure
-do not depend on what is done with failures, and their types can be converted."""
+SETTABLE = {"--on-error": ("fail", "null"), "--schema": ("None",)}
+"""Options that a continued run may set if the earlier one had one of these values: the failures of finished
+rows are kept with their reasons, and their types can be converted."""
 _MAX_SHOWN = 6
 _CELL = "the cell"
 _COLUMNS = "the frame's columns"
@@ -87,7 +87,7 @@ def _digest(value: Any) -> str:
 def earlier(
     wanted: Mapping[str, str],
     is_of_frame: Callable[[str], bool] = lambda gang: True,
-    settable: Mapping[str, str] = {},
+    settable: Mapping[str, Sequence[str]] = {},
 ) -> str | None:
     """Return the gang of the run to resume of those with kept answers, as :func:`matching` does."""
     runs = ((gang, gang, known) for gang, known in kept_runs())
@@ -98,18 +98,18 @@ def matching(
     wanted: Mapping[str, str],
     runs: Iterable[tuple[str, T, Mapping[str, str]]],
     is_of_frame: Callable[[T], bool] = lambda run: True,
-    settable: Mapping[str, str] = {},
+    settable: Mapping[str, Sequence[str]] = {},
 ) -> T | None:
     """Return the first of ``runs`` with this fingerprint, None if there is none of this cell or frame.
 
     ``runs``: the gang of each run, the run itself, and its fingerprint. ``is_of_frame``: whether a run with
     this fingerprint is one over this frame, not over another of the same columns and length. ``settable``:
-    entries that do not count in a run that has these values. Raises InferError with the changes if only runs
-    with another fingerprint exist.
+    entries that do not count in a run that has one of these values. Raises InferError with the changes if
+    only runs with another fingerprint exist.
     """
     differing: list[tuple[str, list[str]]] = []
     for gang, run, found in runs:
-        free = [name for name, text in settable.items() if found.get(name) == text]
+        free = [name for name, texts in settable.items() if found.get(name) in texts]
         known = {**found, **{name: wanted[name] for name in free}}
         changes = [name for name in {**known, **wanted} if _differs(name, known, wanted)]
         if not changes and is_of_frame(run):

@@ -323,7 +323,10 @@ def _check_types(schema: pa.Schema) -> None:
     if not _is_writable(schema):
         unsupported = [field for field in schema if not _is_writable(pa.schema([field]))]
         columns = ", ".join(f"{field.name!r} ({field.type})" for field in unsupported)
-        raise MisfitError(f"Parquet does not support the column {columns}", unsupported[0].name)
+        text = (
+            f"Parquet does not support the column {columns}: make it text with --on-error collect"
+        )
+        raise MisfitError(text, unsupported[0].name)
 
 
 def _is_writable(schema: pa.Schema) -> bool:

@@ -273,33 +273,41 @@ def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind"),
-    [({"on_error": "collect"}, str), ({"schema": "y decimal(20,0)"}, Decimal)],
-    ids=["text", "schema"],
+    ("begun", "options", "kind"),
+    [
+        ("fail", {"on_error": "collect"}, str),
+        ("fail", {"schema": "y decimal(20,0)"}, Decimal),
+        ("null", {"on_error": "collect"}, str),
+    ],
+    ids=["text", "schema", "file"],
 )
 def test_a_run_that_a_type_has_ended_goes_on_with_an_option_for_it(
-    options: dict[str, Any], kind: type, tmp_path: Path
+    begun: str, options: dict[str, Any], kind: type, tmp_path: Path
 ) -> None:
+    """With ``null`` rows that are already in a file do not fit."""
     log = tmp_path / "log"
+    frame = table() if begun == "fail" else parquet(tmp_path)
 
     def begin(*, resume: bool, **options: Any) -> InferenceRun:
         captured = capture.capture_call(infer_ranks.drifts, (str(log),), {})
         given = InferOptions(batch_size=BATCH, **options)
-        return infer(table(), captured, JobSpec(np=NP), given, title="", resume=resume)
+        return infer(frame, captured, JobSpec(np=NP), given, title="", resume=resume)
 
-    run = begin(resume=False)
+    run = begin(resume=False, on_error=begun)
     # The kernel refuses the type, or a rank whose rows have both.
-    with pytest.raises(HydrogenError, match=r"column 'y' as u?int64, but as u?int64"):
+    said = r"column 'y' as u?int64, but as u?int64 .*--resume and --on-error collect.*--schema"
+    with pytest.raises(HydrogenError, match=said):
         _ = run.result
     kept, before = kept_rows(), len(log.read_text().split())
     assert kept
     run = begin(resume=True, **options)
     expected = [2**63 + x if x < 10_000 else -x for x in range(N_ROWS)]
-    assert run.result["y"].to_pylist() == [kind(value) for value in expected]
+    result = run.result if begun == "fail" else pq.read_table(run.result)
+    assert result["y"].to_pylist() == [kind(value) for value in expected]
     assert run.gang.snapshot().rows.resumed == BATCH * len(kept)
     assert not kept & {int(row) for row in log.read_text().split()[before:]}
     if "on_error" in options:
-        assert run.result["error"].null_count == N_ROWS
+        assert result["error"].null_count == N_ROWS
 
 
 def test_a_module_that_only_one_kernel_has_loaded_is_no_change() -> None:

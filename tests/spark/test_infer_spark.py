@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal
 import json
 import subprocess
@@ -917,6 +918,48 @@ def test_the_result_of_a_run_holds_late_values(spark: Any, on_error: str) -> Non
         "column 'y' is double, which rounds integers above 2**53, since predict returned int64"
     )
     assert notice.text.startswith(rounded)
+
+
+ALL_KINDS = (
+    "import decimal\n"
+    "import pyarrow as pa\n"
+    "def predict(batch: dict[str, np.ndarray]):\n"
+    "    n, late = len(batch['id']), batch['id'][0] >= 4\n"
+    "    whole = pa.array([2**63 + 5 if late else 1] * n, pa.uint64() if late else pa.int64())\n"
+    "    return {'whole': whole, 'clock': pa.array([3600 * 10**9] * n, pa.time64('ns')),\n"
+    "            'wait': pa.array([1500] * n, pa.duration('ns')),\n"
+    "            'at': pa.array([10**13 if late else 0] * n, pa.timestamp('s')),\n"
+    "            'sum': [decimal.Decimal(10**45 if late else 1)] * n}\n"
+)
+"""Values that Spark cannot hold, some of them only in later rows."""
+
+
+@on_classic
+def test_no_type_ends_a_run_that_collects_errors(spark: Any) -> None:
+    run = launched(spark, ALL_KINDS, 8, schema=None, on_error="collect")
+    assert run.gang.wait(PATIENCE_S)
+    texts = {"whole": "string", "clock": "string", "at": "string", "sum": "string"}
+    wait, error = {"wait": "interval day to second"}, {"error": "string"}
+    assert dict(run.result.dtypes[1:]) == {**texts, **wait, **error}
+    rows = [row.asDict() for row in run.result.orderBy("id").collect()]
+    run.result.unpersist()
+    same = {"clock": "01:00:00", "wait": dt.timedelta(microseconds=1), "error": None}
+    first = {"whole": "1", "at": "1970-01-01 00:00:00", "sum": "1", **same}
+    last = {
+        "whole": f"{2**63 + 5}",
+        "at": "<value out of range: 10000000000000>",
+        "sum": f"{10**45}",
+    }
+    assert (rows[0], rows[-1]) == ({"id": 0, **first}, {"id": 7, **last, **same})
+
+    lazy = inferred(spark.range(0, 8, 1, 2), ALL_KINDS, on_error="collect")
+    kinds = {"whole": "bigint", "clock": "string", "at": "timestamp_ntz", "sum": "decimal(38,0)"}
+    assert dict(lazy.dtypes[1:]) == {**kinds, **wait, **error}
+    *_, row = lazy.orderBy("id").collect()
+    assert (row.whole, row["at"], row["sum"], row.clock) == (None, None, None, "01:00:00")
+    assert all(f"predict returned {last[name]} in column {name!r}" in row.error for name in last)
+    with pytest.raises(InferError, match="column 'clock' has type time64"):
+        inferred(spark.range(8), ALL_KINDS)
 
 
 @mostly_on_classic

@@ -23,6 +23,7 @@ from hydrogen_magic.inference import chunk_queue as works
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.dispatcher import Dispatcher
+from hydrogen_magic.inference.kept_parts import KeptAnswer
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 
@@ -325,6 +326,33 @@ def test_values_that_do_not_fit_a_later_type(early: pa.Array, late: pa.Array) ->
     predictor = Predictor(lambda batch: waiting.pop(0), options)
     with pytest.raises(InferError, match=r"rows 0 to 2 .*column 'prediction' as "):
         predictor.run(frame, 0)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "null", "collect"])
+def test_kept_rows_that_failed_are_as_the_continued_run_asks(on_error: str) -> None:
+    columns = pa.table({"y": pa.array([0, None, None, 6])})
+    failure = {"first_row": 11, "last_row": 12, "reason": "why", "row": "x=11"}
+    kept: Any = SimpleNamespace(
+        next_row=lambda row: 10 if row <= 10 else None,
+        length=lambda row: 4,
+        read=lambda row, rows: KeptAnswer(columns, [failure]),
+    )
+    result, options = Result(), InferOptions(batch_size=10, on_error=on_error)
+    book = ChunkQueue(Rows(14, cut=10), result, options, 1, kept)
+    first = next_of(book)
+    made = doubled(first, pa.int64())
+    if on_error == "collect":
+        made = made.append_column("error", pa.nulls(10, pa.string()))
+    book.answer(first, made, ())
+    assert book.can_resume
+    book.resume()
+    if on_error == "fail":
+        assert next_of(book).first_row == 10, "predicted again, so that the failure ends the run"
+        return
+    found = result.parts[10]
+    assert book.n_failed_rows == 2
+    errors = found["error"].to_pylist() if on_error == "collect" else []
+    assert errors in ([], [None, "why", "why", None])
 
 
 def test_if_errors_are_collected_types_without_a_common_one_become_text() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +16,8 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction import partition_files
+from hydrogen_magic.node.prediction.arrow_types import without_nulls
+from hydrogen_magic.node.prediction.ddl import spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from tests import records
 
@@ -35,10 +40,10 @@ def compare(kept: KeptPartitions, number: int) -> None:
     (folder / said["earlier"] / name).rename(folder / said["rows"] / name)
 
 
-def opened(gang: str, *, resume: bool = True) -> KeptPartitions:
+def opened(gang: str, *, resume: bool = True, on_error: str = "fail") -> KeptPartitions:
     """Return the partitions of a run that is recorded."""
     records.write(gang, records.launched(gang), records.ENDED)
-    kept = KeptPartitions(PRINTS, resume=resume)
+    kept = KeptPartitions({**PRINTS, "--on-error": on_error}, resume=resume)
     kept.open(gang)
     return kept
 
@@ -134,5 +139,87 @@ def test_numbers_and_text_become_text_only_if_errors_are_collected(on_error: str
         with pytest.raises(InferError, match=r"column 'y' as string, but as int64"):
             run.finished()
     else:
-        assert run.finished().types == [pa.string()]
+        assert run.finished() == pa.schema({"y": pa.string(), "error": pa.string()})
         assert run.widened == [("y", "int64", "string")]
+
+
+def test_a_run_that_a_type_has_ended_goes_on_if_errors_are_collected() -> None:
+    """Also a second time, and not back."""
+    first = opened("aaaaaaaa", resume=False)
+    finish(first, 0)
+    resumed = opened("bbbbbbbb", on_error="collect")
+    finish(resumed, 1, ["a"] * 10)
+    again = opened("cccccccc", on_error="collect")
+    assert numbers(again.earlier()) == [0, 1]
+    assert again.predicted([], as_text=True) == pa.schema({"y": pa.string(), "error": pa.string()})
+    with pytest.raises(InferError, match="but --on-error changed since"):
+        opened("dddddddd")
+
+
+YEAR_9999, FAR_S = dt.datetime(9999, 1, 2), 10**13
+STRUCT = pa.struct({"a": pa.int64(), "b": pa.list_(pa.int64())})
+BIG, HUGE, SMALL = (decimal.Decimal(text) for text in (f"1{'0' * 37}", f"1{'0' * 74}", "0.01"))
+
+
+@pytest.mark.parametrize(
+    ("streams", "kind", "values"),
+    [
+        (([1], pa.array([2], pa.uint64())), pa.int64(), [1, 2]),
+        (([1], pa.array([2**63 + 5], pa.uint64())), pa.string(), ["1", f"{2**63 + 5}"]),
+        ((pa.array([2**63 + 5], pa.uint64()),), pa.decimal128(20, 0), [2**63 + 5]),
+        (([2**53 + 1], [0.5]), pa.float64(), [2.0**53, 0.5]),
+        (
+            (pa.array([0], pa.timestamp("ns")), pa.array([YEAR_9999], pa.timestamp("us"))),
+            pa.timestamp("us"),
+            [dt.datetime(1970, 1, 1), YEAR_9999],
+        ),
+        (
+            (pa.array([0, FAR_S], pa.timestamp("s")),),
+            pa.string(),
+            ["1970-01-01 00:00:00", f"<value out of range: {FAR_S}>"],
+        ),
+        (
+            (pa.array([BIG], pa.decimal128(38, 0)), pa.array([SMALL], pa.decimal128(38, 2))),
+            pa.string(),
+            [f"{BIG}", "0.01"],
+        ),
+        (([HUGE],), pa.string(), [f"{HUGE}"]),
+        (([None], pa.array([1500], pa.time64("us"))), pa.string(), [None, "00:00:00.001500"]),
+        ((pa.array([1500], pa.duration("ns")),), pa.duration("us"), [dt.timedelta(0, 0, 1)]),
+        (
+            (pa.array([[0]], pa.list_(pa.time32("s"))), [["a"]]),
+            pa.string(),
+            ["[datetime.time(0, 0)]", "['a']"],
+        ),
+        (([True], [1.5]), pa.float64(), [1.0, 1.5]),
+        (([{"a": 1}], [{"b": [2]}]), STRUCT, [{"a": 1, "b": None}, {"a": None, "b": [2]}]),
+    ],
+)
+def test_if_errors_are_collected_no_type_is_one(streams: Any, kind: Any, values: Any) -> None:
+    """The values of each stream are those of one partition."""
+    kept = opened("aaaaaaaa", resume=False)
+    for number, stream in enumerate(streams):
+        finish(kept, number, stream)
+    options = InferOptions(on_error="collect")
+    prepared: Any = SimpleNamespace(
+        kept=[], session=None, options=options, from_parts=lambda *given: given
+    )
+    added, paths = SparkRun(prepared, kept).finished()
+    stored = spark_schema(without_nulls(added), as_text=True)
+    assert stored == pa.schema({"y": kind, "error": pa.string()})
+    config = {"kept": [], "options": asdict(options), "of_spark": stored.serialize().to_pybytes()}
+    rows = [
+        row
+        for path in paths
+        for each in partition_files.read(path, config)
+        for row in each.to_pylist()
+    ]
+    assert {row["error"] for row in rows} == {None}
+    assert [row["y"] for row in rows] == values
+
+
+def test_a_partition_may_have_values_that_do_not_fit_its_last_type() -> None:
+    kept = opened("aaaaaaaa", resume=False)
+    finish(kept, 0, pa.array([2**63 + 5], pa.uint64()), [1])
+    assert kept.predicted([], as_text=False).types == [pa.int64()]
+    assert kept.predicted([], as_text=True).field("y").type == pa.string()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.pandas_source import PandasSource
-from hydrogen_magic.node.prediction.ddl import parse_schema, spark_schema
+from hydrogen_magic.node.prediction.ddl import name_of, parse_schema, spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import ChunkOutput, Predictor
 from hydrogen_magic.node.prediction.schema_unify import fit_table
@@ -621,6 +621,33 @@ def test_a_prediction_is_no_error_because_of_its_type_where_errors_are_collected
     assert mixed.columns.to_pydict() == {"y": ["0", "a", "2", "a"], "error": [None] * 4}
 
 
+@pytest.mark.parametrize("on_error", ["fail", "null", "collect"])
+def test_types_that_are_fixed_cost_only_the_values_that_do_not_fit(on_error: str) -> None:
+    """Neither other rows of their batch, nor other batches, nor a second call; and nothing is rounded."""
+    late = [[1.0], [2.0]], [2**53 + 1] * 2
+    batches = iter([([[0.5]] * 2, [1, 2]), (["n/a"] * 2, [0.5, 3.0]), late])
+
+    def predict(batch):  # type: ignore[no-untyped-def]
+        return dict(zip("yz", next(batches), strict=True))
+
+    predictor = Predictor(predict, InferOptions(batch_size=2, on_error=on_error))
+    first = pa.schema({"y": pa.list_(pa.float64()), "z": pa.int64()})
+    predictor.adopt(first)
+    predictor.target = (
+        first.append(pa.field("error", pa.string())) if on_error == "collect" else first
+    )
+    output = predictor.run(frame(6), 0)
+    found = output.columns.to_pydict()
+    assert found["y"] == [[0.5], [0.5], None, None, [1.0], [2.0]]
+    assert found["z"] == [1, 2, None, 3, 2**53 + 1, 2**53 + 1]
+    assert not output.failures and output.misfits.keys() == {2, 3}
+    if on_error == "collect":
+        assert [text is not None for text in found["error"]] == [n in (2, 3) for n in range(6)]
+        assert "0.5 in column 'z'" in found["error"][2] and "'n/a'" in found["error"][2]
+    else:
+        assert found.keys() == {"y", "z"}
+
+
 def test_columns_that_change_halfway() -> None:
     waiting = [{"a": [1] * 3}, {"b": [1] * 3}]
     with pytest.raises(InferError, match=r"rows 3 to 5 .*without 'a' and with 'b'"):
@@ -895,8 +922,14 @@ def test_types_as_text_and_those_of_spark() -> None:
     assert parse_schema("x: LONG, y Array<Str>").types == [pa.int64(), pa.list_(pa.string())]
     given = pa.schema([("e", pa.list_(pa.uint8(), 3)), ("k", pa.dictionary(pa.int8(), pa.utf8()))])
     assert spark_schema(given) == parse_schema("e array<smallint>, k string")
-    with pytest.raises(InferError, match="column 'd' has type duration"):
-        spark_schema(pa.schema([("d", pa.duration("s"))]))
+    assert [parse_schema(f"y {name_of(kind)}").types for kind in parsed.types] == [
+        [kind] for kind in parsed.types
+    ]
+    lacking = pa.schema([("t", pa.time64("ns")), ("d", pa.duration("ns")), ("u", pa.uint64())])
+    with pytest.raises(InferError, match=r"column 't' has type time64.*--on-error collect"):
+        spark_schema(lacking)
+    kinds = [pa.string(), pa.duration("us"), pa.decimal128(20, 0)]
+    assert spark_schema(lacking, as_text=True).types == kinds
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,16 @@ from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.prediction import partition_files
+from hydrogen_magic.node.prediction.arrow_types import without_nulls
+from hydrogen_magic.node.prediction.ddl import spark_schema, spark_type
+from hydrogen_magic.node.prediction.options import ERROR_COLUMN
 from hydrogen_magic.node.prediction.partition_files import PART, Part
 from hydrogen_magic.node.prediction.schema_unify import MisfitError, joined
 
 ROWS = "rows"
 """Folder of the partitions of this run's frame."""
+_SETTABLE = {"--on-error": ("fail",)}
+"""Files have no reasons of an earlier run with ``null``, and no schema but their own."""
 EARLIER = "earlier"
 """Folder of those that an earlier run has finished, until a task has compared their rows."""
 _results: list[DatasetFolder] = []
@@ -54,7 +59,7 @@ class KeptPartitions:
     def __init__(self, prints: Mapping[str, str], *, resume: bool) -> None:
         self._prints = prints
         self._resume = resume
-        self._begun = fingerprints.earlier(prints) if resume else None
+        self._begun = fingerprints.earlier(prints, settable=_SETTABLE) if resume else None
         self._used: set[str] = set()
         self._inherited: set[str] = set()
         self.folder = Path()
@@ -64,11 +69,11 @@ class KeptPartitions:
         folder = run_log.kept_dir(gang)
         if self._begun is None:
             folder.mkdir(mode=0o700)
-            (folder / fingerprints.JOURNAL).write_text(
-                json.dumps({"fingerprint": dict(self._prints)}) + "\n"
-            )
         else:
             run_log.kept_dir(self._begun).rename(folder)
+        new = folder / "new"
+        new.write_text(json.dumps({"fingerprint": dict(self._prints)}) + "\n")
+        new.replace(folder / fingerprints.JOURNAL)
         (folder / EARLIER).mkdir(mode=0o700, exist_ok=True)
         _move_parts(folder / ROWS, folder / EARLIER)
         # Second files of partitions, and incomplete ones. NFS keeps a folder with a file that is open.
@@ -118,15 +123,32 @@ class KeptPartitions:
     def predicted(self, kept: list[str], *, as_text: bool) -> Any:
         """Return the predicted columns in types for all rows, None if there is no row yet.
 
-        ``as_text``: columns of types without a common one become text. Otherwise raises InferError.
+        ``as_text``: columns are text if their types have no common one, if Spark lacks it, or if it cannot
+        hold a value, and the column of errors, which those of an earlier run may lack, is the last. Otherwise
+        raises InferError for types without a common one.
         """
         known = None
-        for schema in self.schemas(kept):
+        for schema in self.schemas([*kept, ERROR_COLUMN] if as_text else kept):
             try:
                 known = joined(known, schema, as_text=as_text)
             except MisfitError as error:
                 raise InferError(str(error)) from None
-        return known
+        if not as_text or known is None:
+            return known
+        return self._held(known).append(pa.field(ERROR_COLUMN, pa.string()))
+
+    def _held(self, columns: pa.Schema) -> pa.Schema:
+        """Return ``columns`` with text for those whose values Spark cannot hold in their type."""
+        known = without_nulls(columns)
+        unfit = {field.name for field in known if spark_type(field.type) is None}
+        of_spark = spark_schema(known, as_text=True)
+        for part in [*self.parts(), *self.earlier()]:
+            if part.n_rows:
+                unfit |= partition_files.unfit_columns(part.path, of_spark)
+        texts = (
+            field.with_type(pa.string()) if field.name in unfit else field for field in columns
+        )
+        return pa.schema(texts)
 
     def linked(self) -> list[str]:
         """Return paths of the present parts that exist as long as this kernel."""

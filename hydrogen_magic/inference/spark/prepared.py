@@ -96,7 +96,7 @@ class PreparedRun:
         SparkJobError and InferError.
         """
         added = self.added(tag, report_to)
-        stored = _stored(self.frame, self.kept, added)
+        stored = self._stored(added)
         task = self.task.with_config(report_to=report_to, columns=self._to_adopt(added))
         return self._in_order(task.scored(self.frame, self.kept, stored), added)
 
@@ -111,6 +111,9 @@ class PreparedRun:
             self.options.check_replaced(predicted.names)
         self.options.check_names(predicted.names, self.frame.columns)
         return self.options.result_schema(predicted)
+
+    def _stored(self, added: pa.Schema) -> pa.Schema:
+        return _stored(self.frame, self.kept, added, as_text=self.options.collects)
 
     def _to_adopt(self, added: pa.Schema) -> bytes:
         return b"" if self.options.schema is not None else added.serialize().to_pybytes()
@@ -130,7 +133,7 @@ class PreparedRun:
 
         ``parts``: see :meth:`.kept_partitions.KeptPartitions.instructions`.
         """
-        _stored(self.frame, self.kept, without_nulls(added))
+        self._stored(without_nulls(added))
         task = self.task.with_config(
             report_to=report_to, columns=self._to_adopt(added), kept=self.kept, parts=dict(parts)
         )
@@ -145,14 +148,12 @@ class PreparedRun:
         from pyspark.sql.pandas.types import from_arrow_schema
         from pyspark.sql.types import StructType
 
-        added = without_nulls(added)
-        stored = _stored(self.frame, self.kept, added)
+        stored = self._stored(without_nulls(added))
         schema = StructType(
             [*(self.frame.schema[name] for name in self.kept), *from_arrow_schema(stored).fields]
         )
-        columns, of_spark = (each.serialize().to_pybytes() for each in (added, stored))
         task = replace(self.task, profile=None).with_config(
-            columns=columns, of_spark=of_spark, kept=self.kept, parts=paths, gpu=False
+            of_spark=stored.serialize().to_pybytes(), kept=self.kept, parts=paths, gpu=False
         )
         numbers = self.session.spark.range(0, len(paths), 1, max(1, len(paths)))
         return self._in_order(task.mapped(numbers, schema, "serve_parts"), added)
@@ -278,14 +279,17 @@ def _has_hash(field: Any) -> bool:
     return "map<" not in kind and "variant" not in kind
 
 
-def _stored(frame: Any, kept: list[str], added: pa.Schema) -> pa.Schema:
-    """Return the predicted columns in the types by which Spark stores them."""
+def _stored(frame: Any, kept: list[str], added: pa.Schema, *, as_text: bool = False) -> pa.Schema:
+    """Return the predicted columns in the types by which Spark stores them.
+
+    ``as_text``: those of types that Spark lacks are text. Otherwise raises InferError.
+    """
     for field in added:
         if has_null_type(field.type):
             raise InferError(
                 f"column {field.name!r} has no value in the first batch, so its type is not known:"
                 f' set it, for example --schema "{field.name} double"'
             )
-    stored = spark_schema(added)
+    stored = spark_schema(added, as_text=as_text)
     _refuse_same_names(frame, [*kept, *stored.names], "the result")
     return stored

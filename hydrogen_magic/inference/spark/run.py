@@ -115,7 +115,9 @@ class SparkRun:
         schemas = schemas if self._added is None else [self._added, *schemas]
         self.widened = []
         for field in added:
-            types = (schema.field(field.name).type for schema in schemas)
+            types = (
+                schema.field(field.name).type for schema in schemas if field.name in schema.names
+            )
             first = next((kind for kind in types if not has_null_type(kind)), field.type)
             if first != field.type:
                 self.widened.append((field.name, str(first), str(field.type)))

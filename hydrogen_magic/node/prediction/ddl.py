@@ -171,25 +171,41 @@ _WIDENED = {
 }
 
 
-def spark_schema(schema: pa.Schema) -> pa.Schema:
+def spark_schema(schema: pa.Schema, *, as_text: bool = False) -> pa.Schema:
     """Return ``schema`` in the types that Spark has.
 
-    Unsigned integers become the next wider signed ones and dictionaries their values. Raises InferError
-    with the column if Spark has no such type.
+    Unsigned integers become the next wider signed ones, for which uint64 becomes a decimal, and dictionaries
+    their values. ``as_text``: columns of types that Spark lacks are text. Otherwise raises InferError with
+    the first of them.
     """
     fields = {field.name: spark_type(field.type) for field in schema}
     for name, kind in fields.items():
-        if kind is None:
+        if kind is None and not as_text:
             raise InferError(
                 f"column {name!r} has type {schema.field(name).type}, which Spark does not support:"
-                " return another type from predict, or set one with --schema"
+                " return another type from predict, or make it text with --on-error collect"
             )
-    return pa.schema(fields)
+    return pa.schema({name: pa.string() if kind is None else kind for name, kind in fields.items()})
 
 
-def name_of(kind: pa.DataType | None) -> str:
-    """Return the word for a type in ``--schema``, or Arrow's name for it."""
+def name_of(kind: pa.DataType) -> str:
+    """Return the words for a type in ``--schema``, or Arrow's name if it has none."""
+    of_family = family(kind)
+    if of_family == "decimal":
+        return f"decimal({kind.precision}, {kind.scale})"
+    if of_family == "list":
+        return f"array<{name_of(kind.value_type)}>"
+    if of_family == "map":
+        return f"map<{name_of(kind.key_type)}, {name_of(kind.item_type)}>"
+    if of_family == "struct":
+        return (
+            f"struct<{', '.join(f'{_quoted(part.name)}: {name_of(part.type)}' for part in kind)}>"
+        )
     return next((word for word, known in _PLAIN.items() if known == kind), str(kind))
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else f"`{name.replace('`', '``')}`"
 
 
 def spark_type(kind: pa.DataType) -> pa.DataType | None:
@@ -203,6 +219,8 @@ def spark_type(kind: pa.DataType) -> pa.DataType | None:
         return pa.string() if of_family == "text" else pa.binary()
     if of_family == "timestamp":
         return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if of_family == "duration":
+        return pa.duration("us")
     if of_family == "decimal":
         is_valid = kind.precision <= 38 and 0 <= kind.scale <= kind.precision
         return pa.decimal128(kind.precision, kind.scale) if is_valid else None

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.chunking import side_by_side
-from hydrogen_magic.node.prediction.fixed_types import fixed, with_reasons
-from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit_table
+from hydrogen_magic.node.prediction.fixed_types import fits, fixed, with_reasons
 
 PART = ".part"
 """End of the name of a complete file."""
@@ -70,23 +69,36 @@ def write(path: str, tables: Iterable[pa.Table]) -> Iterator[int]:
 
 def read(path: str, config: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a part: kept columns, and predicted ones in the types of Spark."""
-    predicted, of_spark = (
-        pa.ipc.read_schema(pa.py_buffer(config[name])) for name in ("columns", "of_spark")
-    )
-    for batch in _batches(path):
-        table = pa.Table.from_batches([batch])
-        own = table.select(config["kept"])
-        try:
-            fitted = fit_table(table.drop(config["kept"]), predicted)
-        except MisfitError as error:
-            raise InferError(str(error)) from None
-        added, misfits = fixed(fitted, of_spark)
-        if misfits and config["options"]["on_error"] == "fail":
-            raise InferError(next(iter(misfits.values())))
-        yield from side_by_side(own, with_reasons(added, misfits)).to_batches()
-
-
-def _batches(path: str) -> Iterator[pa.RecordBatch]:
+    of_spark = pa.ipc.read_schema(pa.py_buffer(config["of_spark"]))
+    as_text = config["options"]["on_error"] == "collect"
     with pa.OSFile(path, "rb") as file:
-        while file.tell() < file.size():
-            yield from pa.ipc.open_stream(file)
+        for batch in _batches(file):
+            table = pa.Table.from_batches([batch])
+            own, predicted = table.select(config["kept"]), table.drop(config["kept"])
+            added, misfits = fixed(predicted, of_spark, as_text=as_text, rounds=True)
+            if misfits and config["options"]["on_error"] == "fail":
+                remedy = "continue with --resume --on-error collect, which makes the column text"
+                raise InferError(f"{next(iter(misfits.values()))}; or {remedy}")
+            yield from side_by_side(own, with_reasons(added, misfits)).to_batches()
+
+
+def unfit_columns(path: Path, of_spark: pa.Schema) -> set[str]:
+    """Return the columns of ``of_spark`` that cannot hold all values of a part.
+
+    Only values of other types are read.
+    """
+    found: set[str] = set()
+    with pa.memory_map(str(path)) as file:
+        for batch in _batches(file):
+            known = set(batch.schema.names) - found
+            found.update(
+                field.name
+                for field in of_spark
+                if field.name in known and not fits(batch.column(field.name), field.type)
+            )
+    return found
+
+
+def _batches(file: Any) -> Iterator[pa.RecordBatch]:
+    while file.tell() < file.size():
+        yield from pa.ipc.open_stream(file)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.calling import OutOfStepError, caller_of
 from hydrogen_magic.node.prediction.chunking import table_of
 from hydrogen_magic.node.prediction.ddl import parse_schema
+from hydrogen_magic.node.prediction.fixed_types import add_reasons, fixed_array, with_reasons
 from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.numeric_buffers import NumericBuffers
 from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
@@ -76,6 +77,8 @@ class ChunkOutput:
     """
     failures: tuple[RowFailure, ...] = ()
     """In order of rows; none if ``on_error`` is ``fail``."""
+    misfits: dict[int, str] = field(default_factory=dict)
+    """Why values are missing that :attr:`Predictor.target` cannot hold, by their row in the chunk."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ class Predictor:
         self._converter = BatchConverter(self._caller.kind, self._caller.module)
         self.schema: pa.Schema | None = parse_schema(options.schema) if options.schema else None
         """The predicted columns; None before the first output. Unknown types are null."""
+        self.target: pa.Schema | None = None
+        """Types that the result has, whatever is predicted; None: those of ``schema``, which become wider."""
         declared = self.schema.names if self.schema is not None else []
         self._only = declared[0] if len(declared) == 1 else None
         self._numbers: NumericBuffers | None = None
@@ -147,7 +152,9 @@ class Predictor:
                 text = f"predict failed for a batch without rows ({reason_of(error)})"
                 print(f"{text}: set its columns with --schema", file=sys.stderr)
         failures = tuple(part.failure for part in parts if part.failure is not None)
-        return ChunkOutput(self._assembled(parts), failures)
+        misfits: dict[int, str] = {}
+        columns = with_reasons(self._assembled(parts, misfits), misfits)
+        return ChunkOutput(columns, failures, misfits)
 
     def find_columns(self, schema: pa.Schema) -> None:
         """Predict a batch without rows, which sets the predicted columns. Raises its error."""
@@ -235,6 +242,9 @@ class Predictor:
         found = pa.schema([(name, array.type) for name, array in columns.items()])
         if found == self.schema:
             return columns
+        if self.target is not None and self.schema is not None and self._options.schema is None:
+            check_columns(self.schema.names, found.names)
+            return columns
         merged = self._joined(self.schema, types_of(pa.table(columns), self.schema))
         is_declared, may_be_text = self._options.schema is not None, self._may_be_text
         fitted = {}
@@ -257,6 +267,9 @@ class Predictor:
             return known
         return joined(known, found, as_text=self._may_be_text)
 
+    def _is_of_errors(self, name: str) -> bool:
+        return self._options.collects and name == ERROR_COLUMN
+
     @property
     def _may_be_text(self) -> bool:
         """Whether a column becomes text if its values have no common type."""
@@ -278,11 +291,15 @@ class Predictor:
             self._refusal = error
             raise
 
-    def _assembled(self, parts: list[_RowRange]) -> pa.Table:
-        """Return all parts as a table of the current schema."""
+    def _assembled(self, parts: list[_RowRange], misfits: dict[int, str]) -> pa.Table:
+        """Return all parts as a table of the current schema, or of the target; fill ``misfits``."""
         n_rows = sum(part.n_rows for part in parts)
-        columns = [self._whole_column(parts, field) for field in self.schema or ()]
-        fields = list(self.schema or ())
+        if self.target is None:
+            columns = [self._whole_column(parts, field) for field in self.schema or ()]
+            fields = list(self.schema or ())
+        else:
+            fields = [field for field in self.target if not self._is_of_errors(field.name)]
+            columns = [self._fixed_column(parts, field, misfits) for field in fields]
         if self._options.collects:
             fields.append(pa.field(ERROR_COLUMN, pa.string()))
             columns.append(pa.chunked_array([_reasons(part) for part in parts], pa.string()))
@@ -300,13 +317,28 @@ class Predictor:
             self.schema = as_text(self.schema, error)
         return self._whole_column(parts, self.schema.field(field.name))
 
+    def _fixed_column(
+        self, parts: list[_RowRange], field: pa.Field, misfits: dict[int, str]
+    ) -> pa.ChunkedArray:
+        """Return one column in the type of the target, and add the rows that do not fit it."""
+        arrays, start = [], 0
+        for array in self._arrays(parts, field):
+            fixed, reasons = fixed_array(array, field, as_text=self._may_be_text)
+            add_reasons(misfits, {start + row: reason for row, reason in reasons.items()})
+            arrays.append(fixed)
+            start += len(array)
+        return pa.chunked_array(arrays, field.type)
+
     def _column(self, parts: list[_RowRange], field: pa.Field) -> Iterator[pa.Array]:
+        return (fit(array, field, is_declared=False) for array in self._arrays(parts, field))
+
+    def _arrays(self, parts: list[_RowRange], field: pa.Field) -> Iterator[pa.Array]:
         """Yield the arrays of one column: one for each group of buffered parts, and for each other part."""
         start = 0
         for is_buffered, group in groupby(parts, key=_is_buffered):
             if is_buffered and self._numbers is not None:
                 stop = start + sum(part.n_rows for part in group)
-                yield fit(self._numbers.array(field.name, start, stop), field, is_declared=False)
+                yield self._numbers.array(field.name, start, stop)
                 start = stop
                 continue
             for part in group:
@@ -314,7 +346,7 @@ class Predictor:
                 if part.columns is None:
                     yield pa.nulls(part.n_rows, field.type)
                 else:
-                    yield fit(part.columns[field.name], field, is_declared=False)
+                    yield part.columns[field.name]
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 

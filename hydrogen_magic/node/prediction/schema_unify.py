@@ -20,6 +20,7 @@ from hydrogen_magic.node.prediction.column_names import listed
 _NUMBERS = ("boolean", "integer", "float", "decimal")
 _NESTED = ("list", "map", "struct")
 _DECIMAL_DIGITS = 38
+_NO_LIMIT = 1 << 30
 
 
 _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -170,10 +171,10 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
     if array.null_count == len(array):
         return pa.nulls(len(array), wanted)
     if not is_declared and family(wanted) == "text":
-        return _text(array, wanted)
+        return text_of(array, wanted)
     detail = ""
     # The order of a struct's fields is that of the first type.
-    if _is_convertible(found, wanted) if is_declared else _joined_type(wanted, found) == wanted:
+    if is_convertible(found, wanted) if is_declared else _joined_type(wanted, found) == wanted:
         try:
             return _cast(array, wanted, rounds=not is_declared)
         except pa.ArrowException as error:
@@ -181,10 +182,20 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
     raise MisfitError(_refusal(field, found, detail, is_declared), field.name)
 
 
-def _text(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def text_of(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return the text of each value as ``str`` shows it, in the type ``wanted`` of texts."""
     if family(_decoded(array.type)) == "text":
         return array.cast(wanted)
-    return pa.array([None if value is None else str(value) for value in array.to_pylist()], wanted)
+    return pa.array([_text(array.slice(row, 1)) for row in range(len(array))], wanted)
+
+
+def _text(value: pa.Array) -> str | None:
+    try:
+        (found,) = value.to_pylist()
+    except (ValueError, OverflowError):  # a time that Python does not have
+        shown: str = value.to_string(window=_NO_LIMIT, skip_new_lines=True)
+        return shown[1:-1]
+    return None if found is None else str(found)
 
 
 def _cast(array: pa.Array, wanted: pa.DataType, rounds: bool) -> pa.Array:
@@ -212,7 +223,8 @@ def _refusal(
     if not is_declared:
         return (
             f"predict returned column {field.name!r} as {found}, but as {field.type} for other rows"
-            f"{detail}: return one type for all batches, or set it with --schema"
+            f"{detail}: return one type for all batches, or continue with --resume and --on-error collect,"
+            " which makes the column text, or --schema, which sets its type"
         )
     wanted = field.type
     is_time = pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted)
@@ -224,20 +236,20 @@ def _refusal(
     )
 
 
-def _is_convertible(found: pa.DataType, wanted: pa.DataType) -> bool:
+def is_convertible(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether values may become a declared type; the cast still checks every value."""
     if found == wanted or pa.types.is_null(found):
         return True
     kinds = family(found), family(wanted)
     if "dictionary" in kinds:
-        return _is_convertible(_decoded(found), _decoded(wanted))
+        return is_convertible(_decoded(found), _decoded(wanted))
     if kinds[0] != kinds[1]:
         is_flag = kinds == ("boolean", "integer")
         return is_flag or ("boolean" not in kinds and set(kinds) <= set(_NUMBERS))
     if kinds[0] in _NESTED:
         parts, others = _parts(found), _parts(wanted)
         return parts.keys() <= others.keys() and all(
-            _is_convertible(parts[name], others[name]) for name in parts
+            is_convertible(parts[name], others[name]) for name in parts
         )
     if kinds[0] == "timestamp":
         return (found.tz is None) == (wanted.tz is None)

@@ -24,7 +24,7 @@ from hydrogen_magic.node.prediction import partition_files
 from hydrogen_magic.node.prediction.arrow_types import without_nulls
 from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
 from hydrogen_magic.node.prediction.ddl import spark_schema
-from hydrogen_magic.node.prediction.fixed_types import fixed, misfit_texts, with_reasons
+from hydrogen_magic.node.prediction.fixed_types import misfit_texts
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure, reason_of
 from hydrogen_magic.node.prediction.row_labels import rows_text
@@ -238,17 +238,15 @@ def _predicted(
     task: TaskCounter,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the kept and the predicted columns."""
-    of_spark = pa.ipc.read_schema(pa.py_buffer(config["of_spark"]))
     _adopt(predictor, config)
+    predictor.target = pa.ipc.read_schema(pa.py_buffer(config["of_spark"]))
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
-        added, misfits = fixed(output.columns, of_spark)
-        texts = list(misfit_texts(misfits, first_row))
+        texts = list(misfit_texts(output.misfits, first_row))
         if texts and config["options"]["on_error"] == "fail":
-            raise InferError(f"{texts[0]}; a Spark DataFrame has its types before its rows")
+            raise InferError(f"{texts[0]}; a lazy Spark DataFrame has the types of its first batch")
         _count(task, chunk.num_rows, output.failures, texts)
-        added = with_reasons(added, misfits)
-        yield from side_by_side(chunk.select(config["kept"]), added).to_batches()
+        yield from side_by_side(chunk.select(config["kept"]), output.columns).to_batches()
 
 
 def _with_own_columns(
@@ -261,7 +259,8 @@ def _with_own_columns(
     _adopt(predictor, config)
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
-        spark_schema(without_nulls(output.columns.schema))  # raises for types that Spark lacks
+        if config["options"]["on_error"] != "collect":  # otherwise they become text at the end
+            spark_schema(without_nulls(output.columns.schema))  # raises for types that Spark lacks
         _count(task, chunk.num_rows, output.failures)
         yield side_by_side(chunk.select(config["kept"]), output.columns)
 
