@@ -120,7 +120,7 @@ def test_threads_and_forks_of_the_kernel_change_nothing(kernel: Kernel) -> None:
         "import multiprocessing, threading, time\n"
         "busy = True\n"
         "def work():\n"
-        "    while busy: time.sleep(0.001)\n"
+        "    while busy: time.sleep(0.01)\n"
         "threads = [threading.Thread(target=work) for _ in range(3)]\n"
         "for thread in threads: thread.start()\n"
         "pool = multiprocessing.get_context('fork').Pool(2)\n"
