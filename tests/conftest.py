@@ -6,6 +6,7 @@ own Spark cluster, Jupyter server and browser if it runs tests that need them.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
@@ -144,11 +145,16 @@ def _skip_what_cannot_run(items: list[pytest.Item]) -> None:
 
 
 def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).parts[0]
+    return _file(item).partition("/")[0]
 
 
 def _file(item: pytest.Item) -> str:
-    return str(item.path.relative_to(TESTS))
+    return _below_tests(item.path)
+
+
+@functools.cache
+def _below_tests(path: Path) -> str:
+    return path.relative_to(TESTS).as_posix()
 
 
 def _group(item: pytest.Item) -> str:

@@ -307,7 +307,16 @@ for mine, theirs in zip(*gang.results, strict=True):
     ),
     Page(
         "docs/guides/outlive.md",
-        set_up=SHARED_MODEL + "def train(model):\n    pass",
+        set_up=HM
+        + """
+class model:
+    def state_dict():
+        return {}
+    def load_state_dict(state):
+        assert state == {}
+def train(model):
+    pass
+""",
         changes={"3f2a": "{id}", "range(state[": "range(89 + state["},
         before={"gang = %gang": "id = list(hm.gangs())[-1]"},
         not_run={

@@ -14,9 +14,9 @@ from hydrogen_magic.capture.lines import code_in_magics
 from hydrogen_magic.capture.modules import local_paths, only_defines
 from hydrogen_magic.core import syntax
 
-IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo"}
-"""Module -> what it imports when it is used: an optimizer does that when it is created, for over a second
-in each rank."""
+IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo", "torch.nn.parallel": "torch._dynamo"}
+"""Module -> what it imports when it is used: optimizers and ``DistributedDataParallel`` do that when they
+are created, for over a second in each rank."""
 
 _MISSING = object()
 
@@ -246,8 +246,7 @@ def slow_on_first_use(roots: Iterable[str], attributes: Iterable[str]) -> Iterat
     """
     tops, names = {root.partition(".")[0] for root in roots}, {*attributes}
     for module in IMPORTED_ON_FIRST_USE:
-        top, _, name = module.partition(".")
-        if top in tops and name in names:
+        if module.partition(".")[0] in tops and module.rpartition(".")[2] in names:
             yield module
 
 

@@ -13,6 +13,9 @@ _ANSWERS = """async () => {
 """Idle is not enough for kernels that leave requests unread (``tests.kernels.LEAVE_UNREAD``), as they do
 between the replies to what a fresh page asks: a test's first cell comes once they have answered."""
 
+_SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+"""The notebook in sight: JupyterLab keeps others that are open in the page."""
+
 
 @dataclass(frozen=True)
 class FrontEnd:
@@ -37,10 +40,10 @@ LAB = FrontEnd(
     name="lab",
     path="lab/tree/",
     has_kernel=_ANSWERS,
-    cell=".jp-NotebookPanel .jp-CodeCell",
+    cell=f"{_SHOWN} .jp-CodeCell",
     prompt=".jp-InputPrompt",
     output=".jp-Cell-outputWrapper .jp-OutputArea",
-    interrupt=".jp-NotebookPanel [data-command='notebook:interrupt-kernel']",
+    interrupt=f"{_SHOWN} [data-command='notebook:interrupt-kernel']",
 )
 NOTEBOOK = FrontEnd(
     name="notebook",

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import nbformat
 from nbformat import v4
-from playwright.sync_api import Browser, BrowserContext, Locator, Playwright, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Playwright, expect
 
 from tests.browser.front_ends import LAB, FrontEnd
 from tests.browser.server import Server, kernel_name
@@ -34,6 +34,11 @@ _HAS_TRUST = """(trusted) => {
   const code = cells.filter((cell) => cell.type === "code");
   return code.length > 0 && code.every((cell) => cell.trusted) === trusted;
 }"""
+_SHOW = """async (path) => {
+  await window.jupyterapp.commands.execute("docmanager:open", {path});
+}"""
+_CLOSE = "() => window.jupyterapp.shell.currentWidget.dispose()"
+"""Without a question about what is not saved."""
 _DIALOGS = ("alert", "confirm", "prompt")
 _ARGUMENTS = ["--disable-gpu", "--disable-dev-shm-usage"]
 """Shared memory is looked at after every test; a browser's would come and go meanwhile."""
@@ -88,14 +93,22 @@ class NotebookPage:
     """One tab with one notebook."""
 
     def __init__(
-        self, context: BrowserContext, server: Server, seen: Seen, front_end: FrontEnd = LAB
+        self,
+        context: BrowserContext,
+        server: Server,
+        seen: Seen,
+        front_end: FrontEnd = LAB,
+        page: Page | None = None,
     ) -> None:
+        """``page``: what shows it, if it is open; None: a new one."""
         self._server = server
         self._seen = seen
         self._front_end = front_end
         self._path = Path()
         self._codes: list[str] = []
-        self.page = context.new_page()
+        self.page = page or context.new_page()
+        if page is not None:
+            return
         self.page.set_default_timeout(PATIENCE_MS)
         self.page.on("request", lambda request: self._note(request.url))
         self.page.on("websocket", lambda socket: self._note(socket.url))
@@ -155,8 +168,8 @@ class NotebookPage:
         other._go()
         return other
 
-    def open_copy(self, *, trusted: bool) -> NotebookPage:
-        """Open a copy of the notebook as saved, with a fresh kernel.
+    def open_copy(self, *, trusted: bool, instead_of: NotebookPage | None = None) -> NotebookPage:
+        """Open a copy of the notebook as saved, with a fresh kernel, in a tab of its own or another's.
 
         The server trusts a notebook whose content it has saved itself. A copy that is not ``trusted`` has
         one cell more, so the server has never seen it, as a notebook that came from another computer.
@@ -166,13 +179,31 @@ class NotebookPage:
         if not trusted:
             notebook.cells.append(v4.new_markdown_cell("from another computer"))
         nbformat.write(notebook, copy)
-        other = self._like_this()
-        other.open(copy)
+        other = self._like_this(instead_of and instead_of.page)
+        if instead_of is None:
+            other.open(copy)
+        else:
+            instead_of.page.evaluate(_CLOSE)
+            self._server.end_kernels(instead_of._name)
+            other._path, other._codes = copy, self._codes
+            self._server.start_kernel(other._name)
+            other._show()
         other.page.wait_for_function(_HAS_TRUST, arg=trusted)
         return other
 
-    def _like_this(self) -> NotebookPage:
-        return NotebookPage(self.page.context, self._server, self._seen, self._front_end)
+    def open_again(self) -> None:
+        """Close the notebook as saved, and open it; its kernel runs meanwhile."""
+        self.page.evaluate(_CLOSE)
+        self._show()
+
+    def _show(self) -> None:
+        """Have JupyterLab show the notebook in its page. Another page would take seconds to load."""
+        self.page.evaluate(_SHOW, self._name)
+        self.page.locator(self._front_end.cell).first.wait_for()
+        self.page.wait_for_function(self._front_end.has_kernel)
+
+    def _like_this(self, page: Page | None = None) -> NotebookPage:
+        return NotebookPage(self.page.context, self._server, self._seen, self._front_end, page)
 
     def reload(self) -> None:
         self.page.reload()

@@ -40,7 +40,7 @@ class Server:
         self._runtime = folder / "runtime"
         self._environment = _environment(folder)
         _write_settings(folder / "lab" / "settings")
-        _disable_extensions(folder / "config" / "labconfig")
+        _configure_pages(folder / "config" / "labconfig")
         _write_kernels(folder / "data" / "kernels")
         self.notebooks.mkdir()
         self._process = self._start()
@@ -149,9 +149,10 @@ def _write_settings(folder: Path) -> None:
         path.write_text(json.dumps(settings))
 
 
-def _disable_extensions(folder: Path) -> None:
+def _configure_pages(folder: Path) -> None:
     folder.mkdir()
-    config = {"disabledExtensions": dict.fromkeys(_DISABLED, True)}
+    # Without it each page has the server start Node.js, to see whether JupyterLab is to be built again.
+    config = {"disabledExtensions": dict.fromkeys(_DISABLED, True), "buildCheck": False}
     (folder / "page_config.json").write_text(json.dumps(config))
 
 

@@ -39,22 +39,6 @@ def saved(live: NotebookPage) -> Path:
     return live.save(HOSTILE, "text/html", FINAL)
 
 
-@pytest.fixture(scope="module")
-def elsewhere(live: NotebookPage, saved: Path) -> Iterator[NotebookPage]:
-    """The notebook on another computer, where the server does not trust it."""
-    page = live.open_copy(trusted=False)
-    yield page
-    page.close()
-
-
-@pytest.fixture(scope="module")
-def restored(live: NotebookPage, saved: Path) -> Iterator[NotebookPage]:
-    """The notebook where the server trusts it, with a fresh kernel."""
-    page = live.open_copy(trusted=True)
-    yield page
-    page.close()
-
-
 @pytest.fixture
 def offline(browser: Browser) -> Iterator[Page]:
     """A page without a server."""
@@ -78,35 +62,47 @@ def _check_picture(output: Locator, state: str) -> None:
         assert image.evaluate(DRAWN)
 
 
-def test_a_saved_notebook_shows_its_gangs_without_a_kernel(
-    saved: Path, elsewhere: NotebookPage, restored: NotebookPage, offline: Page
+def test_a_saved_notebook_shows_its_gangs_without_their_kernel(
+    live: NotebookPage, saved: Path
 ) -> None:
-    _check_picture(elsewhere.output(TRAINING), "succeeded")
-    expect(elsewhere.output(TRAINING)).to_contain_text("trained")
-    _check_picture(restored.output(TRAINING), "succeeded")
-    for page in (elsewhere, restored):
-        expect(page.widget(TRAINING)).to_have_count(0)
+    """On another computer, where the server does not trust it, and where it does."""
+    foreign = live.open_copy(trusted=False)
+    _check_copy(foreign)
+    trusted = live.open_copy(trusted=True, instead_of=foreign)
+    _check_copy(trusted)
+    trusted.close()
+
+
+def _check_copy(copy: NotebookPage) -> None:
+    _check_picture(copy.output(TRAINING), "succeeded")
+    expect(copy.output(TRAINING)).to_contain_text("trained")
+    expect(copy.widget(TRAINING)).to_have_count(0)
+    copy.shows(HOSTILE, PAYLOAD)
+    assert copy.page.evaluate(INJECTED) == [0, 0]
+
+
+def test_a_notebook_that_was_converted_shows_its_gangs(saved: Path, offline: Page) -> None:
     offline.set_content(_as_html(saved))
-    _check_picture(offline.locator(".jp-OutputArea").nth(-2), "succeeded")
+    outputs = offline.locator(".jp-OutputArea")
+    _check_picture(outputs.nth(-2), "succeeded")
+    expect(outputs.last).to_contain_text(PAYLOAD)
+    assert offline.evaluate(INJECTED) == [0, 0]
 
 
-def test_a_reloaded_page_shows_the_live_view_of_a_finished_gang(live: NotebookPage) -> None:
-    live.reload()
+def test_a_notebook_that_is_opened_again_shows_the_live_view_of_a_finished_gang(
+    live: NotebookPage, saved: Path
+) -> None:
+    """As a page that is reloaded, which tests of Stop do in ``make test-all``."""
+    live.open_again()
     expect(live.state(TRAINING)).to_have_attribute("data-state", "done")
     expect(live.output(TRAINING).locator("img")).to_have_count(0)
     live.widget(TRAINING).get_by_role("button", name="log").click()
 
 
-def test_output_of_ranks_is_text_everywhere(
-    live: NotebookPage, saved: Path, elsewhere: NotebookPage, restored: NotebookPage, offline: Page
-) -> None:
+def test_output_of_ranks_is_text_in_the_live_view(live: NotebookPage) -> None:
     expect(live.state(HOSTILE)).to_have_attribute("data-state", "failed")
     grouped = PAYLOAD.partition("/")[2]  # metrics are grouped by what comes before
     for section, text in {"log": PAYLOAD, "failure": PAYLOAD, "curves": grouped}.items():
         expect(live.widget(HOSTILE).locator(f".hm-{section}")).to_contain_text(text)
-    for page in (live, elsewhere, restored):
-        page.shows(HOSTILE, PAYLOAD)
-        assert page.page.evaluate(INJECTED) == [0, 0]
-    offline.set_content(_as_html(saved))
-    expect(offline.locator(".jp-OutputArea").last).to_contain_text(PAYLOAD)
-    assert offline.evaluate(INJECTED) == [0, 0]
+    live.shows(HOSTILE, PAYLOAD)
+    assert live.page.evaluate(INJECTED) == [0, 0]

@@ -29,6 +29,8 @@ SECTIONS = {
     "inferring": {"ranks", "timeline"},
 }
 """Of the scenes that do not show ranks, curves and timeline."""
+SIMILAR = ("training-24",)
+"""Scenes for which another one has the same parts: "straggling-64" has more ranks than the table has rows."""
 
 RGB = """(elements) => elements.map((element) =>
   getComputedStyle(element).stroke || getComputedStyle(element).backgroundColor)"""
@@ -62,16 +64,22 @@ def play(view: PlayedView, scene: str) -> None:
     view.say(messages_of(*events_of(scene)))
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize(
+    "scene",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in SIMILAR else [])
+        for name in SCENES
+    ],
+)
 def test_everything_is_in_sight_in_both_themes_and_widths(view: PlayedView, scene: str) -> None:
     play(view, scene)
     for section in SECTIONS.get(scene, {"ranks", "curves", "timeline"}):
         expect(view.widget.locator(f".hm-{section}")).to_be_visible()
     for width in WIDTHS:
         view.set_width(width)
-        for is_dark in (False, True):
-            view.set_dark(is_dark)
-            assert view.problems() == [], (width, is_dark)
+        assert view.problems() == [], width
+    view.set_dark(True)  # where there is least room; a theme has colours, and no sizes
+    assert view.problems() == []
 
 
 def test_a_gang_of_64_ranks_says_why_rows_are_shown_and_has_all_lanes(view: PlayedView) -> None:

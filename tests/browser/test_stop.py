@@ -29,7 +29,9 @@ def _is_free(page: NotebookPage) -> None:
 @pytest.mark.parametrize(
     ("front_end", "version", "cell", "n_ranks"),
     [
-        pytest.param(LAB, NEWEST, STUCK, 4, id="lab"),
+        pytest.param(LAB, NEWEST, WAITING, 2, id="lab"),
+        # whose ranks import torch; the contract suite stops such gangs
+        pytest.param(LAB, NEWEST, STUCK, 4, id="lab-stuck", marks=pytest.mark.exhaustive),
         pytest.param(NOTEBOOK, NEWEST, WAITING, 2, id="notebook", marks=pytest.mark.exhaustive),
         pytest.param(CLASSIC, NEWEST, WAITING, 2, id="nbclassic", marks=pytest.mark.exhaustive),
         *(

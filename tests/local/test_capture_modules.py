@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from hydrogen_magic.capture import capture_call, capture_script
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.errors import CaptureError, ResultError
 from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.serialization import payload
@@ -177,6 +179,20 @@ def test_preload_names_what_code_accesses(
     write(tmp_path, {"steps.py": "import torch\n\ndef train(): return torch.optim.SGD"})
     notebook.cell(defined)
     assert "torch.optim" in notebook.capture(cell).preload
+
+
+@pytest.mark.parametrize(
+    ("defined", "cell"),
+    [
+        ("", "from torch import nn\nnn.parallel.DistributedDataParallel"),
+        ("from torch.nn.parallel import DistributedDataParallel as DDP", "DDP"),
+    ],
+    ids=["cell", "notebook"],
+)
+def test_preload_names_what_wraps_a_model(notebook: Notebook, defined: str, cell: str) -> None:
+    """Which imports as much as an optimizer does when it is created."""
+    notebook.cell(defined)
+    assert "torch._dynamo" in launcher._preload(TorchRendezvous(), notebook.capture(cell).preload)
 
 
 def test_preload_names_what_functions_import_that_the_notebook_has_not(

@@ -15,6 +15,7 @@ from hydrogen_magic.compat import HorovodRunner
 from hydrogen_magic.compat.keras.callbacks import LearningRateScheduleCallback
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.placements import local_agents
 from tests.gangs import PATIENCE_S, ended
 from tests.keras_ranks import BATCH, EPOCHS, MOMENTUM, RATE, train
 
@@ -66,6 +67,15 @@ def check(results: list[Any], rates: list[float], *, is_corrected: bool = True) 
     np.testing.assert_allclose(others[2]["loss"], of_epochs, rtol=1e-4)
 
 
+@pytest.fixture
+def keras_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent imports Keras once: each rank would take ten seconds of a processor for it."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    local_agents.close()
+    local_agents.warm_up(["keras"])
+
+
+@pytest.mark.usefixtures("keras_in_advance")
 def test_gradients_are_averaged_by_torch() -> None:
     """Every rank ends with the weights and the optimizer's state of training in one process."""
     gang = ended(hm.launch(train, X, Y, np=N_RANKS, warmup_epochs=2), IMPORTING_S)

@@ -88,8 +88,9 @@ def test_a_batch_that_predict_keeps_stays_what_it_is(kind: str) -> None:
     df = frame(10_000)
     if kind == "mixed":
         df["text"] = [f"row {n}" for n in df["x"]]
-    values = ended(infer(df, infer_ranks.keeps, kind, np=1, only=True)).result
-    assert values["so_far"].tolist() == [sum(range(n - n % 100 + 100)) for n in df["x"]]
+    run = infer(df, infer_ranks.keeps, kind, np=1, only=True, batch_size=250)
+    expected = [sum(range(n - n % 250 + 250)) for n in range(0, len(df), 250)]
+    assert ended(run).result["so_far"].tolist() == [total for total in expected for _ in range(250)]
 
 
 def test_more_ranks_than_batches() -> None:
@@ -249,8 +250,8 @@ def test_when_every_row_fails_that_is_an_error() -> None:
 
         return predict
 
-    run = ended(infer(frame(), always, on_error="null"))
-    with pytest.raises(InferError, match=r"each of the first 10,000 rows.*never"):
+    run = ended(infer(frame(2_000), always, on_error="null"))
+    with pytest.raises(InferError, match=r"each of the first 2,000 rows.*never"):
         _ = run.result
 
 

@@ -40,6 +40,7 @@ from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.views import static_picture
 from tests.gangs import ended
+from tests.kernels import LOAD
 
 GONE = "no-such-boot:1:1"
 
@@ -523,7 +524,7 @@ def test_the_doctor_says_what_to_do(tmp_path: Any, monkeypatch: pytest.MonkeyPat
 # ── in real front ends ───────────────────────────────────────────────────────────────────────────
 
 CELLS = (
-    "%load_ext hydrogen_magic",
+    LOAD,
     "def step(x):\n    if x == 1:\n        raise ValueError(f'bad batch {x}')\n    return x",
     "%%distributed --np 2 --out y\nimport os\nprint('hi from', os.environ['RANK'])\ny = 7\nstep(3)",
     "y",

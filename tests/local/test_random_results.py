@@ -39,8 +39,8 @@ def forget_gangs() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("np_", "seed", "n_large"),
     [
-        (1, 0, 0),
         (2, 30, 0),
+        pytest.param(1, 0, 0, marks=pytest.mark.exhaustive),
         *(
             pytest.param(1 + n % 2, 30 * n, n_large, marks=pytest.mark.exhaustive)
             for n, n_large in [*((n, 0) for n in range(2, 10)), (10, 2 << 30)]

@@ -454,7 +454,9 @@ def test_a_small_closure_is_sent_to_each_host(sent_bytes: list[int]) -> None:
     assert len(sent_bytes) == 2
 
 
-@pytest.mark.parametrize("after_bytes", [0, _N_BYTES // 2])
+@pytest.mark.parametrize(
+    "after_bytes", [pytest.param(0, marks=pytest.mark.exhaustive), _N_BYTES // 2]
+)
 def test_a_host_whose_source_is_lost_gets_the_rest_from_the_kernel(
     sent_bytes: list[int], monkeypatch: pytest.MonkeyPatch, after_bytes: int
 ) -> None:

@@ -46,29 +46,26 @@ def test_a_gang_beside_a_session_finds_an_agent_too(
     wait_until(lambda: len(local_agents.pool().all) == 1)
 
 
-def test_the_forkserver_imports_for_all_ranks_what_an_optimizer_would_import() -> None:
+def test_the_forkserver_imports_for_all_ranks_what_an_optimizer_would_in_the_environment_of_the_gang() -> (
+    None
+):
+    """Libraries read such variables when they are imported, which is before ranks get their environment."""
     import torch
 
-    def train() -> bool:
+    def train() -> tuple[bool, bool]:
         from torch import optim
 
         before = _has_imported("torch._dynamo")
         optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-        return before
+        return before, _is_verbose()
 
-    assert hm.run(train, np=1) is True
-
-
-def test_the_forkserver_imports_in_the_environment_of_the_gang() -> None:
-    """Libraries read such variables when they are imported, which is before ranks get their environment."""
-    assert hm.run(_is_verbose, np=1, quiet=True, env={"TORCH_LOGS": "+dynamo"}) == (True, True)
+    assert hm.run(train, np=1, quiet=True, env={"TORCH_LOGS": "+dynamo"}) == (True, True)
 
 
-def _is_verbose() -> tuple[bool, bool]:
-    is_loaded = "torch" in sys.modules
+def _is_verbose() -> bool:
     from torch._logging import _internal
 
-    return is_loaded, "torch._dynamo" in _internal.log_state.log_qname_to_level
+    return "torch._dynamo" in _internal.log_state.log_qname_to_level
 
 
 def test_the_first_gang_takes_the_agent_that_was_warmed_up_which_imports_more_when_idle(

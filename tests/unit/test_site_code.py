@@ -12,7 +12,6 @@ import signal
 from collections.abc import Sequence
 
 import pytest
-from nbconvert.nbconvertapp import NbConvertApp
 from packaging.requirements import Requirement
 
 from hydrogen_magic import __main__ as command_line
@@ -92,6 +91,9 @@ def check_python(words: Sequence[str]) -> None:
 
 
 def check_jupyter(words: Sequence[str]) -> None:
+    # loads all exporters, for seconds of a processor, which every worker would do
+    from nbconvert.nbconvertapp import NbConvertApp
+
     options = {f"--{name}" for name in [*NbConvertApp.flags, *NbConvertApp.aliases]}
     assert words[0] == "nbconvert"
     assert {word for word in words if word.startswith("--")} <= options
