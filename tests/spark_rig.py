@@ -63,9 +63,18 @@ import sys
 sys.path[:] = [entry for entry in sys.path if not entry.endswith((".zip", ".jar"))]
 
 # Most of a worker's processor time would be these imports, and tests use hundreds of workers.
+import argparse
+import asyncio.sslproto
+import difflib
+import email.message
+import importlib.metadata
+import multiprocessing.spawn
+
 import pandas
 import pyarrow.compute
 import pyspark.worker
+import zmq.asyncio
+import zmq.auth.asyncio
 from pyspark import daemon
 
 if __name__ == "__main__":
