@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import io
 import sys
 import zipfile
@@ -16,38 +15,43 @@ from hydrogen_magic.node.spark.inference_task import _Zip
 ROOT = "/hydrogen_magic.zip/hydrogen_magic"
 
 
-def compilations(packed: bytes | str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the paths of the sources that are compiled for two modules of the package."""
-    found: list[str] = []
+@pytest.fixture
+def packed() -> bytes:
+    """The package with other sources than those of its bytecode."""
+    changed = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(packaging.compiled())) as old,
+        zipfile.ZipFile(changed, "w") as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, b"is_source = True" if name.endswith(".py") else old.read(name))
+    return changed.getvalue()
 
-    def compiled(loader: _Zip, data: bytes, path: str) -> object:
-        found.append(path)
-        return source_to_code(loader, data, path)
 
-    source_to_code = importlib.machinery.SourceFileLoader.source_to_code
-    monkeypatch.setattr(_Zip, "source_to_code", compiled)
-    importer = _Zip(packed)
+def are_compiled(packed: bytes | str) -> list[bool]:
+    """Return whether the sources of a package and of a module are compiled."""
+    importer, found = _Zip(packed), []
     for name, file in (("node", "node/__init__.py"), ("errors", "errors.py")):
         spec = importer.find_spec(f"hydrogen_magic.{name}")
         assert spec is not None and spec.origin == f"{ROOT}/{file}"
         code = importer.get_code(spec.name)
         assert code is not None and code.co_filename == spec.origin, "in tracebacks"
         assert importer.is_package(spec.name) == (name == "node")
+        found.append("is_source" in code.co_names)
     return found
 
 
-def test_bytecode_of_the_same_python_is_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_bytecode_of_the_same_python_is_used(packed: bytes, tmp_path: Path) -> None:
+    (tmp_path / "package.zip").write_bytes(packed)
+    for each in (packed, str(tmp_path / "package.zip")):
+        assert are_compiled(each) == [False, False]
+
+
+def test_another_python_compiles_the_sources(
+    packed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "package.zip").write_bytes(packaging.compiled())
-    for packed in (packaging.compiled(), str(tmp_path / "package.zip")):
-        assert compilations(packed, monkeypatch) == []
-
-
-def test_another_python_compiles_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = packaging.compiled()
     monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
-    assert compilations(packed, monkeypatch) == [f"{ROOT}/node/__init__.py", f"{ROOT}/errors.py"]
+    assert are_compiled(packed) == [True, True]
 
 
 def test_the_bytecode_is_beside_the_same_sources() -> None:
