@@ -17,7 +17,7 @@ from tests.documented import covers
 from tests.gangs import ended, wait_until
 from tests.shards import rows_of, trained
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("warm_agents")]
 
 CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
 CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))

@@ -156,7 +156,7 @@ def test_interrupt() -> None:
 
 
 def test_cancelled_in_sparks_ui(spark: Any) -> None:
-    gang, family = training()
+    gang, family = training(np=2)
     press_kill(spark.sparkContext.uiWebUrl)
     assert "cancelled" in str(lost(gang, family))
 
@@ -215,7 +215,7 @@ def job_states(spark: Any, gangs: list[Gang]) -> list[str]:
 
 
 def test_an_agent_is_killed() -> None:
-    gang, family = training()
+    gang, family = training(np=2)
     for pid in agent_pids():
         if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
