@@ -63,14 +63,31 @@ import sys
 sys.path[:] = [entry for entry in sys.path if not entry.endswith((".zip", ".jar"))]
 
 # Most of a worker's processor time would be these imports, and tests use hundreds of workers.
+import argparse
+import asyncio.sslproto
+import difflib
+import email.message
+import importlib.metadata
+import multiprocessing.spawn
+
 import pandas
 import pyarrow.compute
 import pyspark.worker
+import zmq.asyncio
+import zmq.auth.asyncio
 from pyspark import daemon
 
 if __name__ == "__main__":
     gc.freeze()
     daemon.manager()
+"""
+_SITE_SOURCE = """\
+import sys
+
+# The daemon of Python data sources, by which the relay runs, is always Spark's own, and there is one for
+# each session of Connect: it would compile all that it imports.
+if sys.orig_argv[1:3] == ["-m", "pyspark.daemon"]:
+    sys.path[:] = [entry for entry in sys.path if not entry.endswith((".zip", ".jar"))]
 """
 _LOGGING = """\
 rootLogger.level = warn
@@ -106,6 +123,7 @@ def bare_python(folder: Path) -> Path:
             (libraries / name).symlink_to(entry)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     (folder / "lib" / version / "site-packages" / "libraries.pth").write_text(f"{libraries}\n")
+    (libraries / "sitecustomize.py").write_text(_SITE_SOURCE)
     add_daemon(libraries)
     return folder / "bin" / "python"
 
@@ -267,6 +285,8 @@ class Site:
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.shuffle.partitions": "2",
+            # Attempts of a task. By default four: each ends a Python worker, and imports all anew.
+            "spark.task.maxFailures": "2",
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",

@@ -17,7 +17,7 @@ from tests.documented import covers
 from tests.gangs import ended, wait_until
 from tests.shards import rows_of, trained
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("warm_agents")]
 
 CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
 CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
@@ -54,8 +54,13 @@ def numbers(spark: Any, n_rows: int = 1000) -> Any:
     )
 
 
-def check_ranks(rows: Any, on: str) -> None:
-    results = ended(hm.launch(trained, rows, np=2, on=on, gpu=False)).results
+def check_here(rows: Any) -> None:
+    assert [kind for _, kind in rows.columns[:2]] == ["int64", "int32"]
+    assert sorted(rows_of(hm.shard(rows, batch_size=64).to_numpy())) == list(range(1000))
+
+
+def check_ranks(rows: Any) -> None:
+    results = ended(hm.launch(trained, rows, np=2, on="spark", gpu=False)).results
     assert [length for length, _ in results] == [8, 8]
     assert sorted(x for _, found in results for x in found) == list(range(1000))
 
@@ -65,18 +70,20 @@ def test_a_frame_of_connect_is_read_here(spark: Any, shared: Path) -> None:
     """By this process; ranks read what a classic session has written in the same way."""
     for path in (None, shared):
         rows = hm.dataset(numbers(spark), path=path)
-        assert [kind for _, kind in rows.columns[:2]] == ["int64", "int32"]
-        assert sorted(rows_of(hm.shard(rows, batch_size=64).to_numpy())) == list(range(1000))
+        check_here(rows)
     assert hm.dataset(numbers(spark), path=shared) is rows, "the same plan"
 
 
 @pytest.mark.parametrize("spark", [CLASSIC, CONNECT_TOO], indirect=True)
 def test_ranks_train_on_a_frame(spark: Any, shared: Path) -> None:
-    """Without a folder it comes to this machine, by Spark's tasks it goes to a shared one."""
+    """Without a folder it comes to this machine, by Spark's tasks it goes to a shared one.
+
+    Ranks of this machine read what is here as any other dataset (``tests/local/test_dataset.py``).
+    """
     here, there = (hm.dataset(numbers(spark), path=path) for path in (None, shared))
-    for rows, on in ((here, "local"), (there, "spark")):
-        assert [kind for _, kind in rows.columns[:2]] == ["int64", "int32"]
-        check_ranks(rows, on)
+    check_here(here)
+    check_here(there)
+    check_ranks(there)
     assert hm.dataset(numbers(spark), path=shared) is there, "the same plan"
     renamed = hm.dataset(numbers(spark).withColumnRenamed("x", "z"), path=shared)
     assert renamed.columns[0][0] == "z"

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
@@ -63,9 +64,9 @@ def spark(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(getattr(request, "param", "classic"))
 
 
-def training(np: int = 4) -> tuple[Gang, list[int]]:
+def training(np: int = 4, **options: Any) -> tuple[Gang, list[int]]:
     """Return a gang whose ranks have children, and the pids of all its processes."""
-    gang = launch(ranks.family, 1, False, np=np)
+    gang = launch(ranks.family, 1, False, np=np, **options)
     until(gang, said(gang, "batch"))
     family = family_of(gang)
     assert len(family) >= 3 * np, "ranks with a DataLoader worker and a helper in its own session"
@@ -155,7 +156,7 @@ def test_interrupt() -> None:
 
 
 def test_cancelled_in_sparks_ui(spark: Any) -> None:
-    gang, family = training()
+    gang, family = training(np=2)
     press_kill(spark.sparkContext.uiWebUrl)
     assert "cancelled" in str(lost(gang, family))
 
@@ -214,7 +215,7 @@ def job_states(spark: Any, gangs: list[Gang]) -> list[str]:
 
 
 def test_an_agent_is_killed() -> None:
-    gang, family = training()
+    gang, family = training(np=2)
     for pid in agent_pids():
         if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
@@ -260,25 +261,29 @@ def test_an_agent_that_was_given_up_ends() -> None:
     assert ended(launch(ranks.gather, np=2)).result == [0, 1]
 
 
-def test_agents_are_closed_under_a_gang() -> None:
-    """As when the notebook's kernel exits: the wait for the gang must end."""
-    gang, family = training()
-    local_agents.close()
-    assert "agents were ended, and their ranks" in str(lost(gang, family))
-
-
 # ── executors and tasks end ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_python_worker_is_killed(standalone: spark_rig.Standalone) -> None:
-    gang, family = training()
+def test_a_python_worker_is_killed_and_then_agents_are_closed(
+    standalone: spark_rig.Standalone,
+) -> None:
+    """The first costs an attempt. The second is the end, as when the notebook's kernel exits: the wait for
+    the gang must end, too.
+    """
+    gang, family = training(retries=1)
     executor = executors_of_this_session(standalone)[0]
     for pid in spark_rig.python_workers(executor):  # those of earlier tests may be idle
         os.kill(pid, signal.SIGKILL)
-    error = str(lost(gang, family))
-    assert "Spark task" in error and HOST in error
+    wait_until_gone(family)
+    until(gang, lambda: gang.snapshot().attempt == 1 and said(gang, "batch")())
+    failed = [e for e in gang.events() if isinstance(e, (ev.AttemptFailed, ev.RankFailed))]
+    assert any("Spark task" in str(e.error) and HOST in str(e.error) for e in failed), failed
+    again = family_of(gang)
+    local_agents.close()
+    assert "agents were ended, and their ranks" in str(lost(gang, again))
 
 
+@pytest.mark.exhaustive  # a new JVM; the test above loses an attempt, too
 def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> None:
     """The next one starts when Spark has replaced it, which takes some seconds."""
     gang = launch(spark_ranks.count, 50, np=4, retries=1)

@@ -39,7 +39,11 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 def test_ranks_of_several_executors_on_one_host() -> None:
-    """Both executors are on this machine: all four ranks are local to each other."""
+    """Both executors are on this machine: all four ranks are local to each other.
+
+    Few tests here need torch, which an agent imports for seconds. Collectives of four ranks are in
+    ``test_spark_endings``.
+    """
     found = launch(plain_ranks.environment, np=4).results
     for rank, environment in enumerate(found):
         expected = {
@@ -50,7 +54,6 @@ def test_ranks_of_several_executors_on_one_host() -> None:
         assert {name: environment.get(name) for name in expected} == {
             name: str(value) for name, value in expected.items()
         }
-    assert launch(ranks.gather, np=4).result == [0, 1, 2, 3]
 
 
 @pytest.fixture
@@ -160,6 +163,7 @@ def test_all_of_a_long_output_reaches_the_record() -> None:
         assert log.read() == b"the last line\n"
 
 
+@pytest.mark.exhaustive  # test_spark_results has a sweep, whose gangs wait for each other
 def test_two_gangs_at_once() -> None:
     gangs = [launch(ranks.gather, np=2) for _ in range(2)]
     assert [ended(gang).result for gang in gangs] == [[0, 1], [0, 1]]
@@ -197,8 +201,8 @@ def test_a_version_that_was_not_tested_is_shown_at_the_launch(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sessions._versions, sessions.find().application, "4.99.0")
-    gang = ended(launch(ranks.gather, np=1))
-    assert gang.result == [0]
+    gang = ended(launch(plain_ranks.rank, np=1))
+    assert gang.result == 0
     note = "Spark 4.99.0 is newer than the newest version that was tested, 4.3"
     before = takewhile(lambda e: not isinstance(e, ev.AttemptStarted), gang.events())
     assert note in [event.text for event in before if isinstance(event, ev.Notice)]
@@ -244,7 +248,7 @@ def test_more_ranks_than_slots_are_refused_with_the_numbers() -> None:
 
 def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_path: Path) -> None:
     with busy(spark, 3, tmp_path):
-        gang = launch(ranks.gather, np=2)
+        gang = launch(plain_ranks.rank, np=2)
         until(gang, lambda: gang.snapshot().queued == (1, 2))
         assert "holds 3 slots" in gang.snapshot().waits_for
         tracker = spark.sparkContext._jsc.sc().statusTracker()
@@ -259,12 +263,12 @@ def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_pat
 
 def test_a_gang_waits_for_slots_as_long_as_it_may(spark: Any, tmp_path: Path) -> None:
     with busy(spark, 3, tmp_path):
-        gang = launch(ranks.gather, np=2, wait=5)
+        gang = launch(plain_ranks.rank, np=2, wait=5)
         holder = r"2 executors; job \d+ \(collect.* at .*\) holds 3 slots"
         until(gang, lambda: re.fullmatch(holder, gang.snapshot().waits_for))
         with pytest.raises(PlacementError, match=rf"np 2 .* within 5 s .*: 1 slot free; {holder}"):
             ended(gang).raise_for_state()
-        launch(ranks.gather, np=1, wait=60).raise_for_state()
+        launch(plain_ranks.rank, np=1, wait=60).raise_for_state()
 
 
 def test_tasks_that_hold_their_slots_do_not_wait(tmp_path: Path) -> None:
@@ -280,8 +284,8 @@ def test_tasks_that_hold_their_slots_do_not_wait(tmp_path: Path) -> None:
 
 def test_a_queued_gang_runs_when_slots_are_free(spark: Any, tmp_path: Path) -> None:
     with busy(spark, 3, tmp_path) as let_go:
-        gang = launch(ranks.gather, np=2)
+        gang = launch(plain_ranks.rank, np=2)
         until(gang, lambda: gang.snapshot().queued == (1, 2))
         let_go()
-        assert ended(gang).result == [0, 1]
+        assert ended(gang).results == [0, 1]
         assert gang.snapshot().queued is None

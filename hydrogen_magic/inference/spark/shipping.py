@@ -60,7 +60,7 @@ def send(session: Session, closure: Payload) -> SentCell:
     with _sending:
         packages = _packages.setdefault(session.spark, {})
         if digests[0] not in packages:
-            packages[digests[0]] = _send_package(session, code, digests[0])
+            packages[digests[0]] = _send_package(session, packaging.compiled(), digests[0])
         cells = _cells.setdefault(session.spark, {})
         cell = cells.pop(digests[1], None) or _KeptCell(
             _send_closure(session, closure, digests[1]), 0 if session.is_connect else closure.nbytes

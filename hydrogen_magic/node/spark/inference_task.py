@@ -373,14 +373,18 @@ def _content(sent: Any, digest: str) -> Any:
     return path
 
 
-class _Zip(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports from a zip in memory: nothing is written to the executor's disk."""
+class _Zip(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: ignore[misc]
+    """Imports from a zip in memory: nothing is written to the executor's disk.
+
+    Its bytecode is used if it is of this version of Python.
+    """
 
     def __init__(self, content: bytes | str) -> None:
         """``content``: the zip itself, or its path."""
-        file = io.BytesIO(content) if isinstance(content, bytes) else content
-        with zipfile.ZipFile(file) as packed:
-            self._sources = {name: packed.read(name) for name in packed.namelist()}
+        if isinstance(content, str):
+            with open(content, "rb") as file:
+                content = file.read()
+        self._packed = zipfile.ZipFile(io.BytesIO(content))
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
@@ -388,20 +392,28 @@ class _Zip(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         file = self._file(fullname)
         if file is None:
             return None
-        spec = importlib.util.spec_from_loader(fullname, self, origin=f"{_ROOT}/{file}")
+        spec = importlib.util.spec_from_loader(fullname, self, origin=file)
         assert spec is not None
         spec.has_location = True  # gives the module its __file__
         return spec
 
-    def is_package(self, fullname: str) -> bool:
-        return (self._file(fullname) or "").endswith("/__init__.py")
+    def get_filename(self, fullname: str) -> str:
+        file = self._file(fullname)
+        if file is None:
+            raise ImportError(f"{fullname} is not in {_ROOT}", name=fullname)
+        return file
 
-    def get_source(self, fullname: str) -> str:
-        return self._sources[self._file(fullname) or ""].decode()
+    def get_data(self, path: str) -> bytes:
+        try:
+            return self._packed.read(path.removeprefix(f"{_ROOT}/"))
+        except KeyError:
+            raise OSError(path) from None
 
-    def get_code(self, fullname: str) -> types.CodeType:
-        return compile(self.get_source(fullname), f"{_ROOT}/{self._file(fullname)}", "exec")
+    def path_stats(self, path: str) -> dict[str, int]:
+        return {"mtime": 0}  # by which no bytecode is found out of date
 
     def _file(self, fullname: str) -> str | None:
         base = fullname.replace(".", "/")
-        return next((f for f in (f"{base}/__init__.py", f"{base}.py") if f in self._sources), None)
+        files = (f for f in (f"{base}/__init__.py", f"{base}.py") if f in self._packed.NameToInfo)
+        file = next(files, None)
+        return file and f"{_ROOT}/{file}"

