@@ -136,6 +136,50 @@ def check_sharded_results(**options: Any) -> None:
     assert moments == [parameter.shape for parameter in expected.parameters()]
 
 
+def check_refusals_of_sharded_results(**options: Any) -> None:
+    for function, args, why in (
+        (result_ranks.sharded_on_rank_0_alone, (), "rank 1 has no such tensor"),
+        (result_ranks.sharded_and_left, (0, 1), "this rank has destroyed its process group"),
+        (result_ranks.sharded_and_left, (1,), "rank 1 has destroyed its process group"),
+    ):
+        with pytest.raises(ResultError, match=why) as caught:
+            _ = ended(hm.launch(function, *args, np=2, **options)).result
+        assert ".full_tensor()" in str(caught.value)
+
+
+FSDP1 = """%%distributed --np 2 --quiet --out sharded,opt,inner,weights,moved {options}
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel
+dist.init_process_group("gloo")
+sharded = FullyShardedDataParallel(new_model(), device_id=torch.device("cpu"))
+opt = torch.optim.AdamW(sharded.parameters(), lr=0.1)
+step(sharded, opt)
+inner = sharded.module
+full = state_dict.StateDictOptions(full_state_dict=True)
+weights = dict(state_dict.get_model_state_dict(sharded, options=full))
+moved = state_dict.get_optimizer_state_dict(sharded, opt, options=full)
+"""
+
+
+def check_fsdp1(shell: InteractiveShell, options: str) -> None:
+    """Models and optimizers are refused by name; their state comes home by the call that the error names."""
+    run_cell(shell, "from tests.result_ranks import new_model, step\nimport torch")
+    with pytest.raises(ResultError) as caught:
+        run_cell(shell, FSDP1.format(options=options))
+    lines = str(caught.value).splitlines()
+    for name, call in (("sharded", "model_"), ("opt.", "optimizer_"), ("inner.", "optimizer_")):
+        (line,) = [line for line in lines if line.partition("`")[2].startswith(name)]
+        assert f"get_{call}state_dict(model" in line and "full_state_dict=True" in line
+    run_cell(
+        shell,
+        "expected = new_model()\noptimizer = torch.optim.AdamW(expected.parameters(), lr=0.1)\n"
+        "step(expected, optimizer)\ntorch.testing.assert_close(weights, dict(expected.state_dict()))\n"
+        "moments = [one['exp_avg'] for one in optimizer.state.values()]\n"
+        "torch.testing.assert_close([one['exp_avg'] for one in moved['state'].values()], moments)",
+    )
+
+
 def check_that_it_ends_after_its_result(**options: Any) -> None:
     gang = ended(hm.launch(result_ranks.returns_and_hangs, np=2, **options))
     assert gang.results == [0, 1]
