@@ -221,10 +221,12 @@ def flat_states() -> dict[int, Any]:
     Those are ordinary tensors, also in an optimizer's ``state_dict()``. Only the parameter that a state
     belongs to tells that FSDP has flattened it.
     """
-    if _class("torch.distributed.fsdp", "FullyShardedDataParallel") is None:
+    fsdp = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
+    objects = gc.get_objects() if fsdp is not None else []
+    if id(fsdp) not in {*map(id, map(type, objects))}:  # fast, for those who import it only
         return {}
     torch = sys.modules["torch"]
-    optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+    optimizers = [one for one in objects if issubclass(type(one), torch.optim.Optimizer)]
     states = (
         state
         for optimizer in optimizers
