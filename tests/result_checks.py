@@ -136,6 +136,64 @@ def check_sharded_results(**options: Any) -> None:
     assert moments == [parameter.shape for parameter in expected.parameters()]
 
 
+def check_refusals_of_sharded_results(**options: Any) -> None:
+    for function, args, why in (
+        (result_ranks.sharded_on_rank_0_alone, (), "rank 1 has no such tensor"),
+        (result_ranks.sharded_and_left, (0, 1), "this rank has destroyed its process group"),
+        (result_ranks.sharded_and_left, (1,), "rank 1 has destroyed its process group"),
+    ):
+        with pytest.raises(ResultError, match=why) as caught:
+            _ = ended(hm.launch(function, *args, np=2, **options)).result
+        assert ".full_tensor()" in str(caught.value)
+
+
+FSDP1 = """%%distributed --np 2 --quiet --out sharded,opt,inner,flat,parts,zero,weights,moved {options}
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.optim import ZeroRedundancyOptimizer
+dist.init_process_group("gloo")
+sharded = FullyShardedDataParallel(new_model(), device_id=torch.device("cpu"))
+opt = torch.optim.AdamW(sharded.parameters(), lr=0.1)
+step(sharded, opt)
+inner, flat = sharded.module, opt.state_dict()
+with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.SHARDED_STATE_DICT):
+    parts = sharded.state_dict()
+zero = ZeroRedundancyOptimizer(new_model().parameters(), torch.optim.AdamW)
+full = state_dict.StateDictOptions(full_state_dict=True)
+weights, moved = state_dict.get_state_dict(sharded, opt, options=full)
+"""
+
+
+def check_fsdp1(shell: InteractiveShell, options: str) -> None:
+    """What holds a part of a model or of an optimizer is refused by name; the call that the error names
+    brings all of it home.
+    """
+    run_cell(shell, "from tests.result_ranks import new_model, step\nimport torch")
+    with pytest.raises(ResultError) as caught:
+        run_cell(shell, FSDP1.format(options=options))
+    lines = str(caught.value).splitlines()
+    states = "get_state_dict(model, opt, options=StateDictOptions(full_state_dict=True))"
+    for name, call in (
+        ("sharded` ", states.replace("_state_dict(model, opt", "_model_state_dict(model", 1)),
+        ("opt.", states),
+        ("inner.", states),
+        ("flat['state']", states),
+        ("parts[", states),
+        ("zero` ", "opt.consolidate_state_dict()"),
+    ):
+        (line,) = [line for line in lines if line.startswith(f"`{name}")]
+        assert f"`{call}`" in line, line
+    assert lines[-1] == "`weights`, `moved` arrived and are assigned"
+    run_cell(
+        shell,
+        "expected = new_model()\noptimizer = torch.optim.AdamW(expected.parameters(), lr=0.1)\n"
+        "step(expected, optimizer)\ntorch.testing.assert_close(dict(weights), dict(expected.state_dict()))\n"
+        "moments = [one['exp_avg'] for one in optimizer.state.values()]\n"
+        "torch.testing.assert_close([one['exp_avg'] for one in moved['state'].values()], moments)",
+    )
+
+
 def check_that_it_ends_after_its_result(**options: Any) -> None:
     gang = ended(hm.launch(result_ranks.returns_and_hangs, np=2, **options))
     assert gang.results == [0, 1]

@@ -17,7 +17,6 @@ Words = Sequence[tuple[str, str]]
 """Patterns of options of the magics, and a class's own names for them."""
 
 _COMMON: Words = (
-    (r"--timeout ([\d.]+) s", r"timeout=\1 s"),
     (r"`--pack`", "`pack=True`"),
     (r"`--spread`", "`pack=False`"),
     (r"`?--max-closure`?", "`%config Distributed.max_closure`"),

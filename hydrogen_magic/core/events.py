@@ -13,6 +13,7 @@ long as writing an integer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,14 +58,19 @@ class ErrorReport:
     notes: tuple[str, ...] = ()
 
 
+_GAP = re.compile(r" … \(([\d,]+) characters left out\) … ")
+
+
 def without_middle(text: str, limit: int) -> str:
     """Return the beginning and the end of ``text``, together ``limit`` characters, and how many are missing.
 
     A message that is too long names the error at its beginning and often the reason at its end. ``text``
-    is returned unchanged if that would not make it shorter.
+    is returned unchanged if that would not make it shorter. It may have lost its middle before.
     """
     tail = limit // 4
-    marker = f" … ({len(text) - limit:,} characters left out) … "
+    middle = text[limit - tail : -tail]
+    earlier = sum(int(each[1].replace(",", "")) - len(each[0]) for each in _GAP.finditer(middle))
+    marker = f" … ({len(middle) + earlier:,} characters left out) … "
     if len(text) <= limit + len(marker):
         return text
     return f"{text[: limit - tail]}{marker}{text[-tail:]}"

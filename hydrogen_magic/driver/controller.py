@@ -46,7 +46,7 @@ _NO_CELL = (
 )
 _STOP_WORDS = {
     "user": "stopped by you",
-    "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
+    "timeout": "stopped: it ran longer than its timeout of {timeout:g} s",
     "kernel": "stopped: the kernel ended",
     "owner": "stopped: its owner process was terminated (SIGTERM)",
     "session": "stopped by %gang end",

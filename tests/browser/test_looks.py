@@ -15,6 +15,7 @@ from hydrogen_magic.views.static_svg.fills import FILLS
 from hydrogen_magic.views.widget.feed import PageFeed
 from tests.browser.played import PlayedView, messages_of, open_page
 from tests.browser.scenes import SCENES, events_of
+from tests.gangs import wait_until
 from tests.pictures import launched, trained
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
@@ -35,6 +36,20 @@ SIMILAR = ("training-24",)
 RGB = """(elements) => elements.map((element) =>
   getComputedStyle(element).stroke || getComputedStyle(element).backgroundColor)"""
 SWATCHES = ".hm-swatch path"
+
+LANES = """(canvas, colour) => {
+  const { width, height } = canvas;
+  const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+  const has = (y) => {
+    for (let i = 4 * y * width; i < 4 * (y + 1) * width; i += 4)
+      if (colour.every((part, k) => data[i + k] === part)) return true;
+    return false;
+  };
+  return [...Array(height).keys()].filter((y) => has(y) && (y === 0 || !has(y - 1))).length;
+}"""
+"""Counts the bands of a picture that have a colour."""
+N_LANES = 16
+"""That are drawn at a time."""
 
 BESIDE = """(notice) => {
   const range = document.createRange();
@@ -92,6 +107,15 @@ def test_a_gang_of_64_ranks_says_why_rows_are_shown_and_has_all_lanes(view: Play
     view.widget.get_by_role("button", name="ranks after").click()
     expect(view.widget.locator(".hm-timeline")).to_contain_text("ranks 16–31 of 64")
     assert view.orders("tracks")[-1]["ranks"] == list(range(16, 32))
+
+
+@pytest.mark.parametrize("scene", ["training-24", "straggling-64", "stopped-64"])
+def test_every_rank_in_sight_is_drawn_with_what_it_did(view: PlayedView, scene: str) -> None:
+    play(view, scene)
+    timeline = view.widget.locator(".hm-timeline")
+    expect(timeline).to_contain_text(f"ranks 0–{N_LANES - 1} of")
+    forward = [int(part, 16) for part in re.findall("[0-9a-f]{2}", FILLS[1])]
+    wait_until(lambda: timeline.locator("canvas").evaluate(LANES, forward) == N_LANES)
 
 
 def test_a_stopped_gang_of_64_ranks_has_rows(view: PlayedView) -> None:

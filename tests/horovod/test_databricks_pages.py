@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import hydrogen_magic as hm
 from hydrogen_magic.compat import TorchDistributor, install_sparkdl
 from hydrogen_magic.node.worker import sparkdl
 from tests import library_ranks
@@ -25,6 +26,9 @@ from tests.documented import Case, cases, covers
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
 
 Cells = Callable[..., dict[str, Any]]
+
+ON_EXECUTORS = (pytest.mark.spark, pytest.mark.xdist_group("spark"))
+"""Marks of tests that use the cluster's session, which their group starts."""
 
 TORCH_DISTRIBUTOR = "from hydrogen_magic.compat import TorchDistributor"
 """In the place of ``from pyspark.ml.torch.distributor import TorchDistributor``."""
@@ -312,6 +316,9 @@ KERAS_ROWS = covers(
 )
 
 
+NP = [pytest.param(-2, id="here"), pytest.param(2, id="executors", marks=ON_EXECUTORS)]
+
+
 @KERAS_ROWS
 @covers(
     """
@@ -320,17 +327,16 @@ KERAS_ROWS = covers(
 )
 @pytest.mark.exhaustive  # ranks import Keras and TensorFlow, which takes seconds
 @pytest.mark.tensorflow
-def test_keras_of_tensorflow_here(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page on HorovodRunner trains here with Keras alone."""
-    run_keras(cells, -2, TENSORFLOW, monkeypatch)
+@pytest.mark.parametrize("np", NP)
+def test_keras_of_tensorflow(cells: Cells, np: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``KERAS_BACKEND`` of the notebook is forwarded."""
+    run_keras(cells, np, TENSORFLOW, monkeypatch)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_keras_on_executors(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``KERAS_BACKEND`` of the notebook is forwarded."""
-    run_keras(cells, 2, KERAS_ALONE, monkeypatch)
+@pytest.mark.parametrize("np", NP)
+def test_keras_alone(cells: Cells, np: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_keras(cells, np, KERAS_ALONE, monkeypatch)
 
 
 FIRST = """
@@ -349,27 +355,25 @@ FIRST = """
 
 @covers("""`def train(): import tensorflow as tf; hvd.init()`""")
 @pytest.mark.exhaustive
-@pytest.mark.spark
 @pytest.mark.tensorflow
-@pytest.mark.usefixtures("spark")
-def test_tensorflow_in_a_function_on_executors(cells: Cells) -> None:
-    assert cells(FIRST, np=2)["value"] == 2.0
+@pytest.mark.parametrize("np", NP)
+def test_tensorflow_in_a_function(cells: Cells, np: int) -> None:
+    assert cells(FIRST, np=np)["value"] == 2.0
 
 
 @covers("""`import horovod.spark`, `horovod.spark.run(train, num_proc=2)`""")
 @pytest.mark.exhaustive
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_the_example_of_horovod_spark(cells: Cells) -> None:
+@pytest.mark.parametrize("on", ["local", pytest.param("spark", marks=ON_EXECUTORS)])
+def test_the_example_of_horovod_spark(cells: Cells, on: str) -> None:
     text = """
         import hydrogen_magic as hm
         def train():
             import horovod.torch as hvd
             hvd.init()
             return hvd.size()
-        value = hm.run(train, np=2, on="spark", rendezvous="horovod")
+        value = hm.run(train, np=2, on=on, rendezvous="horovod")
     """
-    assert cells(text)["value"] == 2
+    assert cells(text, on=on)["value"] == 2
 
 
 def test_sparkdl_is_found_where_notebooks_look(cells: Cells) -> None:
@@ -497,21 +501,76 @@ def test_torch_distributor_on_executors(cells: Cells, capsys: pytest.CaptureFixt
     run_torchs(cells, False, capsys)
 
 
-@covers("""`Trainer` of Hugging Face in the function""")
-@pytest.mark.exhaustive  # ranks import these libraries, which takes seconds
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
+CALLS = cases(
+    """
+`distributor.run(train_func, epochs=1, batch_size=512)`
+    def train_func(epochs, batch_size):
+        return epochs, batch_size
+    assert distributor.run(train_func, epochs=1, batch_size=512) == (1, 512)
+
+`os.environ["DATABRICKS_TOKEN"] = db_token` in the function
+`os.environ['DATABRICKS_HOST'] = db_host` in the training function
+    import os
+    db_token, db_host = "dapi-0123456789abcdef", "https://example.org"
+    def train():
+        os.environ["DATABRICKS_TOKEN"] = db_token
+        os.environ["DATABRICKS_HOST"] = db_host
+        print("with", db_token)
+        return os.environ["DATABRICKS_HOST"]
+    env = {"DATABRICKS_TOKEN": db_token}
+    secretive = TorchDistributor(2, local_mode=local_mode, use_gpu=False, env=env)
+    assert secretive.run(train) == db_host
+    gang = list(hm.gangs().values())[-1]
+    assert gang.logs[0] == "with ***\\n"
+
+`distributor._train_on_dataframe(train, df)`
+    import pandas as pd
+    rows = hm.dataset(pd.DataFrame({"x": range(64)}))
+    def train():
+        return sum(len(batch["x"]) for batch in hm.shard(rows, batch_size=16))
+    assert distributor.run(train) == 32
+    rows.delete()
+"""
+)
+LOCAL_MODE = [
+    pytest.param(True, id="here"),
+    pytest.param(False, id="executors", marks=ON_EXECUTORS),
+]
+
+
+@pytest.mark.parametrize("local_mode", LOCAL_MODE)
 @pytest.mark.parametrize(
-    ("library", "train", "options"),
+    "case",
+    [*CALLS[:-1], pytest.param(CALLS[-1], marks=pytest.mark.exhaustive)],  # of a dataset
+    ids=str,
+)
+def test_calls(case: Case, cells: Cells, local_mode: bool) -> None:
+    distributor = TorchDistributor(num_processes=2, local_mode=local_mode, use_gpu=False)
+    names = {"distributor": distributor, "local_mode": local_mode, "hm": hm}
+    cells(TORCH_DISTRIBUTOR, case.code, **names)
+
+
+@covers(
+    """
+    `Trainer` of Hugging Face in the function
+    `Trainer(accelerator="gpu", devices=num_proc, num_nodes=1, strategy="ddp")` of Lightning
+    `Trainer(accelerator="gpu", devices=1, num_nodes=num_proc, strategy="ddp")` of Lightning
+    """
+)
+@pytest.mark.exhaustive  # ranks import these libraries, which takes seconds
+@pytest.mark.parametrize("local_mode", LOCAL_MODE)
+@pytest.mark.parametrize(
+    ("library", "train"),
     [
-        ("lightning", library_ranks.fit_lightning, {"devices": 2}),
-        ("transformers", library_ranks.train_transformers, {}),
+        ("lightning", library_ranks.fit_lightning),
+        ("transformers", library_ranks.train_transformers),
     ],
     ids=["lightning", "transformers"],
 )
-def test_trainers_on_executors(
-    library: str, train: Callable[..., int], options: dict[str, int], tmp_path: Path
+def test_trainers(
+    library: str, train: Callable[..., int], local_mode: bool, tmp_path: Path
 ) -> None:
+    """Lightning's has as many devices as there are ranks on this one host."""
     pytest.importorskip(library)
-    distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
-    assert distributor.run(train, str(tmp_path), **options) == 4
+    distributor = TorchDistributor(num_processes=2, local_mode=local_mode, use_gpu=False)
+    assert distributor.run(train, str(tmp_path)) == 4

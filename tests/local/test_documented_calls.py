@@ -156,13 +156,6 @@ DATA_OF_RANKS = cases(
     loader = torch.utils.data.DataLoader(part, batch_size=None, num_workers=2)
     assert sorted(int(x) for batch in loader for x in batch["x"]) == list(range(64))
 
-`distributor._train_on_dataframe(train, df)`
-    from hydrogen_magic.compat import TorchDistributor
-    rows = hm.dataset(df)
-    def train():
-        return sum(len(batch["x"]) for batch in hm.shard(rows, batch_size=BATCH_SIZE))
-    assert TorchDistributor(2, use_gpu=False).run(train) == 32
-
 `load_state_dict` with another number of ranks
     rows = hm.dataset(df)
     state = hm.shard(rows, batch_size=16).state_dict()
@@ -215,27 +208,6 @@ def test_data_for_tensorflow(case: Case, run: Run, monkeypatch: pytest.MonkeyPat
 
 CALLS = cases(
     """
-`distributor.run(train_func, epochs=1, batch_size=512)`
-    from hydrogen_magic.compat import TorchDistributor
-    def train_func(epochs, batch_size):
-        return epochs, batch_size
-    distributor = TorchDistributor(num_processes=2, use_gpu=False)
-    assert distributor.run(train_func, epochs=1, batch_size=512) == (1, 512)
-
-`os.environ["DATABRICKS_TOKEN"] = db_token` in the function
-`os.environ['DATABRICKS_HOST'] = db_host` in the training function
-    from hydrogen_magic.compat import TorchDistributor
-    db_token, db_host = "dapi-0123456789abcdef", "https://example.org"
-    def train():
-        os.environ["DATABRICKS_TOKEN"] = db_token
-        os.environ["DATABRICKS_HOST"] = db_host
-        print("with", db_token)
-        return os.environ["DATABRICKS_HOST"]
-    env = {"DATABRICKS_TOKEN": db_token}
-    assert TorchDistributor(2, use_gpu=False, env=env).run(train) == db_host
-    gang = list(hm.gangs().values())[-1]
-    assert gang.logs[0] == "with ***\\n"
-
 `dist.run(fine_tune_llama2, epochs=1, max_steps=1)`
 `from pyspark.ml.deepspeed.deepspeed_distributor import DeepspeedTorchDistributor`
     from hydrogen_magic.compat import DeepspeedTorchDistributor
@@ -249,26 +221,6 @@ CALLS = cases(
 
 @pytest.mark.parametrize("case", CALLS, ids=str)
 def test_calls(case: Case, run: Run) -> None:
-    run(case.code)
-
-
-LIGHTNING = cases(
-    """
-`Trainer(accelerator="gpu", devices=num_proc, num_nodes=1, strategy="ddp")` of Lightning
-`Trainer(accelerator="gpu", devices=1, num_nodes=num_proc, strategy="ddp")` of Lightning
-    from hydrogen_magic.compat import TorchDistributor
-    from tests.library_ranks import fit_lightning
-    def train():
-        return fit_lightning(FOLDER, devices=int(os.environ["LOCAL_WORLD_SIZE"]))
-    assert TorchDistributor(2, use_gpu=False).run(train) == 4
-"""
-)
-
-
-@pytest.mark.exhaustive  # ranks import Lightning, which takes seconds
-@pytest.mark.parametrize("case", LIGHTNING, ids=str)
-def test_lightning(case: Case, run: Run) -> None:
-    pytest.importorskip("lightning")
     run(case.code)
 
 

@@ -409,7 +409,7 @@ def test_a_handler_of_the_cells_may_clean_up_when_stopped() -> None:
 def test_timeout() -> None:
     begun = time.monotonic()
     gang = hm.launch(ranks.hang, "sleep", np=2, timeout=1.5)
-    with pytest.raises(GangTimeoutError, match=r"1\.5 s"):
+    with pytest.raises(GangTimeoutError, match=r"it ran longer than its timeout of 1\.5 s"):
         ended(gang).raise_for_state()
     assert time.monotonic() - begun >= 1.5
 
@@ -730,9 +730,12 @@ def test_an_agent_that_does_not_respond_is_ended(stopped: str, kill: bool) -> No
     gang.stop()
     if kill:
         gang.stop(kill=True)
+    pressed_s = time.monotonic()
     with pytest.raises(GangStoppedError, match="stopped by you"):
         ended(gang).raise_for_state()
     assert not leaks.marked(*mark) and not alive(family)
+    took_s = time.monotonic() - pressed_s
+    assert not kill or took_s < 10, "five seconds on a machine that is not busy"
     assert {rank.phase for rank in gang.ranks} == {"stopped"}
     assert f"(pid {agent.process.pid}) did not respond" in notices_of(gang)
 

@@ -528,13 +528,16 @@ CELLS = (
     "def step(x):\n    if x == 1:\n        raise ValueError(f'bad batch {x}')\n    return x",
     "%%distributed --np 2 --out y\nimport os\nprint('hi from', os.environ['RANK'])\ny = 7\nstep(3)",
     "y",
-    "%%distributed --np 2\nimport os\nprint('last words')\nstep(int(os.environ['RANK']))",
+    "%%distributed --np 2\nimport os\nprint('last words', os.environ['HM_TEST_TOKEN'])\n"
+    "step(int(os.environ['RANK']))",
     "gang = get_ipython().run_cell_magic('distributed', '--detach', 'step(5)')\ngang.result;",
     "%distributed -m this.is.nowhere",
-    "%%distributed --np 1 --quiet\nshown = display({'text/html': '<i>a</i>'}, raw=True, display_id='a')\n"
+    "%%distributed --np 1 --quiet\nimport os\n"
+    "shown = display({'text/html': '<i>a</i>'}, raw=True, display_id='a')\n"
     "display({'image/png': 'iVBORw0=', 'text/plain': 'plot'}, raw=True)\n"
-    "shown.update({'text/html': '<b>b</b>'}, raw=True)",
+    "shown.update({'text/html': '<b>b</b>' + os.environ['HM_TEST_TOKEN']}, raw=True)",
 )
+TOKEN = "hf_Zq81-live-Qx9"
 
 
 def executed(cells: Sequence[str], folder: Path) -> Any:
@@ -548,8 +551,12 @@ def executed(cells: Sequence[str], folder: Path) -> Any:
     return nbformat.read(folder / "out.ipynb", as_version=4)
 
 
-def test_a_saved_notebook_shows_everything_once(tmp_path: Path) -> None:
+def test_a_saved_notebook_shows_everything_once_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HM_TEST_TOKEN", TOKEN)
     book = executed(CELLS, tmp_path)
+    assert TOKEN not in (tmp_path / "out.ipynb").read_text()
     _, _, trained, brought_back, failed, _, nowhere, displayed = (
         cell.outputs for cell in book.cells
     )
@@ -574,10 +581,10 @@ def test_a_saved_notebook_shows_everything_once(tmp_path: Path) -> None:
         "      raise ValueError(f'bad batch {x}')",
         "ValueError: bad batch 1",
     ]
-    assert "  last words" in error.traceback[error.traceback.index("last output of rank 1:") :]
+    assert "  last words ***" in error.traceback[error.traceback.index("last output of rank 1:") :]
     assert [out.ename for out in nowhere] == ["CaptureError"]
     shown = {kind: text for out in displayed for kind, text in out.data.items()}
-    assert (shown["text/html"], shown["image/png"]) == ("<b>b</b>", "iVBORw0=")
+    assert (shown["text/html"], shown["image/png"]) == ("<b>b</b>***", "iVBORw0=")
 
 
 STUBBORN = """

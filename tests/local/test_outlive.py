@@ -326,5 +326,5 @@ def test_its_limit_and_its_timeline_need_no_kernel(
     gang.connection.close()
     wait_until_gone([owner_of(gang.id)])
     again = attach(gang.id)
-    assert again.snapshot().reason == "stopped: it ran longer than --timeout 3 s"
+    assert again.snapshot().reason == "stopped: it ran longer than its timeout of 3 s"
     assert "waits" in again.logs[0] and "traceEvents" in Path("trace.json").read_text()

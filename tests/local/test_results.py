@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.errors import ResultError
 from tests import result_checks, result_ranks
 from tests.gangs import ended, until
 from tests.result_checks import run_cell
@@ -41,53 +39,12 @@ def test_sharded_results() -> None:
     result_checks.check_sharded_results()
 
 
-@pytest.mark.parametrize(
-    ("function", "args", "why"),
-    [
-        (result_ranks.sharded_on_rank_0_alone, (), "rank 1 has no such tensor"),
-        (result_ranks.sharded_and_left, (0, 1), "this rank has destroyed its process group"),
-        (result_ranks.sharded_and_left, (1,), "rank 1 has destroyed its process group"),
-    ],
-)
-def test_sharded_results_that_cannot_be_gathered_are_refused(
-    function: Any, args: tuple[int, ...], why: str
-) -> None:
-    with pytest.raises(ResultError, match=why) as caught:
-        _ = ended(hm.launch(function, *args, np=2)).result
-    assert ".full_tensor()" in str(caught.value)
-
-
-FSDP1 = """%%distributed --np 2 --quiet --out sharded,opt,inner,weights,moved
-import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel
-dist.init_process_group("gloo")
-sharded = FullyShardedDataParallel(new_model(), device_id=torch.device("cpu"))
-opt = torch.optim.AdamW(sharded.parameters(), lr=0.1)
-step(sharded, opt)
-inner = sharded.module
-full = state_dict.StateDictOptions(full_state_dict=True)
-weights = dict(state_dict.get_model_state_dict(sharded, options=full))
-moved = state_dict.get_optimizer_state_dict(sharded, opt, options=full)
-"""
+def test_sharded_results_that_cannot_be_gathered_are_refused() -> None:
+    result_checks.check_refusals_of_sharded_results()
 
 
 def test_fsdp1_is_refused_and_its_full_state_comes_home(notebook_shell: InteractiveShell) -> None:
-    """The state by the call that the error names."""
-    run_cell(notebook_shell, "from tests.result_ranks import new_model, step\nimport torch")
-    with pytest.raises(ResultError) as caught:
-        run_cell(notebook_shell, FSDP1)
-    lines = str(caught.value).splitlines()
-    for name, call in (("sharded", "model_"), ("opt.", "optimizer_"), ("inner.", "optimizer_")):
-        (line,) = [line for line in lines if line.partition("`")[2].startswith(name)]
-        assert f"get_{call}state_dict(model" in line and "full_state_dict=True" in line
-    run_cell(
-        notebook_shell,
-        "expected = new_model()\noptimizer = torch.optim.AdamW(expected.parameters(), lr=0.1)\n"
-        "step(expected, optimizer)\ntorch.testing.assert_close(weights, dict(expected.state_dict()))\n"
-        "moments = [one['exp_avg'] for one in optimizer.state.values()]\n"
-        "torch.testing.assert_close([one['exp_avg'] for one in moved['state'].values()], moments)",
-    )
+    result_checks.check_fsdp1(notebook_shell, "")
 
 
 def test_a_crash_while_packing_loses_nothing_that_was_packed(

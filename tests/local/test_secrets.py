@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.compat import HorovodRunner, TorchDistributor, log_to_driver
+from hydrogen_magic.compat import log_to_driver
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.notebook.magics import Distributed
 from hydrogen_magic.views import static_picture
 from tests.capture_rig import open_notebook
 from tests.gangs import ended, failure_of
+from tests.nesting_ranks import REFUSAL, refusals, refusals_to_a_child
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -82,36 +82,7 @@ def test_a_secret_in_the_magics_line_is_not_kept(capsys: pytest.CaptureFixture[s
 # ── a gang in a gang ─────────────────────────────────────────────────────────────────────────────
 
 
-def refusals() -> list[str]:
-    """Try to start a gang in every way; return what is raised."""
-    from hydrogen_magic.node.worker import ipython_shell
-
-    line = ipython_shell.RankShell({})
-    ways: list[Any] = [
-        lambda: hm.run(print),
-        lambda: hm.launch(print, np=1, on="inline"),
-        lambda: HorovodRunner(np=-1).run(print),
-        lambda: TorchDistributor(use_gpu=False).run(print),
-        lambda: line.run_cell_magic("distributed", "", "1"),
-        lambda: line.run_line_magic("distributed", "train.py"),
-    ]
-    raised = []
-    for way in ways:
-        with pytest.raises(hm.errors.PlacementError) as caught:
-            way()
-        raised.append(str(caught.value))
-    return raised
-
-
-def refusals_to_a_child() -> list[str]:
-    """Return what ranks and a process that they start are told."""
-    code = "import hydrogen_magic as hm; hm.run(print)"
-    child = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    return [*refusals(), child.stderr.splitlines()[-1].partition(": ")[2]]
-
-
 def test_a_rank_starts_no_gang() -> None:
-    found = hm.run(refusals_to_a_child, np=1, quiet=True)
-    assert set(found) == {"a rank cannot start a gang (this is rank 0); start it from the notebook"}
-    assert set(hm.launch(refusals, np=1, on="inline").result) == set(found)
+    assert set(hm.run(refusals_to_a_child, np=1, quiet=True)) == {REFUSAL}
+    assert set(hm.launch(refusals, np=1, on="inline").result) == {REFUSAL}
     assert hm.run(os.getpid, np=1, quiet=True) != os.getpid()  # this process is no rank any more

@@ -79,6 +79,21 @@ def test_later_cells_run_on_the_same_ranks_with_their_variables(cells: Cells) ->
         cells.on_ranks("z")
 
 
+def test_sharded_results_of_each_cell_come_home(cells: Cells) -> None:
+    """The process group stays, with what earlier cells have told there. Not from some of its ranks."""
+    cells.run("from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh")
+    cells.on_ranks(
+        JOIN + "whole = torch.arange(8.0)\n"
+        "part = distribute_tensor(whole, init_device_mesh('cpu', (2,)), [Shard(0)])",
+        "--np 2",
+    )
+    for _ in range(2):
+        assert cells.on_ranks("part", "--out part").tolist() == list(range(8))
+        assert cells.shell.user_ns["part"].tolist() == list(range(8))
+    with pytest.raises(ResultError, match="this cell does not run on all ranks"):
+        cells.on_ranks("part", "--ranks 0")
+
+
 def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
     """The peer waits in a collective, and later in the backward pass of DDP, until it is released."""
     model = "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"

@@ -279,8 +279,19 @@ def test_a_folder_named_like_a_library_is_no_library(
 
 @covers("""`mlflow.start_run()`, `mlflow.log_param(…)`""")
 @pytest.mark.exhaustive  # as all that need a tracker's library; those above have the rest
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("", id="here"),
+        pytest.param(
+            "--on spark --cpu",
+            id="executors",
+            marks=[pytest.mark.spark, pytest.mark.xdist_group("spark")],
+        ),
+    ],
+)
 def test_mlflow_has_the_runs_of_a_sweep(
-    notebook_shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, notebook_shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -290,7 +301,7 @@ def test_mlflow_has_the_runs_of_a_sweep(
     cell = LOGS.replace("loss=", "**{'val@loss': float('nan')}, loss=")
     run(
         notebook_shell,
-        f"%%distributed --np 1 --quiet --track mlflow --name all --sweep lr=0.5,2.0\n{cell}",
+        f"%%distributed --np 1 --quiet --track mlflow --name all --sweep lr=0.5,2.0 {where}\n{cell}",
     )
     assert mlflow.active_run() is None
     client = mlflow.MlflowClient()

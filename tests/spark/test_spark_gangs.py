@@ -26,6 +26,7 @@ from hydrogen_magic.views.text_table import gang_lines
 from tests import leaks, plain_ranks, ranks, spark_ranks, spark_rig
 from tests.documented import covers
 from tests.gangs import PATIENCE_S, ended, until, wait_until, wait_until_gone
+from tests.nesting_ranks import REFUSAL, refusals
 from tests.spark_gangs import agent_pids, busy, launch
 
 pytestmark = [
@@ -100,6 +101,11 @@ def test_ranks_run_in_the_executors_python() -> None:
 
     prefix, has_ipython = launch(plain_ranks.interpreter, np=1).result
     assert prefix.endswith("site/python") and not has_ipython
+
+
+def test_a_rank_starts_no_gang() -> None:
+    """It lacks the modules that start gangs."""
+    assert set(launch(refusals, np=1).result) == {REFUSAL}
 
 
 @covers("""a notebook with `np` above 1 that imports from other relative files""")

@@ -49,6 +49,16 @@ def test_sharded_results() -> None:
 
 
 @pytest.mark.exhaustive
+def test_sharded_results_that_cannot_be_gathered_are_refused() -> None:
+    result_checks.check_refusals_of_sharded_results(**ON_SPARK)
+
+
+@pytest.mark.exhaustive
+def test_fsdp1_is_refused_and_its_full_state_comes_home(notebook_shell: InteractiveShell) -> None:
+    result_checks.check_fsdp1(notebook_shell, "--on spark --cpu")
+
+
+@pytest.mark.exhaustive
 def test_a_crash_while_packing_loses_nothing_that_was_packed(
     notebook_shell: InteractiveShell,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, gangs
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.errors import GangTimeoutError, HydrogenError, PlacementError, RankFailedError
+from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.notebook import ipython_cells
 
 
@@ -89,11 +89,6 @@ NO_GPU = "`--np 2 --gpu` needs 2 GPUs, this machine has 1: use `--np 1` or drop 
             "wait for more executors with `--wait 10m`",
             "wait for more executors with `%%distributed --wait 10m`",
         ),
-        (
-            -2,
-            "stopped: it ran longer than --timeout 5 s",
-            "stopped: it ran longer than timeout=5 s",
-        ),
     ],
 )
 def test_errors_of_horovod_runner_are_in_its_words(
@@ -132,7 +127,7 @@ def words_of(runner: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the message of a run that ends by an error with this text; its report is the same."""
 
     def fail(*args: Any, **options: Any) -> None:
-        raise (GangTimeoutError if "timeout" in text else PlacementError)(text)
+        raise PlacementError(text)
 
     monkeypatch.setattr(gangs, "call", fail)
     with pytest.raises(HydrogenError) as caught:

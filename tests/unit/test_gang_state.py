@@ -311,3 +311,10 @@ def test_a_message_loses_its_middle_only_if_that_makes_it_shorter(length: int) -
     assert shown == text or len(shown) < length
     assert len(shown) < 350
     assert shown[:200] == text[:200] and shown[-50:] == text[-50:]
+
+
+def test_what_a_message_has_lost_is_counted_once() -> None:
+    """A rank cuts it for its way, and a headline cuts it again."""
+    cut = ev.without_middle("x" * 1_000_000, 40_000)
+    assert "(960,000 characters left out)" in cut
+    assert "(999,700 characters left out)" in ev.without_middle(cut, 300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from traitlets import TraitError
 
 from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.masking import secret_values
 from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.driver import launcher
@@ -28,6 +29,7 @@ from hydrogen_magic.notebook.arguments.distributed import parse, usage
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.notebook.magics import Distributed
 from hydrogen_magic.testing.entry_points import declare
+from hydrogen_magic.views.tables import plan_table
 from tests import plug_in
 
 
@@ -150,9 +152,22 @@ def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:
 
 
 def test_other_machines_get_the_settings_of_libraries() -> None:
-    settings = {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
+    settings = {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # else deterministic algorithms of the notebook fail there
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "HOROVOD_TIMELINE": "/tmp/timeline.json",
+        "KERAS_BACKEND": "torch",
+        "NCCL_DEBUG": "WARN",
+        "OMP_NUM_THREADS": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    }
     others = {"KERAS_HOME": "/home", "RANK": "0", "TF_VAR_password": "of Terraform"}
-    assert forwarded({**settings, **others}) == tuple(settings.items())
+    found = forwarded({**settings, **others})
+    assert found == tuple(settings.items())
+    shown = "\n".join(plan_table(Plan((), forwarded=(*found, ("JAX_KEY", "hf_Zq81-live-Qx9")))))
+    assert all(re.search(rf"^{name} +{re.escape(value)}$", shown, re.M) for name, value in found)
+    assert re.search(r"^JAX_KEY +\*\*\*$", shown, re.M)
 
 
 def test_machines_with_ranks_are_sent_what_runs_there(installed: None) -> None:

@@ -364,6 +364,17 @@ def test_a_failure_shows_the_notebooks_lines_and_the_victims_in_one_line() -> No
     ]
 
 
+def test_ranks_that_fail_by_themselves_were_not_stopped() -> None:
+    events = failed(3, 1, ev.ErrorReport("ValueError", "bad batch 1", (CELL_FRAME,)))
+    own = ev.ErrorReport("ValueError", "bad batch 2", (CELL_FRAME,))
+    events += [ev.RankFailed(2.1, 2, own, "running"), ev.RankExited(2.2, 2, 1)]
+    events.append(ev.RankExited(2.5, 0, None, "SIGTERM", asked=True))
+    assert report(ended(events, 1)).splitlines()[-2:] == [
+        "rank 0 was stopped.",
+        "rank 2 failed, too.   (rank 2: ValueError: bad batch 2)",
+    ]
+
+
 def test_frames_of_libraries_are_folded() -> None:
     error = ev.ErrorReport("RuntimeError", "shape", (CELL_FRAME, *TORCH_FRAMES))
     lines = report(ended(failed(1, 0, error), 0)).splitlines()

@@ -46,7 +46,7 @@ class TorchRendezvous(Rendezvous):
     """``torch.distributed``, as under torchrun."""
 
     variables = RANK_VARIABLES | {"MASTER_ADDR", "MASTER_PORT"}
-    forwarded = ("GLOO_", "NCCL_", "TORCH_")
+    forwarded = ("CUBLAS_", "GLOO_", "NCCL_", "PYTORCH_", "TORCH_")
     launcher = "torchrun --nproc-per-node {np}"
     joining = ("init_process_group",)
     group_recovery = torch_groups.__name__

@@ -359,11 +359,13 @@ def _library_path(file: str) -> str:
 
 def _victims(state: GangState) -> list[str]:
     others = [r for r in state.ranks if r.rank != state.culprit and r.phase != "idle"]
+    failed = [r.rank for r in others if r.failure is not None and failed_independently(r)]
     done = [rank.rank for rank in others if rank.phase == "done"]
-    stopped = [rank.rank for rank in others if rank.phase != "done"]
+    stopped = [rank.rank for rank in others if rank.rank not in (*failed, *done)]
     lines = [f"{ranks_text(done)} had already finished."] if done else []
     were = "was" if len(stopped) == 1 else "were"
     lines += [f"{ranks_text(stopped)} {were} stopped."] if stopped else []
+    lines += [f"{ranks_text(failed)} failed, too."] if failed else []
     said = _sayings(others)
     if said and lines:
         lines[-1] += f"   ({said})"

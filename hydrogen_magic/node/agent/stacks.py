@@ -9,7 +9,17 @@ from pathlib import Path
 _PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
 _OUR_THREAD = _PACKAGE + "node/worker/event_sender.py"
 _OUR_HOOKS = re.compile(re.escape(_PACKAGE) + r"(\w+/)*node/(worker/)?observe/")
-_BELOW_THE_CELL = (_PACKAGE + "node/worker/namespace.py", _PACKAGE + "node/worker/main.py")
+_BELOW_THE_CELL = tuple(
+    _PACKAGE + file
+    for file in (
+        "node/worker/main.py",
+        "node/worker/namespace.py",
+        "node/worker/results.py",
+        "node/worker/unsharding.py",
+        "serialization/result_stream.py",
+    )
+)
+"""They call the user's code, or a library about the user's results."""
 
 
 class StackReader:

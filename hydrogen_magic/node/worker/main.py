@@ -409,6 +409,7 @@ class _Rank:
             self._send_result,
             self._report_progress,
             lambda text: self._send(msg.PackingResult(text)),  # at once: the process may crash next
+            self.session,
         )
         self._send(msg.ResultsDelivered(nbytes))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import gc
 import sys
 import types
 from collections.abc import Iterable, Mapping
@@ -51,7 +52,11 @@ _FULL_STATE = (
     "torch.distributed.checkpoint.state_dict on all ranks, and bring back its result"
 )
 _FSDP_MODEL = _FULL_STATE.format("get_model_state_dict(model")
-_FSDP_OPTIMIZER = _FULL_STATE.format("get_optimizer_state_dict(model, opt")
+_FSDP_STATES = _FULL_STATE.format("get_state_dict(model, opt")
+_CONSOLIDATED = (
+    "call `opt.consolidate_state_dict()` on all ranks, and bring back `opt.state_dict()` of rank 0"
+)
+_IS_PART = "every rank holds a part of it"
 
 
 class ResultPickler(Pickler):
@@ -68,6 +73,8 @@ class ResultPickler(Pickler):
     """``id`` of a DTensor -> the full tensor that replaces it."""
     left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
     """``id`` of an object -> its replacement."""
+    flat_states: Mapping[int, Any] = types.MappingProxyType({})
+    """What :func:`flat_states` returns."""
 
     def __init__(
         self, *args: Any, shared: Iterable[Any], originals: Mapping[int, tuple[int, Any]]
@@ -82,10 +89,16 @@ class ResultPickler(Pickler):
         parallel = _class("torch.nn.parallel", "DistributedDataParallel")
         fsdp = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
         tensor = _class("torch.distributed.tensor", "DTensor")
+        zero = _class("torch.distributed.optim", "ZeroRedundancyOptimizer")
+        of_fsdp = _class("torch.distributed._shard.sharded_tensor", "ShardedTensor")
         if parallel is not None:
             self.handlers[parallel] = _refuse_parallel
         if fsdp is not None:
             self.handlers[fsdp] = _refuse_fsdp
+        if zero is not None:
+            self.handlers[zero] = _refuse_zero
+        if of_fsdp is not None:
+            self.handlers[of_fsdp] = _refuse_part
         if fsdp is not None or "deepspeed" in sys.modules:
             self.handlers[_class("torch.nn", "Parameter")] = _reduce_parameter
         if tensor is not None:
@@ -95,6 +108,9 @@ class ResultPickler(Pickler):
         if id(obj) in self.left_out:
             lost = self.left_out[id(obj)]
             return MissingObject, (lost.type, lost.reason)
+        if id(obj) in self.flat_states:
+            self.last = obj
+            _refuse_part(obj)
         if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj, obj.__qualname__):
             self.last = obj
             return resolve, ("__main__", obj.__qualname__)
@@ -191,11 +207,47 @@ def _refuse_fsdp(obj: Any) -> Any:
     )
 
 
+def _refuse_zero(obj: Any) -> Any:
+    raise pickling_errors.RefusedError(obj, "every rank holds a part of its state", _CONSOLIDATED)
+
+
+def _refuse_part(obj: Any) -> Any:
+    raise pickling_errors.RefusedError(obj, _IS_PART, _FSDP_STATES)
+
+
+def flat_states() -> dict[int, Any]:
+    """Return the tensors of FSDP1 optimizers' states of which this rank holds only a part, by their ``id``.
+
+    Those are ordinary tensors, also in an optimizer's ``state_dict()``. Only the parameter that a state
+    belongs to tells that FSDP has flattened it.
+    """
+    fsdp = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
+    objects = gc.get_objects() if fsdp is not None else []
+    if id(fsdp) not in {*map(id, map(type, objects))}:  # fast, for those who import it only
+        return {}
+    torch = sys.modules["torch"]
+    optimizers = [one for one in objects if issubclass(type(one), torch.optim.Optimizer)]
+    states = (
+        state
+        for optimizer in optimizers
+        for parameter, state in vars(optimizer).get("state", {}).items()
+        if _is_flattened(parameter) and isinstance(state, dict)
+    )
+    tensors = (each for state in states for each in state.values() if torch.is_tensor(each))
+    return {id(tensor): tensor for tensor in tensors if tensor.dim() > 0}
+
+
+def _is_flattened(parameter: Any) -> bool:
+    """Whether FSDP1 has made this parameter of several, or cut it."""
+    return bool(
+        getattr(parameter, "_fsdp_flattened", False) or getattr(parameter, "_is_flat_param", False)
+    )
+
+
 def _reduce_parameter(parameter: Any) -> Any:
     """Reduce a parameter without DeepSpeed's additions; refuse one of which this rank holds only a part."""
-    if getattr(parameter, "_fsdp_flattened", False) or getattr(parameter, "_is_flat_param", False):
-        why = "FSDP has sharded this parameter"
-        raise pickling_errors.RefusedError(parameter, why, _FSDP_OPTIMIZER)
+    if _is_flattened(parameter):
+        _refuse_part(parameter)
     if hasattr(parameter, "ds_id"):
         why = "DeepSpeed's ZeRO stage 3 has partitioned this parameter"
         raise pickling_errors.RefusedError(parameter, why, _GATHERED)

@@ -16,7 +16,7 @@ from typing import Any
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.worker.namespace import LoadedClosure
-from hydrogen_magic.node.worker.result_pickler import ResultPickler
+from hydrogen_magic.node.worker.result_pickler import ResultPickler, flat_states
 from hydrogen_magic.node.worker.unsharding import Gathering
 from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.payload import Payload
@@ -41,6 +41,7 @@ def deliver(
     send: PartSender,
     report: Callable[[str], None] = lambda text: None,
     begin: Callable[[str], None] = lambda text: None,
+    session: msg.SessionCell | None = None,
 ) -> int:
     """Send the results of this rank; return their size in bytes.
 
@@ -49,9 +50,12 @@ def deliver(
     ``report``: called with a line about the progress.
     ``begin``: called with the next operation, such as "packing `model`": methods of users' classes may
     crash the process.
+    ``session``: set for a cell of a session.
     """
     with loaded.as_main():
-        return _Delivery(loaded, send, _PackingProgress(report), begin).run(value, is_first)
+        return _Delivery(loaded, send, _PackingProgress(report), begin, session).run(
+            value, is_first
+        )
 
 
 class _Delivery:
@@ -63,13 +67,15 @@ class _Delivery:
         send: PartSender,
         progress: _PackingProgress,
         begin: Callable[[str], None],
+        session: msg.SessionCell | None,
     ) -> None:
         self._loaded = loaded
         self._send = send
         self._progress = progress
         self._begin_step = begin
         self._step = ""
-        self._gathering = Gathering(loaded.result_pickler, progress.report)
+        self._gathering = Gathering(loaded.result_pickler, progress.report, session)
+        self._flat_states = flat_states()
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
 
@@ -147,6 +153,7 @@ class _Delivery:
     ) -> ResultPickler:
         made = self._loaded.result_pickler(*args)
         made.full_tensors, made.left_out = self._gathering.tensors, left_out or {}
+        made.flat_states = self._flat_states
         return made
 
 

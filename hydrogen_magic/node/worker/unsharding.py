@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from hydrogen_magic.core.messages import SessionCell
 from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.serialization.pickling_errors import walk
 from hydrogen_magic.serialization.result_stream import label
@@ -34,9 +35,15 @@ _LEFT = "has destroyed its process group"
 class Gathering:
     """Makes the sharded tensors (DTensor) of the results full ones."""
 
-    def __init__(self, make_pickler: Callable[..., Any], report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        make_pickler: Callable[..., Any],
+        report: Callable[[str], None],
+        session: SessionCell | None,
+    ) -> None:
         """``make_pickler`` makes the pickler that will pickle the results: it finds the tensors
-        wherever they are. ``report``: called with a line about the progress.
+        wherever they are. ``report``: called with a line about the progress. ``session``: as for
+        :func:`~hydrogen_magic.node.worker.results.deliver`.
         """
         self.tensors: dict[int, Any] = {}
         """``id`` of a DTensor -> the full tensor or parameter; filled by :meth:`gather`."""
@@ -45,7 +52,9 @@ class Gathering:
         self._found: dict[str, dict[str, Any]] = {}
         self.is_possible = "torch.distributed.tensor" in sys.modules
         """There may be such tensors."""
-        self._peers = _Peers(report) if self.is_possible else None
+        self._is_whole = session is None or session.is_whole
+        cell = 0 if session is None else session.number
+        self._peers = _Peers(report, cell) if self.is_possible else None
 
     def concerns(self, name: str, obj: Any) -> bool:
         """Whether a result contains sharded tensors. All ranks ask it for all results."""
@@ -61,6 +70,8 @@ class Gathering:
         if self._peers is None:
             return {}
         found = {name: paths for name, paths in self._found.items() if paths}
+        if not self._is_whole:
+            return {name: _refusal(name, "this cell does not run on all ranks") for name in found}
         if not self._peers.have_group:
             return {name: _refusal(name, f"this rank {_LEFT}") for name in found}
         refused = {name: why for name in found if (why := _why_not(found[name]))}
@@ -168,18 +179,23 @@ class _Peers:
     the gang's rendezvous: its peers would wait for it in vain.
     """
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str], None], cell: int) -> None:
+        """``cell``: the number of the cell in its session, whose store keeps the keys of earlier ones."""
         self._report = report
+        self._cell = cell
         self._store = _store()
         self._plan: dict[str, Any] = {}
         self._plans: dict[int, dict[str, Any] | str] = {}
         self._deadline = time.monotonic() + _COMPARE_S
         if self._store is not None:
             with suppress(Exception):  # stores raise errors of many types
-                self._store.set(_key("arrived", _rank()), "1")
+                self._store.set(self._key("arrived", _rank()), "1")
         elif _had_group() and self._gangs_store is not None:
             with suppress(Exception):
-                self._gangs_store.set(_key("left", api.rank()), "1")
+                self._gangs_store.set(self._key("left", api.rank()), "1")
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"hydrogen_magic/sharded_results/{self._cell}/{what}/{rank}"
 
     @functools.cached_property
     def _gangs_store(self) -> Any:
@@ -196,7 +212,7 @@ class _Peers:
     def publish(self, plan: dict[str, Any]) -> None:
         """Report to the others what this rank is about to gather."""
         self._plan = plan
-        self._store.set(_key("plan", _rank()), json.dumps(plan))
+        self._store.set(self._key("plan", _rank()), json.dumps(plan))
 
     def refusals(self, found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """Return the results that some rank of their mesh would gather differently, and why."""
@@ -220,22 +236,22 @@ class _Peers:
 
     def _wait_for(self, peer: int) -> dict[str, Any] | str:
         """Return the plan of another rank, or why there is none."""
-        while not self._store.check([_key("plan", peer)]):
+        while not self._store.check([self._key("plan", peer)]):
             if self._has_left(peer):
                 return _LEFT
             # Once it has arrived it is packing results, and its agent watches it.
             is_late = time.monotonic() > self._deadline
-            if is_late and not self._store.check([_key("arrived", peer)]):
+            if is_late and not self._store.check([self._key("arrived", peer)]):
                 return f"did not finish the cell in {_COMPARE_S:.0f} s"
             self._report(f"waiting for rank {peer} to gather sharded tensors")
             time.sleep(_POLL_S)
-        plan: dict[str, Any] = json.loads(self._store.get(_key("plan", peer)))
+        plan: dict[str, Any] = json.loads(self._store.get(self._key("plan", peer)))
         return plan
 
     def _has_left(self, peer: int) -> bool:
         if _has_gangs_ranks() and self._gangs_store is not None:
             with suppress(Exception):
-                return bool(self._gangs_store.check([_key("left", peer)]))
+                return bool(self._gangs_store.check([self._key("left", peer)]))
         return False
 
 
@@ -279,10 +295,6 @@ def _gangs_store() -> Any:
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(address, port, timeout=timedelta(seconds=_CONNECT_S), wait_for_workers=False)
-
-
-def _key(what: str, rank: int) -> str:
-    return f"hydrogen_magic/sharded_results/{what}/{rank}"
 
 
 def _full(tensor: Any) -> Any:
