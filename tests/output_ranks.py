@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -47,3 +48,18 @@ def orphans(count: int) -> None:
         subprocess.run(["sh", "-c", "sleep 0.05 &"], check=True)
     print("had", count, flush=True)
     time.sleep(1000)
+
+
+def child_that_shares() -> str:
+    """Return the file that a child has made as a worker of a DataLoader does, which ends with this rank."""
+
+    def share() -> None:
+        path = f"/dev/shm/torch_{os.getpid()}_1_1"
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        sending.send(path)
+        time.sleep(1000)
+
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    multiprocessing.get_context("fork").Process(target=share, daemon=True).start()
+    path: str = receiving.recv()
+    return path

@@ -287,6 +287,11 @@ def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
         assert left == []
 
 
+def test_the_memory_of_a_child_that_ends_with_its_rank_is_removed() -> None:
+    path = hm.run(output_ranks.child_that_shares, np=1, quiet=True)
+    assert path.startswith("/dev/shm/") and not os.path.exists(path)
+
+
 # ── zombies ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
-from hydrogen_magic.node.agent.rank_set import GIVE_UP_S, RankSet
+from hydrogen_magic.node.agent.rank_process import RankProcess
+from hydrogen_magic.node.agent.rank_set import GIVE_UP_S
 
 _CLOCK_SLACK_S = 1.0
 """File times may lag behind the clock by a tick; a second is enough."""
@@ -24,9 +25,9 @@ class DescendantCleanup:
         """Every process of the gang that has been seen."""
         self._began = time.time() - _CLOCK_SLACK_S
 
-    def note(self, ranks: RankSet) -> None:
-        """Note the processes of the ranks: they own shared memory, and may exit before the clean-up."""
-        for rank in ranks.running():
+    def note(self, ranks: Iterable[RankProcess]) -> None:
+        """Note the processes of ``ranks``: they own shared memory, and may exit before the clean-up."""
+        for rank in ranks:
             self._seen |= processes.family(rank.worker.pid)
 
     async def run(self) -> None:
