@@ -12,7 +12,7 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hydrogen_magic.core.library_types import is_a
@@ -73,8 +73,8 @@ class ResultPickler(Pickler):
     """``id`` of a DTensor -> the full tensor that replaces it."""
     left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
     """``id`` of an object -> its replacement."""
-    flat_states: Mapping[int, Any] = types.MappingProxyType({})
-    """What :func:`flat_states` returns."""
+    flat_states: Callable[[], Mapping[int, Any]] = dict
+    """:func:`flat_states`, or a cache of it: it looks at all objects of the process."""
 
     def __init__(
         self, *args: Any, shared: Iterable[Any], originals: Mapping[int, tuple[int, Any]]
@@ -93,8 +93,10 @@ class ResultPickler(Pickler):
         of_fsdp = _class("torch.distributed._shard.sharded_tensor", "ShardedTensor")
         if parallel is not None:
             self.handlers[parallel] = _refuse_parallel
+        self._flat_class = None
         if fsdp is not None:
             self.handlers[fsdp] = _refuse_fsdp
+            self._flat_class = _class("torch", "Tensor")
         if zero is not None:
             self.handlers[zero] = _refuse_zero
         if of_fsdp is not None:
@@ -108,7 +110,7 @@ class ResultPickler(Pickler):
         if id(obj) in self.left_out:
             lost = self.left_out[id(obj)]
             return MissingObject, (lost.type, lost.reason)
-        if id(obj) in self.flat_states:
+        if type(obj) is self._flat_class and id(obj) in self.flat_states():
             self.last = obj
             _refuse_part(obj)
         if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj, obj.__qualname__):

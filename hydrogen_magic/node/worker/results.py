@@ -75,7 +75,7 @@ class _Delivery:
         self._begin_step = begin
         self._step = ""
         self._gathering = Gathering(loaded.result_pickler, progress.report, session)
-        self._flat_states = flat_states()
+        self._flat_states = functools.cache(flat_states)
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
 
