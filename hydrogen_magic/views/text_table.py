@@ -28,8 +28,6 @@ from hydrogen_magic.views.short_names import short_names
 
 MOST_ROWS = 16
 """Ranks with their own row; more are only counted."""
-VICTIM = "ended with the gang"
-"""Text for a rank that failed only because a peer did, in place of its own error."""
 _MOST_METRICS = 4
 _LONGEST_METRIC = 20
 _LONGEST_PHASE = 40
@@ -112,7 +110,10 @@ def _state_text(state: GangState, now_s: float) -> str:
     if state.state == "SUCCEEDED":
         return f"succeeded in {duration(now_s)}"
     if state.is_terminal:
-        why = f": {clean_name(state.reason)}" if state.reason else ""
+        reason = clean_name(state.reason)
+        if reason.startswith("stopped by "):
+            return f"{reason} after {duration(now_s)}"
+        why = f": {reason.removeprefix('stopped: ')}" if reason else ""
         return f"{state.state.lower()} after {duration(now_s)}{why}"
     if state.stop_reason:
         how = "killing" if state.killed else "stopping"
@@ -195,7 +196,7 @@ def phase_text(rank: RankState, now_s: float) -> str:
 def _over_text(rank: RankState) -> str:
     if rank.failure is not None and rank.phase == "failed":
         if is_victim_error(rank.failure.error):
-            return VICTIM
+            return "stopped"  # as one that was stopped before it could fail
         kind = clean_name(rank.failure.error.type).rpartition(".")[2]
         return clipped(f"failed: {kind}", _LONGEST_PHASE)
     if rank.exited is not None and rank.phase == "failed":

@@ -218,7 +218,7 @@ def test_only_ranks_that_failed_by_themselves_are_dead() -> None:
     assert found == ["", "dead", "", "dead"]
     told = [rank_rows.rank_row(r, m, 2.0) for r, m in zip(state.ranks, found, strict=True)]
     assert [row["phase"] for row in told] == ["stopped", "failed", "stopped", "failed"]
-    assert told[0]["doing"] == told[2]["doing"] == "ended with the gang"
+    assert told[0]["doing"] == told[2]["doing"] == "stopped"
     head, _ = rank_rows.summary_columns(state, found, (), ())
     assert head["counts"] == {"stopped": 2, "failed": 2}
 

@@ -15,7 +15,7 @@ from hydrogen_magic.driver.state.formatting import closure_text, rows_left_s, ro
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
 from hydrogen_magic.views.curves import metric_name
-from hydrogen_magic.views.text_table import MOST_ROWS, VICTIM, phase_text, slowest, warnings
+from hydrogen_magic.views.text_table import MOST_ROWS, phase_text, slowest, warnings
 from hydrogen_magic.views.widget.json_values import figure, finite, plain
 
 MARKS = ("", "straggler", "stopped", "dead", "waiting")
@@ -106,7 +106,7 @@ def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[st
         "host": plain(rank.host, 80),
         "device": plain(rank.device, 40),
         "phase": plain(phase, 20),
-        "doing": plain(phase_text(rank, now_s), 80) if phase == rank.phase else VICTIM,
+        "doing": plain(phase_text(rank, now_s), 80) if phase == rank.phase else phase,
         "bar": _bar(rank.bar),
         "steps": rank.steps,
         "steps_per_s": None if rate is None else _three_digits(rate),
