@@ -292,6 +292,28 @@ def test_the_memory_of_a_child_that_ends_with_its_rank_is_removed() -> None:
     assert path.startswith("/dev/shm/") and not os.path.exists(path)
 
 
+def test_the_memory_of_a_child_that_was_just_killed_is_removed() -> None:
+    """It is a zombie until its parent has looked at its exit status."""
+    code = """
+        import asyncio, os, time
+        from hydrogen_magic.node.agent.descendants import DescendantCleanup
+
+        path, (receiving, sending) = "/dev/shm/torch_{}_1_1", os.pipe()
+        cleanup = DescendantCleanup(set, None)
+        child = os.fork()
+        if not child:
+            os.open(path.format(os.getpid()), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            os.write(sending, b".")
+            time.sleep(1000)
+        os.read(receiving, 1)
+        asyncio.run(cleanup.run())
+        print(os.path.exists(path.format(child)), os.waitpid(child, 0)[1])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.stdout, done.stderr) == ("False 9\n", "")
+
+
 # ── zombies ──────────────────────────────────────────────────────────────────────────────────────
 
 

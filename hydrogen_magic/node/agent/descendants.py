@@ -41,5 +41,6 @@ class DescendantCleanup:
                 "error", f"cannot be killed on {host}: {listed}; check the machine"
             )
         else:
-            alive = {process.pid for process in processes.processes(self._seen)}  # retained ranks
-            processes.unlink_shared_memory(self._seen - alive, self._began)
+            found = processes.processes(self._seen)
+            retained = {process.pid for process in found if process.state != "Z"}
+            processes.unlink_shared_memory(self._seen - retained, self._began)
