@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from IPython.core.interactiveshell import InteractiveShell
+from jupyter_core.utils import ensure_event_loop
 
 from hydrogen_magic.driver.placements import forkserver
 from hydrogen_magic.driver.placements.local_agents import AgentPool
@@ -99,11 +100,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what was loaded out of garbage collections; fail where groups have no effect, which would
-    start a cluster in every worker.
-    """
-    gc.freeze()
+    """Prepare this worker; fail where groups have no effect, which would start a cluster in every worker."""
+    gc.freeze()  # what was loaded is in no garbage collection
     gc.enable()
+    ensure_event_loop()  # jupyter_core's is never closed: before the first look for leaks
     is_grouped = getattr(session.config.option, "loadgroup", False)
     if is_grouped and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist does not group tests with this pytest")

@@ -8,15 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jupyter_core.utils import ensure_event_loop
 
 from tests.jupyter import Kernel
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which is never closed, before the first look for leaks."""
-    ensure_event_loop()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_core.utils import ensure_event_loop
 
 from tests import kernels
 from tests.jupyter import Cell, Manager
@@ -61,12 +60,6 @@ class QuietPage(Page):
             kept, self._kept = self._kept, []
             for each in kept:
                 super()._take(each)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which is never closed, before the first look for leaks."""
-    ensure_event_loop()
 
 
 @pytest.fixture(

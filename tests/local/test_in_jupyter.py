@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jupyter_core.utils import ensure_event_loop
 
 from hydrogen_magic.core import processes
 from tests.gangs import wait_until_gone
@@ -44,12 +43,6 @@ FAMILY = textwrap.dedent(
     """
 ).lstrip()
 """Two ranks with processes as DataLoader starts them, and a helper in a session of its own."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which is never closed, before the first look for leaks."""
-    ensure_event_loop()
 
 
 @pytest.fixture(scope="module")

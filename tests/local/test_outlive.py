@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from jupyter_core.utils import ensure_event_loop
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
@@ -39,12 +38,6 @@ for step in range(began, 6):
         os.kill(os.getpid(), signal.SIGKILL)
 began
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which is never closed, before the first look for leaks."""
-    ensure_event_loop()
 
 
 @pytest.fixture

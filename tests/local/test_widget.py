@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_core.utils import ensure_event_loop
 
 from tests import kernels
 from tests.jupyter import Kernel
@@ -34,12 +33,6 @@ BOARD = (
     "own = routes.interceptor_of(get_ipython().kernel)\n"
     "own._lines, own._onward, isinstance(own._stream._recv_callback, routes.ShellInterceptor)"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which is never closed, before the first look for leaks."""
-    ensure_event_loop()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from jupyter_core.utils import ensure_event_loop
 
 from hydrogen_magic.core.processes import AGENT, OWNER
 from tests import jupyter, leaks, spark_rig
@@ -51,12 +50,6 @@ FAMILY = textwrap.dedent(
         time.sleep(0.01)
     """
 ).lstrip()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which stays for good, before the first look for leaks."""
-    ensure_event_loop()
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jupyter_core.utils import ensure_event_loop
 
 from hydrogen_magic.driver.owner.connection import attach
 from hydrogen_magic.driver.placements.spark import owner_session, private_calls
@@ -47,12 +46,6 @@ for step in range(began, 6):
 began
 """
 """Fails in its first attempt as soon as there is a file ``go``."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which stays for good, before the first look for leaks."""
-    ensure_event_loop()
 
 
 @pytest.fixture(autouse=True)
