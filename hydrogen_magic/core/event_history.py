@@ -16,6 +16,8 @@ _BLOCK = 1024
 """Events that are packed together: a few milliseconds of work, and a tenth of their memory."""
 _LEVEL = 1
 """Of zlib: higher ones take much longer for a little less memory."""
+_OF_EVENT = 300
+"""Size of an event without its content."""
 _SHOWN_CHARS = 8 << 20
 """Live output and displays kept in memory; the ranks' log files and the notebook have all of it."""
 
@@ -34,7 +36,7 @@ class EventHistory(Sequence[Event]):
         self._output: OrderedDict[int, Display | Output] = OrderedDict()
         """Output events with their contents, by index; packed blocks have them without."""
         self._output_size = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def append(self, event: Event) -> None:
         """Add ``event``."""
@@ -61,20 +63,24 @@ class EventHistory(Sequence[Event]):
         return len(self._packed) * _BLOCK
 
     def __len__(self) -> int:
-        return self._n_packed + len(self._recent)
+        with self._lock:
+            return self._n_packed + len(self._recent)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self[:])
+
+    def __reversed__(self) -> Iterator[Event]:
+        return reversed(self[:])
 
     @overload
     def __getitem__(self, index: int) -> Event: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Event]: ...
     def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
-        if not isinstance(index, slice):
-            return self.block_from(range(len(self))[index])[0]
         with self._lock:
-            places = range(len(self))[index]
+            if not isinstance(index, slice):
+                return self.block_from(range(len(self))[index])[0]
+            places = _places(range(len(self)), index)
             first = places.start - self._n_packed
             if first >= 0:
                 return self._recent[first : first + len(places)]
@@ -106,10 +112,9 @@ class _Slice(Sequence[Event]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Event]: ...
     def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
-        places = self._places[index]
-        if isinstance(places, int):
-            return self._history.block_from(places)[0]
-        return _Slice(self._history, places)
+        if not isinstance(index, slice):
+            return self._history.block_from(self._places[index])[0]
+        return _Slice(self._history, _places(self._places, index))
 
     def __iter__(self) -> Iterator[Event]:
         place, stop = self._places.start, self._places.stop
@@ -117,6 +122,19 @@ class _Slice(Sequence[Event]):
             events = self._history.block_from(place)[: stop - place]
             yield from events
             place += len(events)
+
+    def __reversed__(self) -> Iterator[Event]:
+        start, stop = self._places.start, self._places.stop
+        while stop > start:
+            first = max(start, (stop - 1) // _BLOCK * _BLOCK)
+            yield from reversed(self._history.block_from(first)[: stop - first])
+            stop = first
+
+
+def _places(known: range, index: slice) -> range:
+    if index.step not in (None, 1):
+        raise ValueError("a slice of events has the step 1: list(events) has any")
+    return known[index]
 
 
 def _pack(events: Sequence[Event]) -> bytes:
@@ -130,7 +148,7 @@ def _unpack(packed: bytes) -> list[Event]:
 
 
 def _size(event: Display | Output) -> int:
-    return len(event.text) if isinstance(event, Output) else event.size_bytes
+    return _OF_EVENT + (len(event.text) if isinstance(event, Output) else event.size_bytes)
 
 
 def _without_content(event: Display | Output) -> Event:

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -273,12 +273,13 @@ def read(gang_id: str) -> Sequence[ev.Event]:
     such run, or its record is damaged.
     """
     events = EventHistory()
-    read_on(gang_id, 0, events)
+    for event, _ in read_on(gang_id, 0):
+        events.append(event)
     return events[:]
 
 
-def read_on(gang_id: str, start: int, events: EventHistory) -> int:
-    """Append the events from the byte ``start`` of the record on; return the byte where to read on.
+def read_on(gang_id: str, start: int) -> Iterator[tuple[ev.Event, int]]:
+    """Yield each event from the byte ``start`` of the record on, and the byte where to read on.
 
     See :func:`read`.
     """
@@ -286,14 +287,16 @@ def read_on(gang_id: str, start: int, events: EventHistory) -> int:
         with open(run_dir(gang_id) / _EVENTS, "rb") as file:
             file.seek(start)
             for line in file:
-                if line.endswith(b"\n"):
-                    events.append(_decode(line, gang_id))
-                    start += len(line)
-    except OSError:
+                if not line.endswith(b"\n"):
+                    return  # its writer may add the rest at any moment
+                start += len(line)
+                yield _decode(line, gang_id), start
+    except FileNotFoundError:
         raise HydrogenError(f"there is no record of a run {gang_id!r}{_where()}") from None
+    except OSError as error:
+        raise HydrogenError(f"the record of run {gang_id!r} cannot be read: {error}") from error
     except ev.MessageError as error:
         raise HydrogenError(str(error)) from error
-    return start
 
 
 def _where() -> str:

@@ -49,7 +49,7 @@ class RecordedGang:
         self._n_bytes = 0
         """Bytes of the record that have been read."""
         self._is_over = False
-        """Its end is not recorded, and will not be."""
+        """Its kernel died without recording the end, which was added here."""
         self._state = GangState()
         self._n_folded = 0
 
@@ -66,7 +66,9 @@ class RecordedGang:
 
     def _read(self) -> None:
         if not self._is_over:
-            self._n_bytes = run_log.read_on(self.id, self._n_bytes, self._events)
+            for event, end in run_log.read_on(self.id, self._n_bytes):
+                self._events.append(event)
+                self._n_bytes = end
 
     def snapshot(self) -> GangState:
         """Return its state according to the record."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import threading
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -43,12 +43,16 @@ def test_every_part_is_that_of_a_list() -> None:
         part, expected = found[first:until], events[first:until]
         assert len(part) == len(expected) and list(part) == expected
         assert list(part[3:]) == expected[3:] and list(part[:-4]) == expected[:-4]
+        assert list(reversed(part)) == expected[::-1]
         if expected:
             assert part[-1] == expected[-1] and part[0] == expected[0]
         place = chance.randrange(-N, N)
         assert found[place] == events[place]
+    assert list(reversed(found)) == events[::-1]
     with pytest.raises(IndexError):
         found[N]
+    with pytest.raises(ValueError, match=r"list\(events\) has any"):
+        found[::-1]
 
 
 def test_a_part_stays_what_it_was_while_events_are_added() -> None:
@@ -61,40 +65,51 @@ def test_a_part_stays_what_it_was_while_events_are_added() -> None:
 
 
 def test_another_thread_may_read() -> None:
-    found, wrong = EventHistory(), []
+    found = EventHistory()
 
     def read() -> None:
         seen = 0
         while seen < 4 * N:
+            length = len(found)
+            assert not length or found[length - 1] == metrics(length - 1)
+            assert not length or found[-1].at_s >= metrics(length - 1).at_s
             fresh = found[seen:]
-            wrong.extend(e for n, e in enumerate(fresh, seen) if e != metrics(n))
+            assert list(fresh) == [metrics(n) for n in range(seen, seen + len(fresh))]
             seen += len(fresh)
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    for n in range(4 * N):
-        found.append(metrics(n))
-    reader.join()
-    assert not wrong
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(read)
+        for n in range(4 * N):
+            found.append(metrics(n))
+        reading.result()
 
 
-def test_an_event_of_a_long_run_takes_a_few_bytes() -> None:
+@pytest.mark.parametrize(
+    ("event", "limit"),
+    [
+        pytest.param(metrics, 6e6, id="metrics"),  # 60 MB as objects
+        pytest.param(output, 25e6, id="output"),  # 45 MB
+    ],
+)
+def test_the_events_of_a_long_run_take_little_memory(
+    event: Callable[[int], ev.Event], limit: float
+) -> None:
     found = EventHistory()
     tracemalloc.start()
     try:
         for n in range(20 * N):
-            found.append(metrics(n))
-        held, _ = tracemalloc.get_traced_memory()
+            found.append(event(n))
+        held_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert held / len(found) < 60  # as objects they take 600 each
+    assert held_bytes < limit
 
 
 @pytest.mark.parametrize("n_shown", [N // 2, 10, 0])
 def test_the_oldest_output_is_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, n_shown: int
 ) -> None:
-    size = len(output(0).text)
+    size = len(output(0).text) + event_history._OF_EVENT
     events = [replace(output(n), text=output(0).text) for n in range(N)]
     monkeypatch.setattr(event_history, "_SHOWN_CHARS", n_shown * size)
     found = list(history(events))

@@ -62,6 +62,23 @@ def test_a_torn_last_line_is_left_out_and_damage_is_told() -> None:
     assert (run_log.recent(), run_log.recent_ids()) == ([], ["g1"])
 
 
+def test_a_record_is_read_on_from_where_it_was_complete() -> None:
+    path = write("g1", launched("g1"), METRICS)
+    file = path / "events.jsonl"
+    last = b'["GangEnded",{"at_s":1.5,"state":"SUCCEEDED","reason":""}]\n'
+    with file.open("ab") as growing:
+        growing.write(last[:20])
+    *_, (event, end) = run_log.read_on("g1", 0)
+    assert event == METRICS
+    with file.open("ab") as growing:
+        growing.write(last[20:] + b"garbage\n")
+    rest = run_log.read_on("g1", end)
+    event, end = next(rest)
+    assert (event, end) == (ev.GangEnded(1.5, "SUCCEEDED", ""), file.stat().st_size - 8)
+    with pytest.raises(HydrogenError, match="run 'g1' is damaged"):
+        next(rest)
+
+
 def test_the_last_line_is_found_however_long() -> None:
     stacks = ev.RankStacks(1.0, 0, "x" * 300_000)
     write("g1", launched("g1"), METRICS, stacks)
