@@ -196,6 +196,13 @@ def family(root: int) -> set[int]:
     return found
 
 
+def ended(pids: Collection[int]) -> set[int]:
+    """Return those of ``pids`` that do not run any more; some may be zombies."""
+    return {*pids} - {process.pid for process in processes(pids) if process.state != "Z"}
+
+
+_CLOCK_SLACK_S = 1.0
+"""File times may lag behind the clock by a tick; a second is enough."""
 _TORCH_SHARED = re.compile(r"torch_(\d+)_\d+_\d+")
 
 
@@ -216,7 +223,7 @@ def unlink_shared_memory(pids: Collection[int], since: float) -> None:
             continue
         try:
             status = entry.stat(follow_symlinks=False)
-            if status.st_uid == os.geteuid() and status.st_mtime >= since:
+            if status.st_uid == os.geteuid() and status.st_mtime >= since - _CLOCK_SLACK_S:
                 os.unlink(entry.path)
         except FileNotFoundError:
             continue  # its manager removed it first

@@ -35,8 +35,6 @@ _CLEANUP_S = 1.0
 not help."""
 _STDERR_TAIL = 2000
 """Characters of an agent's stderr in an error: a traceback of a few frames."""
-_CLOCK_SLACK_S = 1.0
-"""File times may lag behind the clock by a tick; a second is enough."""
 
 
 class _CapturedStderr:
@@ -79,7 +77,7 @@ class LocalAgent(AgentClient):
         """Variables that identify all descendants of the agent."""
         self.why_killed = ""
         """Part of the error once :meth:`kill` was called."""
-        self._began = time.time() - _CLOCK_SLACK_S
+        self._began = time.time()
         self._killing: asyncio.Task[None] | None = None
         self._is_closing = False
         self._cleaning: asyncio.Task[None] | None = None

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
-from hydrogen_magic.node.agent.rank_process import RankProcess
-from hydrogen_magic.node.agent.rank_set import GIVE_UP_S
-
-_CLOCK_SLACK_S = 1.0
-"""File times may lag behind the clock by a tick; a second is enough."""
+from hydrogen_magic.node.agent.rank_set import GIVE_UP_S, RankSet
 
 
 class DescendantCleanup:
@@ -23,11 +19,11 @@ class DescendantCleanup:
         self._reporter = reporter
         self._seen: set[int] = set()
         """Every process of the gang that has been seen."""
-        self._began = time.time() - _CLOCK_SLACK_S
+        self._began = time.time()
 
-    def note(self, ranks: Iterable[RankProcess]) -> None:
-        """Note the processes of ``ranks``: they own shared memory, and may exit before the clean-up."""
-        for rank in ranks:
+    def note(self, ranks: RankSet) -> None:
+        """Note the processes of the ranks: they own shared memory, and may exit before the clean-up."""
+        for rank in ranks.running():
             self._seen |= processes.family(rank.worker.pid)
 
     async def run(self) -> None:
@@ -41,6 +37,4 @@ class DescendantCleanup:
                 "error", f"cannot be killed on {host}: {listed}; check the machine"
             )
         else:
-            found = processes.processes(self._seen)
-            retained = {process.pid for process in found if process.state != "Z"}
-            processes.unlink_shared_memory(self._seen - retained, self._began)
+            processes.unlink_shared_memory(processes.ended(self._seen), self._began)

@@ -105,7 +105,6 @@ class RankGroup:
     def _launch(self, launch: msg.RankLaunch, worker: PooledWorker, fds: Sequence[int]) -> None:
         log = RankLog(str(Path(self.record_dir) / f"rank-{launch.rank}.log"))
         rank = RankProcess(launch.rank, worker, log, self.reporter)
-        rank.on_finishing = functools.partial(self.cleanup.note, [rank])
         rank.on_timeline = functools.partial(self.timelines.turn_to, launch.rank)
         self.ranks.add(rank)
         start = _rank_start(self._request, launch, is_recording=self._is_recording)
@@ -190,7 +189,7 @@ class RankGroup:
         return self._ending is not None and self._ending.done()
 
     def _check_health(self) -> None:
-        self.cleanup.note(self.ranks.running())
+        self.cleanup.note(self.ranks)
         self._gpus.poll({rank.rank: rank.worker.pid for rank in self.ranks.running()})
         for rank in self.ranks.running():
             rank.check_health(self._gpus.use_of(rank.rank))
@@ -234,7 +233,7 @@ class RankGroup:
     def stop(self) -> None:
         """Ask every rank to end, then force it."""
         self._starter.cancel()
-        self.cleanup.note(self.ranks.running())
+        self.cleanup.note(self.ranks)
         if self._ending is None:
             is_session = self._request.options.session is not None
             end = self.ranks.interrupt if is_session else self.ranks.terminate

@@ -46,8 +46,6 @@ class RankProcess:
         """Files on which its process depends, which waits for another gang: for that, this one is over."""
         self.on_retained: Callable[[], None] = lambda: None
         """Called when its process is retained."""
-        self.on_finishing: Callable[[], None] = lambda: None
-        """Called when it has run the cell: its children may end with it."""
         self.on_timeline: Callable[[msg.TimelineFile], None] = lambda timeline: None
         """Called when a library on the rank starts or ends a timeline."""
         self.output = RankOutput(rank, worker, log, reporter)
@@ -138,7 +136,6 @@ class RankProcess:
             return
         if isinstance(event, ev.RankPhase) and event.phase == "finishing":
             self._finish.begin()
-            self.on_finishing()
         if isinstance(event, ev.Output):  # sent without a descriptor
             self.output.write_log(event.text.encode("utf-8", "replace"))
         if isinstance(event, ev.Display):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core import processes
 from hydrogen_magic.node.worker import process_setup, standard_streams
 from hydrogen_magic.transport import framing
 
@@ -165,6 +166,8 @@ class _Rank:
 
         self.rank = start.rank
         self.pid = os.getpid()
+        self.began: float = earlier.began if earlier else time.time()
+        """Unix time."""
         self.closure_fd, *self.channels = fds
         options = start.options
         self.infer_options = options.infer_options
@@ -430,12 +433,16 @@ class _Rank:
     def _finish(self) -> None:
         """Run exit handlers as the interpreter would, but skip its slow teardown of modules."""
         self.reporter.close()
+        # The agent, which looks for them once a second, may not have seen them.
+        children = processes.family(os.getpid()) - {os.getpid()}
         try:
             _run_exit_handlers(self.names.loop)
         except KeyboardInterrupt:
             pass  # the gang was stopped meanwhile
         except BaseException as error:
             _print_exception(error)
+        if children:
+            processes.unlink_shared_memory(processes.ended(children), self.began)
 
     def _send(self, message: msg.WorkerReport, fds: Sequence[int] = ()) -> None:
         with self.lock:
