@@ -63,3 +63,10 @@ def test_the_bytecode_is_beside_the_same_sources() -> None:
         assert [name for name in both.namelist() if "__pycache__" not in name] == names
         assert len(both.namelist()) == 2 * len(names)
         assert all(sources.read(name) == both.read(name) for name in names)
+        assert {entry.date_time for entry in both.infolist()} == {packaging._STAMP}
+
+
+def test_a_file_that_is_no_module_has_no_bytecode(tmp_path: Path) -> None:
+    """Packages of plug-ins may have templates."""
+    (tmp_path / "template.py").write_text("import {{ module }}")
+    assert packaging._bytecode(tmp_path / "template.py") is None

@@ -85,7 +85,8 @@ def _send_package(session: Session, code: bytes, digest: str) -> Any:
     if not session.is_connect:
         return session.spark.sparkContext.broadcast((digest, code))
     with tempfile.TemporaryDirectory(prefix="hydrogen-") as folder:
-        path = Path(folder) / f"hydrogen_magic-{digest[:16]}.zip"
+        # By its bytes: another kernel on the same session may have compiled other ones.
+        path = Path(folder) / f"hydrogen_magic-{hashlib.sha256(code).hexdigest()[:16]}.zip"
         path.write_bytes(code)
         return _add_file(session, path)
 

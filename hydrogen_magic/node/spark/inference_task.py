@@ -385,6 +385,7 @@ class _Zip(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: i
             with open(content, "rb") as file:
                 content = file.read()
         self._packed = zipfile.ZipFile(io.BytesIO(content))
+        self._names = frozenset(self._packed.namelist())
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
@@ -410,10 +411,10 @@ class _Zip(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: i
             raise OSError(path) from None
 
     def path_stats(self, path: str) -> dict[str, int]:
-        return {"mtime": 0}  # by which no bytecode is found out of date
+        return {"mtime": 0}  # importlib asks before it looks for bytecode, which is not checked
 
     def _file(self, fullname: str) -> str | None:
         base = fullname.replace(".", "/")
-        files = (f for f in (f"{base}/__init__.py", f"{base}.py") if f in self._packed.NameToInfo)
+        files = (f for f in (f"{base}/__init__.py", f"{base}.py") if f in self._names)
         file = next(files, None)
         return file and f"{_ROOT}/{file}"

@@ -9,7 +9,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
-from importlib.util import MAGIC_NUMBER, cache_from_source, find_spec, source_hash
+from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
 
 from hydrogen_magic import plugins
@@ -49,14 +49,29 @@ def _zip(packages: tuple[str, ...], is_compiled: bool = False) -> bytes:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in sorted(files.items()):
             archive.writestr(zipfile.ZipInfo(name, _STAMP), path.read_bytes(), zipfile.ZIP_DEFLATED)
-            if is_compiled and sys.implementation.cache_tag is not None:
-                archive.writestr(cache_from_source(name), _bytecode(path), zipfile.ZIP_DEFLATED)
+            if is_compiled and (bytecode := _bytecode(path)) is not None:
+                archive.writestr(
+                    zipfile.ZipInfo(_cached(name), _STAMP), bytecode, zipfile.ZIP_DEFLATED
+                )
     return packed.getvalue()
 
 
-def _bytecode(path: Path) -> bytes:
-    """Return what a ``.pyc`` file has that is used without a look at its source (PEP 552)."""
-    compiled = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
+def _cached(name: str) -> str:
+    """Return the name of a file's bytecode for workers with the usual settings, whatever those are here."""
+    folder, _, file = name.rpartition("/")
+    tag = sys.implementation.cache_tag
+    return f"{folder}/__pycache__/{file.removesuffix('.py')}.{tag}.pyc"
+
+
+def _bytecode(path: Path) -> bytes | None:
+    """Return what a ``.pyc`` file has that is used without a look at its source (PEP 552).
+
+    None for a file that is no module of this Python, such as a template in a package.
+    """
+    try:
+        compiled = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
+    except (SyntaxError, ValueError):
+        return None
     unchecked = (1).to_bytes(4, "little")
     return MAGIC_NUMBER + unchecked + source_hash(path.read_bytes()) + marshal.dumps(compiled)
 
