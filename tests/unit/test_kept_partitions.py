@@ -104,7 +104,13 @@ def test_without_a_shared_disk_an_earlier_run_stays(resumed: KeptPartitions) -> 
     assert numbers(resumed.earlier()) == []
 
 
-@pytest.mark.parametrize("on_error", ["fail", "collect"])
+def test_a_changed_frame_leaves_the_options_of_the_earlier_run() -> None:
+    finish(opened("aaaaaaaa", resume=False), 0)
+    opened("bbbbbbbb", on_error="collect").undo()
+    assert numbers(opened("cccccccc").earlier()) == [0]
+
+
+@pytest.mark.parametrize("on_error", ["fail", "null", "collect"])
 def test_a_value_that_spark_cannot_hold_is_not_just_missing(tmp_path: Path, on_error: str) -> None:
     path = tmp_path / "part"
     rows = pa.table({"y": pa.array([1, 2**63 + 5], pa.uint64()), "error": pa.nulls(2, pa.string())})
@@ -114,9 +120,10 @@ def test_a_value_that_spark_cannot_hold_is_not_just_missing(tmp_path: Path, on_e
     config: dict[str, Any] = {name: each.serialize().to_pybytes() for name, each in schemas.items()}
     config |= {"kept": [], "options": {"on_error": on_error}}
     found = partition_files.read(str(path), config)
-    if on_error == "fail":
-        with pytest.raises(InferError, match="9223372036854775813 in column 'y'"):
+    if on_error != "collect":
+        with pytest.raises(InferError, match="9223372036854775813 in column 'y'") as raised:
             list(found)
+        assert ("--resume --on-error collect" in str(raised.value)) == (on_error == "fail")
     else:
         (batch,) = found
         assert batch["y"].to_pylist() == [1, None]

@@ -63,6 +63,8 @@ class KeptPartitions:
         self._used: set[str] = set()
         self._inherited: set[str] = set()
         self.folder = Path()
+        self._journal = ""
+        """That of the earlier run."""
 
     def open(self, gang: str) -> None:
         """Keep parts in the record of a run, and take over those of the earlier one. Raises OSError."""
@@ -71,9 +73,8 @@ class KeptPartitions:
             folder.mkdir(mode=0o700)
         else:
             run_log.kept_dir(self._begun).rename(folder)
-        new = folder / "new"
-        new.write_text(json.dumps({"fingerprint": dict(self._prints)}) + "\n")
-        new.replace(folder / fingerprints.JOURNAL)
+            self._journal = (folder / fingerprints.JOURNAL).read_text()
+        _replace(folder, json.dumps({"fingerprint": dict(self._prints)}) + "\n")
         (folder / EARLIER).mkdir(mode=0o700, exist_ok=True)
         _move_parts(folder / ROWS, folder / EARLIER)
         # Second files of partitions, and incomplete ones. NFS keeps a folder with a file that is open.
@@ -114,6 +115,7 @@ class KeptPartitions:
         (self.folder / ROWS).rename(changed)
         _move_parts(changed, self.folder / EARLIER, self._inherited)
         shutil.rmtree(changed, ignore_errors=True)
+        _replace(self.folder, self._journal)
 
     def schemas(self, kept: list[str]) -> list[Any]:
         """Return the predicted columns of each part with rows. ``kept``: the columns of the frame."""
@@ -194,6 +196,13 @@ class KeptPartitions:
 def _amount(parts: list[Part]) -> str:
     n_rows, s = sum(part.n_rows for part in parts), "" if len(parts) == 1 else "s"
     return f"{n_rows:,} rows in {len(parts):,} partition{s}"
+
+
+def _replace(folder: Path, journal: str) -> None:
+    """Write the journal, whole or not at all."""
+    new = folder / "new"
+    new.write_text(journal)
+    new.replace(folder / fingerprints.JOURNAL)
 
 
 def _move_parts(source: Path, target: Path, names: Container[str] | None = None) -> None:

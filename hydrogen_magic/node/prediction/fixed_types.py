@@ -51,7 +51,8 @@ def fixed_array(
     """Return ``values`` in the type of ``field``, and why some are missing, by their row.
 
     ``as_text``: values of all types fit a column of text, and text that a value was made into is that value
-    again. ``rounds``: numbers are rounded in a column of floats, and types are known to go together.
+    again. ``rounds``: numbers are rounded in a column of floats; the type of ``field`` was joined from those
+    of all values.
     """
     found = _converted(values, field.type, as_text, rounds)
     if found is not None:
@@ -64,10 +65,10 @@ def fixed_array(
 
 
 def fits(values: pa.Array, kind: pa.DataType) -> bool:
-    """Return whether a column of type ``kind`` can hold all ``values``; it is one for them, among others."""
+    """Return whether a column of type ``kind``, joined from several types, can hold all ``values``."""
     # Values are not read if each one of their type fits, such as those of embeddings.
-    is_safe = spark_type(values.type) == kind and not _COARSE.search(str(values.type))
-    is_safe = is_safe or family(kind) == "text"
+    is_same = spark_type(values.type) == kind and not _COARSE.search(str(values.type))
+    is_safe = is_same or family(kind) == "text"
     return is_safe or _converted(values, kind, as_text=True, rounds=True) is not None
 
 

@@ -76,9 +76,12 @@ def read(path: str, config: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
             table = pa.Table.from_batches([batch])
             own, predicted = table.select(config["kept"]), table.drop(config["kept"])
             added, misfits = fixed(predicted, of_spark, as_text=as_text, rounds=True)
-            if misfits and config["options"]["on_error"] == "fail":
-                remedy = "continue with --resume --on-error collect, which makes the column text"
-                raise InferError(f"{next(iter(misfits.values()))}; or {remedy}")
+            if misfits and not as_text:
+                remedy = (
+                    "; or continue with --resume --on-error collect, which makes the column text"
+                )
+                can_resume = config["options"]["on_error"] == "fail"
+                raise InferError(f"{next(iter(misfits.values()))}{remedy if can_resume else ''}")
             yield from side_by_side(own, with_reasons(added, misfits)).to_batches()
 
 

@@ -186,16 +186,17 @@ def text_of(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return the text of each value as ``str`` shows it, in the type ``wanted`` of texts."""
     if family(_decoded(array.type)) == "text":
         return array.cast(wanted)
-    return pa.array([_text(array.slice(row, 1)) for row in range(len(array))], wanted)
+    return pa.array(_texts(array), wanted)
 
 
-def _text(value: pa.Array) -> str | None:
+def _texts(array: pa.Array) -> list[str | None]:
     try:
-        (found,) = value.to_pylist()
-    except (ValueError, OverflowError):  # a time that Python does not have
-        shown: str = value.to_string(window=_NO_LIMIT, skip_new_lines=True)
-        return shown[1:-1]
-    return None if found is None else str(found)
+        return [None if value is None else str(value) for value in array.to_pylist()]
+    except (ValueError, OverflowError):  # some time is one that Python does not have
+        if len(array) > 1:
+            return [text for row in range(len(array)) for text in _texts(array.slice(row, 1))]
+        shown: str = array.to_string(window=_NO_LIMIT, skip_new_lines=True)
+        return [shown[1:-1]]
 
 
 def _cast(array: pa.Array, wanted: pa.DataType, rounds: bool) -> pa.Array:
