@@ -58,14 +58,15 @@ class ErrorReport:
     notes: tuple[str, ...] = ()
 
 
-_GAP = re.compile(r" … \(([\d,]+) characters left out\) … ")
+_GAP = re.compile(r" … \((\d[\d,]{0,20}) characters left out\) … ")
 
 
 def without_middle(text: str, limit: int) -> str:
     """Return the beginning and the end of ``text``, together ``limit`` characters, and how many are missing.
 
     A message that is too long names the error at its beginning and often the reason at its end. ``text``
-    is returned unchanged if that would not make it shorter. It may have lost its middle before.
+    is returned unchanged if that would not make it shorter. Characters that an earlier call has left out
+    are counted, too.
     """
     tail = limit // 4
     middle = text[limit - tail : -tail]

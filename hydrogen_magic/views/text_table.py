@@ -111,10 +111,10 @@ def _state_text(state: GangState, now_s: float) -> str:
         return f"succeeded in {duration(now_s)}"
     if state.is_terminal:
         reason = clean_name(state.reason)
+        ended = f"{state.state.lower()} after {duration(now_s)}"
         if reason.startswith("stopped by "):
-            return f"{reason} after {duration(now_s)}"
-        why = f": {reason.removeprefix('stopped: ')}" if reason else ""
-        return f"{state.state.lower()} after {duration(now_s)}{why}"
+            return f"{ended} {reason.removeprefix('stopped ')}"
+        return f"{ended}: {reason.removeprefix('stopped: ')}" if reason else ended
     if state.stop_reason:
         how = "killing" if state.killed else "stopping"
         return (

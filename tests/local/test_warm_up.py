@@ -46,9 +46,7 @@ def test_a_gang_beside_a_session_finds_an_agent_too(
     wait_until(lambda: len(local_agents.pool().all) == 1)
 
 
-def test_the_forkserver_imports_for_all_ranks_what_an_optimizer_would_in_the_environment_of_the_gang() -> (
-    None
-):
+def test_the_forkserver_imports_what_an_optimizer_needs_in_the_gangs_environment() -> None:
     """Libraries read such variables when they are imported, which is before ranks get their environment."""
     import torch
 

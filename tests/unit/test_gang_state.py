@@ -318,3 +318,5 @@ def test_what_a_message_has_lost_is_counted_once() -> None:
     cut = ev.without_middle("x" * 1_000_000, 40_000)
     assert "(960,000 characters left out)" in cut
     assert "(999,700 characters left out)" in ev.without_middle(cut, 300)
+    odd = f"{'x' * 200} … (, characters left out) … {'x' * 200} … ({'9' * 5000} characters left out) … x"
+    assert "characters left out" in ev.without_middle(odd, 100)

@@ -177,7 +177,7 @@ def test_a_gang_that_is_stopped_before_it_starts_has_no_rank_that_waits() -> Non
     events = [*launched(), ev.StopRequested(0.1, "session", kill=True)]
     assert "killing (its session was ended)" in gang_lines(replay(events), 0.2, 100)[0]
     over = replay([*events, ev.GangEnded(0.2, "STOPPED", "stopped by you")])
-    assert status_line(over, 0.2).endswith("stopped by you after 0.2 s · 2 stopped")
+    assert status_line(over, 0.2).endswith("stopped after 0.2 s by you · 2 stopped")
 
 
 def test_empty_and_unlaunched_gangs_have_a_block_too() -> None:

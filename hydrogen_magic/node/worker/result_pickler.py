@@ -57,6 +57,7 @@ _CONSOLIDATED = (
     "call `opt.consolidate_state_dict()` on all ranks, and bring back `opt.state_dict()` of rank 0"
 )
 _IS_PART = "every rank holds a part of it"
+_IS_FLAT = "FSDP has flattened it, and a rank may hold a part of it"
 
 
 class ResultPickler(Pickler):
@@ -112,7 +113,7 @@ class ResultPickler(Pickler):
             return MissingObject, (lost.type, lost.reason)
         if type(obj) is self._flat_class and id(obj) in self.flat_states():
             self.last = obj
-            _refuse_part(obj)
+            _refuse_flat(obj)
         if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj, obj.__qualname__):
             self.last = obj
             return resolve, ("__main__", obj.__qualname__)
@@ -217,15 +218,20 @@ def _refuse_part(obj: Any) -> Any:
     raise pickling_errors.RefusedError(obj, _IS_PART, _FSDP_STATES)
 
 
+def _refuse_flat(obj: Any) -> Any:
+    raise pickling_errors.RefusedError(obj, _IS_FLAT, _FSDP_STATES)
+
+
 def flat_states() -> dict[int, Any]:
-    """Return the tensors of FSDP1 optimizers' states of which this rank holds only a part, by their ``id``.
+    """Return the tensors of FSDP1 optimizers' states of which a rank may hold only a part, by their ``id``.
 
     Those are ordinary tensors, also in an optimizer's ``state_dict()``. Only the parameter that a state
-    belongs to tells that FSDP has flattened it.
+    belongs to tells that FSDP has flattened it. Optimizers that existed when the cell called ``gc.freeze()``
+    are not found.
     """
     fsdp = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
     objects = gc.get_objects() if fsdp is not None else []
-    if id(fsdp) not in {*map(id, map(type, objects))}:  # fast, for those who import it only
+    if not any(fsdp in kind.__mro__ for kind in {*map(type, objects)}):  # it was imported, no more
         return {}
     torch = sys.modules["torch"]
     optimizers = [one for one in objects if issubclass(type(one), torch.optim.Optimizer)]
@@ -249,7 +255,7 @@ def _is_flattened(parameter: Any) -> bool:
 def _reduce_parameter(parameter: Any) -> Any:
     """Reduce a parameter without DeepSpeed's additions; refuse one of which this rank holds only a part."""
     if _is_flattened(parameter):
-        _refuse_part(parameter)
+        _refuse_flat(parameter)
     if hasattr(parameter, "ds_id"):
         why = "DeepSpeed's ZeRO stage 3 has partitioned this parameter"
         raise pickling_errors.RefusedError(parameter, why, _GATHERED)

@@ -54,11 +54,11 @@ class Gathering:
         """There may be such tensors."""
         self._is_whole = session is None or session.is_whole
         cell = 0 if session is None else session.number
-        self._peers = _Peers(report, cell) if self.is_possible else None
+        self._peers = _Peers(report, cell) if self.is_possible and self._is_whole else None
 
     def concerns(self, name: str, obj: Any) -> bool:
         """Whether a result contains sharded tensors. All ranks ask it for all results."""
-        if self._peers is not None:
+        if self.is_possible:
             self._found[name] = _find(name, obj, self._make_pickler)
         return bool(self._found.get(name))
 
@@ -67,11 +67,11 @@ class Gathering:
 
         All ranks call this method. Waits for the slowest rank of their device meshes.
         """
-        if self._peers is None:
-            return {}
         found = {name: paths for name, paths in self._found.items() if paths}
         if not self._is_whole:
             return {name: _refusal(name, "this cell does not run on all ranks") for name in found}
+        if self._peers is None:
+            return {}
         if not self._peers.have_group:
             return {name: _refusal(name, f"this rank {_LEFT}") for name in found}
         refused = {name: why for name in found if (why := _why_not(found[name]))}
