@@ -130,10 +130,10 @@ def test_a_value_that_spark_cannot_hold_is_not_just_missing(tmp_path: Path, on_e
         assert batch["error"][0].as_py() is None and "which is bigint" in batch["error"][1].as_py()
 
 
-@pytest.mark.parametrize("on_error", ["fail", "collect"])
+@pytest.mark.parametrize("on_error", ["fail", "null", "collect"])
 def test_numbers_and_text_become_text_only_if_errors_are_collected(on_error: str) -> None:
     """If the first batch has no value, each task finds a type of its own."""
-    kept = opened("aaaaaaaa", resume=False)
+    kept = opened("aaaaaaaa", resume=False, on_error=on_error)
     finish(kept, 0, pa.nulls(10))
     finish(kept, 1)
     finish(kept, 2, ["a"] * 10)
@@ -142,9 +142,11 @@ def test_numbers_and_text_become_text_only_if_errors_are_collected(on_error: str
         kept=[], session=None, options=options, from_parts=lambda added, paths: added
     )
     run = SparkRun(prepared, kept)
-    if on_error == "fail":
-        with pytest.raises(InferError, match=r"column 'y' as string, but as int64"):
+    if on_error != "collect":
+        with pytest.raises(InferError, match=r"column 'y' as string, but as int64") as raised:
             run.finished()
+        assert ("--resume and --on-error collect" in str(raised.value)) == (on_error == "fail")
+        assert "--schema" not in str(raised.value)
     else:
         assert run.finished() == pa.schema({"y": pa.string(), "error": pa.string()})
         assert run.widened == [("y", "int64", "string")]

@@ -134,7 +134,12 @@ class KeptPartitions:
             try:
                 known = joined(known, schema, as_text=as_text)
             except MisfitError as error:
-                raise InferError(str(error)) from None
+                remedy = "return one type for all batches"
+                if self._prints["--on-error"] in _SETTABLE["--on-error"]:
+                    remedy += (
+                        ", or continue with --resume and --on-error collect, which makes it text"
+                    )
+                raise InferError(f"{error.fact}: {remedy}") from None
         if not as_text or known is None:
             return known
         return self._held(known).append(pa.field(ERROR_COLUMN, pa.string()))

@@ -30,8 +30,10 @@ _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.larg
 class MisfitError(Exception):
     """An output does not fit; the caller adds which rows it was for."""
 
-    def __init__(self, text: str, column: str | None = None) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, column: str | None = None, remedy: str = "") -> None:
+        super().__init__(f"{text}: {remedy}" if remedy else text)
+        self.fact = text
+        """Its text without a remedy."""
         self.column = column
         """The column whose values do not fit its type, None if something else is wrong."""
 
@@ -53,7 +55,7 @@ def joined(known: pa.Schema | None, found: pa.Schema, *, as_text: bool = False) 
         if field.type != other:
             kind = _joined_type(field.type, other)
             if kind is None and not as_text:
-                raise MisfitError(_refusal(field, other), field.name)
+                raise _misfit(field, other)
             kind = _text_for(field.type, other) if kind is None else kind
             known = known.set(place, field.with_type(kind))
     return known
@@ -179,7 +181,7 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
             return _cast(array, wanted, rounds=not is_declared)
         except pa.ArrowException as error:
             detail = f" ({error})"
-    raise MisfitError(_refusal(field, found, detail, is_declared), field.name)
+    raise _misfit(field, found, detail, is_declared)
 
 
 def text_of(array: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -218,23 +220,24 @@ def n_infinite(array: pa.Array) -> int:
     return pc.sum(pc.is_inf(array.cast(pa.float64()))).as_py() or 0
 
 
-def _refusal(
+def _misfit(
     field: pa.Field, found: pa.DataType, detail: str = "", is_declared: bool = False
-) -> str:
+) -> MisfitError:
+    returned = f"predict returned column {field.name!r} as {found}, but"
     if not is_declared:
-        return (
-            f"predict returned column {field.name!r} as {found}, but as {field.type} for other rows"
-            f"{detail}: return one type for all batches, or continue with --resume and --on-error collect,"
-            " which makes the column text, or --schema, which sets its type"
+        return MisfitError(
+            f"{returned} as {field.type} for other rows{detail}",
+            field.name,
+            "return one type for all batches, or continue with --resume and --on-error collect, which makes"
+            " the column text, or --schema, which sets its type",
         )
     wanted = field.type
     is_time = pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted)
     lacks_zone = is_time and found.tz is None and wanted.tz is not None
-    remedy = "give the times a time zone, or declare timestamp_ntz"
-    return (
-        f"predict returned column {field.name!r} as {found}, but --schema declares {wanted}{detail}: "
-        + (remedy if lacks_zone else "return that type, or correct --schema")
-    )
+    remedy = "return that type, or correct --schema"
+    if lacks_zone:
+        remedy = "give the times a time zone, or declare timestamp_ntz"
+    return MisfitError(f"{returned} --schema declares {wanted}{detail}", field.name, remedy)
 
 
 def is_convertible(found: pa.DataType, wanted: pa.DataType) -> bool:
