@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.event_history import ChangedEvents
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
@@ -74,7 +75,7 @@ class _DriverLog:
 
     def events(self, start: int = 0) -> Sequence[ev.Event]:
         """Return as many events as the gang has, since views count them."""
-        return [_unprinted(event) for event in self._gang.events(start)]
+        return ChangedEvents(self._gang.events(start), _unprinted)
 
 
 def _unprinted(event: ev.Event) -> ev.Event:
