@@ -348,10 +348,10 @@ def settle(check: Callable[[], list[str]], within_s: float) -> list[str]:
     """Repeat ``check`` until it finds nothing or the time is up; return its last findings."""
     deadline = time.monotonic() + within_s
     found = check()
-    if found:
-        gc.collect()  # a socket in a reference cycle is rubbish, not a leak
     pause_s = _FIRST_POLL_S
     while found and time.monotonic() < deadline:
+        # A socket in a reference cycle is rubbish, not a leak, also if another thread has just let go of it.
+        gc.collect()
         time.sleep(pause_s)
         pause_s = min(_LAST_POLL_S, 1.5 * pause_s)
         found = check()
