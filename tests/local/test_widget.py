@@ -263,7 +263,7 @@ def test_what_a_saved_notebook_holds(kernel: Kernel, page: Page) -> None:
     assert [list(data) for data in shown] == [["text/html", "text/plain"]] * 2
     final = shown[1]["text/html"]
     assert final == page.picture()
-    assert "stopped by you" in shown[1]["text/plain"]
+    assert re.search(r"stopped after [\d.]+ s by you\n", shown[1]["text/plain"])
     assert "<script" not in final and "alert(1)" in final
     synced = {name for name in page.models[page.comm_id] if not name.startswith("_")}
     assert synced - {"layout", "tabbable", "tooltip"} == {
