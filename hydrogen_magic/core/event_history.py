@@ -13,7 +13,7 @@ from typing import overload
 from hydrogen_magic.core.events import Display, Event, Output
 
 _BLOCK = 1024
-"""Events that are packed together: a few milliseconds of work, and a tenth of their memory."""
+"""Events that are packed together: a few milliseconds of work, and less than a tenth of their memory."""
 _LEVEL = 1
 """Of zlib: higher ones take much longer for a little less memory."""
 _OF_EVENT = 300

@@ -373,7 +373,7 @@ def _content(sent: Any, digest: str) -> Any:
     return path
 
 
-class _Zip(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: ignore[misc]
+class _Zip(importlib.abc.SourceLoader):
     """Imports from a zip in memory: nothing is written to the executor's disk.
 
     Its bytecode is used if it is of this version of Python.
