@@ -868,6 +868,11 @@ class EndTask(TaskCommand):
 
 
 @dataclass(frozen=True)
+class FailureReceived(TaskCommand):
+    """The kernel has the report of a failed task; Spark may end its process."""
+
+
+@dataclass(frozen=True)
 class TaskProgress:
     """One attempt at one partition, so far."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.messages import TaskProgress, TaskStatus, decode
+from hydrogen_magic.core.messages import FailureReceived, TaskProgress, TaskStatus, decode
 from hydrogen_magic.driver.state.formatting import progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.inference.spark.progress import SparkProgress
@@ -230,13 +230,18 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_task_that_fails_says_so_before_its_process_ends(hub: Hub) -> None:
-    said: list[TaskStatus] = []
-    reporter = reporter_to(hub, lambda message: said.append(decode(message, TaskStatus)))
-    until(lambda: said)
+def test_the_process_of_a_failed_task_does_not_end_before_the_kernel_knows(hub: Hub) -> None:
+    said: list[TaskProgress] = []
+
+    def take(message: object) -> None:
+        said.extend(decode(message, TaskStatus).tasks)
+        if any(each.phase == "failed" for each in said):
+            hub.send(reporter.key, FailureReceived())
+
+    reporter = reporter_to(hub, take)
     with pytest.raises(ValueError, match="no good"), reporter.reporting(TaskCounter(task(3, 1))):
         raise ValueError("no good")
-    until(lambda: any(t.error == "no good" for news in said for t in news.tasks))
+    assert said[-1].error == "no good"
     on_loop(hub, lambda: hub.revoke_key(reporter.key))
     until(lambda: reporter.is_closed)
 

@@ -237,18 +237,12 @@ class TaskAgentGroup:
 
     async def _last_reports(self, job: asyncio.Future[Any]) -> None:
         """Wait for the last reports; after a failure, until workers have left their tasks."""
-        limit_s, error = max(_LAST_REPORT_S, 1.5 * self._interval_s), job.exception()
-        if error is not None:
+        limit_s = max(_LAST_REPORT_S, 1.5 * self._interval_s)
+        if job.exception() is not None:
             self._ends_tasks, limit_s = True, _END_S
         deadline = time.monotonic() + limit_s
-        while self._awaits_reports() or self._awaits_culprit(error):
-            if time.monotonic() >= deadline:
-                return
+        while self._awaits_reports() and time.monotonic() < deadline:
             await asyncio.sleep(_REPORT_S / 10)
-
-    def _awaits_culprit(self, error: BaseException | None) -> bool:
-        """Whether the report of the failed attempt may still come: Spark's own may be faster."""
-        return isinstance(error, InferError) and self._progress.culprit(str(error)) is None
 
     def _awaits_reports(self) -> bool:
         if self._run.n_rows is None:
@@ -335,6 +329,8 @@ class TaskAgentGroup:
         """Take the report of a worker; the answer goes to that worker."""
         status = msg.decode(message, msg.TaskStatus)
         self._progress.update(status, self._now_s())
+        if any(task.phase == "failed" for task in status.tasks):
+            hub().send(self._key, msg.FailureReceived())
         if self._ends_tasks:
             hub().send(self._key, msg.EndTask())
         elif status.worker in self._asked_stacks:

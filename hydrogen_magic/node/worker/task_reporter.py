@@ -29,8 +29,8 @@ _CONNECT_S = 3.0
 _GRACE_S = 0.4
 """How long ``predict`` may handle the KeyboardInterrupt that ends it."""
 _POLL_S = 0.02
-_LAST_REPORT_S = 0.3
-"""How long a failed task waits for its last report: Spark ends its process at once."""
+_LAST_REPORT_S = 3.0
+"""How long a failed task waits until the kernel has its last report: Spark ends its process at once."""
 _MAX_ERROR_CHARACTERS = 4000
 
 
@@ -46,8 +46,8 @@ class TaskReporter:
         self._task: TaskCounter | None = None
         self._ended: list[TaskCounter] = []
         self._stacks = ""
-        self._is_sent = threading.Event()
-        """Set while there is nothing to report."""
+        self._is_received = threading.Event()
+        """Set when the kernel has the report of the last failure, or will not get it."""
         self._wake: Callable[[], object] = lambda: None
         host, pid = socket.gethostname(), os.getpid()
         device = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
@@ -77,11 +77,11 @@ class TaskReporter:
             self._task = None
             if not self.is_closed:
                 self._ended.append(task)
-                self._is_sent.clear()
+                self._is_received.clear()
         if phase == "failed":
             with suppress(RuntimeError):  # the loop has just ended
                 self._wake()
-            self._is_sent.wait(_LAST_REPORT_S)
+            self._is_received.wait(_LAST_REPORT_S)
 
     # ── the thread ──
 
@@ -91,7 +91,7 @@ class TaskReporter:
         with self._lock:
             self.is_closed = True
             self._ended.clear()
-            self._is_sent.set()
+            self._is_received.set()
             self._wake = lambda: None
 
     async def _connect(self) -> None:
@@ -108,23 +108,32 @@ class TaskReporter:
     async def _report(self, link: AgentLink) -> None:
         """Report at intervals; the kernel may answer each report with a command."""
         lost = asyncio.ensure_future(link.lost())
-        command = asyncio.ensure_future(link.receive())
+        commands = asyncio.ensure_future(self._follow_commands(link))
         failed, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(failed.set)
         try:
-            while not lost.done():
+            while not (lost.done() or commands.done()):
                 self._send(link)
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(failed.wait(), self._report_to["interval_s"])
                 failed.clear()
-                if command.done():
-                    message, _ = command.result()
-                    if not await self._handle(msg.decode(message, msg.TaskCommand), link):
-                        return
-                    command = asyncio.ensure_future(link.receive())
         finally:
             lost.cancel()
-            command.cancel()
+            commands.cancel()
+
+    async def _follow_commands(self, link: AgentLink) -> None:
+        """Execute the kernel's commands; return when it wants no more reports."""
+        while True:
+            message, _ = await link.receive()
+            command = msg.decode(message, msg.TaskCommand)
+            if isinstance(command, msg.EndTask):
+                await self._end_task(link)
+            elif isinstance(command, msg.FailureReceived):
+                self._is_received.set()
+            elif isinstance(command, msg.ReportStacks):
+                self._stacks = _stacks()
+            elif isinstance(command, msg.Quit):
+                return
 
     def _send(self, link: AgentLink) -> None:
         with self._lock:
@@ -135,15 +144,6 @@ class TaskReporter:
             progress = tuple(task.progress for task in tasks)
             status = replace(self._status, tasks=progress, stacks=stacks)
         link.send(status)
-        self._is_sent.set()
-
-    async def _handle(self, command: msg.TaskCommand, link: AgentLink) -> bool:
-        """Execute ``command``; return False if the kernel wants no more reports."""
-        if isinstance(command, msg.EndTask):
-            await self._end_task(link)
-        elif isinstance(command, msg.ReportStacks):
-            self._stacks = _stacks()
-        return not isinstance(command, msg.Quit)
 
     async def _end_task(self, link: AgentLink) -> None:
         """End the task, which Spark has cancelled: by KeyboardInterrupt, else with the process."""
