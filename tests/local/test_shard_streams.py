@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
+import threading
+import time
 from collections import Counter
 from datetime import datetime
 from itertools import pairwise
@@ -285,6 +287,17 @@ def test_a_reader_is_one_item_ahead() -> None:
     assert next(found) == 0
     found.close()  # waits for its thread
     assert made == [0, 1]
+
+
+def test_an_iteration_that_goes_no_further_has_no_thread(parquet: Path) -> None:
+    before = set(threading.enumerate())
+    tables = iter(hm.shard(parquet, batch_size=4))
+    next(tables)
+    deadline = time.monotonic() + 30
+    while set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    tables.close()
 
 
 # ── kinds of batches ─────────────────────────────────────────────────────────────────────────────

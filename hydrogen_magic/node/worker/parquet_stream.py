@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
@@ -265,12 +265,25 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items, each of them made by a thread while the one before is used."""
-    with ThreadPoolExecutor(1, "hydrogen_magic-read") as reader:
-        coming = reader.submit(next, items, None)
+    """Yield the items, each of them made by a thread while the one before is used.
+
+    Each thread makes one item: TensorFlow may keep an iterator whose loop has ended for a long time.
+    """
+    coming = _made_by_thread(items)
+    try:
         while (item := coming.result()) is not None:
-            coming = reader.submit(next, items, None)
+            coming = _made_by_thread(items)
             yield item
+    finally:
+        futures.wait([coming])
+
+
+def _made_by_thread(items: Iterator[T]) -> futures.Future[T | None]:
+    reader = futures.ThreadPoolExecutor(1, "hydrogen_magic-read")
+    try:
+        return reader.submit(next, items, None)
+    finally:
+        reader.shutdown(wait=False)
 
 
 def _in_batches(blocks: Iterator[tuple[int, Any]], size: int) -> Iterator[Any]:
