@@ -43,9 +43,14 @@ OWNER_SOCKET = "owner.sock"
 UNSEEN = "unseen"
 """File of a gang that outlived its kernel and ended while no kernel was attached."""
 
+RESULTS = "results-"
+"""Beginning of the names of files with results that no kernel has got, before the rank."""
+
 _EVENTS = "events.jsonl"
 _KEEP_RUNS = 50
 """Weeks of work for one person; most records are well below a megabyte."""
+_KEEP_BYTES = 10 * 10**9
+"""Events and output of many ranks that log for days take gigabytes."""
 
 _OTHER_MACHINE_S = 60.0
 """Health is recorded about once a second: after this silence, a run on another machine seems over."""
@@ -442,16 +447,32 @@ def is_over(found: Summary) -> bool:
     return found.ended is not None or _is_abandoned(found)
 
 
-def prune(keep: int = _KEEP_RUNS) -> None:
+def prune(keep: int = _KEEP_RUNS, keep_bytes: int = _KEEP_BYTES) -> None:
     """Delete all finished runs except those that ended last, ``keep`` of them, and unseen ones.
 
-    A gang that outlived its kernel may have run for days, while dozens of short ones began and ended.
+    When the files of these have more than ``keep_bytes``, the oldest of them are deleted, too, but for the
+    newest run and runs with results or finished rows. A gang that outlived its kernel may have run for
+    days, while dozens of short ones began and ended.
     """
     over = [found for found in recent() if is_over(found)]
     over.sort(key=lambda found: found.last_wall_time, reverse=True)
-    for gang_id in [found.gang for found in over[keep:]]:
-        if not is_unseen(gang_id):
+    n_bytes = 0
+    for place, gang_id in enumerate(found.gang for found in over):
+        files = _files(gang_id)
+        n_bytes += sum(files.values())
+        has_data = kept_dir(gang_id).is_dir() or any(name.startswith(RESULTS) for name in files)
+        is_too_much = n_bytes > keep_bytes and place > 0 and not has_data
+        if (place >= keep or is_too_much) and not is_unseen(gang_id):
             delete(gang_id)
+
+
+def _files(gang_id: str) -> dict[str, int]:
+    """Return the number of bytes of each file of a run, but for finished rows."""
+    try:
+        entries = list(os.scandir(run_dir(gang_id)))
+        return {each.name: each.stat(follow_symlinks=False).st_size for each in entries}
+    except OSError:  # another kernel deletes it
+        return {}
 
 
 def delete(gang_id: str) -> None:

@@ -271,6 +271,18 @@ def test_runs_that_ended_last_are_kept_and_unseen_ones() -> None:
     assert sorted(run_log.recent_ids()) == ["long", "short2"]
 
 
+def test_records_of_runs_that_logged_for_days_do_not_fill_the_disk() -> None:
+    for number in range(5):
+        folder = write(f"g{number}", launched(f"g{number}", wall_time=100.0 + number), ENDED)
+        (folder / "rank-0.log").write_bytes(bytes(1000))
+    (run_log.run_dir("g0") / "results-0").touch()
+    run_log.kept_dir("g1").mkdir()
+    run_log.prune(keep_bytes=2999)
+    assert sorted(run_log.recent_ids()) == ["g0", "g1", "g3", "g4"]
+    run_log.prune(keep_bytes=1)
+    assert sorted(run_log.recent_ids()) == ["g0", "g1", "g4"]
+
+
 def test_ids_cannot_lead_out_of_the_directory() -> None:
     for name in ("../g1", "", ".", "a/b", "g1\n"):
         with pytest.raises(HydrogenError, match="id of a run"):

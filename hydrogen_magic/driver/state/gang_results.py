@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core import run_log
 from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import payload, result_stream
@@ -299,7 +300,7 @@ class GangResults:
 
 def saved_path(folder: Path, rank: int) -> Path:
     """Return the file of a run log with the results of ``rank``."""
-    return folder / f"results-{rank}"
+    return folder / f"{run_log.RESULTS}{rank}"
 
 
 def load_saved(folder: Path, rank: int) -> RankResults:
