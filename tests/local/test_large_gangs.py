@@ -127,7 +127,7 @@ def run(simulation: Simulation, np: int) -> Traffic:
     # By the time of ranks: a kernel that cannot keep up gets the same steps, later, and works as much.
     assert (time.process_time() - first_s) / TRAINING_S < 1.0, "of one core"
     gang.stop()
-    assert ended(gang).state == "STOPPED"
+    assert ended(gang, 150).state == "STOPPED"
     check_log(gang, np)
     spent_bytes = simulation.module._memory_bytes() - began_bytes
     assert spent_bytes < 30e6 + EVENT_BYTES * len(gang.events())
