@@ -23,7 +23,8 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 
@@ -101,6 +102,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             typing.ParamSpecArgs: _reduce_part,
             typing.ParamSpecKwargs: _reduce_part,
             memoryview: library_objects.reduce_memoryview,
+            types.MappingProxyType: library_objects.reduce_mapping_proxy,
+            **dict.fromkeys(weakref.ProxyTypes, library_objects.reduce_weak_proxy),
             library_objects.SharedRefs: self._reduce_shared_refs,
             **library_objects.OF_CONSTANTS,
         }
@@ -189,6 +192,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if func.__globals__ is functools.__dict__ and hasattr(func, "registry"):
             return _reduce_single_dispatch(func)
+        if _is_of_class_method(func):
+            return resolve, (func.__module__, f"{func.__qualname__}.__func__")
         home = self._home_of(func)
         for cell in func.__closure__ or ():
             self._bare_cells[id(cell)] = cell
@@ -289,6 +294,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             head[3] = {name: member.value for name, member in cls.__members__.items()}
             for name in head[3]:
                 state[0].pop(name, None)
+            track = cloudpickle.cloudpickle._lookup_class_or_track
+            make, head = reducers.make_enum, [track, type(cls), *head]
         state = _own_attributes(cls, state[0]), state[1]
         if self.tracks_classes:
             reducers.complete_classes.add(cls)
@@ -427,6 +434,18 @@ def own_globals(func: types.FunctionType) -> dict[str, Any]:
     return {name: func.__globals__[name] for name in names}
 
 
+def _is_of_class_method(func: types.FunctionType) -> bool:
+    """Whether ``func`` is the function of a class method of a library.
+
+    A class may contain that of another one: generic named tuples have the one of ``typing.Generic``.
+    """
+    if is_main(func) or "." not in func.__qualname__ or func.__module__ not in sys.modules:
+        return False
+    with suppress(AttributeError):
+        return getattr(resolve(func.__module__, func.__qualname__), "__func__", None) is func
+    return False
+
+
 def _is_empty(cell: types.CellType) -> bool:
     try:
         cell.cell_contents  # noqa: B018  # asking is the only way to know
@@ -501,10 +520,19 @@ def _reduce_cached_property(obj: Any) -> Any:
 _CachedFunction = type(functools.lru_cache(len))
 
 
+_SET_BY_CACHE = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters"}
+_SET_BY_DISPATCH = {"__wrapped__", "_clear_cache", "dispatch", "register", "registry"}
+
+
 def _reduce_cached_function(obj: Any) -> Any:
     if not is_main(obj):
         return NotImplemented
-    return reducers.restore_cached_function, (obj.__wrapped__, obj.cache_parameters())
+    args = obj.__wrapped__, obj.cache_parameters()
+    return reducers.restore_cached_function, args, _attributes_except(obj, _SET_BY_CACHE)
+
+
+def _attributes_except(obj: Any, names: Set[str]) -> dict[str, Any] | None:
+    return {name: value for name, value in vars(obj).items() if name not in names} or None
 
 
 def _reduce_single_dispatch(func: Any) -> Any:
@@ -513,7 +541,7 @@ def _reduce_single_dispatch(func: Any) -> Any:
     return (
         functools.singledispatch,
         (registry[object],),
-        registry,
+        (registry, _attributes_except(func, _SET_BY_DISPATCH)),
         None,
         None,
         reducers.restore_registry,

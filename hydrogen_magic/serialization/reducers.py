@@ -129,6 +129,24 @@ def _made_by_library(
     return cls
 
 
+def make_enum(
+    track: Callable[..., type], kind: Any, bases: tuple[type, ...], name: str, *rest: Any
+) -> type:
+    """Make an enum of metaclass ``kind`` with its members; cloudpickle uses the metaclass of its base.
+
+    Code of the notebook's metaclasses does not run again. ``track``: cloudpickle's function by which a class
+    that is read twice is the same class.
+    """
+    qualname, members, module, tracker, _ = rest
+    library: Any = next(base for base in kind.__mro__ if base.__module__ != "__main__")
+    body = library.__prepare__(name, bases)
+    for member, value in members.items():
+        body[member] = value
+    cls = library.__new__(kind, name, bases, body)
+    cls.__module__, cls.__qualname__ = module, qualname
+    return track(tracker, cls)
+
+
 class _Quiet:
     """A first base class that prevents the hooks of the other bases from running."""
 
@@ -216,10 +234,12 @@ def restore_cached_function(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def restore_registry(function: Any, registry: dict[type, Any]) -> None:
-    """Register the other implementations of a function of ``functools.singledispatch``."""
+def restore_registry(function: Any, state: tuple[dict[type, Any], dict[str, Any] | None]) -> None:
+    """Give a function of ``functools.singledispatch`` its other implementations and attributes."""
+    registry, attributes = state
     for kind, implementation in registry.items():
         function.register(kind, implementation)
+    vars(function).update(attributes or {})
 
 
 def restore_object(cls: type, *args: Any) -> Any:
@@ -240,6 +260,16 @@ def restore_immutable(base: type, cls: type, *args: Any) -> Any:
 
 def restore_same(obj: Any) -> Any:
     return obj
+
+
+_referents: list[Any] = []
+"""Objects of weak proxies: in the writer's process, something that is perhaps not sent kept them alive."""
+
+
+def restore_weak_proxy(obj: Any) -> Any:
+    """Make a weak proxy for an object, which stays alive."""
+    _referents.append(obj)
+    return weakref.proxy(obj)
 
 
 def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:

@@ -268,6 +268,76 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "import numpy as np\ntype(x) is np.recarray, x.age.sum(), x[0].age",
         (True, 0, 0),
     ),
+    """
+    import enum
+    class Meta(enum.EnumMeta):
+        made = []
+        def __new__(meta, name, *args, **options):
+            Meta.made.append(name)
+            return super().__new__(meta, name, *args, **options)
+        def __contains__(cls, value): return any(value == one.value for one in cls)
+        def __call__(cls, value, *args): return super().__call__(value.lower(), *args)
+    class Base(enum.Enum, metaclass=Meta):
+        def shown(self): return self.name
+    class x(Base): RED = "red"; CRIMSON = RED
+    """: (
+        "'red' in x, x('RED') is x.RED is x.CRIMSON, x.RED.shown(), type(Base) is Meta, Meta.made",
+        (True, True, "RED", True, ["Base", "x"]),
+    ),
+    """
+    import typing
+    T = typing.TypeVar("T")
+    class Pair(typing.NamedTuple, typing.Generic[T]):
+        first: T
+        second: T
+    x = Pair[int](1, 2)
+    """: ("x.first, Pair[str]('a', 'b'), Pair[int] == Pair[int]", (1, ("a", "b"), True)),
+    """
+    import functools
+    def make():
+        @functools.cache
+        def count(n): return n and count(n - 1) + 1
+        @functools.singledispatch
+        def shown(n): return [shown("")] if n else "any"
+        @shown.register
+        def _(n: int): return "int", shown(None)
+        count.tag = shown.tag = 3
+        return count, shown
+    x, y = make()
+    """: ("x(3), x.tag, y(1), y([1]), y.tag", (3, 3, ("int", "any"), ["any"], 3)),
+    """
+    import weakref
+    class Node:
+        def __init__(self, parent=None):
+            self.value, self.children, self.parent = 1, [], parent and weakref.proxy(parent)
+        def __call__(self): return self.value
+    root = Node(); root.children.append(Node(root)); x = root.children[0]
+    def of_another(node): return weakref.proxy(node), node
+    y, kept = of_another(Node())
+    """: (
+        "root.value = 5\nx.parent.value, x.parent(), y.value, type(y).__name__",
+        (5, 5, 1, "CallableProxyType"),
+    ),
+    """
+    import types
+    class Config:
+        def __init__(self): self.items = {}; self.shown = types.MappingProxyType(self.items)
+    x = Config(); x.items["me"] = x.shown
+    """: ("x.items['lr'] = 1\nx.shown['lr'], x.shown['me'] is x.shown", (1, True)),
+    """
+    import numpy as np
+    class Length(np.ndarray):
+        def __new__(cls, values, unit):
+            self = np.asarray(values).view(cls)
+            self.unit = unit
+            return self
+        def __array_finalize__(self, other): self.unit = getattr(other, "unit", None)
+    x = [Length([1, 2], "km"), Length([[1, 2], [3, 4]], "m")[:, 1], np.ma.array([1, 2], mask=[0, 1])]
+    """: (
+        "(x[0] * 2).unit, x[1].unit, x[1].tolist(), type(x[1]) is Length, x[2].sum(), x[2].fill_value,"
+        " __import__('numpy').ma.array([1]).mask is __import__('numpy').ma.nomask",
+        ("km", "m", [2, 4], True, 1, 999999, True),
+    ),
     "x = open('/dev/null')\nx.close()": ("x.closed, x.name, x.mode", (True, "/dev/null", "r")),
     """
     import polars
@@ -416,6 +486,16 @@ SHARED: dict[str, tuple[str, str, Any]] = {
         "x[:] = 1\na['q'].sum(), y['q'].sum(), y.flags.writeable, a.flags.writeable",
         (9, 3, False, True),
     ),
+    "a matrix and a masked array": (
+        "a = np.arange(4.0).reshape(2, 2); x = np.ma.array(a, copy=False, mask=a > 2); m = np.asmatrix(a)",
+        "x[0] = 9\na.tolist(), m.tolist(), x.sum()",
+        ([[9, 9], [2, 3]], [[9, 9], [2, 3]], 20),
+    ),
+    "records": (
+        "a = np.zeros(3, [('p', int), ('q', float)]); x = a.view(np.recarray); y = x.q",
+        "x.p[0] = 9; y[1] = 5\na.tolist(), type(x).__name__",
+        ([(9, 0), (0, 5), (0, 0)], "recarray"),
+    ),
     "torch.from_numpy": (
         "a = np.zeros(5000); x = torch.from_numpy(a)[:10]",
         "x[:] = 1\na.sum()",
@@ -497,6 +577,12 @@ def test_only_the_part_in_use_is_sent(notebook: Notebook, made: str) -> None:
     captured = notebook.capture(PARTS[made])
     assert captured.payload.nbytes < 30_000
     assert inline(captured)
+
+
+def test_a_weak_proxy_of_an_object_that_is_gone_is_refused(notebook: Notebook) -> None:
+    notebook.cell("import weakref\nclass C: pass\nc = C(); x = [weakref.proxy(c)]; del c")
+    with pytest.raises(CaptureError, match=r"`x\[0\]` .* object that is gone; delete it"):
+        notebook.capture("x")
 
 
 def test_overlapping_views_are_sent_once(notebook: Notebook) -> None:
