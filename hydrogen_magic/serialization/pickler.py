@@ -34,9 +34,9 @@ from hydrogen_magic.serialization import library_objects, reducers
 from hydrogen_magic.serialization.code_names import global_names
 from hydrogen_magic.serialization.instances import (
     find_on_type,
-    is_made_by_own_new,
+    is_made_by_library,
+    reduce_by_library,
     reduce_by_value,
-    reduce_immutable,
     reduce_instance,
 )
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
@@ -160,8 +160,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         handler = self.handlers.get(kind, _UNKNOWN)
         if handler is _UNKNOWN:  # the first object of its class
             own = self._reduce_named if self.says_how_to_pickle(kind) else None
-            if is_main(kind) and is_made_by_own_new(kind):
-                own = reduce_immutable
+            if is_main(kind) and is_made_by_library(kind):
+                own = reduce_by_library
             handler = self.handlers[kind] = self.handler_of(kind) or own
         if handler is not None:
             return handler(obj)

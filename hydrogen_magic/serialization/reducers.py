@@ -253,9 +253,12 @@ def restore_object(cls: type, *args: Any) -> Any:
         return next(base for base in (dict, list, object) if issubclass(cls, base)).__new__(cls)
 
 
-def restore_immutable(base: type, cls: type, *args: Any) -> Any:
-    """Make an instance of ``cls`` from its contents, by the ``__new__`` of a builtin type."""
-    return base.__new__(cls, *args)
+def restore_by_library(is_called: bool, library: Any, cls: type, *args: Any) -> Any:
+    """Make an instance of ``cls`` by its base class. ``is_called``: pickle would call the class itself."""
+    obj = library.__new__(cls, *args)
+    if is_called and library.__init__ is not object.__init__:
+        library.__init__(obj, *args)
+    return obj
 
 
 def restore_same(obj: Any) -> Any:

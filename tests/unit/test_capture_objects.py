@@ -319,6 +319,47 @@ CHANGED: dict[str, tuple[str, Any]] = {
         (5, 5, 1, "CallableProxyType"),
     ),
     """
+    class Both(dict):
+        def __init__(self): self.keys_of = {}
+        def __setitem__(self, key, value):
+            self.keys_of[value] = key
+            super().__setitem__(key, [value])
+    class Doubling(list):
+        def append(self, item): super().append(item * 2)
+        def extend(self, items): [self.append(item) for item in items]
+    x = Both(); x["a"] = 1; y = Doubling(); y.append(2); y.me = y
+    """: ("x, x.keys_of, y, y.me is y", ({"a": [1]}, {1: "a"}, [4], True)),
+    """
+    import collections, datetime, decimal, fractions, pathlib, random
+    class Day(datetime.date):
+        __slots__ = ("name",)
+        def __new__(cls, name):
+            self = super().__new__(cls, 2024, 1, 2)
+            self.name = name
+            return self
+    class Price(decimal.Decimal):
+        def __new__(cls, value, unit):
+            self = super().__new__(cls, value)
+            self.unit = unit
+            return self
+    class Draws(random.Random):
+        def __init__(self, name):
+            super().__init__(3)
+            self.name = name
+    class Logged(collections.OrderedDict):
+        def __init__(self, log): self.log = log
+        def __setitem__(self, key, value): self.log.append(key); super().__setitem__(key, value)
+    class Several(set):
+        def __init__(self, *items): super().__init__(items)
+    class Folder(type(pathlib.Path())): pass
+    x = [Day("new"), Price("1.5", "EUR"), Logged([]), Several(1, 2), Draws("d"), Folder("a")]
+    x[2]["k"] = x; x[5].tag = hash(x[5]) and 4
+    """: (
+        "x[0].name, x[0].day, x[1] * 2, x[1].unit, x[2].log, x[2]['k'] is x, x[3] == {1, 2}, x[4].name,"
+        " round(x[4].random(), 3), x[5].tag, {x[5]: 1}[pathlib.Path('a')], type(x[5]) is Folder",
+        ("new", 2, 3, "EUR", ["k"], True, True, "d", 0.238, 4, 1, True),
+    ),
+    """
     import types
     class Config:
         def __init__(self): self.items = {}; self.shown = types.MappingProxyType(self.items)
