@@ -6,7 +6,7 @@ In addition to cloudpickle, this pickler
 - keeps the file names of functions, so that tracebacks show the notebook's lines;
 - keeps the variables that several closures share (``nonlocal``) shared;
 - gives functions defined inside an importable module that module's own globals, not a copy of them;
-- lets lazily loading modules travel by name;
+- lets lazily loading modules travel by name, and functions of a module that is sent by value use its globals;
 - keeps the qualified names of nested classes, so that plain ``pickle`` finds them;
 - sends globals of ``__main__`` by value that are neither functions nor classes, such as a ``ParamSpec``.
 
@@ -89,6 +89,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._storages: dict[int, Any] = {}
         self._rebuild_tensor: Any = None
         self._not_modules: set[str] = set()
+        self._modules: dict[int, types.ModuleType] = {}
+        """Modules that are sent by value, by the ``id`` of their attribute dictionaries."""
         self._bare_cells: dict[int, types.CellType] = {}
         self._filled_cells: set[int] = set()
         self._section: tuple[list[Any], dict[int, types.CellType], set[int]] = ([], {}, set())
@@ -119,6 +121,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
         """Return the globals of ``__main__`` that must be sent with ``function``."""
         return {}
+
+    def module_over(self, names: dict[str, Any]) -> types.ModuleType | None:
+        """Return the module, sent by value, with these global names."""
+        return self._modules.get(id(names))
 
     def companions(self, cls: type) -> dict[str, Any]:
         """Return other names that the reader's ``__main__`` needs to look up ``cls`` by name."""
@@ -197,7 +203,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         home = self._home_of(func)
         for cell in func.__closure__ or ():
             self._bare_cells[id(cell)] = cell
-        if home is None:
+        module = self.module_over(func.__globals__) if home is None else home
+        if module is None:
             # cloudpickle gives each function variables of its own.
             make, args, (attributes, slots), _, _, set_state = super()._dynamic_function_reduce(
                 func
@@ -206,7 +213,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             copied = set_state, (attributes, slots), self._cell_contents(func)
             args = *args[:-1], func.__closure__
             return make, args, copied, None, None, reducers.restore_copied_function
-        args = (func.__code__, home, func.__closure__, self.binding(func, func.__qualname__))
+        args = (func.__code__, module, func.__closure__, self.binding(func, func.__qualname__))
         state = {
             "attributes": dict(func.__dict__),
             "slots": self._function_slots(func),
@@ -312,11 +319,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        # Bypass the module's own __getattribute__, which would load a lazy module.
-        name = object.__getattribute__(module, "__dict__").get("__name__")
-        if isinstance(name, str) and name in sys.modules:
+        if (name := importable_name(module)) is not None:
             return importlib.import_module, (name,)
-        return NotImplemented
+        attributes = object.__getattribute__(module, "__dict__")
+        self._modules[id(attributes)] = module
+        state = {name: value for name, value in attributes.items() if name != "__builtins__"}
+        make = reducers.restore_module, (str(attributes.get("__name__")),)
+        return (*make, state, None, None, reducers.restore_module_state)
 
     def _reduce_shared_refs(self, shared: library_objects.SharedRefs) -> Any:
         refs = shared.refs if self.tracks_sharing else None
@@ -392,6 +401,20 @@ def is_main(obj: Any) -> bool:
     return getattr(obj, "__module__", None) == "__main__"
 
 
+def importable_name(module: types.ModuleType) -> str | None:
+    """Return the name under which a module can be imported, None if that gives another file, or nothing.
+
+    Does not access the module itself: a lazy one would load.
+    """
+    attributes = object.__getattribute__(module, "__dict__")
+    name = attributes.get("__name__")
+    if not isinstance(name, str) or name not in sys.modules:
+        return None
+    found = sys.modules[name]
+    is_same = found is module or _names_of(name).get("__file__") == attributes.get("__file__")
+    return name if is_same else None
+
+
 def exported_as(cls: type) -> tuple[str, str] | None:
     """Return the module and name that a library has a class by, if not those that the class itself gives.
 
@@ -441,7 +464,7 @@ def _is_of_class_method(func: types.FunctionType) -> bool:
     """
     if is_main(func) or "." not in func.__qualname__ or func.__module__ not in sys.modules:
         return False
-    with suppress(AttributeError):
+    with suppress(AttributeError, ImportError):
         return getattr(resolve(func.__module__, func.__qualname__), "__func__", None) is func
     return False
 

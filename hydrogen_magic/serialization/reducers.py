@@ -6,6 +6,7 @@ functions by name.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
 import os
@@ -52,11 +53,29 @@ def restore_code(args: tuple[Any, ...], filename: str) -> types.CodeType:
     return types.CodeType(*args).replace(co_filename=filename)
 
 
+def restore_module(name: str) -> types.ModuleType:
+    """Make a module that cannot be imported."""
+    module = types.ModuleType(name)
+    vars(module)["__builtins__"] = builtins
+    return module
+
+
+def restore_module_state(module: types.ModuleType, attributes: dict[str, Any]) -> None:
+    """Set the attributes of a module."""
+    vars(module).update(attributes)
+
+
 def restore_function(
-    code: types.CodeType, home: str, closure: tuple[types.CellType, ...] | None, binding: Binding
+    code: types.CodeType,
+    home: str | types.ModuleType,
+    closure: tuple[types.CellType, ...] | None,
+    binding: Binding,
 ) -> types.FunctionType:
     """Make a function over the globals of module ``home``."""
-    module = sys.modules["__main__"] if home == "__main__" else importlib.import_module(home)
+    if isinstance(home, types.ModuleType):
+        module = home
+    else:
+        module = sys.modules["__main__"] if home == "__main__" else importlib.import_module(home)
     func = types.FunctionType(code, module.__dict__, code.co_name, None, closure)
     _bind(func, binding)
     return func

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hydrogen_magic.errors import CaptureError
-from tests.capture_rig import Notebook, inline
+from tests.capture_rig import Notebook, inline, write
 
 # ── functions with globals of their own ──────────────────────────────────────────────────────────
 
@@ -59,6 +60,34 @@ def test_functions_made_by_exec_share_their_own_globals(notebook: Notebook) -> N
         f, g = names["f"], names["g"]
     """)
     assert inline(notebook.capture("f(), g(), f(), k")) == (5, 6, 6, 1)
+
+
+def test_modules_that_cannot_be_imported(notebook: Notebook, tmp_path: Path) -> None:
+    """Such as one of a file that another module has the name of; its functions use its variables."""
+    code = (
+        "LR = {}\nclass Net:\n    def rate(self): return LR\ndef rates(): return LR, Net().rate()\n"
+    )
+    write(tmp_path, {"rates.py": code.format(1), "old/rates.py": code.format(2)})
+    notebook.cell(f"""
+        import importlib.util, sys, types
+        sys.path.insert(0, {str(tmp_path)!r})
+        import rates as new
+        spec = importlib.util.spec_from_file_location("rates", {str(tmp_path / "old" / "rates.py")!r})
+        old = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(old)
+        a_call, net = old.rates, old.Net()
+        made = types.ModuleType("made")
+        exec("k = 1\\ndef get(): return k", made.__dict__)
+    """)
+    before = notebook.capture(
+        "old.rates(), new.rates(), a_call(), net.rate(), type(net) is old.Net"
+    )
+    assert inline(before) == ((2, 2), (1, 1), (2, 2), 2, True)
+    after = notebook.capture(
+        "old.LR = 5; made.k = 3\nold.rates(), a_call(), net.rate(), made.get()"
+    )
+    assert inline(after) == ((5, 5), (5, 5), 5, 3)
+    assert notebook.names["old"].LR == 2
 
 
 # ── objects that answer every attribute ──────────────────────────────────────────────────────────
