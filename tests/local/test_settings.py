@@ -69,6 +69,12 @@ loud.propagate = False
 loud.addHandler(logging.StreamHandler(sys.stdout))
 loud.handlers[0].setFormatter(Shout())
 logging.getLogger("quiet").setLevel("ERROR")
+class Redact(logging.Filter):
+    def filter(self, record): return "secret" not in record.getMessage()
+loud.addFilter(Redact())
+logging.getLogger("torch").addFilter(lambda record: "hidden" not in record.getMessage())
+logging.root.handlers[0].addFilter(logging.Filter("root"))
+logging.addLevelName(25, "NOTE")
 warnings.filterwarnings("ignore", category=UserWarning)
 warnings.filterwarnings("error", message="fatal")
 decimal.getcontext().prec = 5
@@ -76,6 +82,9 @@ sys.setrecursionlimit(1234)
 """
 
 USE = """
+loud.info("a secret"); logging.getLogger("torch").warning("hidden")
+logging.getLogger("other").error("hidden")
+print(logging.getLevelName(25), logging.getLevelName("NOTE"))
 logging.info("seen"); loud.info("seen"); logging.getLogger("quiet").warning("hidden")
 warnings.warn("hidden")
 try:
@@ -107,7 +116,8 @@ pd.reset_option("display")
 sklearn.set_config(transform_output="default", working_memory=1024)
 plt.rcdefaults()
 logging.basicConfig(level="WARNING", force=True, handlers=handlers)
-loud.handlers.clear()
+loud.handlers.clear(); loud.filters.clear(); logging.getLogger("torch").filters.clear()
+logging._nameToLevel.pop(logging._levelToName.pop(25))
 loud.propagate = True
 logging.getLogger("quiet").setLevel("NOTSET")
 decimal.getcontext().prec = 28
@@ -140,7 +150,11 @@ def test_libraries_have_the_notebooks_settings(
         "torch: default dtype",
         "scale",
     } <= digests.keys() and "pandas: display.max_rows" not in digests
-    assert "root: seen\nSEEN\nfatal\n" in expected and "<1.5>" in expected and "2.5" in expected
+    assert (
+        "NOTE 25\nroot: seen\nSEEN\nfatal\n" in expected
+        and "<1.5>" in expected
+        and "2.5" in expected
+    )
     assert "DataFrame 512" in expected
     named = {item.name: item.why for item in captured.inventory if item.kind == "setting"}
     assert {"torch", "numpy", "pandas", "sklearn", "matplotlib", "logging"} <= named.keys()
@@ -170,7 +184,9 @@ def test_a_session_undoes_what_its_cells_no_longer_bring(
     context, refused = decimal.getcontext(), list[str]()
     sent = [
         Setting("decimal", "decimal", "precision", 5),
-        Setting("logging", "logging", "of_a_rank", (10, True, False, [("stdout", 0, None)])),
+        Setting(
+            "logging", "logging", "of_a_rank", (10, True, False, [("stdout", 0, None, [])], [])
+        ),
         Setting("warnings", "warnings", "error UserWarning", ("error", "x", UserWarning, "", 0)),
         Setting("attribute", "mylib_of_later", "RATE", 1),
     ]
@@ -339,7 +355,7 @@ def test_settings_of_a_spark_task_are_undone_at_its_end() -> None:
         Setting("torch", "torch", "grad mode", False),
         Setting("numpy", "numpy", "seterr(divide)", "raise"),
         Setting("sklearn", "sklearn", "transform_output", "pandas"),
-        Setting("logging", "logging", "root", (10, True, False, [("stdout", 0, None)])),
+        Setting("logging", "logging", "root", (10, True, False, [("stdout", 0, None, [])], [])),
         Setting("warnings", "warnings", "", ("error", "x", ("builtins", "UserWarning"), "", 0)),
         Setting("attribute", "string", "added", 1),
         Setting("attribute", "string", "digits", "x"),
