@@ -192,7 +192,12 @@ class CapturePickler(Pickler):
 
     def _reduce_class(self, cls: type, reduced: Any) -> Any:
         module, name = cls.__module__, cls.__qualname__
-        if not is_main(cls) and self._is_local(module) and _is_reloaded(cls):
+        if (
+            isinstance(module, str)
+            and not is_main(cls)
+            and self._is_local(module)
+            and _is_reloaded(cls)
+        ):
             # The kernel has reloaded the module since: ranks use its current state anyway.
             self.modules.add(module)
             return resolve, (module, name)

@@ -127,7 +127,7 @@ class ModuleChanges:
                     value: Any = functools.reduce(_part, path, sys.modules[home])
                 except Exception:  # deleted since, or never executed; properties may raise anything
                     continue
-                if type(value).__module__.partition(".")[0] in _OF_PROVIDERS:
+                if str(type(value).__module__).partition(".")[0] in _OF_PROVIDERS:
                     continue
                 if change.is_inside and not _is_container(value):
                     value = _UNSENT

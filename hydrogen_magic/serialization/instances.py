@@ -108,7 +108,7 @@ def is_made_by_library(kind: type) -> bool:
     The class may take other arguments: ``T(1, 2)`` becomes ``T((1, 2))``. Pickle also leaves out attributes.
     """
     library = _library_of(kind)
-    is_pythons = library.__module__.partition(".")[0] in sys.stdlib_module_names
+    is_pythons = str(library.__module__).partition(".")[0] in sys.stdlib_module_names
     if not is_pythons or issubclass(kind, enum.Enum) or kind in copyreg.dispatch_table:
         return False
     hooks = (*_HOOKS, "__getstate__")

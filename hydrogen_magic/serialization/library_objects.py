@@ -208,7 +208,7 @@ _DISTRIBUTING = ("accelerate.", "deepspeed.", "torch.distributed.")
 def _reduce_optimizer(optimizer: Any) -> Any:
     """Reduce an optimizer with all its attributes; torch leaves out hooks, and what subclasses set."""
     kind, base = type(optimizer), sys.modules["torch.optim"].Optimizer
-    is_distributing = any(one.__module__.startswith(_DISTRIBUTING) for one in kind.__mro__)
+    is_distributing = any(str(one.__module__).startswith(_DISTRIBUTING) for one in kind.__mro__)
     if is_distributing or _is_made_by_library(kind) or not _is_reduced_as(base, kind):
         return NotImplemented
     state = dict(vars(optimizer))

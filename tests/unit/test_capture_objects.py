@@ -500,6 +500,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "[each.tolist() for each in x.unbind()]",
         [[1], [1, 1]],
     ),
+    "x = type('x', (), {'__module__': None, 'v': 1, 'f': lambda self: self.v})()": (
+        "x.f(), type(x).__module__",
+        (1, None),
+    ),
     "import sys\nx = {'python': sys.version_info}": ("x['python'] is sys.version_info", True),
 }
 
