@@ -177,6 +177,20 @@ def test_a_library_that_a_rank_imports_later_gets_its_settings(
     assert ranks.run(captured).value == (False, 7)
 
 
+def test_a_session_replaces_the_notebooks_filters_of_logging() -> None:
+    logger, refused = logging.getLogger("of_filters"), list[str]()
+    own, first, second = logging.Filter("own"), logging.Filter("first"), logging.Filter("second")
+    logger.addFilter(own)
+    kept = settings.NotebookSettings()
+    for digest, sent in enumerate(([first], [second], [])):
+        state = (10, True, False, [], sent)
+        setting = Setting("logging", "logging", "of_filters", state)
+        kept.apply([setting], {setting.label: str(digest)}, refused.append)
+        assert logger.filters == [own, *sent]
+    kept.undo_others([], refused.append)
+    assert (logger.level, logger.filters, refused) == (0, [own], [])
+
+
 def test_a_session_undoes_what_its_cells_no_longer_bring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

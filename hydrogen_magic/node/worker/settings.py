@@ -14,6 +14,7 @@ import re
 import sys
 import types
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -566,10 +567,9 @@ def _apply_logging(module: Any, key: str, value: Any) -> Undo:
     level, propagate, disabled, handlers, filters = value
     added: list[logging.Handler] = []
     undo = partial(
-        _restore_logger, logger, (logger.level, logger.propagate, logger.disabled), added, filters
+        _restore_logger, logger, (logger.level, logger.propagate, logger.disabled), added
     )
-    for one in filters:
-        logger.addFilter(one)
+    _set_filters(logger, filters)
     if logger.level != level:  # each change clears the caches of all loggers
         logger.setLevel(level)
     logger.propagate, logger.disabled = propagate, disabled
@@ -589,16 +589,24 @@ def _made_formatter(form: Any) -> logging.Formatter | None:
     return logging.Formatter(*form) if isinstance(form, tuple) else form
 
 
+_sent_filters: weakref.WeakKeyDictionary[logging.Logger, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def _set_filters(logger: logging.Logger, filters: list[Any]) -> None:
+    """Add the notebook's filters, in place of those that it had before."""
+    for one in _sent_filters.get(logger, ()):
+        logger.removeFilter(one)
+    for one in filters:
+        logger.addFilter(one)
+    _sent_filters[logger] = filters
+
+
 def _restore_logger(
-    logger: logging.Logger,
-    state: tuple[Any, ...],
-    added: Sequence[logging.Handler],
-    filters: Sequence[Any],
+    logger: logging.Logger, state: tuple[Any, ...], added: Sequence[logging.Handler]
 ) -> None:
     level, logger.propagate, logger.disabled = state
     logger.handlers[:] = [handler for handler in logger.handlers if handler not in added]
-    for one in filters:
-        logger.removeFilter(one)
+    _set_filters(logger, [])
     logger.setLevel(level)
 
 
