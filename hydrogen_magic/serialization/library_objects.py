@@ -84,6 +84,23 @@ def reduce_weak_proxy(proxy: Any) -> Any:
     return restore_weak_proxy, (referent,)
 
 
+class _NamesOfMain:
+    """Stands for the namespace of ``__main__``."""
+
+    def __reduce__(self) -> Any:
+        return restore_names_of_main, ()
+
+
+def restore_names_of_main() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+def _reduce_namespaces(namespaces: Any) -> Any:
+    """Reduce where pydantic looks up the names of annotations: not with all that the notebook has."""
+    main = restore_names_of_main()
+    return type(namespaces), tuple(_NamesOfMain() if one is main else one for one in namespaces)
+
+
 def _reduce_exception(error: Any) -> Any:
     """Reduce an exception without a call of its class, whose ``__init__`` may take other arguments."""
     kind = type(error)
@@ -459,6 +476,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("pandas._libs.internals", "BlockValuesRefs", _reduce_refs),
     ("pandas", "Index", reduce_index),
     ("numpy", "ndarray", _reduce_subclass),
+    ("pydantic._internal._namespace_utils", "NamespacesTuple", _reduce_namespaces),
     ("torch.optim", "Optimizer", _reduce_optimizer),
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),

@@ -500,6 +500,13 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "[each.tolist() for each in x.unbind()]",
         [[1], [1, 1]],
     ),
+    """
+    import pydantic, threading
+    unsent = threading.Lock()
+    class Item(pydantic.BaseModel): n: int
+    @pydantic.validate_call
+    def x(n: int, item: "Item | None" = None) -> int: return n * 2
+    """: ("x('4', Item(n=1)), x(1, {'n': 2}), x.__name__", (8, 2, "x")),
     "x = type('x', (), {'__module__': None, 'v': 1, 'f': lambda self: self.v})()": (
         "x.f(), type(x).__module__",
         (1, None),
