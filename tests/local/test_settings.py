@@ -255,6 +255,27 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     assert "unused" not in {item.name for item in captured.inventory}
 
 
+def test_functions_in_modules_that_the_cell_does_not_mention(
+    notebook: Notebook, ranks: Ranks
+) -> None:
+    """As for ``ssl._create_default_https_context = ssl._create_unverified_context``, which urllib uses."""
+    notebook.cell("""
+        import colorsys, functools, textwrap
+        before, high = (colorsys.rgb_to_hsv, textwrap.indent), 7
+        colorsys.rgb_to_hsv = lambda *colors: high
+        textwrap.indent = functools.partial(textwrap.indent, prefix="> ")
+    """)
+    try:
+        captured = notebook.capture("""
+            import importlib
+            modules = [importlib.import_module(name) for name in ("colorsys", "textwrap")]
+            modules[0].rgb_to_hsv(1, 1, 1), modules[1].indent("a")
+        """)
+    finally:
+        notebook.cell("colorsys.rgb_to_hsv, textwrap.indent = before")
+    assert ranks.run(captured).value == (7, "> a")
+
+
 def test_properties_of_modules_and_contexts_of_decimal(notebook: Notebook, ranks: Ranks) -> None:
     try:
         notebook.cell("""
