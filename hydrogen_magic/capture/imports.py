@@ -13,6 +13,7 @@ from typing import Any
 from hydrogen_magic.capture.lines import code_in_magics
 from hydrogen_magic.capture.modules import local_paths, only_defines
 from hydrogen_magic.core import syntax
+from hydrogen_magic.serialization.pickler import importable_name
 
 IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo", "torch.nn.parallel": "torch._dynamo"}
 """Module -> what it imports when it is used: optimizers and ``DistributedDataParallel`` do that when they
@@ -217,14 +218,8 @@ def _attribute(module: types.ModuleType, name: str) -> Any:
 
 
 def module_name(value: Any) -> str | None:
-    """Return the name under which the module ``value`` can be imported, None if there is none.
-
-    Does not access the module itself: a lazy one would load.
-    """
-    if not issubclass(type(value), types.ModuleType):
-        return None
-    name = object.__getattribute__(value, "__dict__").get("__name__")
-    return name if isinstance(name, str) and name in sys.modules else None
+    """Return the name under which ``value`` can be imported, None if it is no such module."""
+    return importable_name(value) if issubclass(type(value), types.ModuleType) else None
 
 
 def used_submodules(roots: Sequence[str], attributes: Iterable[str]) -> tuple[str, ...]:

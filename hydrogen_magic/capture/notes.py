@@ -28,6 +28,8 @@ _SEEDING = {
     "set_seed",
 }
 _REGISTERS = re.compile(r"register(_\w+)?")
+_OF_TQDM = ("progress_apply", "progress_map", "progress_applymap", "progress_transform")
+"""Methods that ``tqdm.pandas()`` gives the classes of pandas."""
 _PARTS_OF_LIBRARIES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
@@ -154,6 +156,8 @@ class _Registration:
     """``jax.tree_util.register_pytree_node``"""
     names: tuple[str, ...]
     """What it may register: names of the notebook, and texts, such as the name of an accessor of pandas."""
+    target: str = ""
+    """The first of its arguments, if it is a name: an object that may be what gets the others."""
 
 
 def registration_note(
@@ -170,7 +174,9 @@ def registration_note(
         library = namespace.get(parts[0])
         registered = [name for name in one.names if name in sent or name in used - {*namespace}]
         is_of_library = issubclass(type(library), _PARTS_OF_LIBRARIES) and not is_main(library)
-        if registered and is_of_library and parts[-1] not in used:
+        target = namespace.get(one.target, library)
+        is_in_object = not issubclass(type(target), _PARTS_OF_LIBRARIES)  # which is sent with it
+        if registered and is_of_library and not is_in_object and parts[-1] not in used:
             return (
                 f"the notebook registered `{registered[0]}` by {one.function}(), and the ranks do not: call "
                 "it inside the cell"
@@ -192,6 +198,8 @@ def _registrations_in(source: str) -> tuple[_Registration, ...]:
 def _of_call(node: ast.expr, names: tuple[str, ...]) -> Iterator[_Registration]:
     function = node.func if isinstance(node, ast.Call) else node
     text = ast.unparse(function)
+    if text == "tqdm.pandas":
+        yield _Registration(text, _OF_TQDM)
     if not _REGISTERS.fullmatch(text.rpartition(".")[2]) or not re.fullmatch(r"[\w.]+", text):
         return
     if isinstance(node, ast.Call):
@@ -200,4 +208,5 @@ def _of_call(node: ast.expr, names: tuple[str, ...]) -> Iterator[_Registration]:
                 names += (value.id,)
             elif isinstance(value, ast.Constant) and isinstance(value.value, str):
                 names += (value.value,)
-    yield _Registration(text, names)
+    first = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    yield _Registration(text, names, first.id if isinstance(first, ast.Name) else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
@@ -176,13 +177,27 @@ class CapturePickler(Pickler):
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
         reduced = super()._reduce_module(module)
-        if reduced is not NotImplemented:
+        if reduced[0] is importlib.import_module:
             self.modules.add(reduced[1][0])
         return reduced
 
+    def module_over(self, names: dict[str, Any]) -> types.ModuleType | None:
+        if (known := super().module_over(names)) is not None:
+            return known
+        sent = (self.needs.namespace.get(name) for name in self.needs.values)
+        modules = (value for value in sent if issubclass(type(value), types.ModuleType))
+        return next(
+            (one for one in modules if object.__getattribute__(one, "__dict__") is names), None
+        )
+
     def _reduce_class(self, cls: type, reduced: Any) -> Any:
         module, name = cls.__module__, cls.__qualname__
-        if not is_main(cls) and self._is_local(module) and isinstance(_find(module, name), type):
+        if (
+            isinstance(module, str)
+            and not is_main(cls)
+            and self._is_local(module)
+            and _is_reloaded(cls)
+        ):
             # The kernel has reloaded the module since: ranks use its current state anyway.
             self.modules.add(module)
             return resolve, (module, name)
@@ -404,6 +419,17 @@ def notebook_name(obj: Any, namespace: Mapping[str, Any]) -> str | None:
     for part in parts:
         found = getattr(found, part, None)
     return root if found is obj else None
+
+
+def _is_reloaded(cls: type) -> bool:
+    """Whether its module has been loaded again, and not another file under the same name."""
+    module = sys.modules.get(cls.__module__)
+    if module is None or not isinstance(_find(cls.__module__, cls.__qualname__), type):
+        return False
+    functions = (one for one in vars(cls).values() if type(one) is types.FunctionType)
+    names = {one.__code__.co_filename for one in functions if one.__module__ == cls.__module__}
+    files = {name for name in names if not name.startswith("<")}  # not those of a dataclass
+    return not files or getattr(module, "__file__", None) in files
 
 
 def _refuse_spark_object(obj: Any) -> Any:

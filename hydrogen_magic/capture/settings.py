@@ -27,6 +27,8 @@ _MUTATORS |= {"sort", "subtract", "update"}
 """Methods of containers that change them."""
 _OF_PROVIDERS = {"matplotlib"}
 """Libraries whose own objects are read as settings: rcParams."""
+_CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools.partial)
+"""What notebooks replace in modules that a cell only uses by others: ``torch.load``, the context of ssl."""
 _UNSENT: Any = object()
 """Stands for a value that cannot be given to ranks item by item."""
 
@@ -108,7 +110,8 @@ class ModuleChanges:
         found: dict[tuple[str, str], Setting | Stays] = {}
         for setting in (*self._by_statements(), *_by_functions(local)):
             root = setting.module.partition(".")[0]
-            is_wanted = setting.module in local or is_used(root) or is_plain(setting.value)
+            is_small = is_plain(setting.value) or issubclass(type(setting.value), _CODE)
+            is_wanted = is_small or setting.module in local or is_used(root)
             if is_wanted and root not in _NOT_SENT:
                 is_sent = setting.value is not _UNSENT
                 found.setdefault(
@@ -127,7 +130,7 @@ class ModuleChanges:
                     value: Any = functools.reduce(_part, path, sys.modules[home])
                 except Exception:  # deleted since, or never executed; properties may raise anything
                     continue
-                if type(value).__module__.partition(".")[0] in _OF_PROVIDERS:
+                if str(type(value).__module__).partition(".")[0] in _OF_PROVIDERS:
                     continue
                 if change.is_inside and not _is_container(value):
                     value = _UNSENT

@@ -35,6 +35,9 @@ _DYNAMIC = {"eval", "exec", "globals", "locals", "vars"}
 _QUERIES = {"query", "eval"}
 """Methods of pandas whose text may refer to variables of the caller, as ``@limit``."""
 _VARIABLE_IN_QUERY = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
+_SQL = {"duckdb", "sql"}
+"""Names of code whose texts may be SQL over variables of the caller, as for DuckDB and Polars."""
+_TABLES_IN_SQL = re.compile(r"\b(?:from|join)\s+(?=([\w\s\",]+))", re.IGNORECASE)
 _LONGEST_TEXT = 10_000
 """Characters; longer texts are data."""
 
@@ -252,8 +255,16 @@ def _names_in(constant: object, graph: _Graph) -> Iterator[str]:
         if not _QUERIES.isdisjoint(code.co_names):
             variables = dict.fromkeys(_VARIABLE_IN_QUERY.findall(constant))
             yield from (name for name in variables if name not in code.co_varnames)
+        if not _SQL.isdisjoint(code.co_names):
+            yield from (name for name in _tables_in(constant) if name not in code.co_varnames)
         if graph.is_dynamic:
             yield from names_in_source(constant)
+
+
+def _tables_in(sql: str) -> dict[str, None]:
+    """Return what may be the names of tables in a query, and of some other things."""
+    lists = (found.replace('"', "").split(",") for found in _TABLES_IN_SQL.findall(sql))
+    return dict.fromkeys(words[0] for names in lists for name in names if (words := name.split()))
 
 
 def names_in_source(text: str) -> list[str]:

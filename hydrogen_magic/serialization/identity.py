@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from hydrogen_magic.serialization.instances import find_on_type
+from hydrogen_magic.serialization.instances import set_state
 from hydrogen_magic.serialization.reducers import restore_object
 
 _KINDS = (
@@ -238,7 +238,7 @@ class _Updates:
             return
         if id(obj) in self._updated:
             _drop_deleted(obj, state)
-        _set_state(obj, state)
+        set_state(obj, state)
 
     def commit(self) -> None:
         """Copy the new contents of tensors into their own memory, where they fit."""
@@ -279,20 +279,9 @@ def restore_state(obj: Any, state: Any) -> None:
     """Set the state of an object that has just been made, or of an existing one."""
     updates: _Updates | None = getattr(_thread, "updates", None)
     if updates is None:
-        _set_state(obj, state)
+        set_state(obj, state)
     else:
         updates.set_state(obj, state)
-
-
-def _set_state(obj: Any, state: Any) -> None:
-    """Perform pickle's BUILD operation."""
-    if find_on_type(type(obj), "__setstate__") is not None:
-        obj.__setstate__(state)
-        return
-    attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-    vars(obj).update(attributes or {})
-    for name, value in (slots or {}).items():
-        setattr(obj, name, value)
 
 
 def _drop_deleted(obj: Any, state: Any) -> None:

@@ -9,13 +9,15 @@ the object itself (``self.__dict__ = self``), stays one object.
 from __future__ import annotations
 
 import copyreg
+import enum
 import pickle
 import struct
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
-from hydrogen_magic.serialization.reducers import restore_immutable, restore_object
+from hydrogen_magic.serialization.reducers import restore_by_library, restore_object
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9
@@ -34,7 +36,8 @@ def _references(obj: Any) -> int:
 
 _UNSHARED = _references(_Probe())
 _kinds: weakref.WeakKeyDictionary[type, tuple[bool, bool]] = weakref.WeakKeyDictionary()
-"""By class: whether its instances are reduced by default, and whether they may answer any attribute."""
+"""By class: whether its instances are reduced by default, and whether its code would change them: it may
+answer any attribute, or set the items of a list or dict."""
 
 
 def find_on_type(kind: type, name: str) -> Any:
@@ -49,20 +52,39 @@ def reduce_instance(obj: Any, tracks_sharing: bool = True) -> Any:
     """
     kind = type(obj)
     if kind not in _kinds:
-        _kinds[kind] = _is_default(kind), _answers_more(kind)
-    is_default, answers_more = _kinds[kind]
+        _kinds[kind] = _is_default(kind), _answers_more(kind) or _sets_items(kind)
+    is_default, changes_more = _kinds[kind]
     is_shared = is_default and tracks_sharing and _shares_attributes(obj)
-    if not is_default or not (answers_more or is_shared):
+    if not is_default or not (changes_more or is_shared):
         return NotImplemented
     return reduce_by_value(obj, is_shared)
 
 
 def reduce_by_value(obj: Any, is_shared: bool = False) -> Any:
     """Reduce an instance to its class, attributes and items, whatever its class says."""
-    kind = type(obj)
+    kind, state = type(obj), _state(obj, is_shared)
+    if _sets_items(kind):  # pickle would call its methods, before there are attributes
+        contents = [*list.__iter__(obj)] if issubclass(kind, list) else dict(dict.items(obj))
+        return restore_object, (kind,), (contents, state), None, None, restore_contents
     items = list.__iter__(obj) if issubclass(kind, list) else None
     pairs = iter(dict.items(obj)) if issubclass(kind, dict) else None
-    return restore_object, (kind,), _state(obj, is_shared), items, pairs, restore_attributes
+    return restore_object, (kind,), state, items, pairs, restore_attributes
+
+
+def restore_contents(obj: Any, state: tuple[Any, tuple[Any, dict[str, Any], bool]]) -> None:
+    """Give a list or dict its items, and its attributes."""
+    contents, attributes = state
+    list.extend(obj, contents) if isinstance(obj, list) else dict.update(obj, contents)
+    restore_attributes(obj, attributes)
+
+
+def _sets_items(kind: type) -> bool:
+    """Whether the code of the class is called when an item is added to a list or dict."""
+    base = next((base for base in (list, dict) if issubclass(kind, base)), None)
+    names = ("__setitem__", "append", "extend")
+    return base is not None and any(
+        find_on_type(kind, name) is not find_on_type(base, name) for name in names
+    )
 
 
 def _is_default(kind: type) -> bool:
@@ -80,27 +102,66 @@ def _is_default(kind: type) -> bool:
 _IMMUTABLE = (tuple, str, bytes, int, float, complex)
 
 
-def is_made_by_own_new(kind: type) -> bool:
-    """Whether it is a subclass of an immutable type, with a ``__new__`` that may not take the contents.
+def is_made_by_library(kind: type) -> bool:
+    """Whether Python's own library makes instances of a class of the notebook, which pickle would call.
 
-    Pickle calls it with these: ``T(1, 2)`` becomes ``T((1, 2))``.
+    The class may take other arguments: ``T(1, 2)`` becomes ``T((1, 2))``. Pickle also leaves out attributes.
     """
-    base = next((base for base in _IMMUTABLE if issubclass(kind, base)), None)
-    if base is None or not isinstance(find_on_type(kind, "__new__"), staticmethod):
+    library = _library_of(kind)
+    is_pythons = str(library.__module__).partition(".")[0] in sys.stdlib_module_names
+    if not is_pythons or issubclass(kind, enum.Enum) or kind in copyreg.dispatch_table:
         return False
-    hooks = ("__reduce__", "__reduce_ex__", "__getnewargs_ex__")
-    own = [name for name in hooks if find_on_type(kind, name) is not find_on_type(object, name)]
-    builtin = {base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE}
-    gives_contents = find_on_type(kind, "__getnewargs__") is vars(base)["__getnewargs__"]
-    return not own and gives_contents and builtin == {object, base}
+    hooks = (*_HOOKS, "__getstate__")
+    if any(find_on_type(kind, name) is not find_on_type(library, name) for name in hooks):
+        return False
+    own = [name for name in hooks[:2] if find_on_type(kind, name) is not find_on_type(object, name)]
+    is_immutable = library in _IMMUTABLE and isinstance(find_on_type(kind, "__new__"), staticmethod)
+    return bool(own) or is_immutable
 
 
-def reduce_immutable(obj: Any) -> Any:
-    """Reduce an instance of such a class to its contents and attributes."""
-    base = next(base for base in _IMMUTABLE if isinstance(obj, base))
-    reduced: Any = object.__reduce_ex__(obj, pickle.HIGHEST_PROTOCOL)
-    _, args, *rest = reduced
-    return restore_immutable, (base, *args), *rest
+def _library_of(kind: type) -> type:
+    return next(base for base in kind.__mro__ if base.__module__ != "__main__")
+
+
+def reduce_by_library(obj: Any) -> Any:
+    """Reduce an instance of such a class: its library makes it, and gets its items."""
+    kind, library = type(obj), _library_of(type(obj))
+    reduced: Any = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if type(reduced) is not tuple:
+        return NotImplemented
+    make, args, state, items, pairs, *_ = (*reduced, None, None, None)
+    if make is copyreg.__newobj__:  # type: ignore[attr-defined]  # typeshed lacks it
+        args = args[1:]
+    elif make is not kind:
+        return reduced
+    contents = [list(each) if each is not None else () for each in (items, pairs)]
+    own = _state(obj, False, [one for one in kind.__mro__ if one.__module__ == "__main__"])
+    made = restore_by_library, (make is kind, library, kind, *args)
+    return (*made, (state, *contents, own), None, None, restore_state_of_library)
+
+
+def restore_state_of_library(obj: Any, state: tuple[Any, list[Any], list[Any], Any]) -> None:
+    """Give an instance the state that its library has saved, its items, and its attributes."""
+    saved, items, pairs, own = state
+    library: Any = _library_of(type(obj))
+    if saved is not None:
+        set_state(obj, saved)
+    for item in items:
+        library.append(obj, item)
+    for key, value in pairs:
+        library.__setitem__(obj, key, value)
+    restore_attributes(obj, own)
+
+
+def set_state(obj: Any, state: Any) -> None:
+    """Perform pickle's BUILD operation."""
+    if find_on_type(type(obj), "__setstate__") is not None:
+        obj.__setstate__(state)
+        return
+    attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    vars(obj).update(attributes or {})
+    for name, value in (slots or {}).items():
+        setattr(obj, name, value)
 
 
 def _has_hidden_state(kind: type) -> bool:
@@ -122,16 +183,23 @@ def _shares_attributes(obj: Any) -> bool:
         return False
 
 
-def _state(obj: Any, is_shared: bool) -> tuple[Any, dict[str, Any], bool]:
-    """Return attributes, slots, and whether the dictionary of the attributes is shared."""
+def _state(
+    obj: Any, is_shared: bool, owners: Sequence[type] | None = None
+) -> tuple[Any, dict[str, Any], bool]:
+    """Return attributes, slots, and whether the dictionary of the attributes is shared.
+
+    ``owners``: classes of which the slots alone are returned, if not what ``__getstate__`` returns.
+    """
     kind = type(obj)
     get_state = find_on_type(kind, "__getstate__")
-    if get_state is not find_on_type(object, "__getstate__"):
+    if owners is None and get_state is not find_on_type(object, "__getstate__"):
         state = get_state.__get__(obj, kind)()
         attributes, slots = state if type(state) is tuple and len(state) == 2 else (state, {})
         return attributes, slots or {}, False
     slots = {}
     for name in copyreg._slotnames(kind):  # type: ignore[attr-defined]  # typeshed lacks it
+        if owners is not None and not any(name in vars(owner) for owner in owners):
+            continue
         try:
             slots[name] = object.__getattribute__(obj, name)
         except AttributeError:  # not assigned

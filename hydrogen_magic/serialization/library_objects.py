@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import importlib.util
 import io
 import os
@@ -20,7 +21,7 @@ from typing import Any
 
 from hydrogen_magic.serialization.instances import find_on_type, restore_attributes
 from hydrogen_magic.serialization.pickling_errors import RefusedError
-from hydrogen_magic.serialization.reducers import restore_object
+from hydrogen_magic.serialization.reducers import restore_object, restore_weak_proxy
 
 Handler = Callable[[Any], Any]
 
@@ -64,6 +65,40 @@ def restore_memoryview(contents: Any, form: str, shape: tuple[int, ...]) -> memo
     """Make a view of a form that ``memoryview.cast`` knows."""
     view = memoryview(contents)
     return view if form == "B" and len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
+
+
+def reduce_mapping_proxy(proxy: types.MappingProxyType[Any, Any]) -> Any:
+    """Reduce a view of a mapping to a view of that mapping; cloudpickle would copy it."""
+    (mapping,) = gc.get_referents(proxy)
+    return types.MappingProxyType, (mapping,)
+
+
+def reduce_weak_proxy(proxy: Any) -> Any:
+    """Reduce a weak proxy to one of the same object, not to a copy of it."""
+    try:
+        referent = proxy.__reduce_ex__.__self__  # a proxy has no name for it
+    except ReferenceError:
+        raise RefusedError(
+            proxy, "it is a weak proxy of an object that is gone", "delete it"
+        ) from None
+    return restore_weak_proxy, (referent,)
+
+
+class _NamesOfMain:
+    """Stands for the namespace of ``__main__``."""
+
+    def __reduce__(self) -> Any:
+        return restore_names_of_main, ()
+
+
+def restore_names_of_main() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+def _reduce_namespaces(namespaces: Any) -> Any:
+    """Reduce where pydantic looks up the names of annotations: not with all that the notebook has."""
+    main = restore_names_of_main()
+    return type(namespaces), tuple(_NamesOfMain() if one is main else one for one in namespaces)
 
 
 def _reduce_exception(error: Any) -> Any:
@@ -137,6 +172,40 @@ def restore_closed_file(kind: type, name: object) -> Any:
     return file
 
 
+# ── NumPy ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _reduce_subclass(array: Any) -> Any:
+    """Reduce an array of a subclass to a plain one and its attributes.
+
+    NumPy would copy its elements into the stream, apart from those of other arrays over the same memory, and
+    leave out attributes.
+    """
+    kind, numpy = type(array), sys.modules["numpy"]
+    bases = numpy.ndarray, getattr(sys.modules.get("numpy.ma"), "MaskedArray", numpy.ndarray)
+    own_attributes = getattr(array, "__dict__", {})
+    is_default = any(
+        _is_reduced_as(base, kind)
+        and find_on_type(kind, "__setstate__") is find_on_type(base, "__setstate__")
+        for base in bases
+    )
+    if not is_default or issubclass(kind, numpy.memmap):
+        return NotImplemented
+    plain = numpy.ndarray.view(array, numpy.ndarray)
+    return restore_subclass, (plain, kind), own_attributes or None, None, None, restore_array_state
+
+
+def restore_subclass(plain: Any, kind: type) -> Any:
+    """Make an array of a subclass over the memory of a plain one."""
+    return type(plain).view(plain, kind)
+
+
+def restore_array_state(array: Any, attributes: dict[str, Any]) -> None:
+    """Set the attributes of an array, in place of those that its class has set."""
+    vars(array).clear()
+    vars(array).update(attributes)
+
+
 # ── torch ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -156,7 +225,7 @@ _DISTRIBUTING = ("accelerate.", "deepspeed.", "torch.distributed.")
 def _reduce_optimizer(optimizer: Any) -> Any:
     """Reduce an optimizer with all its attributes; torch leaves out hooks, and what subclasses set."""
     kind, base = type(optimizer), sys.modules["torch.optim"].Optimizer
-    is_distributing = any(one.__module__.startswith(_DISTRIBUTING) for one in kind.__mro__)
+    is_distributing = any(str(one.__module__).startswith(_DISTRIBUTING) for one in kind.__mro__)
     if is_distributing or _is_made_by_library(kind) or not _is_reduced_as(base, kind):
         return NotImplemented
     state = dict(vars(optimizer))
@@ -406,6 +475,8 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("pandas._libs.arrays", "NDArrayBacked", _reduce_backed_array),
     ("pandas._libs.internals", "BlockValuesRefs", _reduce_refs),
     ("pandas", "Index", reduce_index),
+    ("numpy", "ndarray", _reduce_subclass),
+    ("pydantic._internal._namespace_utils", "NamespacesTuple", _reduce_namespaces),
     ("torch.optim", "Optimizer", _reduce_optimizer),
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),

@@ -6,7 +6,7 @@ In addition to cloudpickle, this pickler
 - keeps the file names of functions, so that tracebacks show the notebook's lines;
 - keeps the variables that several closures share (``nonlocal``) shared;
 - gives functions defined inside an importable module that module's own globals, not a copy of them;
-- lets lazily loading modules travel by name;
+- lets lazily loading modules travel by name, and functions of a module that is sent by value use its globals;
 - keeps the qualified names of nested classes, so that plain ``pickle`` finds them;
 - sends globals of ``__main__`` by value that are neither functions nor classes, such as a ``ParamSpec``.
 
@@ -23,7 +23,8 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 
@@ -33,9 +34,9 @@ from hydrogen_magic.serialization import library_objects, reducers
 from hydrogen_magic.serialization.code_names import global_names
 from hydrogen_magic.serialization.instances import (
     find_on_type,
-    is_made_by_own_new,
+    is_made_by_library,
+    reduce_by_library,
     reduce_by_value,
-    reduce_immutable,
     reduce_instance,
 )
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
@@ -88,6 +89,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._storages: dict[int, Any] = {}
         self._rebuild_tensor: Any = None
         self._not_modules: set[str] = set()
+        self._modules: dict[int, types.ModuleType] = {}
+        """Modules that are sent by value, by the ``id`` of their attribute dictionaries."""
         self._bare_cells: dict[int, types.CellType] = {}
         self._filled_cells: set[int] = set()
         self._section: tuple[list[Any], dict[int, types.CellType], set[int]] = ([], {}, set())
@@ -101,6 +104,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             typing.ParamSpecArgs: _reduce_part,
             typing.ParamSpecKwargs: _reduce_part,
             memoryview: library_objects.reduce_memoryview,
+            types.MappingProxyType: library_objects.reduce_mapping_proxy,
+            **dict.fromkeys(weakref.ProxyTypes, library_objects.reduce_weak_proxy),
             library_objects.SharedRefs: self._reduce_shared_refs,
             **library_objects.OF_CONSTANTS,
         }
@@ -116,6 +121,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
         """Return the globals of ``__main__`` that must be sent with ``function``."""
         return {}
+
+    def module_over(self, names: dict[str, Any]) -> types.ModuleType | None:
+        """Return the module, sent by value, with these global names."""
+        return self._modules.get(id(names))
 
     def companions(self, cls: type) -> dict[str, Any]:
         """Return other names that the reader's ``__main__`` needs to look up ``cls`` by name."""
@@ -157,8 +166,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         handler = self.handlers.get(kind, _UNKNOWN)
         if handler is _UNKNOWN:  # the first object of its class
             own = self._reduce_named if self.says_how_to_pickle(kind) else None
-            if is_main(kind) and is_made_by_own_new(kind):
-                own = reduce_immutable
+            if is_main(kind) and is_made_by_library(kind):
+                own = reduce_by_library
             handler = self.handlers[kind] = self.handler_of(kind) or own
         if handler is not None:
             return handler(obj)
@@ -189,10 +198,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if func.__globals__ is functools.__dict__ and hasattr(func, "registry"):
             return _reduce_single_dispatch(func)
+        if _is_of_class_method(func):
+            return resolve, (func.__module__, f"{func.__qualname__}.__func__")
         home = self._home_of(func)
         for cell in func.__closure__ or ():
             self._bare_cells[id(cell)] = cell
-        if home is None:
+        module = self.module_over(func.__globals__) if home is None else home
+        if module is None:
             # cloudpickle gives each function variables of its own.
             make, args, (attributes, slots), _, _, set_state = super()._dynamic_function_reduce(
                 func
@@ -201,7 +213,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             copied = set_state, (attributes, slots), self._cell_contents(func)
             args = *args[:-1], func.__closure__
             return make, args, copied, None, None, reducers.restore_copied_function
-        args = (func.__code__, home, func.__closure__, self.binding(func, func.__qualname__))
+        args = (func.__code__, module, func.__closure__, self.binding(func, func.__qualname__))
         state = {
             "attributes": dict(func.__dict__),
             "slots": self._function_slots(func),
@@ -289,6 +301,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             head[3] = {name: member.value for name, member in cls.__members__.items()}
             for name in head[3]:
                 state[0].pop(name, None)
+            track = cloudpickle.cloudpickle._lookup_class_or_track
+            make, head = reducers.make_enum, [track, type(cls), *head]
         state = _own_attributes(cls, state[0]), state[1]
         if self.tracks_classes:
             reducers.complete_classes.add(cls)
@@ -305,11 +319,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        # Bypass the module's own __getattribute__, which would load a lazy module.
-        name = object.__getattribute__(module, "__dict__").get("__name__")
-        if isinstance(name, str) and name in sys.modules:
+        if (name := importable_name(module)) is not None:
             return importlib.import_module, (name,)
-        return NotImplemented
+        attributes = object.__getattribute__(module, "__dict__")
+        self._modules[id(attributes)] = module
+        state = {name: value for name, value in attributes.items() if name != "__builtins__"}
+        make = reducers.restore_module, (str(attributes.get("__name__")),)
+        return (*make, state, None, None, reducers.restore_module_state)
 
     def _reduce_shared_refs(self, shared: library_objects.SharedRefs) -> Any:
         refs = shared.refs if self.tracks_sharing else None
@@ -385,6 +401,20 @@ def is_main(obj: Any) -> bool:
     return getattr(obj, "__module__", None) == "__main__"
 
 
+def importable_name(module: types.ModuleType) -> str | None:
+    """Return the name under which a module can be imported, None if that gives another file, or nothing.
+
+    Does not access the module itself: a lazy one would load.
+    """
+    attributes = object.__getattribute__(module, "__dict__")
+    name = attributes.get("__name__")
+    if not isinstance(name, str) or name not in sys.modules:
+        return None
+    found = sys.modules[name]
+    is_same = found is module or _names_of(name).get("__file__") == attributes.get("__file__")
+    return name if is_same else None
+
+
 def exported_as(cls: type) -> tuple[str, str] | None:
     """Return the module and name that a library has a class by, if not those that the class itself gives.
 
@@ -425,6 +455,18 @@ def own_globals(func: types.FunctionType) -> dict[str, Any]:
         return {}
     names = (name for name in global_names(func.__code__) if name in func.__globals__)
     return {name: func.__globals__[name] for name in names}
+
+
+def _is_of_class_method(func: types.FunctionType) -> bool:
+    """Whether ``func`` is the function of a class method of a library.
+
+    A class may contain that of another one: generic named tuples have the one of ``typing.Generic``.
+    """
+    if is_main(func) or "." not in func.__qualname__ or func.__module__ not in sys.modules:
+        return False
+    with suppress(AttributeError, ImportError):
+        return getattr(resolve(func.__module__, func.__qualname__), "__func__", None) is func
+    return False
 
 
 def _is_empty(cell: types.CellType) -> bool:
@@ -501,10 +543,19 @@ def _reduce_cached_property(obj: Any) -> Any:
 _CachedFunction = type(functools.lru_cache(len))
 
 
+_SET_BY_CACHE = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters"}
+_SET_BY_DISPATCH = {"__wrapped__", "_clear_cache", "dispatch", "register", "registry"}
+
+
 def _reduce_cached_function(obj: Any) -> Any:
     if not is_main(obj):
         return NotImplemented
-    return reducers.restore_cached_function, (obj.__wrapped__, obj.cache_parameters())
+    args = obj.__wrapped__, obj.cache_parameters()
+    return reducers.restore_cached_function, args, _attributes_except(obj, _SET_BY_CACHE)
+
+
+def _attributes_except(obj: Any, names: Set[str]) -> dict[str, Any] | None:
+    return {name: value for name, value in vars(obj).items() if name not in names} or None
 
 
 def _reduce_single_dispatch(func: Any) -> Any:
@@ -513,7 +564,7 @@ def _reduce_single_dispatch(func: Any) -> Any:
     return (
         functools.singledispatch,
         (registry[object],),
-        registry,
+        (registry, _attributes_except(func, _SET_BY_DISPATCH)),
         None,
         None,
         reducers.restore_registry,

@@ -103,7 +103,7 @@ def _remedy(obj: Any) -> str:
     known = _REMEDIES.get(f"{kind.__module__}.{kind.__qualname__}") or _REMEDIES.get(
         kind.__qualname__
     )
-    by_package = _REMEDIES_BY_PACKAGE.get(kind.__module__.partition(".")[0])
+    by_package = _REMEDIES_BY_PACKAGE.get(str(kind.__module__).partition(".")[0])
     return known or by_package or "create it inside the cell, or leave it out with __getstate__"
 
 

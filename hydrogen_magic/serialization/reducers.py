@@ -6,6 +6,7 @@ functions by name.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
 import os
@@ -52,11 +53,29 @@ def restore_code(args: tuple[Any, ...], filename: str) -> types.CodeType:
     return types.CodeType(*args).replace(co_filename=filename)
 
 
+def restore_module(name: str) -> types.ModuleType:
+    """Make a module that cannot be imported."""
+    module = types.ModuleType(name)
+    vars(module)["__builtins__"] = builtins
+    return module
+
+
+def restore_module_state(module: types.ModuleType, attributes: dict[str, Any]) -> None:
+    """Set the attributes of a module."""
+    vars(module).update(attributes)
+
+
 def restore_function(
-    code: types.CodeType, home: str, closure: tuple[types.CellType, ...] | None, binding: Binding
+    code: types.CodeType,
+    home: str | types.ModuleType,
+    closure: tuple[types.CellType, ...] | None,
+    binding: Binding,
 ) -> types.FunctionType:
     """Make a function over the globals of module ``home``."""
-    module = sys.modules["__main__"] if home == "__main__" else importlib.import_module(home)
+    if isinstance(home, types.ModuleType):
+        module = home
+    else:
+        module = sys.modules["__main__"] if home == "__main__" else importlib.import_module(home)
     func = types.FunctionType(code, module.__dict__, code.co_name, None, closure)
     _bind(func, binding)
     return func
@@ -127,6 +146,24 @@ def _made_by_library(
     cls = library.__new__(metaclass, name, bases, attributes)
     library.__init__(cls, name, bases, attributes)
     return cls
+
+
+def make_enum(
+    track: Callable[..., type], kind: Any, bases: tuple[type, ...], name: str, *rest: Any
+) -> type:
+    """Make an enum of metaclass ``kind`` with its members; cloudpickle uses the metaclass of its base.
+
+    Code of the notebook's metaclasses does not run again. ``track``: cloudpickle's function by which a class
+    that is read twice is the same class.
+    """
+    qualname, members, module, tracker, _ = rest
+    library: Any = next(base for base in kind.__mro__ if base.__module__ != "__main__")
+    body = library.__prepare__(name, bases)
+    for member, value in members.items():
+        body[member] = value
+    cls = library.__new__(kind, name, bases, body)
+    cls.__module__, cls.__qualname__ = module, qualname
+    return track(tracker, cls)
 
 
 class _Quiet:
@@ -216,10 +253,12 @@ def restore_cached_function(function: Any, parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def restore_registry(function: Any, registry: dict[type, Any]) -> None:
-    """Register the other implementations of a function of ``functools.singledispatch``."""
+def restore_registry(function: Any, state: tuple[dict[type, Any], dict[str, Any] | None]) -> None:
+    """Give a function of ``functools.singledispatch`` its other implementations and attributes."""
+    registry, attributes = state
     for kind, implementation in registry.items():
         function.register(kind, implementation)
+    vars(function).update(attributes or {})
 
 
 def restore_object(cls: type, *args: Any) -> Any:
@@ -233,13 +272,26 @@ def restore_object(cls: type, *args: Any) -> Any:
         return next(base for base in (dict, list, object) if issubclass(cls, base)).__new__(cls)
 
 
-def restore_immutable(base: type, cls: type, *args: Any) -> Any:
-    """Make an instance of ``cls`` from its contents, by the ``__new__`` of a builtin type."""
-    return base.__new__(cls, *args)
+def restore_by_library(is_called: bool, library: Any, cls: type, *args: Any) -> Any:
+    """Make an instance of ``cls`` by its base class. ``is_called``: pickle would call the class itself."""
+    obj = library.__new__(cls, *args)
+    if is_called and library.__init__ is not object.__init__:
+        library.__init__(obj, *args)
+    return obj
 
 
 def restore_same(obj: Any) -> Any:
     return obj
+
+
+_referents: list[Any] = []
+"""Objects of weak proxies: in the writer's process, something that is perhaps not sent kept them alive."""
+
+
+def restore_weak_proxy(obj: Any) -> Any:
+    """Make a weak proxy for an object, which stays alive."""
+    _referents.append(obj)
+    return weakref.proxy(obj)
 
 
 def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:

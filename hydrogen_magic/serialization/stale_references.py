@@ -99,5 +99,5 @@ def parts_of(obj: Any) -> dict[int, Any]:
 
 def _may_refer(value: Any) -> bool:
     """Whether everything in a value is worth a look: an object of torch's or of the notebook's classes."""
-    homes = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    homes = {str(base.__module__).partition(".")[0] for base in type(value).__mro__}
     return bool(homes & {"__main__", "torch"})

@@ -646,6 +646,23 @@ def test_queries_of_pandas_name_variables(notebook: Notebook, ranks: Ranks) -> N
     notebook.capture("frame.query('x > @nobody and x != \"me@low\"')")
 
 
+def test_sql_names_variables(notebook: Notebook, ranks: Ranks) -> None:
+    pytest.importorskip("duckdb")
+    notebook.cell("""
+        import duckdb, polars as pl, pyarrow as pa
+        rows, more = pa.table({"x": [1, 2]}), pa.table({"x": [2], "y": [5]})
+        frame, unused = pl.DataFrame({"z": [7]}), [1]
+        def joined():
+            return duckdb.query("select y from rows r join more using (x)").fetchall()
+    """)
+    captured = notebook.capture("""
+        total = duckdb.sql("SELECT sum(rows.x + unused) FROM rows, (SELECT 1 AS unused)").fetchall()
+        total, joined(), pl.sql("select z from frame", eager=True).to_dicts()
+    """)
+    assert ranks.run(captured).value == ([(5,)], [(5,)], [{"z": 7}])
+    assert "unused" not in {item.name for item in captured.inventory}
+
+
 def test_what_an_object_leaves_behind_is_not_captured(notebook: Notebook) -> None:
     notebook.cell("""
         import threading

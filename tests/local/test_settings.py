@@ -69,6 +69,12 @@ loud.propagate = False
 loud.addHandler(logging.StreamHandler(sys.stdout))
 loud.handlers[0].setFormatter(Shout())
 logging.getLogger("quiet").setLevel("ERROR")
+class Redact(logging.Filter):
+    def filter(self, record): return "secret" not in record.getMessage()
+loud.addFilter(Redact())
+logging.getLogger("torch").addFilter(lambda record: "hidden" not in record.getMessage())
+logging.root.handlers[0].addFilter(logging.Filter("root"))
+logging.addLevelName(25, "NOTE")
 warnings.filterwarnings("ignore", category=UserWarning)
 warnings.filterwarnings("error", message="fatal")
 decimal.getcontext().prec = 5
@@ -76,6 +82,9 @@ sys.setrecursionlimit(1234)
 """
 
 USE = """
+loud.info("a secret"); logging.getLogger("torch").warning("hidden")
+logging.getLogger("other").error("hidden")
+print(logging.getLevelName(25), logging.getLevelName("NOTE"))
 logging.info("seen"); loud.info("seen"); logging.getLogger("quiet").warning("hidden")
 warnings.warn("hidden")
 try:
@@ -107,7 +116,8 @@ pd.reset_option("display")
 sklearn.set_config(transform_output="default", working_memory=1024)
 plt.rcdefaults()
 logging.basicConfig(level="WARNING", force=True, handlers=handlers)
-loud.handlers.clear()
+loud.handlers.clear(); loud.filters.clear(); logging.getLogger("torch").filters.clear()
+logging._nameToLevel.pop(logging._levelToName.pop(25))
 loud.propagate = True
 logging.getLogger("quiet").setLevel("NOTSET")
 decimal.getcontext().prec = 28
@@ -140,7 +150,11 @@ def test_libraries_have_the_notebooks_settings(
         "torch: default dtype",
         "scale",
     } <= digests.keys() and "pandas: display.max_rows" not in digests
-    assert "root: seen\nSEEN\nfatal\n" in expected and "<1.5>" in expected and "2.5" in expected
+    assert (
+        "NOTE 25\nroot: seen\nSEEN\nfatal\n" in expected
+        and "<1.5>" in expected
+        and "2.5" in expected
+    )
     assert "DataFrame 512" in expected
     named = {item.name: item.why for item in captured.inventory if item.kind == "setting"}
     assert {"torch", "numpy", "pandas", "sklearn", "matplotlib", "logging"} <= named.keys()
@@ -163,6 +177,20 @@ def test_a_library_that_a_rank_imports_later_gets_its_settings(
     assert ranks.run(captured).value == (False, 7)
 
 
+def test_a_session_replaces_the_notebooks_filters_of_logging() -> None:
+    logger, refused = logging.getLogger("of_filters"), list[str]()
+    own, first, second = logging.Filter("own"), logging.Filter("first"), logging.Filter("second")
+    logger.addFilter(own)
+    kept = settings.NotebookSettings()
+    for digest, sent in enumerate(([first], [second], [])):
+        state = (10, True, False, [], sent)
+        setting = Setting("logging", "logging", "of_filters", state)
+        kept.apply([setting], {setting.label: str(digest)}, refused.append)
+        assert logger.filters == [own, *sent]
+    kept.undo_others([], refused.append)
+    assert (logger.level, logger.filters, refused) == (0, [own], [])
+
+
 def test_a_session_undoes_what_its_cells_no_longer_bring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +198,9 @@ def test_a_session_undoes_what_its_cells_no_longer_bring(
     context, refused = decimal.getcontext(), list[str]()
     sent = [
         Setting("decimal", "decimal", "precision", 5),
-        Setting("logging", "logging", "of_a_rank", (10, True, False, [("stdout", 0, None)])),
+        Setting(
+            "logging", "logging", "of_a_rank", (10, True, False, [("stdout", 0, None, [])], [])
+        ),
         Setting("warnings", "warnings", "error UserWarning", ("error", "x", UserWarning, "", 0)),
         Setting("attribute", "mylib_of_later", "RATE", 1),
     ]
@@ -223,6 +253,27 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     (warning,) = captured.warnings
     assert "mylib.lock" in warning and "mylib.STEPS = 20 (10 in its file)" in warning
     assert "unused" not in {item.name for item in captured.inventory}
+
+
+def test_functions_in_modules_that_the_cell_does_not_mention(
+    notebook: Notebook, ranks: Ranks
+) -> None:
+    """As for ``ssl._create_default_https_context = ssl._create_unverified_context``, which urllib uses."""
+    notebook.cell("""
+        import colorsys, functools, textwrap
+        before, high = (colorsys.rgb_to_hsv, textwrap.indent), 7
+        colorsys.rgb_to_hsv = lambda *colors: high
+        textwrap.indent = functools.partial(textwrap.indent, prefix="> ")
+    """)
+    try:
+        captured = notebook.capture("""
+            import importlib
+            modules = [importlib.import_module(name) for name in ("colorsys", "textwrap")]
+            modules[0].rgb_to_hsv(1, 1, 1), modules[1].indent("a")
+        """)
+    finally:
+        notebook.cell("colorsys.rgb_to_hsv, textwrap.indent = before")
+    assert ranks.run(captured).value == (7, "> a")
 
 
 def test_properties_of_modules_and_contexts_of_decimal(notebook: Notebook, ranks: Ranks) -> None:
@@ -339,7 +390,7 @@ def test_settings_of_a_spark_task_are_undone_at_its_end() -> None:
         Setting("torch", "torch", "grad mode", False),
         Setting("numpy", "numpy", "seterr(divide)", "raise"),
         Setting("sklearn", "sklearn", "transform_output", "pandas"),
-        Setting("logging", "logging", "root", (10, True, False, [("stdout", 0, None)])),
+        Setting("logging", "logging", "root", (10, True, False, [("stdout", 0, None, [])], [])),
         Setting("warnings", "warnings", "", ("error", "x", ("builtins", "UserWarning"), "", 0)),
         Setting("attribute", "string", "added", 1),
         Setting("attribute", "string", "digits", "x"),

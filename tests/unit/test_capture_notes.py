@@ -39,12 +39,17 @@ REGISTRATIONS = {
         "x.geo",
         "`geo` by library.register_accessor()",
     ),
+    "tqdm = library\ntqdm.pandas()": (
+        "class S: progress_apply = 1\nS.progress_apply",
+        "`progress_apply` by tqdm.pandas()",
+    ),
     "from library import register\n@register(name='b')\ndef b(): pass": (
         "b()",
         "`b` by register()",
     ),
 }
 SILENT = {
+    "def f(x): return x\nbox = [1]\nlibrary.register(box, 'append', f)": "box.append(f(1))",
     "def f(x): return x\nlibrary.register(f)": "library.register(f); f(1)",
     "def f(x): return x\nlibrary.register(print)": "f(1)",
     "class Hooks:\n def register(self, f): self.f = f\nhooks = Hooks()\nf = lambda: 1\nhooks.register(f)": (
@@ -57,7 +62,7 @@ LIBRARY = """
 import sys, types
 library = sys.modules["library"] = types.ModuleType("library")
 exec("def register(*x, **k): return register_kind\\ndef register_kind(x): return x", vars(library))
-library.register_accessor = library.register
+library.register_accessor = library.pandas = library.register
 library.tree = types.SimpleNamespace(register_node=print)
 """
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hydrogen_magic.errors import CaptureError
-from tests.capture_rig import Notebook, inline
+from tests.capture_rig import Notebook, inline, write
 
 # ── functions with globals of their own ──────────────────────────────────────────────────────────
 
@@ -59,6 +60,34 @@ def test_functions_made_by_exec_share_their_own_globals(notebook: Notebook) -> N
         f, g = names["f"], names["g"]
     """)
     assert inline(notebook.capture("f(), g(), f(), k")) == (5, 6, 6, 1)
+
+
+def test_modules_that_cannot_be_imported(notebook: Notebook, tmp_path: Path) -> None:
+    """Such as one of a file that another module has the name of; its functions use its variables."""
+    code = (
+        "LR = {}\nclass Net:\n    def rate(self): return LR\ndef rates(): return LR, Net().rate()\n"
+    )
+    write(tmp_path, {"rates.py": code.format(1), "old/rates.py": code.format(2)})
+    notebook.cell(f"""
+        import importlib.util, sys, types
+        sys.path.insert(0, {str(tmp_path)!r})
+        import rates as new
+        spec = importlib.util.spec_from_file_location("rates", {str(tmp_path / "old" / "rates.py")!r})
+        old = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(old)
+        a_call, net = old.rates, old.Net()
+        made = types.ModuleType("made")
+        exec("k = 1\\ndef get(): return k", made.__dict__)
+    """)
+    before = notebook.capture(
+        "old.rates(), new.rates(), a_call(), net.rate(), type(net) is old.Net"
+    )
+    assert inline(before) == ((2, 2), (1, 1), (2, 2), 2, True)
+    after = notebook.capture(
+        "old.LR = 5; made.k = 3\nold.rates(), a_call(), net.rate(), made.get()"
+    )
+    assert inline(after) == ((5, 5), (5, 5), 5, 3)
+    assert notebook.names["old"].LR == 2
 
 
 # ── objects that answer every attribute ──────────────────────────────────────────────────────────
@@ -268,6 +297,117 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "import numpy as np\ntype(x) is np.recarray, x.age.sum(), x[0].age",
         (True, 0, 0),
     ),
+    """
+    import enum
+    class Meta(enum.EnumMeta):
+        made = []
+        def __new__(meta, name, *args, **options):
+            Meta.made.append(name)
+            return super().__new__(meta, name, *args, **options)
+        def __contains__(cls, value): return any(value == one.value for one in cls)
+        def __call__(cls, value, *args): return super().__call__(value.lower(), *args)
+    class Base(enum.Enum, metaclass=Meta):
+        def shown(self): return self.name
+    class x(Base): RED = "red"; CRIMSON = RED
+    """: (
+        "'red' in x, x('RED') is x.RED is x.CRIMSON, x.RED.shown(), type(Base) is Meta, Meta.made",
+        (True, True, "RED", True, ["Base", "x"]),
+    ),
+    """
+    import typing
+    T = typing.TypeVar("T")
+    class Pair(typing.NamedTuple, typing.Generic[T]):
+        first: T
+        second: T
+    x = Pair[int](1, 2)
+    """: ("x.first, Pair[str]('a', 'b'), Pair[int] == Pair[int]", (1, ("a", "b"), True)),
+    """
+    import functools
+    def make():
+        @functools.cache
+        def count(n): return n and count(n - 1) + 1
+        @functools.singledispatch
+        def shown(n): return [shown("")] if n else "any"
+        @shown.register
+        def _(n: int): return "int", shown(None)
+        count.tag = shown.tag = 3
+        return count, shown
+    x, y = make()
+    """: ("x(3), x.tag, y(1), y([1]), y.tag", (3, 3, ("int", "any"), ["any"], 3)),
+    """
+    import weakref
+    class Node:
+        def __init__(self, parent=None):
+            self.value, self.children, self.parent = 1, [], parent and weakref.proxy(parent)
+        def __call__(self): return self.value
+    root = Node(); root.children.append(Node(root)); x = root.children[0]
+    def of_another(node): return weakref.proxy(node), node
+    y, kept = of_another(Node())
+    """: (
+        "root.value = 5\nx.parent.value, x.parent(), y.value, type(y).__name__",
+        (5, 5, 1, "CallableProxyType"),
+    ),
+    """
+    class Both(dict):
+        def __init__(self): self.keys_of = {}
+        def __setitem__(self, key, value):
+            self.keys_of[value] = key
+            super().__setitem__(key, [value])
+    class Doubling(list):
+        def append(self, item): super().append(item * 2)
+        def extend(self, items): [self.append(item) for item in items]
+    x = Both(); x["a"] = 1; y = Doubling(); y.append(2); y.me = y
+    """: ("x, x.keys_of, y, y.me is y", ({"a": [1]}, {1: "a"}, [4], True)),
+    """
+    import collections, datetime, decimal, fractions, pathlib, random
+    class Day(datetime.date):
+        __slots__ = ("name",)
+        def __new__(cls, name):
+            self = super().__new__(cls, 2024, 1, 2)
+            self.name = name
+            return self
+    class Price(decimal.Decimal):
+        def __new__(cls, value, unit):
+            self = super().__new__(cls, value)
+            self.unit = unit
+            return self
+    class Draws(random.Random):
+        def __init__(self, name):
+            super().__init__(3)
+            self.name = name
+    class Logged(collections.OrderedDict):
+        def __init__(self, log): self.log = log
+        def __setitem__(self, key, value): self.log.append(key); super().__setitem__(key, value)
+    class Several(set):
+        def __init__(self, *items): super().__init__(items)
+    class Folder(type(pathlib.Path())): pass
+    x = [Day("new"), Price("1.5", "EUR"), Logged([]), Several(1, 2), Draws("d"), Folder("a")]
+    x[2]["k"] = x; x[5].tag = hash(x[5]) and 4
+    """: (
+        "x[0].name, x[0].day, x[1] * 2, x[1].unit, x[2].log, x[2]['k'] is x, x[3] == {1, 2}, x[4].name,"
+        " round(x[4].random(), 3), x[5].tag, {x[5]: 1}[pathlib.Path('a')], type(x[5]) is Folder",
+        ("new", 2, 3, "EUR", ["k"], True, True, "d", 0.238, 4, 1, True),
+    ),
+    """
+    import types
+    class Config:
+        def __init__(self): self.items = {}; self.shown = types.MappingProxyType(self.items)
+    x = Config(); x.items["me"] = x.shown
+    """: ("x.items['lr'] = 1\nx.shown['lr'], x.shown['me'] is x.shown", (1, True)),
+    """
+    import numpy as np
+    class Length(np.ndarray):
+        def __new__(cls, values, unit):
+            self = np.asarray(values).view(cls)
+            self.unit = unit
+            return self
+        def __array_finalize__(self, other): self.unit = getattr(other, "unit", None)
+    x = [Length([1, 2], "km"), Length([[1, 2], [3, 4]], "m")[:, 1], np.ma.array([1, 2], mask=[0, 1])]
+    """: (
+        "(x[0] * 2).unit, x[1].unit, x[1].tolist(), type(x[1]) is Length, x[2].sum(), x[2].fill_value,"
+        " __import__('numpy').ma.array([1]).mask is __import__('numpy').ma.nomask",
+        ("km", "m", [2, 4], True, 1, 999999, True),
+    ),
     "x = open('/dev/null')\nx.close()": ("x.closed, x.name, x.mode", (True, "/dev/null", "r")),
     """
     import polars
@@ -360,6 +500,17 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "[each.tolist() for each in x.unbind()]",
         [[1], [1, 1]],
     ),
+    """
+    import pydantic, threading
+    unsent = threading.Lock()
+    class Item(pydantic.BaseModel): n: int
+    @pydantic.validate_call
+    def x(n: int, item: "Item | None" = None) -> int: return n * 2
+    """: ("x('4', Item(n=1)), x(1, {'n': 2}), x.__name__", (8, 2, "x")),
+    "x = type('x', (), {'__module__': None, 'v': 1, 'f': lambda self: self.v})()": (
+        "x.f(), type(x).__module__",
+        (1, None),
+    ),
     "import sys\nx = {'python': sys.version_info}": ("x['python'] is sys.version_info", True),
 }
 
@@ -415,6 +566,16 @@ SHARED: dict[str, tuple[str, str, Any]] = {
         "a = np.zeros(9, [('p', int), ('q', float)]); x = a['q']; y = a[:3]; y.flags.writeable = False",
         "x[:] = 1\na['q'].sum(), y['q'].sum(), y.flags.writeable, a.flags.writeable",
         (9, 3, False, True),
+    ),
+    "a matrix and a masked array": (
+        "a = np.arange(4.0).reshape(2, 2); x = np.ma.array(a, copy=False, mask=a > 2); m = np.asmatrix(a)",
+        "x[0] = 9\na.tolist(), m.tolist(), x.sum()",
+        ([[9, 9], [2, 3]], [[9, 9], [2, 3]], 20),
+    ),
+    "records": (
+        "a = np.zeros(3, [('p', int), ('q', float)]); x = a.view(np.recarray); y = x.q",
+        "x.p[0] = 9; y[1] = 5\na.tolist(), type(x).__name__",
+        ([(9, 0), (0, 5), (0, 0)], "recarray"),
     ),
     "torch.from_numpy": (
         "a = np.zeros(5000); x = torch.from_numpy(a)[:10]",
@@ -497,6 +658,12 @@ def test_only_the_part_in_use_is_sent(notebook: Notebook, made: str) -> None:
     captured = notebook.capture(PARTS[made])
     assert captured.payload.nbytes < 30_000
     assert inline(captured)
+
+
+def test_a_weak_proxy_of_an_object_that_is_gone_is_refused(notebook: Notebook) -> None:
+    notebook.cell("import weakref\nclass C: pass\nc = C(); x = [weakref.proxy(c)]; del c")
+    with pytest.raises(CaptureError, match=r"`x\[0\]` .* object that is gone; delete it"):
+        notebook.capture("x")
 
 
 def test_overlapping_views_are_sent_once(notebook: Notebook) -> None:

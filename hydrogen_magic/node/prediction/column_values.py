@@ -49,7 +49,8 @@ def array_from(
         shown = describe(value) if dtype is None else f"{describe(value)} of {dtype}"
         raise MisfitError(
             f"predict returned column {name!r} ({shown}) with values that have no common type"
-            f" ({error})"
+            f" ({error})",
+            remedy="convert them to one type, such as text",
         ) from error
 
 
