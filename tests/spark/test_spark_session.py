@@ -398,6 +398,17 @@ SAID = [
          "executors cannot run /opt/py/python (No such file or directory): create a new session "
          "with PYSPARK_PYTHON set to a Python that exists there"
      )),
+    ("An error occurred while calling o48.collectToPython.\n: org.apache.spark.SparkException: Job "
+     "aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0 "
+     "in stage 0.0 (TID 0) (10.0.0.7 executor 0): org.apache.spark.SparkException: \n"
+     "Error from python worker:\n  Traceback (most recent call last):\n    File \"daemon.py\", line 42\n"
+     "  SyntaxError: invalid syntax\n  \nPYTHONPATH was:\n  /opt/spark/pyspark.zip\n"
+     "org.apache.spark.SparkException: EOFException occurred while reading the port number from "
+     "pyspark.daemon's stdout.\n\tat org.apache.spark.api.python.PythonWorkerFactory.create(X.scala:1)",
+     "python", (
+         "Python does not start on executors (SyntaxError: invalid syntax): create a new session "
+         "with PYSPARK_PYTHON set to a Python that Spark supports"
+     )),
     *(
         (f"An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
          f'  File "<ipython-input-1>", line 4, in lookup\n{said}',
