@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hydrogen_magic.driver.datasets import folders, handles, writing
@@ -134,7 +133,8 @@ def _path_for_spark(folder: str) -> str:
         return folder
     if folder.startswith("/dbfs/"):
         return f"dbfs:{folder.removeprefix('/dbfs')}"
-    return Path(folder).as_uri()  # a path alone may be one of HDFS
+    # A path alone may be one of HDFS. Hadoop decodes no URL: %20 would be part of the folder's name.
+    return f"file://{folder}"
 
 
 def _check_visible(folder: str, n_rows: int) -> None:
