@@ -173,6 +173,12 @@ def test_column_types_are_preserved(spark: Any) -> None:
     ]  # fmt: skip
 
 
+SUM_OF_A_VECTOR = """
+import hydrogen_magic as hm
+total = hm.udf(lambda batch: [v.sum() for v in batch["v"]], "total double", columns=["v"])
+"""
+
+
 @mostly_on_classic
 def test_vectors_are_arrays(spark: Any) -> None:
     """Those of Spark ML, dense and sparse."""
@@ -183,6 +189,15 @@ def test_vectors_are_arrays(spark: Any) -> None:
     body = "def predict(batch):\n    return {'sum': [v.sum() for v in batch['vector']]}"
     found = inferred(frame, body).collect()
     assert [(list(row[0]), row[1]) for row in found] == [([1.0, 2.0], 3.0), ([0.0, 3.0], 3.0)]
+    with shells.loaded_shell() as shell:
+        shell.push({"spark": spark})
+        shell.run_cell(SUM_OF_A_VECTOR).raise_error()
+        total = shell.user_ns["total"]
+    assert [row[0] for row in frame.select(total("vector")).collect()] == [3.0, 3.0]
+    frame.createOrReplaceTempView("vectors_of_udf")
+    spark.udf.register("total", total)
+    by_sql = spark.sql("SELECT total(vector) FROM vectors_of_udf")
+    assert [row[0] for row in by_sql.collect()] == [3.0, 3.0]
 
 
 @mostly_on_classic

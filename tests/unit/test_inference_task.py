@@ -1,4 +1,4 @@
-"""How Spark's Python workers import the package that they are sent."""
+"""How Spark's Python workers import the package that they are sent, and which rows ``predict`` gets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import io
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from hydrogen_magic.driver.placements.remote import packaging
-from hydrogen_magic.node.spark.inference_task import _Zip
+from hydrogen_magic.node.spark.inference_task import _batch, _Zip
 
 ROOT = "/hydrogen_magic.zip/hydrogen_magic"
 
@@ -70,3 +72,39 @@ def test_a_file_that_is_no_module_has_no_bytecode(tmp_path: Path) -> None:
     """Packages of plug-ins may have templates."""
     (tmp_path / "template.py").write_text("import {{ module }}")
     assert packaging._bytecode(tmp_path / "template.py") is None
+
+
+# ── arguments of a function ──────────────────────────────────────────────────────────────────────
+
+
+def vectors(*rows: dict[str, Any] | None) -> pa.StructArray:
+    """Return vectors of Spark ML as Spark passes them."""
+    indices, values = pa.list_(pa.int32()), pa.list_(pa.float64())
+    parts = {"type": pa.int8(), "size": pa.int32(), "indices": indices, "values": values}
+    return pa.array(rows, pa.struct(parts))
+
+
+DENSE: Any = {"type": 1, "values": [1.0, 2.0]}
+SPARSE: Any = {"type": 0, "size": 3, "indices": [1], "values": [5.0]}
+
+
+@pytest.mark.parametrize("rows", [[DENSE, None], [SPARSE, None, DENSE]])
+@pytest.mark.parametrize("names", [["v"], None])
+def test_vectors_of_spark_ml_are_arrays(rows: list[Any], names: list[str] | None) -> None:
+    """Also as the only argument in SQL, where they are structs themselves."""
+    expected = [{id(DENSE): [1.0, 2.0], id(SPARSE): [0.0, 5.0, 0.0]}.get(id(row)) for row in rows]
+    column = vectors(*rows)
+    in_struct = _batch(pa.StructArray.from_arrays([column], ["v"]), names)
+    assert in_struct.to_pydict() == {"v": expected}
+    assert _batch(column, names).column(0).to_pylist() == expected
+    (number, array) = _batch((pa.array(range(len(rows))), column), ["n", "v"]).columns
+    assert (number.to_pylist(), array.to_pylist()) == ([*range(len(rows))], expected)
+
+
+def test_a_struct_is_the_only_column_or_has_all_of_them() -> None:
+    struct = pa.array([{"a": 1, "b": 2}, None], pa.struct({"a": pa.int64(), "b": pa.int64()}))
+    assert _batch(struct, None).to_pydict() == {"a": [1, None], "b": [2, None]}
+    assert _batch(struct, ["x", "y"]).num_columns == 2
+    assert _batch(struct, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
+    passed = pa.StructArray.from_arrays([struct], ["s"])
+    assert _batch(passed, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
