@@ -13,6 +13,7 @@ import pytest
 
 from hydrogen_magic.driver.placements.remote import packaging
 from hydrogen_magic.node.spark.inference_task import _batch, _Zip
+from hydrogen_magic.node.worker import spark_inference
 
 ROOT = "/hydrogen_magic.zip/hydrogen_magic"
 
@@ -108,3 +109,30 @@ def test_a_struct_is_the_only_column_or_has_all_of_them() -> None:
     assert _batch(struct, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
     passed = pa.StructArray.from_arrays([struct], ["s"])
     assert _batch(passed, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
+
+
+# ── time zones ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("java", "python"),
+    [
+        ("GMT+8", "+08:00"), ("UTC+08:00", "+08:00"), ("+8", "+08:00"), ("-0530", "-05:30"),
+        ("Z", "UTC"), ("Europe/Berlin", "Europe/Berlin"), (None, None),
+    ],
+)  # fmt: skip
+def test_a_zone_of_the_session_that_only_java_knows(java: str | None, python: str | None) -> None:
+    kind, known = pa.timestamp("us", java), pa.timestamp("us", python)
+    nested = pa.struct([pa.field("l", pa.list_(pa.field("element", kind, nullable=False)))])
+    rows = pa.RecordBatch.from_pydict(
+        {"at": pa.array([0, None], kind), "m": pa.array([[(1, 0)]] * 2, pa.map_(pa.int64(), kind)),
+         "s": pa.array([{"l": [0]}, None], nested)},
+    )  # fmt: skip
+    ((_, chunk),) = spark_inference._chunks(iter([rows]), 4)
+    assert chunk.schema.field("at").type == known
+    assert not chunk.schema.field("s").type.field("l").type.value_field.nullable
+    assert chunk.column("at").cast(pa.int64()).to_pylist() == [0, None]
+    frame = chunk.to_pandas()
+    assert [str(frame.s[0]["l"][0]), str(frame.m[0][0][1])] == [
+        str(frame["at"][0])
+    ] * 2 or java is None
