@@ -560,6 +560,27 @@ def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
         assert [row.p for row in by_place.collect()] == expected
 
 
+@pytest.mark.exhaustive
+@on_classic
+def test_a_stream_takes_a_function(spark: Any, tmp_path: Path) -> None:
+    import hydrogen_magic as hm
+
+    spark.range(0, 4, 1, 1).write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema("id long").parquet(str(tmp_path / "rows"))
+    with pytest.raises(InferError, match=r"streaming DataFrame: .* hm\.udf\(predict, schema\)"):
+        inferred(stream, TWICE, schema="twice bigint")
+    with pytest.raises(TypeError, match="write the stream to a table"):
+        hm.dataset(stream)
+    with shells.loaded_shell() as shell:
+        shell.push({"spark": spark})
+        shell.run_cell(OF_ONE_SESSION).raise_error()
+        scored = stream.select(shell.user_ns["same"]("id").alias("same"))
+    writer = scored.writeStream.format("memory").queryName("predicted_stream")
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S)
+    assert sorted(spark.table("predicted_stream").collect()) == [(n,) for n in range(4)]
+
+
 OF_ONE_SESSION = """
 import hydrogen_magic as hm
 same = hm.udf(lambda batch: batch["id"], "same bigint")

@@ -83,7 +83,10 @@ def dataset(frame: Any, path: AnyPath | None, *, reuse: bool) -> DatasetHandle:
 
 def _check(frame: Any) -> None:
     if frame.isStreaming:
-        raise TypeError("hm.dataset() does not support a streaming DataFrame")
+        raise TypeError(
+            "hm.dataset() does not support a streaming DataFrame: write the stream to a table, and pass"
+            " what spark.read has of it"
+        )
     try:
         refuse_unsupported(frame.schema)
     except InferError as error:
