@@ -30,6 +30,8 @@ AnyPath = str | os.PathLike[str]
 
 _HIDDEN = (".", "_", "lost+found")
 """Readers of Parquet ignore files whose names begin so: ``_SUCCESS``, ``.part-0.crc``."""
+_TABLE_LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
+"""Folder -> tables in whose folder it is. Beside their rows these have files with older versions of them."""
 _MAGIC = frozenset("*[")
 """Characters of a glob in a URL, in which a question mark begins the options."""
 _NOT_QUOTED = "/:@?&=%+,"
@@ -75,7 +77,7 @@ def find(paths: AnyPath | Sequence[AnyPath]) -> DataFiles:
         FileNotFoundError: There are none; names the nearest existing folder.
         ImportError: The driver of the URL's scheme is not installed.
         OSError: The store does not answer, or refuses access.
-        ValueError: A list is empty or names several stores.
+        ValueError: A list is empty or names several stores, or a folder is a table of Delta or Hudi.
     """
     if isinstance(paths, (str, os.PathLike)):
         return _find(os.fspath(paths))
@@ -203,7 +205,7 @@ def _files_at(path: Path, above: frozenset[tuple[int, int]] = frozenset()) -> It
         yield path
     elif path.is_dir() and (here := _identity(path)) not in above:
         for entry in path.iterdir():
-            if not entry.name.startswith(_HIDDEN):
+            if entry.name in _TABLE_LOGS or not entry.name.startswith(_HIDDEN):
                 yield from _files_at(entry, above | {here})
 
 
@@ -221,10 +223,24 @@ def _missing(what: str, nearest: str) -> FileNotFoundError:
 def _visible(
     filesystem: Any, root: Path, files: Iterator[Path], pattern: tuple[str, ...], what: str
 ) -> DataFiles:
-    visible = sorted({file for file in files if not _is_hidden(file.relative_to(root))})
+    found = set(files)
+    for file in found:
+        _refuse_table(file.relative_to(root), what)
+    visible = sorted(file for file in found if not _is_hidden(file.relative_to(root)))
     if not visible:
         raise FileNotFoundError(f"there are no files in {what}")
     return DataFiles(filesystem, root, tuple(visible), (pattern,))
+
+
+def _refuse_table(path: Path, what: str) -> None:
+    """Raise ValueError for a file of a table's log, which alone knows the files with the table's rows."""
+    kind = next((_TABLE_LOGS[part] for part in path.parts[:-1] if part in _TABLE_LOGS), None)
+    if kind is not None:
+        raise ValueError(
+            f"{what} has a {kind} table, with files of deleted and replaced rows beside its own: pass a frame"
+            f" of its rows, such as spark.read.format('{kind.lower()}').load(path), to hm.shard() as"
+            " hm.dataset(frame); a glob of files, such as *.parquet, takes all of them"
+        )
 
 
 def _is_hidden(path: Path) -> bool:

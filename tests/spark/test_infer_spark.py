@@ -173,6 +173,12 @@ def test_column_types_are_preserved(spark: Any) -> None:
     ]  # fmt: skip
 
 
+SUM_OF_A_VECTOR = """
+import hydrogen_magic as hm
+total = hm.udf(lambda batch: [v.sum() for v in batch["v"]], "total double", columns=["v"])
+"""
+
+
 @mostly_on_classic
 def test_vectors_are_arrays(spark: Any) -> None:
     """Those of Spark ML, dense and sparse."""
@@ -183,6 +189,15 @@ def test_vectors_are_arrays(spark: Any) -> None:
     body = "def predict(batch):\n    return {'sum': [v.sum() for v in batch['vector']]}"
     found = inferred(frame, body).collect()
     assert [(list(row[0]), row[1]) for row in found] == [([1.0, 2.0], 3.0), ([0.0, 3.0], 3.0)]
+    with shells.loaded_shell() as shell:
+        shell.push({"spark": spark})
+        shell.run_cell(SUM_OF_A_VECTOR).raise_error()
+        total = shell.user_ns["total"]
+    assert [row[0] for row in frame.select(total("vector")).collect()] == [3.0, 3.0]
+    frame.createOrReplaceTempView("vectors_of_udf")
+    spark.udf.register("total", total)
+    by_sql = spark.sql("SELECT total(vector) FROM vectors_of_udf")
+    assert [row[0] for row in by_sql.collect()] == [3.0, 3.0]
 
 
 @mostly_on_classic
@@ -543,6 +558,27 @@ def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
         assert [row[0] for row in of_one_name.collect()] == expected
         by_place = spark.sql("SELECT named(id, `a.b`) AS p FROM rows_of_udf")
         assert [row.p for row in by_place.collect()] == expected
+
+
+@pytest.mark.exhaustive
+@on_classic
+def test_a_stream_takes_a_function(spark: Any, tmp_path: Path) -> None:
+    import hydrogen_magic as hm
+
+    spark.range(0, 4, 1, 1).write.parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.schema("id long").parquet(str(tmp_path / "rows"))
+    with pytest.raises(InferError, match=r"streaming DataFrame: .* hm\.udf\(predict, schema\)"):
+        inferred(stream, TWICE, schema="twice bigint")
+    with pytest.raises(TypeError, match="write the stream to a table"):
+        hm.dataset(stream)
+    with shells.loaded_shell() as shell:
+        shell.push({"spark": spark})
+        shell.run_cell(OF_ONE_SESSION).raise_error()
+        scored = stream.select(shell.user_ns["same"]("id").alias("same"))
+    writer = scored.writeStream.format("memory").queryName("predicted_stream")
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE_S)
+    assert sorted(spark.table("predicted_stream").collect()) == [(n,) for n in range(4)]
 
 
 OF_ONE_SESSION = """

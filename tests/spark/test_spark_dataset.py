@@ -34,9 +34,10 @@ def spark(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """A folder that all see."""
-    (tmp_path / "shared").mkdir()
-    return tmp_path / "shared"
+    """A folder that all see, with a name that URLs write in another way."""
+    folder = tmp_path / "shared ü 100%20"
+    folder.mkdir()
+    return folder
 
 
 on_classic = pytest.mark.parametrize("spark", [CLASSIC], indirect=True)

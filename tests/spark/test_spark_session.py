@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,30 @@ def test_a_threads_own_tags_and_description_stay(session: Session) -> None:
     if not session.is_connect:
         assert marks.getLocalProperty("spark.job.description") == "my job"
         marks.setJobDescription(None)
+
+
+def test_jobs_belong_to_the_thread_that_has_found_the_session(session: Session) -> None:
+    """They run in threads of ours, and Spark knows jobs by the local properties or tags of a thread."""
+    spark = session.spark
+    try:
+        if session.is_connect:
+            spark.addTag("mine")
+        else:
+            spark.sparkContext.setJobGroup("mine", "my jobs")
+        found = sessions._session(spark)
+    finally:
+        if session.is_connect:
+            spark.removeTag("mine")
+        else:
+            for name in ("spark.jobGroup.id", "spark.job.description"):
+                spark.sparkContext.setLocalProperty(name, None)
+    running = InThread(lambda: found.run_tasks(sleep(), 1, None, "of a group"))
+    cancel = spark.interruptTag if session.is_connect else spark.sparkContext.cancelJobGroup
+    deadline = time.monotonic() + PATIENCE_S
+    while running.is_alive() and time.monotonic() < deadline:  # it may not have begun
+        cancel("mine")
+        time.sleep(0.1)
+    assert running.ended(0).kind == "cancelled"
 
 
 def test_cancelled_from_another_thread_just_started_and_long_running(session: Session) -> None:
@@ -397,6 +422,17 @@ SAID = [
      "python", (
          "executors cannot run /opt/py/python (No such file or directory): create a new session "
          "with PYSPARK_PYTHON set to a Python that exists there"
+     )),
+    ("An error occurred while calling o48.collectToPython.\n: org.apache.spark.SparkException: Job "
+     "aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0 "
+     "in stage 0.0 (TID 0) (10.0.0.7 executor 0): org.apache.spark.SparkException: \n"
+     "Error from python worker:\n  Traceback (most recent call last):\n    File \"daemon.py\", line 42\n"
+     "  SyntaxError: invalid syntax\n  \nPYTHONPATH was:\n  /opt/spark/pyspark.zip\n"
+     "org.apache.spark.SparkException: EOFException occurred while reading the port number from "
+     "pyspark.daemon's stdout.\n\tat org.apache.spark.api.python.PythonWorkerFactory.create(X.scala:1)",
+     "python", (
+         "Python does not start on executors (SyntaxError: invalid syntax): create a new session "
+         "with PYSPARK_PYTHON set to a Python that Spark supports"
      )),
     *(
         (f"An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"

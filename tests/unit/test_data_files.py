@@ -46,6 +46,29 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("log", "kind"), [("_delta_log/00000000000000000000.json", "Delta"), (".hoodie/hoodie", "Hudi")]
+)
+def test_a_folder_whose_files_are_not_all_of_a_table_is_refused(
+    log: str, kind: str, tmp_path: Path
+) -> None:
+    """Rows that the table has deleted or replaced would be read, too."""
+    fsspec = pytest.importorskip("fsspec")
+    for file in ("lake/table/day=1/a.parquet", "lake/table/b.parquet", f"lake/table/{log}"):
+        place = tmp_path / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+        fsspec.filesystem("memory").pipe(f"/{tmp_path.name}/{file}", b"")
+    for place in (str(tmp_path), f"memory://{tmp_path.name}"):
+        for path in ("lake", "lake/table", "lake/t*"):
+            with pytest.raises(
+                ValueError, match=rf"has a {kind} table.*format\('{kind.lower()}'\)"
+            ):
+                data_files.find(f"{place}/{path}")
+        names = [file.name for file in data_files.find(f"{place}/lake/table/*.parquet").files]
+        assert names == ["b.parquet"]
+
+
+@pytest.mark.parametrize(
     ("url", "kind", "place"),
     [
         ("s3://lake/rows?region=eu-west-1", "S3FileSystem", "lake/rows"),

@@ -1,4 +1,4 @@
-"""How Spark's Python workers import the package that they are sent."""
+"""How Spark's Python workers import the package that they are sent, and which rows ``predict`` gets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import io
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from hydrogen_magic.driver.placements.remote import packaging
-from hydrogen_magic.node.spark.inference_task import _Zip
+from hydrogen_magic.node.spark.inference_task import _batch, _Zip
+from hydrogen_magic.node.worker import spark_inference
 
 ROOT = "/hydrogen_magic.zip/hydrogen_magic"
 
@@ -70,3 +73,66 @@ def test_a_file_that_is_no_module_has_no_bytecode(tmp_path: Path) -> None:
     """Packages of plug-ins may have templates."""
     (tmp_path / "template.py").write_text("import {{ module }}")
     assert packaging._bytecode(tmp_path / "template.py") is None
+
+
+# ── arguments of a function ──────────────────────────────────────────────────────────────────────
+
+
+def vectors(*rows: dict[str, Any] | None) -> pa.StructArray:
+    """Return vectors of Spark ML as Spark passes them."""
+    indices, values = pa.list_(pa.int32()), pa.list_(pa.float64())
+    parts = {"type": pa.int8(), "size": pa.int32(), "indices": indices, "values": values}
+    return pa.array(rows, pa.struct(parts))
+
+
+DENSE: Any = {"type": 1, "values": [1.0, 2.0]}
+SPARSE: Any = {"type": 0, "size": 3, "indices": [1], "values": [5.0]}
+
+
+@pytest.mark.parametrize("rows", [[DENSE, None], [SPARSE, None, DENSE]])
+@pytest.mark.parametrize("names", [["v"], None])
+def test_vectors_of_spark_ml_are_arrays(rows: list[Any], names: list[str] | None) -> None:
+    """Also as the only argument in SQL, where they are structs themselves."""
+    expected = [{id(DENSE): [1.0, 2.0], id(SPARSE): [0.0, 5.0, 0.0]}.get(id(row)) for row in rows]
+    column = vectors(*rows)
+    in_struct = _batch(pa.StructArray.from_arrays([column], ["v"]), names)
+    assert in_struct.to_pydict() == {"v": expected}
+    assert _batch(column, names).column(0).to_pylist() == expected
+    (number, array) = _batch((pa.array(range(len(rows))), column), ["n", "v"]).columns
+    assert (number.to_pylist(), array.to_pylist()) == ([*range(len(rows))], expected)
+
+
+def test_a_struct_is_the_only_column_or_has_all_of_them() -> None:
+    struct = pa.array([{"a": 1, "b": 2}, None], pa.struct({"a": pa.int64(), "b": pa.int64()}))
+    assert _batch(struct, None).to_pydict() == {"a": [1, None], "b": [2, None]}
+    assert _batch(struct, ["x", "y"]).num_columns == 2
+    assert _batch(struct, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
+    passed = pa.StructArray.from_arrays([struct], ["s"])
+    assert _batch(passed, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
+
+
+# ── time zones ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("java", "python"),
+    [
+        ("GMT+8", "+08:00"), ("UTC+08:00", "+08:00"), ("+8", "+08:00"), ("-0530", "-05:30"),
+        ("Z", "UTC"), ("Europe/Berlin", "Europe/Berlin"), (None, None),
+    ],
+)  # fmt: skip
+def test_a_zone_of_the_session_that_only_java_knows(java: str | None, python: str | None) -> None:
+    kind, known = pa.timestamp("us", java), pa.timestamp("us", python)
+    nested = pa.struct([pa.field("l", pa.list_(pa.field("element", kind, nullable=False)))])
+    rows = pa.RecordBatch.from_pydict(
+        {"at": pa.array([0, None], kind), "m": pa.array([[(1, 0)]] * 2, pa.map_(pa.int64(), kind)),
+         "s": pa.array([{"l": [0]}, None], nested)},
+    )  # fmt: skip
+    ((_, chunk),) = spark_inference._chunks(iter([rows]), 4)
+    assert chunk.schema.field("at").type == known
+    assert not chunk.schema.field("s").type.field("l").type.value_field.nullable
+    assert chunk.column("at").cast(pa.int64()).to_pylist() == [0, None]
+    frame = chunk.to_pandas()
+    assert [str(frame.s[0]["l"][0]), str(frame.m[0][0][1])] == [
+        str(frame["at"][0])
+    ] * 2 or java is None

@@ -667,6 +667,8 @@ def test_a_schema_that_was_asked_for() -> None:
         run(by_batch([1e300] * 3), table, schema="y float")
     with pytest.raises(InferError, match="give the times a time zone, or declare timestamp_ntz"):
         run(by_batch(pd.date_range("2026", periods=3)), table, schema="y timestamp")
+    with pytest.raises(InferError, match=r"without 'y' and with 'k', but --schema declares 'y': "):
+        run(lambda batch: [{"k": 1}] * len(batch), table, schema="y struct<k: int>")
 
 
 @pytest.mark.parametrize(

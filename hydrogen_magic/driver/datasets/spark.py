@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hydrogen_magic.driver.datasets import folders, handles, writing
@@ -84,7 +83,10 @@ def dataset(frame: Any, path: AnyPath | None, *, reuse: bool) -> DatasetHandle:
 
 def _check(frame: Any) -> None:
     if frame.isStreaming:
-        raise TypeError("hm.dataset() does not support a streaming DataFrame")
+        raise TypeError(
+            "hm.dataset() does not support a streaming DataFrame: write the stream to a table, and pass"
+            " what spark.read has of it"
+        )
     try:
         refuse_unsupported(frame.schema)
     except InferError as error:
@@ -134,7 +136,8 @@ def _path_for_spark(folder: str) -> str:
         return folder
     if folder.startswith("/dbfs/"):
         return f"dbfs:{folder.removeprefix('/dbfs')}"
-    return Path(folder).as_uri()  # a path alone may be one of HDFS
+    # A path alone may be one of HDFS. Hadoop decodes no URL: %20 would be part of the folder's name.
+    return f"file://{folder}"
 
 
 def _check_visible(folder: str, n_rows: int) -> None:

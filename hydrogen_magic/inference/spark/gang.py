@@ -146,7 +146,6 @@ class TaskAgentGroup:
         self._n_ranks = n_ranks
         self._session = prepared.session
         self._run = SparkRun(prepared, kept, begun.frame if begun is not None else None)
-        self._predict = _with_inherited_properties(prepared, self._run.result)
         self._interval_s = max(_REPORT_S, n_ranks / _MAX_REPORTS_PER_S)
         self._progress = SparkProgress(n_ranks, self._interval_s)
         self._now_s: Callable[[], float] = time.monotonic
@@ -174,7 +173,7 @@ class TaskAgentGroup:
     ) -> None:
         self._open_files(sink)
         name = f"hydrogen_magic run {attempt.gang}"
-        job = in_daemon_thread(lambda: self._predict(report_to), name)
+        job = in_daemon_thread(lambda: self._run.result(report_to), name)
         try:
             await self._watch(job, sink)
             await self._last_reports(job)
@@ -357,15 +356,3 @@ class TaskAgentGroup:
 
     async def release(self) -> None:
         """Do nothing: Spark keeps its Python workers."""
-
-
-def _with_inherited_properties(
-    prepared: PreparedRun, work: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Return ``work`` with the local properties of this thread, such as a classic session's pool."""
-    if prepared.session.is_connect:
-        return work
-    from pyspark import inheritable_thread_target
-
-    inheriting: Callable[..., Any] = inheritable_thread_target(prepared.session.spark)(work)
-    return inheriting

@@ -197,7 +197,10 @@ def as_error(error: SparkJobError) -> HydrogenError:
 def _checked(frame: Any, options: InferOptions) -> list[str]:
     """Return the frame's columns that come back."""
     if getattr(frame, "isStreaming", False):
-        raise InferError("%%infer does not support a streaming DataFrame")
+        raise InferError(
+            "%%infer does not support a streaming DataFrame: predict with a function of"
+            " hm.udf(predict, schema)"
+        )
     if not frame.columns:
         raise InferError("the frame has no columns: select at least one")
     _refuse_same_names(frame, frame.columns, "the frame")

@@ -263,7 +263,7 @@ class Predictor:
 
     def _joined(self, known: pa.Schema | None, found: pa.Schema) -> pa.Schema:
         if known is not None and self._options.schema is not None:
-            check_columns(known.names, found.names)
+            check_columns(known.names, found.names, are_declared=True)
             return known
         return joined(known, found, as_text=self._may_be_text)
 

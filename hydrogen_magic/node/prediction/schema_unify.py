@@ -96,14 +96,22 @@ def _text_for(*kinds: pa.DataType) -> pa.DataType:
     return pa.large_string() if pa.large_string() in kinds else pa.string()
 
 
-def check_columns(known: list[str], found: list[str]) -> None:
-    """Raise MisfitError if the names of columns are not the same."""
+def check_columns(known: list[str], found: list[str], *, are_declared: bool = False) -> None:
+    """Raise MisfitError if the names of columns are not the same.
+
+    ``are_declared``: the known ones are those of ``--schema``.
+    """
     changes = [f"without {name!r}" for name in known if name not in found]
     changes += [f"with {name!r}" for name in found if name not in known]
     if changes:
+        returned = f"predict returned columns {' and '.join(changes[:5])}, but"
+        if are_declared:
+            raise MisfitError(
+                f"{returned} --schema declares {listed(known)}: return a dict of these columns, or correct"
+                " --schema"
+            )
         raise MisfitError(
-            f"predict returned columns {' and '.join(changes[:5])}, but {listed(known)} for earlier"
-            " rows: return the same columns for every batch"
+            f"{returned} {listed(known)} for earlier rows: return the same columns for every batch"
         )
 
 

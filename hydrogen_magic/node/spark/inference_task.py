@@ -32,6 +32,8 @@ FOREIGN = "this function belongs to another Spark session: call hm.udf again in 
 _KEPT = "_hydrogen_magic_infer"
 _MOST_GUESTS = 2
 """Cells whose models one worker keeps: a frame may depend on two of them, in turn."""
+_VECTOR = ["type", "size", "indices", "values"]
+"""Parts of a vector of Spark ML; the type of a dense one is 1, of a sparse one 0."""
 _ROOT = "/hydrogen_magic.zip"
 """Prefix of the package's paths in tracebacks; there is no such file."""
 
@@ -68,18 +70,64 @@ def serve_arrays(arrays: Any, config: dict[str, Any], package: Any, closure: Any
     If ``config["of_structs"]``, one array of structs has all columns. If ``config["is_column"]``, the
     predictions are the values of the only predicted column; otherwise they are structs.
     """
-    batches = (_batch(each, config["of_structs"]) for each in arrays)
+    of_structs, names = config["of_structs"], config["names"]
+    batches = (_batch(each, names) if of_structs else _of_columns(each) for each in arrays)
     for batch in serve(batches, config, package, closure):
         yield batch.column(0) if config["is_column"] else batch.to_struct_array()
 
 
-def _batch(arguments: Any, of_structs: bool) -> Any:
-    from pyarrow import RecordBatch, StructArray
+def _of_columns(arguments: Any) -> Any:
+    from pyarrow import RecordBatch
 
-    if of_structs and isinstance(arguments, StructArray):
-        return RecordBatch.from_struct_array(arguments)
     columns = list(arguments) if isinstance(arguments, tuple) else [arguments]
     return RecordBatch.from_arrays(columns, [""] * len(columns))
+
+
+def _batch(arguments: Any, names: Any) -> Any:
+    """Return the arguments of a function: the columns in one struct, or unnamed ones from SQL.
+
+    ``names``: those of the function's columns, if it has its own. One column may itself be a struct.
+    """
+    from pyarrow import RecordBatch, StructArray
+
+    if isinstance(arguments, StructArray) and not _is_vector(arguments.type):
+        fields = [field.name for field in arguments.type]
+        if names is None or len(names) > 1 or fields == names:
+            columns = RecordBatch.from_struct_array(arguments).columns
+            return RecordBatch.from_arrays([*map(_as_array, columns)], fields)
+    found = _of_columns(arguments)
+    return type(found).from_arrays([*map(_as_array, found.columns)], found.schema.names)
+
+
+def _is_vector(kind: Any) -> bool:
+    """Return whether a type is that of Spark ML's vectors."""
+    import pyarrow
+
+    is_struct = pyarrow.types.is_struct(kind) and [field.name for field in kind] == _VECTOR
+    return is_struct and kind[0].type == pyarrow.int8() and pyarrow.types.is_list(kind[3].type)
+
+
+def _as_array(column: Any) -> Any:
+    """Return vectors of Spark ML as arrays, and other columns unchanged."""
+    if not _is_vector(column.type):
+        return column
+    import pyarrow
+
+    kinds, _, _, values = column.flatten()
+    if 0 not in kinds.unique().to_pylist():
+        return values
+    return pyarrow.array([*map(_values, column.to_pylist())], values.type)
+
+
+def _values(vector: dict[str, Any] | None) -> list[float] | None:
+    if vector is None:
+        return None
+    if vector["type"] == 1:
+        return list(vector["values"])
+    values = [0.0] * vector["size"]
+    for place, value in zip(vector["indices"], vector["values"], strict=True):
+        values[place] = value
+    return values
 
 
 def _named(batches: Any, names: Any) -> Iterator[Any]:
@@ -94,7 +142,7 @@ def _named(batches: Any, names: Any) -> Iterator[Any]:
         if names is not None and len(own) != len(names):
             raise InferError(
                 f"predict was called with {len(own)} columns, but `columns` of hm.udf names"
-                f" {len(names)} ({', '.join(names)}): pass as many columns as names"
+                f" {len(names)} ({', '.join(names)}): pass as many columns as names, without => in SQL"
             )
         yield type(batch).from_arrays(batch.columns, list(names)) if names else batch
 

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ _MAX_FRAMES = 6
 """Lines of the user's code in a message; more would be a recursion."""
 _CHUNK_S = 0.5
 """How long a chunk of several batches may take."""
+_OFFSET = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d\d))?")
+"""A time zone of Java by its distance from UTC: ``GMT+8``, ``UTC+08:00``, ``+8``."""
 
 
 class CellWorker:
@@ -194,10 +197,34 @@ class _TimedChunkSizer(ChunkSizer):
 def _chunks(batches: Iterator[pa.RecordBatch], batch_size: int) -> Iterator[tuple[int, pa.Table]]:
     """Yield the chunks of a partition, each with the number of its first row."""
     first = next(batches)
+    batches = itertools.chain([first], batches)
+    schema = pa.schema([field.with_type(_in_known_zone(field.type)) for field in first.schema])
+    if schema != first.schema:
+        batches = (pa.Table.from_batches([batch]).cast(schema) for batch in batches)
     sizer, first_row = _TimedChunkSizer(batch_size), 0
-    for chunk in rebatched(itertools.chain([first], batches), first.schema, sizer):
+    for chunk in rebatched(batches, schema, sizer):
         yield first_row, chunk
         first_row += chunk.num_rows
+
+
+def _in_known_zone(kind: pa.DataType) -> pa.DataType:
+    """Return the type for the same times in the same zone by a name that Python knows, at any depth."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        offset = _OFFSET.fullmatch(kind.tz)
+        if offset is not None:
+            return pa.timestamp(kind.unit, f"{offset[1]}{offset[2]:0>2}:{offset[3] or '00'}")
+        return pa.timestamp(kind.unit, "UTC") if kind.tz == "Z" else kind
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_known_zone(kind.value_type)))
+    if pa.types.is_map(kind):
+        key, item = (
+            field.with_type(_in_known_zone(field.type))
+            for field in (kind.key_field, kind.item_field)
+        )
+        return pa.map_(key, item)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_known_zone(field.type)) for field in kind])
+    return kind
 
 
 def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]]) -> pa.RecordBatch:

@@ -102,6 +102,11 @@ _SENTENCES: tuple[tuple[str, str, str], ...] = (
         f"executors cannot run {{}} ({{}}): {_CHOOSE_PYTHON} a Python that exists there",
     ),
     (
+        "python",
+        r"Error from python worker:\n.*?([^\n]*\S)\s*\nPYTHONPATH was:",
+        f"Python does not start on executors ({{}}): {_CHOOSE_PYTHON} a Python that Spark supports",
+    ),
+    (
         "worker_lost",
         "Python worker exited unexpectedly",
         "a Python worker on an executor exited unexpectedly (killed, or out of memory)",

@@ -123,6 +123,12 @@ def worker_environment(session: AnySession) -> dict[str, str]:
     return dict(session.spark.sparkContext.environment)
 
 
+@_or_none("jobs are not in the scheduler's pool and the job group of their cell")
+def local_properties(session: AnySession) -> dict[str, str]:
+    """Return the properties of this thread's jobs."""
+    return {str(name): str(value) for name, value in _context(session).getLocalProperties().items()}
+
+
 @_or_none("Spark's progress bar is shown beside the live view")
 def progress_bar(session: AnySession) -> Any:
     """Return the console's progress bar, a Scala Option."""

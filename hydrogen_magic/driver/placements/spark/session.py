@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hydrogen_magic.core.network import family_of
@@ -38,6 +38,9 @@ _HOW = (
     "for a cluster or `SparkSession.builder.remote('sc://HOST').getOrCreate()` for Spark Connect"
 )
 
+_DESCRIPTION = "spark.job.description"
+_TAGS = "spark.job.tags"
+"""Local properties of a thread."""
 _OLDEST = (4, 0)
 """The first version with resource profiles for a barrier stage of ``mapInArrow``."""
 _NEWEST = (4, 3)
@@ -64,6 +67,14 @@ class Session:
     """``spark.app.id``."""
     where: str
     """For messages: ``spark://host:7077``, ``local[4]``, ``sc://host:15002``."""
+    properties: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Of the jobs of the thread that has found the session, such as their pool and group; none on Connect.
+
+    Jobs run in other threads, which have their own.
+    """
+    tags: frozenset[str] = field(default=frozenset(), compare=False)
+    """Of that thread's operations on Connect, by which ``interruptTag`` ends them. Those of a classic session
+    do not reach jobs of other threads."""
 
     def run_tasks(
         self,
@@ -228,24 +239,36 @@ class Session:
 
     @contextmanager
     def _tagged(self, tag: str, description: str) -> Iterator[None]:
-        """Tag this thread's jobs, and restore the thread's tags afterwards."""
-        if self.is_connect:
-            self.spark.addTag(tag)
-            try:
+        """Give this thread's jobs ``tag``, ``description``, and the session's properties and tags.
+
+        Restores the thread's own afterwards.
+        """
+        if not self.is_connect:
+            with self._described(tag, description):
                 yield
-            finally:
-                self.spark.removeTag(tag)
             return
-        context = self.spark.sparkContext
-        before = context.getLocalProperty("spark.job.description")
-        context.addJobTag(tag)
-        context.setJobDescription(description or before)
+        tags = {tag, *self.tags} - self.spark.getTags()
+        for each in tags:
+            self.spark.addTag(each)
         try:
             yield
         finally:
-            if not self.is_stopped():  # meanwhile
-                context.removeJobTag(tag)
-                context.setJobDescription(before)
+            for each in tags:
+                self.spark.removeTag(each)
+
+    @contextmanager
+    def _described(self, tag: str, description: str) -> Iterator[None]:
+        context = self.spark.sparkContext
+        properties = {**self.properties, **({_DESCRIPTION: description} if description else {})}
+        before = {name: context.getLocalProperty(name) for name in {*properties, _TAGS}}
+        for name, value in properties.items():
+            context.setLocalProperty(name, value)
+        context.addJobTag(tag)
+        try:
+            yield
+        finally:
+            for name, value in before.items() if not self.is_stopped() else ():
+                context.setLocalProperty(name, value)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -318,6 +341,10 @@ def _session(spark: Any) -> Session:
         where = f"sc://{_endpoint(spark)}" if is_connect else str(spark.sparkContext.master)
         found = Session(spark, is_connect, str(spark.conf.get("spark.app.id")), where)
         version = _version(found)
+        if is_connect:
+            found = replace(found, tags=frozenset(spark.getTags()))
+        else:
+            found = replace(found, properties=private_calls.local_properties(found) or {})
     except Exception as error:  # the server closes an idle session; the client does not know
         raise PlacementError(str(explained(error))) from error
     if _numbers(version) < _OLDEST:
