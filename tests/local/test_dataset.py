@@ -184,6 +184,9 @@ def test_data_that_is_there_already(tmp_path: Path, datasets: Callable[[], list[
         hm.shard(rows)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         hm.dataset(tmp_path / "nowhere")
+    frame(0).to_parquet(file)
+    with pytest.raises(ValueError, match="without rows"):
+        hm.dataset(file)
 
 
 def test_a_list_of_data_that_is_there_already(

@@ -164,6 +164,26 @@ def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:
     assert len(rows_of(again)) == 23
 
 
+@pytest.mark.parametrize("has_epochs", [True, False])
+def test_a_state_of_a_finished_epoch(parquet: Path, has_epochs: bool) -> None:
+    """Without ``set_epoch`` nothing tells the next epoch from the finished one, which must not be empty."""
+    part = hm.shard(parquet, batch_size=5)
+    list(part)
+    again = hm.shard(parquet, batch_size=5)
+    again.load_state_dict(part.state_dict())
+    again = pickle.loads(pickle.dumps(again.to_torch()))
+    assert again.state_dict() == part.state_dict()
+    if has_epochs:
+        again.set_epoch(0)
+    assert len(rows_of(again)) == (0 if has_epochs else 23)
+    assert len(rows_of(again)) == 23
+    batches = iter(part)
+    for _ in range(5):
+        next(batches)
+    again.load_state_dict(part.state_dict())
+    assert len(rows_of(again)) == 0, "saved with the last batch"
+
+
 @pytest.mark.parametrize("n_taken", [3, 5], ids=["some", "all"])
 def test_a_pass_inside_of_another_has_its_own_place(parquet: Path, n_taken: int) -> None:
     part = hm.shard(parquet, batch_size=5)
@@ -234,6 +254,8 @@ def test_a_state_of_a_loader_with_other_workers_is_refused(
         list(part)
     part.load_state_dict({**part.state_dict(), "batch": 1})
     assert len(rows_of(part)) == 8, "of the twelve rows of this worker"
+    part.load_state_dict(part.state_dict())
+    assert rows_of(part) == [], "other workers may have batches of this epoch left"
 
 
 @pytest.mark.parametrize("batch_size", [8, None])
@@ -484,6 +506,20 @@ def test_files_of_other_types_or_columns(tmp_path: Path) -> None:
         pq.write_table(pa.table({"x": [1]}), first)
         with pytest.raises(ValueError, match=r"b\.parquet and the files before it differ in 'y'"):
             read(tmp_path)
+
+
+def test_a_column_of_files_and_of_folders(tmp_path: Path) -> None:
+    """PyArrow takes a number in a folder's name for an int32."""
+    ds = pytest.importorskip("pyarrow.dataset")
+    (tmp_path / "year=2026").mkdir()
+    pq.write_table(pa.table({"x": [1], "year": [2026]}), tmp_path / "year=2026" / "a.parquet")
+    for read in (hm.shard, hm.dataset):
+        with pytest.raises(
+            ValueError, match=r"both in its files and in the names.* int64 .*pass"
+        ) as e:
+            read(tmp_path)
+    assert f"pyarrow.dataset.dataset('{tmp_path}', format='parquet')" in str(e.value)
+    assert hm.shard(ds.dataset(tmp_path, format="parquet")).to_pylist() == [{"x": 1, "year": 2026}]
 
 
 def test_a_batch_has_a_row(parquet: Path) -> None:
