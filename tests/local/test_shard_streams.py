@@ -392,6 +392,20 @@ def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     first, last = hm.shard(mixed, batch_size=2).to_tf()
     assert first["list"].shape == (2, 2) and first["word"].dtype == tf.string
     assert last["half"].numpy().tolist() == [1.5]
+    pq.write_table(pa.table({"text": ["a", None]}), mixed)
+    with pytest.raises(ValueError, match=r"column 'text' has values that form no tensor of Tens"):
+        list(hm.shard(mixed, batch_size=2).to_tf())
+
+
+@pytest.mark.tensorflow
+def test_tensors_and_datasets_of_tensorflow() -> None:
+    tf = pytest.importorskip("tensorflow")
+    for data in (tf.range(10), tf.Variable(range(10))):
+        found = parts({"x": data, "y": np.arange(10)}, 2, shuffle=True)
+        assert sorted(rows_of(found)) == list(range(10))
+        assert all(each["x"].numpy().tolist() == each["y"].tolist() for each in found)
+    with pytest.raises(TypeError, match=r"call its own shard\(hm.world_size\(\), hm.rank\(\)\)"):
+        hm.shard(tf.data.Dataset.range(10))
 
 
 @pytest.mark.parametrize(
