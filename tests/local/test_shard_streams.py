@@ -209,6 +209,21 @@ def test_a_state_of_another_stream_is_refused(parquet: Path) -> None:
         other.load_state_dict(state)
 
 
+def test_a_state_of_rows_that_were_written_otherwise(tmp_path: Path) -> None:
+    """As by Spark with other partitions: a shuffle has another order, the file has not."""
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"x": range(20)}), file, row_group_size=10)
+    states = [
+        hm.shard(file, batch_size=5, shuffle=shuffle).state_dict() for shuffle in (False, True)
+    ]
+    pq.write_table(pa.table({"x": range(20)}), file, row_group_size=5)
+    hm.shard(file, batch_size=5).load_state_dict(states[0])
+    with pytest.raises(
+        ValueError, match=r"belongs to a stream with row_groups=.*, but this one has"
+    ):
+        hm.shard(file, batch_size=5, shuffle=True).load_state_dict(states[1])
+
+
 # ── in a process ─────────────────────────────────────────────────────────────────────────────────
 
 

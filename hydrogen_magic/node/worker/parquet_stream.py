@@ -10,6 +10,7 @@ footers: a stream that continues in the middle of an epoch reads nothing of the 
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -76,7 +77,11 @@ class ParquetStream:
         """Those of the epoch of a loaded state: as many, or more if its iteration was finished."""
         self._n_state_workers = 0
         """Of the DataLoader in one of whose workers that state was taken; 0: in none."""
-        self._n_all_rows = RowGroups.of(dataset, None).n_rows
+        groups = RowGroups.of(dataset, None)
+        self._n_all_rows = groups.n_rows
+        sizes = [group.n_rows for group in groups.groups]
+        self._layout = None if options.seed is None else zlib.crc32(repr(sizes).encode())
+        """Tells row groups of other sizes, which a shuffle would mix in another order."""
         start, stop = options.share.bounds(self._n_all_rows)
         self.n_rows: int = stop - start
         """Rows of this rank."""
@@ -178,8 +183,11 @@ class ParquetStream:
         """Let the next iteration continue after the last batch before :meth:`state_dict`.
 
         If that iteration was finished, the next one begins at the start, unless :meth:`set_epoch` names the
-        finished epoch: then no batch is left. Raises ValueError if the state is of other data, another batch
-        size, another seed or another number of ranks: the remaining rows would not be those that are left.
+        finished epoch: then no batch is left.
+
+        Raises ValueError if the remaining rows would not be those that are left: if the state is of another
+        number of rows, of a shuffle of row groups of other sizes, or of another batch size, seed or number of
+        ranks.
         """
         changed = [name for name, value in self._identity().items() if state.get(name) != value]
         if changed:
@@ -200,6 +208,7 @@ class ParquetStream:
         share = self._options.share
         return {
             "rows": self._n_all_rows,
+            "row_groups": self._layout,
             "ranks": share.world_size,
             "batch_size": self._options.batch_size,
             "seed": self._options.seed,
