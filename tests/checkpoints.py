@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -99,3 +100,51 @@ def save_in_vain(folder: str) -> str:
     except RuntimeError as error:
         return str(error)
     return "saved"
+
+
+def parts_of_optimizers(folder: str) -> list[str]:
+    """Try to save this rank's part of optimizers' states; return the errors of rank 0.
+
+    Save and load what the first error names.
+    """
+    import types
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    dist.init_process_group("gloo")
+    model = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    library = types.ModuleType("deepspeed.runtime.base_optimizer")
+    library.ZeROOptimizer = type("ZeROOptimizer", (), {})  # type: ignore[attr-defined]
+    sys.modules[library.__name__] = library
+    part = torch.ones(6, requires_grad=True)
+    zero = library.ZeROOptimizer()
+    zero.optimizer = torch.optim.SGD([part])
+    errors = []
+    for state in (optimizer.state_dict(), {"weights": [part.detach()[:5]]}):
+        try:
+            hm.checkpoint.save({"step": 1, "optimizer": state}, folder)
+        except TypeError as error:
+            errors.append(str(error))
+    plain = {"weights": torch.ones(6), "step": 1}
+    hm.checkpoint.save(plain, f"{folder}/plain")
+
+    def states() -> dict[str, Any]:
+        return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+
+    before = optimizer.state_dict()["state"][0]["exp_avg"].clone()
+    hm.checkpoint.save(states(), folder)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    found = hm.checkpoint.load(folder, into=states())
+    set_state_dict(
+        model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
+    )
+    torch.testing.assert_close(optimizer.state_dict()["state"][0]["exp_avg"], before)
+    dist.barrier()
+    return errors

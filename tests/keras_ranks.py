@@ -36,3 +36,11 @@ def train(x: Any, y: Any, backend: str = "torch", **schedule: Any) -> tuple[Any,
     history = model.fit(x[mine], y[mine], callbacks=callbacks, **options)
     state = [variable.numpy() for variable in optimizer.variables]
     return begin, model.get_weights(), state, history.history
+
+
+def train_after_joining(x: Any, y: Any, backend: str, **schedule: Any) -> tuple[Any, Any, Any, Any]:
+    """Join by JAX itself, as an earlier cell of a session may have done, then train."""
+    import jax
+
+    jax.distributed.initialize()
+    return train(x, y, backend, **schedule)

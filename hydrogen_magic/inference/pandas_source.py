@@ -197,6 +197,8 @@ class _PandasColumn:
 
     def chunk(self, start: int, end: int) -> Any:
         values = self.values[start:end]
+        if isinstance(self.type, pa.FixedShapeTensorType):
+            return _tensor_array(values, self.type)
         if self.is_objects:
             return pa.array(values, type=self.type, from_pandas=True)
         return pa.array(values)
@@ -205,7 +207,8 @@ class _PandasColumn:
 def _column(name: str, series: Any) -> _PandasColumn:
     if series.dtype == object:
         values = series.to_numpy()
-        return _PandasColumn(values, _type_of_objects(name, values), is_objects=True)
+        kind = _tensor_type(values) or _type_of_objects(name, values)
+        return _PandasColumn(values, kind, is_objects=True)
     values = series.to_numpy() if isinstance(series.dtype, np.dtype) else series.array
     try:
         kind = pa.array(values[:0]).type
@@ -241,6 +244,26 @@ def _unsupported(name: str, dtype: str) -> InferError:
     )
 
 
+def _tensor_type(values: Any) -> pa.DataType | None:
+    """Return the type of arrays of several dimensions, of one shape and type of number; None otherwise."""
+    first = values[0] if len(values) else None
+    if not isinstance(first, np.ndarray) or first.ndim < 2 or not first.size:
+        return None
+    is_alike = (isinstance(each, np.ndarray) and each.dtype == first.dtype for each in values)
+    if first.dtype.kind not in "iuf" or not all(is_alike):
+        return None
+    if any(each.shape != first.shape for each in values):
+        return None
+    return pa.fixed_shape_tensor(pa.from_numpy_dtype(first.dtype), first.shape)
+
+
+def _tensor_array(arrays: Any, kind: pa.FixedShapeTensorType) -> pa.Array:
+    numbers = np.stack([*arrays]).reshape(-1) if len(arrays) else []
+    size = kind.storage_type.list_size
+    storage = pa.FixedSizeListArray.from_arrays(pa.array(numbers, kind.value_type), size)
+    return pa.ExtensionArray.from_storage(kind, storage)
+
+
 def _type_of_objects(name: str, values: Any) -> pa.DataType:
     """Return the one Arrow type of all values. Raises InferError if there is none."""
     try:
@@ -255,9 +278,11 @@ def _type_of_objects(name: str, values: Any) -> pa.DataType:
             for start in range(0, len(values), _CHECKED_ROWS):
                 pa.array(values[start : start + _CHECKED_ROWS], type=kind, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        has_tensors = any(isinstance(value, np.ndarray) and value.ndim > 1 for value in values)
+        remedy = "map(lambda array: array.tolist())" if has_tensors else "astype(str)"
         raise InferError(
             f"column {name!r} has values of type {_shown_types(values)}, which have no common Arrow"
-            f" type ({error}): convert them to one type, for example with df[{name!r}].astype(str), or"
+            f" type ({error}): convert them to one type, for example with df[{name!r}].{remedy}, or"
             f" drop the column with df.drop(columns={name!r})"
         ) from None
     return kind

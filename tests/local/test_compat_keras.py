@@ -13,11 +13,12 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.compat import HorovodRunner
 from hydrogen_magic.compat.keras.callbacks import LearningRateScheduleCallback
+from hydrogen_magic.compat.keras.jax_exchange import JaxExchange
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import local_agents
 from tests.gangs import PATIENCE_S, ended
-from tests.keras_ranks import BATCH, EPOCHS, MOMENTUM, RATE, train
+from tests.keras_ranks import BATCH, EPOCHS, MOMENTUM, RATE, train, train_after_joining
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -136,14 +137,26 @@ def test_without_a_gang_there_is_one_rank() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.jax
-def test_gradients_are_averaged_by_jax() -> None:
+@pytest.mark.parametrize("function", [train, train_after_joining])
+def test_gradients_are_averaged_by_jax(function: Any) -> None:
     """Ranks begin with equal weights, and every step is one of all ranks together."""
     schedule = {"warmup_epochs": 2, "momentum_correction": False}
     gang = ended(
-        hm.launch(train, X, Y, "jax", np=N_RANKS, rendezvous="jax", **schedule), IMPORTING_S
+        hm.launch(function, X, Y, "jax", np=N_RANKS, rendezvous="jax", **schedule), IMPORTING_S
     )
     gang.raise_for_state()
     check(gang.results, WARMING, is_corrected=False)
+
+
+def test_ranks_that_have_not_joined_by_jax_do_not_train_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keras forgets its distribution by ``keras.utils.clear_session()``, too."""
+    monkeypatch.setenv("KERAS_BACKEND", "torch")  # nothing of JAX is needed to see it
+    JaxExchange().average_gradients([])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"have not joined, .* call init\(\) of hydrogen_magic"):
+        JaxExchange().average_gradients([])
 
 
 @pytest.mark.exhaustive

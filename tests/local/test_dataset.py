@@ -109,10 +109,13 @@ def test_frames(kind: str, datasets: Callable[[], list[str]]) -> None:
 def test_a_frame_of_pandas_keeps_its_values(datasets: Callable[[], list[str]]) -> None:
     values = frame(3)
     values["gap"] = [1.0, np.nan, 3.0]
+    values["image"] = [np.full((2, 4), n, np.uint8) for n in range(3)]
     rows = hm.dataset(values)
-    assert [name for name, _ in rows.columns] == ["x", "y", "vector", "gap"], "without its index"
+    names = ["x", "y", "vector", "gap", "image"]
+    assert [name for name, _ in rows.columns] == names, "without its index"
     (batch,) = hm.shard(rows).to_numpy()
     assert batch["vector"].shape == (3, 3)
+    assert np.array_equal(batch["image"], np.stack(values["image"]))
     assert np.array_equal(batch["gap"], [1.0, np.nan, 3.0], equal_nan=True)
 
 
@@ -184,6 +187,9 @@ def test_data_that_is_there_already(tmp_path: Path, datasets: Callable[[], list[
         hm.shard(rows)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         hm.dataset(tmp_path / "nowhere")
+    frame(0).to_parquet(file)
+    with pytest.raises(ValueError, match="without rows"):
+        hm.dataset(file)
 
 
 def test_a_list_of_data_that_is_there_already(

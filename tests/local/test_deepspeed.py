@@ -56,6 +56,13 @@ for _ in range(100):
     losses.append(loss.item())
 net = engine.module
 """
+PARTS = """
+moments, refused = engine.optimizer.state_dict(), ""
+try:
+    hm.checkpoint.save({"optimizer": moments})
+except TypeError as error:
+    refused = str(error)
+"""
 GATHER = """
 with deepspeed.zero.GatheredParameters([*net.parameters()]):
     state = {name: p.detach().cpu().clone() for name, p in net.named_parameters()}
@@ -152,9 +159,12 @@ def test_models_are_trained_with_zero(notebook_shell: InteractiveShell) -> None:
     prepare = "import os, torch, hydrogen_magic as hm\nnet = torch.nn.Linear(8, 1)"
     notebook_shell.push({"CONFIG": CONFIG, "DeepspeedTorchDistributor": DeepspeedTorchDistributor})
     run_cell(notebook_shell, prepare)
-    run_cell(notebook_shell, TRAIN % 2)
-    losses, net = (notebook_shell.user_ns[name] for name in ("losses", "net"))
+    of_two = (TRAIN % 2).replace("--out net", "--out moments,refused,net") + PARTS
+    with pytest.raises(ResultError, match=r"`moments\[.*ZeRO divides .*save_checkpoint\(folder\)"):
+        run_cell(notebook_shell, of_two)
+    losses, net, refused = (notebook_shell.user_ns[name] for name in ("losses", "net", "refused"))
     assert losses[-1] < 0.2 * losses[0] and not vars(net.weight)
+    assert "cannot be saved: DeepSpeed's ZeRO divides the optimizer's state" in refused
     run_cell(notebook_shell, prepare)
     run_cell(notebook_shell, (TRAIN % 3).replace("--out net", "--out state") + GATHER)
     shapes = {name: tuple(value.shape) for name, value in notebook_shell.user_ns["state"].items()}

@@ -166,6 +166,26 @@ def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:
     assert len(rows_of(again)) == 23
 
 
+@pytest.mark.parametrize("has_epochs", [True, False])
+def test_a_state_of_a_finished_epoch(parquet: Path, has_epochs: bool) -> None:
+    """Without ``set_epoch`` nothing tells the next epoch from the finished one, which must not be empty."""
+    part = hm.shard(parquet, batch_size=5)
+    list(part)
+    again = hm.shard(parquet, batch_size=5)
+    again.load_state_dict(part.state_dict())
+    again = pickle.loads(pickle.dumps(again.to_torch()))
+    assert again.state_dict() == part.state_dict()
+    if has_epochs:
+        again.set_epoch(0)
+    assert len(rows_of(again)) == (0 if has_epochs else 23)
+    assert len(rows_of(again)) == 23
+    batches = iter(part)
+    for _ in range(5):
+        next(batches)
+    again.load_state_dict(part.state_dict())
+    assert len(rows_of(again)) == 0, "saved with the last batch"
+
+
 @pytest.mark.parametrize("n_taken", [3, 5], ids=["some", "all"])
 def test_a_pass_inside_of_another_has_its_own_place(parquet: Path, n_taken: int) -> None:
     part = hm.shard(parquet, batch_size=5)
@@ -189,6 +209,21 @@ def test_a_state_of_another_stream_is_refused(parquet: Path) -> None:
     other = parts(parquet, 2, batch_size=5, shuffle=True, seed=1)[0]
     with pytest.raises(ValueError, match=r"with ranks=1, seed=0, but this one has ranks=2, seed=1"):
         other.load_state_dict(state)
+
+
+def test_a_state_of_rows_that_were_written_otherwise(tmp_path: Path) -> None:
+    """As by Spark with other partitions: a shuffle has another order, the file has not."""
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"x": range(20)}), file, row_group_size=10)
+    states = [
+        hm.shard(file, batch_size=5, shuffle=shuffle).state_dict() for shuffle in (False, True)
+    ]
+    pq.write_table(pa.table({"x": range(20)}), file, row_group_size=5)
+    hm.shard(file, batch_size=5).load_state_dict(states[0])
+    with pytest.raises(
+        ValueError, match=r"belongs to a stream with row_groups=.*, but this one has"
+    ):
+        hm.shard(file, batch_size=5, shuffle=True).load_state_dict(states[1])
 
 
 # ── in a process ─────────────────────────────────────────────────────────────────────────────────
@@ -236,6 +271,8 @@ def test_a_state_of_a_loader_with_other_workers_is_refused(
         list(part)
     part.load_state_dict({**part.state_dict(), "batch": 1})
     assert len(rows_of(part)) == 8, "of the twelve rows of this worker"
+    part.load_state_dict(part.state_dict())
+    assert rows_of(part) == [], "other workers may have batches of this epoch left"
 
 
 @pytest.mark.parametrize("batch_size", [8, None])
@@ -383,6 +420,20 @@ def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     first, last = hm.shard(mixed, batch_size=2).to_tf()
     assert first["list"].shape == (2, 2) and first["word"].dtype == tf.string
     assert last["half"].numpy().tolist() == [1.5]
+    pq.write_table(pa.table({"text": ["a", None]}), mixed)
+    with pytest.raises(ValueError, match=r"column 'text' has values that form no tensor of Tens"):
+        list(hm.shard(mixed, batch_size=2).to_tf())
+
+
+@pytest.mark.tensorflow
+def test_tensors_and_datasets_of_tensorflow() -> None:
+    tf = pytest.importorskip("tensorflow")
+    for data in (tf.range(10), tf.Variable(range(10))):
+        found = parts({"x": data, "y": np.arange(10)}, 2, shuffle=True)
+        assert sorted(rows_of(found)) == list(range(10))
+        assert all(each["x"].numpy().tolist() == each["y"].tolist() for each in found)
+    with pytest.raises(TypeError, match=r"call its own shard\(hm.world_size\(\), hm.rank\(\)\)"):
+        hm.shard(tf.data.Dataset.range(10))
 
 
 @pytest.mark.parametrize(
@@ -497,6 +548,20 @@ def test_files_of_other_types_or_columns(tmp_path: Path) -> None:
         pq.write_table(pa.table({"x": [1]}), first)
         with pytest.raises(ValueError, match=r"b\.parquet and the files before it differ in 'y'"):
             read(tmp_path)
+
+
+def test_a_column_of_files_and_of_folders(tmp_path: Path) -> None:
+    """PyArrow takes a number in a folder's name for an int32."""
+    ds = pytest.importorskip("pyarrow.dataset")
+    (tmp_path / "year=2026").mkdir()
+    pq.write_table(pa.table({"x": [1], "year": [2026]}), tmp_path / "year=2026" / "a.parquet")
+    for read in (hm.shard, hm.dataset):
+        with pytest.raises(
+            ValueError, match=r"both in its files and in the names.* int64 .*pass"
+        ) as e:
+            read(tmp_path)
+    assert f"pyarrow.dataset.dataset('{tmp_path}', format='parquet')" in str(e.value)
+    assert hm.shard(ds.dataset(tmp_path, format="parquet")).to_pylist() == [{"x": 1, "year": 2026}]
 
 
 def test_a_batch_has_a_row(parquet: Path) -> None:

@@ -349,6 +349,21 @@ def test_predicted_tensors_keep_their_shape_in_pandas() -> None:
     assert done["t"][2].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", ">f4", "float16"])
+def test_arrays_of_several_dimensions_in_pandas(dtype: str) -> None:
+    """Such as images, and as predicted tensors."""
+    images = [np.full((2, 3), n, dtype).T for n in range(5)]
+    frame = pd.DataFrame({"n": range(5), "image": images})
+    batches = batches_of(frame, InferOptions(2))
+    found = np.stack([image for batch in batches for image in batch["image"]])
+    assert np.array_equal(found, np.stack(images)) and found.dtype == np.dtype(dtype).newbyteorder(
+        "="
+    )
+    assert sources.source(frame.iloc[:0]).schema.names == ["n", "image"]
+    done = predicted(frame, counted)
+    assert all(mine is own for mine, own in zip(done["image"], images, strict=True))
+
+
 @pytest.mark.parametrize(
     "make", [pa.table, pa.record_batch, lambda data: FromOutside(pa.table(data))]
 )
@@ -486,7 +501,8 @@ def test_writing_to_a_result_leaves_the_frame_alone() -> None:
             pd.Series([pd.Timestamp(1, unit="ns"), NOON.replace(year=9999)], dtype=object),
             r"'x'.*Timestamp and datetime.datetime",
         ),
-        (pd.Series([np.zeros((2, 2))] * 2), r"'x'.* numpy.ndarray"),
+        (pd.Series([np.zeros((2, 2)), None]), r"'x'.* numpy.ndarray.*array\.tolist\(\)"),
+        (pd.Series([np.zeros((2, 2)), np.zeros((2, 1))]), r"'x'.*array\.tolist\(\)"),
         (pd.Series(pd.interval_range(0, 2)), r"'x'.*interval.*left and \.right"),
         (pd.Series(pd.period_range("2020", periods=2)), r"'x'.*period.*to_timestamp"),
         (pd.cut(pd.Series([1, 2]), 2), r"'x'.*category of interval.*astype\(str\)"),

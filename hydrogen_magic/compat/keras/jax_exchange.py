@@ -23,11 +23,16 @@ class JaxExchange(Exchange):
         import jax
         import keras
 
-        if api.world_size() == 1 or jax.distributed.is_initialized():
+        if api.world_size() == 1 or keras.distribution.distribution() is not None:
             return
-        if "JAX_COORDINATOR_ADDRESS" not in os.environ:
+        if jax.distributed.is_initialized():  # by the user, such as in an earlier cell of a session
+            from keras.src.backend.jax.distribution_lib import initialize_rng
+
+            initialize_rng()
+        elif "JAX_COORDINATOR_ADDRESS" in os.environ:
+            keras.distribution.initialize()
+        else:
             raise RuntimeError("Keras uses JAX, but the ranks cannot join by it: use `--with jax`")
-        keras.distribution.initialize()
         # Each rank passes its own rows.
         parallel = keras.distribution.DataParallel(auto_shard_dataset=False)
         keras.distribution.set_distribution(parallel)
@@ -39,7 +44,14 @@ class JaxExchange(Exchange):
             jax.distributed.shutdown()
 
     def average_gradients(self, gradients: Sequence[Any]) -> None:
-        """They are those of all ranks already."""
+        """They are those of all ranks already, if the ranks have joined. Raises RuntimeError if not."""
+        import keras
+
+        if api.world_size() > 1 and keras.distribution.distribution() is None:
+            raise RuntimeError(
+                "the ranks have not joined, so each would train a model of its own: call init() of "
+                "hydrogen_magic.compat.keras before the model is created"
+            )
 
     def average(self, values: Sequence[float]) -> Sequence[float]:
         """They are those of all ranks already."""

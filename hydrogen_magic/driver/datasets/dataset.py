@@ -94,7 +94,10 @@ def _of_files(frame: Any, path: AnyPath | None) -> DatasetHandle:
     if path is not None:
         raise TypeError("hm.dataset(path=…) is for frames: this data is Parquet data already")
     is_one = isinstance(frame, (str, os.PathLike))
-    return handles.of_files(_absolute(frame) if is_one else tuple(map(_absolute, frame)))
+    handle = handles.of_files(_absolute(frame) if is_one else tuple(map(_absolute, frame)))
+    if not handle.n_rows:
+        raise ValueError(handles.NO_ROWS)
+    return handle
 
 
 def _absolute(path: AnyPath) -> str:

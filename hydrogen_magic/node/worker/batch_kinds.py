@@ -108,9 +108,20 @@ def _jax_array(name: str, array: Any) -> Any:
 
 
 def _to_tf(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tf_tensor(name, _converted(array, name)) for name, array in arrays.items()}
+
+
+def _tf_tensor(name: str, values: Any) -> Any:
     import tensorflow as tf
 
-    return {name: tf.convert_to_tensor(_converted(array, name)) for name, array in arrays.items()}
+    try:
+        return tf.convert_to_tensor(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"hm.shard(): column {name!r} has values that form no tensor of TensorFlow, such as nulls, lists "
+            f"of different lengths or structs ({error}): fill or convert them before hm.dataset(), or use "
+            "to_numpy()"
+        ) from None
 
 
 def _same(value: Any) -> Any:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.node.worker import api, checkpoint_files, sharded_checkpoint
+from hydrogen_magic.node.worker import api, checkpoint_files, rank_parts, sharded_checkpoint
 
 __all__ = ["environment", "install", "keep", "kept", "load", "save"]
 
@@ -46,7 +46,8 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
             the gang's end, so that a new run of the cell continues from it. None: the gang's own.
 
     Raises:
-        TypeError: Something in ``state`` cannot be saved; it is named.
+        TypeError: Something in ``state`` cannot be saved, or is a rank's part of an optimizer's state
+            (FSDP1, DeepSpeed's ZeRO); it is named.
         OSError: It cannot be written: the disk is full, the folder is not writable.
         RuntimeError: The folder does not suit such a state, or there is none.
 
@@ -63,6 +64,7 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
         sharded_checkpoint.save(state, place.folder)
         return
     if api.rank() == 0:
+        rank_parts.refuse_parts(state, sharded_checkpoint.leaves(state))
         checkpoint_files.save(state, place.folder)
         if place.is_carried:
             _process.report(checkpoint_files.NAME)

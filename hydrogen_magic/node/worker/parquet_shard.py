@@ -57,6 +57,12 @@ def open_dataset(source: Any) -> Any:
             "notebook, and pass hm.shard() the handle of hm.dataset(frame), as in "
             "rows = hm.dataset(pd.read_csv('rows.csv'))"
         ) from None
+    except pa.ArrowTypeError as error:
+        raise ValueError(
+            f"{source} has a column both in its files and in the names of its folders, with other types "
+            f"({error}): pass pyarrow.dataset.dataset({str(found.root)!r}, format='parquet'), which has the "
+            "columns of the files alone"
+        ) from None
     # A Dataset by itself has the columns and types of its first file.
     common = None
     for path, schema in schemas.items():

@@ -10,6 +10,7 @@ footers: a stream that continues in the middle of an epoch reads nothing of the 
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass, replace
@@ -53,6 +54,8 @@ class _Place:
     outer: _Place | None = None
     """Of the iteration in whose loop this one began."""
     is_running: bool = False
+    is_finished: bool = False
+    """The last batch was asked for in vain."""
 
 
 class ParquetStream:
@@ -70,9 +73,15 @@ class ParquetStream:
         """The one in :meth:`state_dict`: of the last iteration, or of the outer one after its end."""
         self.n_skipped = 0
         """Batches that the next iteration skips: a loaded state has them."""
+        self._n_loaded = 0
+        """Those of the epoch of a loaded state: as many, or more if its iteration was finished."""
         self._n_state_workers = 0
         """Of the DataLoader in one of whose workers that state was taken; 0: in none."""
-        self._n_all_rows = RowGroups.of(dataset, None).n_rows
+        groups = RowGroups.of(dataset, None)
+        self._n_all_rows = groups.n_rows
+        sizes = [group.n_rows for group in groups.groups]
+        self._layout = None if options.seed is None else zlib.crc32(repr(sizes).encode())
+        """Tells row groups of other sizes, which a shuffle would mix in another order."""
         start, stop = options.share.bounds(self._n_all_rows)
         self.n_rows: int = stop - start
         """Rows of this rank."""
@@ -82,7 +91,7 @@ class ParquetStream:
 
     def __iter__(self) -> Iterator[Any]:
         outer = self._place if self._place.is_running else None
-        self._place, self.n_skipped = _Place(self.n_skipped, outer), 0
+        self._place, self.n_skipped, self._n_loaded = _Place(self.n_skipped, outer), 0, 0
         return self._counted(self._place)
 
     def _counted(self, place: _Place) -> Iterator[Any]:
@@ -92,6 +101,7 @@ class ParquetStream:
                 place.n_done += 1
                 self._place = place
                 yield batch
+            place.is_finished = True
         finally:
             place.is_running = False
             if place.outer is not None and place.outer.is_running:
@@ -147,7 +157,7 @@ class ParquetStream:
         The epoch of a loaded state keeps its place in the epoch, another one begins at its start.
         """
         is_same = epoch == self._epoch
-        self.n_skipped = self.n_skipped if is_same else 0
+        self._n_loaded = self.n_skipped = self._n_loaded if is_same else 0
         # Without an outer place: the next iteration is not nested.
         self._place = _Place(self._place.n_done if is_same else 0)
         self._epoch = epoch
@@ -163,14 +173,21 @@ class ParquetStream:
         ``torchdata``'s ``StatefulDataLoader`` collects these, a plain ``DataLoader`` does not. To continue,
         the loader needs the same ``num_workers``.
         """
-        place = {"epoch": self._epoch, "batch": self._place.n_done, "workers": _loader_worker()[1]}
-        return {**place, **self._identity()}
+        n_workers = _loader_worker()[1]
+        # A worker that has finished its part of an epoch does not begin the next one alone.
+        is_finished = self._place.is_finished and not n_workers
+        place = {"epoch": self._epoch, "batch": self._place.n_done, "workers": n_workers}
+        return {**place, "finished": int(is_finished), **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int | None]) -> None:
         """Let the next iteration continue after the last batch before :meth:`state_dict`.
 
-        Raises ValueError if the state is of other data, another batch size, another seed or another number
-        of ranks: the remaining rows would not be those that are left.
+        If that iteration was finished, the next one begins at the start, unless :meth:`set_epoch` names the
+        finished epoch: then no batch is left.
+
+        Raises ValueError if the remaining rows would not be those that are left: if the state is of another
+        number of rows, of a shuffle of row groups of other sizes, or of another batch size, seed or number of
+        ranks.
         """
         changed = [name for name, value in self._identity().items() if state.get(name) != value]
         if changed:
@@ -182,14 +199,16 @@ class ParquetStream:
                 "restore these, or start the epoch again with set_epoch()"
             )
         self._epoch = int(state["epoch"] or 0)
-        self.n_skipped = int(state["batch"] or 0)
-        self._place = _Place(self.n_skipped)
+        self._n_loaded, is_finished = int(state["batch"] or 0), bool(state.get("finished"))
+        self.n_skipped = 0 if is_finished else self._n_loaded
+        self._place = _Place(self._n_loaded, is_finished=is_finished)
         self._n_state_workers = int(state.get("workers") or 0)
 
     def _identity(self) -> dict[str, int | None]:
         share = self._options.share
         return {
             "rows": self._n_all_rows,
+            "row_groups": self._layout,
             "ranks": share.world_size,
             "batch_size": self._options.batch_size,
             "seed": self._options.seed,
@@ -226,14 +245,16 @@ class ParquetStream:
     def __reduce__(self) -> Any:
         return _restored, (self._dataset, self._options, self._state())
 
-    def _state(self) -> tuple[int, int, int]:
-        return self._epoch, self.n_skipped, self._n_state_workers
+    def _state(self) -> tuple[int, int, int, int]:
+        return self._epoch, self.n_skipped, self._n_loaded, self._n_state_workers
 
 
-def _restored(dataset: Any, options: StreamOptions, state: tuple[int, int, int]) -> ParquetStream:
+def _restored(
+    dataset: Any, options: StreamOptions, state: tuple[int, int, int, int]
+) -> ParquetStream:
     found = stream(dataset, options)
-    found._epoch, found.n_skipped, found._n_state_workers = state
-    found._place = _Place(found.n_skipped)
+    found._epoch, found.n_skipped, found._n_loaded, found._n_state_workers = state
+    found._place = _Place(found._n_loaded, is_finished=found.n_skipped < found._n_loaded)
     return found
 
 

@@ -9,13 +9,21 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
-import gc
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.node.worker.rank_parts import (
+    FSDP1,
+    FSDP_STATES,
+    RankPart,
+    Sharding,
+    is_flattened,
+    loaded,
+    part_of,
+)
 from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.identity import numbered, restore_original
 from hydrogen_magic.serialization.pickler import Pickler, is_main
@@ -47,17 +55,11 @@ _GATHERED = (
     ", for example `state = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}`"
     ", and bring back the copy"
 )
-_FULL_STATE = (
-    "call `{}, options=StateDictOptions(full_state_dict=True))` of "
-    "torch.distributed.checkpoint.state_dict on all ranks, and bring back its result"
-)
-_FSDP_MODEL = _FULL_STATE.format("get_model_state_dict(model")
-_FSDP_STATES = _FULL_STATE.format("get_state_dict(model, opt")
+_FSDP_MODEL = FSDP_STATES.replace("get_state_dict(model, opt", "get_model_state_dict(model")
 _CONSOLIDATED = (
     "call `opt.consolidate_state_dict()` on all ranks, and bring back `opt.state_dict()` of rank 0"
 )
 _IS_PART = "every rank holds a part of it"
-_IS_FLAT = "FSDP has flattened it, and a rank may hold a part of it"
 
 
 class ResultPickler(Pickler):
@@ -74,8 +76,9 @@ class ResultPickler(Pickler):
     """``id`` of a DTensor -> the full tensor that replaces it."""
     left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
     """``id`` of an object -> its replacement."""
-    flat_states: Callable[[], Mapping[int, Any]] = dict
-    """:func:`flat_states`, or a cache of it: it looks at all objects of the process."""
+    parts: Callable[[], Mapping[int, RankPart]] = dict
+    """:func:`~hydrogen_magic.node.worker.rank_parts.of_optimizers`, or a cache of it: it looks at all objects
+    of the process."""
 
     def __init__(
         self, *args: Any, shared: Iterable[Any], originals: Mapping[int, tuple[int, Any]]
@@ -83,27 +86,27 @@ class ResultPickler(Pickler):
         super().__init__(*args)
         self._originals = originals
         self._shared = {id(obj) for obj in shared}
-        self._module_class = _class("torch.nn", "Module") if _is_distributed() else None
+        self._module_class = loaded("torch.nn", "Module") if _is_distributed() else None
         self._add_distributed_handlers()
 
     def _add_distributed_handlers(self) -> None:
-        parallel = _class("torch.nn.parallel", "DistributedDataParallel")
-        fsdp = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
-        tensor = _class("torch.distributed.tensor", "DTensor")
-        zero = _class("torch.distributed.optim", "ZeroRedundancyOptimizer")
-        of_fsdp = _class("torch.distributed._shard.sharded_tensor", "ShardedTensor")
+        parallel = loaded("torch.nn.parallel", "DistributedDataParallel")
+        fsdp = loaded("torch.distributed.fsdp", "FullyShardedDataParallel")
+        tensor = loaded("torch.distributed.tensor", "DTensor")
+        zero = loaded("torch.distributed.optim", "ZeroRedundancyOptimizer")
+        of_fsdp = loaded("torch.distributed._shard.sharded_tensor", "ShardedTensor")
         if parallel is not None:
             self.handlers[parallel] = _refuse_parallel
-        self._flat_class = None
+        is_divided = fsdp is not None or "deepspeed" in sys.modules
+        self._divided_class = loaded("torch", "Tensor") if is_divided else None
         if fsdp is not None:
             self.handlers[fsdp] = _refuse_fsdp
-            self._flat_class = _class("torch", "Tensor")
         if zero is not None:
             self.handlers[zero] = _refuse_zero
         if of_fsdp is not None:
             self.handlers[of_fsdp] = _refuse_part
-        if fsdp is not None or "deepspeed" in sys.modules:
-            self.handlers[_class("torch.nn", "Parameter")] = _reduce_parameter
+        if is_divided:
+            self.handlers[loaded("torch.nn", "Parameter")] = _reduce_parameter
         if tensor is not None:
             self.handlers[tensor] = self._reduce_sharded
 
@@ -111,9 +114,9 @@ class ResultPickler(Pickler):
         if id(obj) in self.left_out:
             lost = self.left_out[id(obj)]
             return MissingObject, (lost.type, lost.reason)
-        if type(obj) is self._flat_class and id(obj) in self.flat_states():
+        if type(obj) is self._divided_class and (part := part_of(obj, self.parts())) is not None:
             self.last = obj
-            _refuse_flat(obj)
+            _refuse_sharding(obj, part.sharding)
         if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj, obj.__qualname__):
             self.last = obj
             return resolve, ("__main__", obj.__qualname__)
@@ -158,11 +161,6 @@ class ResultPickler(Pickler):
 def _is_distributed() -> bool:
     """Whether modules may keep the additions of a library that distributes them."""
     return "torch.distributed.tensor" in sys.modules or "deepspeed" in sys.modules
-
-
-def _class(module: str, name: str) -> Any:
-    """Return a class if its module is imported: otherwise it has no instances."""
-    return getattr(sys.modules.get(module), name, None)
 
 
 def _undistributed(module: Any) -> Any:
@@ -215,47 +213,17 @@ def _refuse_zero(obj: Any) -> Any:
 
 
 def _refuse_part(obj: Any) -> Any:
-    raise pickling_errors.RefusedError(obj, _IS_PART, _FSDP_STATES)
+    raise pickling_errors.RefusedError(obj, _IS_PART, FSDP_STATES)
 
 
-def _refuse_flat(obj: Any) -> Any:
-    raise pickling_errors.RefusedError(obj, _IS_FLAT, _FSDP_STATES)
-
-
-def flat_states() -> dict[int, Any]:
-    """Return the tensors of FSDP1 optimizers' states of which a rank may hold only a part, by their ``id``.
-
-    Those are ordinary tensors, also in an optimizer's ``state_dict()``. Only the parameter that a state
-    belongs to tells that FSDP has flattened it. Optimizers that existed when the cell called ``gc.freeze()``
-    are not found.
-    """
-    fsdp = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
-    objects = gc.get_objects() if fsdp is not None else []
-    if not any(fsdp in kind.__mro__ for kind in {*map(type, objects)}):  # it was imported, no more
-        return {}
-    torch = sys.modules["torch"]
-    optimizers = [one for one in objects if issubclass(type(one), torch.optim.Optimizer)]
-    states = (
-        state
-        for optimizer in optimizers
-        for parameter, state in vars(optimizer).get("state", {}).items()
-        if _is_flattened(parameter) and isinstance(state, dict)
-    )
-    tensors = (each for state in states for each in state.values() if torch.is_tensor(each))
-    return {id(tensor): tensor for tensor in tensors if tensor.dim() > 0}
-
-
-def _is_flattened(parameter: Any) -> bool:
-    """Whether FSDP1 has made this parameter of several, or cut it."""
-    return bool(
-        getattr(parameter, "_fsdp_flattened", False) or getattr(parameter, "_is_flat_param", False)
-    )
+def _refuse_sharding(obj: Any, sharding: Sharding) -> Any:
+    raise pickling_errors.RefusedError(obj, sharding.why, sharding.to_return)
 
 
 def _reduce_parameter(parameter: Any) -> Any:
     """Reduce a parameter without DeepSpeed's additions; refuse one of which this rank holds only a part."""
-    if _is_flattened(parameter):
-        _refuse_flat(parameter)
+    if is_flattened(parameter):
+        _refuse_sharding(parameter, FSDP1)
     if hasattr(parameter, "ds_id"):
         why = "DeepSpeed's ZeRO stage 3 has partitioned this parameter"
         raise pickling_errors.RefusedError(parameter, why, _GATHERED)

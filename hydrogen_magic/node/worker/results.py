@@ -15,8 +15,9 @@ from typing import Any
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.units import size_text
+from hydrogen_magic.node.worker import rank_parts
 from hydrogen_magic.node.worker.namespace import LoadedClosure
-from hydrogen_magic.node.worker.result_pickler import ResultPickler, flat_states
+from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.unsharding import Gathering
 from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.payload import Payload
@@ -75,7 +76,7 @@ class _Delivery:
         self._begin_step = begin
         self._step = ""
         self._gathering = Gathering(loaded.result_pickler, progress.report, session)
-        self._flat_states = functools.cache(flat_states)
+        self._parts = functools.cache(rank_parts.of_optimizers)
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
 
@@ -153,7 +154,7 @@ class _Delivery:
     ) -> ResultPickler:
         made = self._loaded.result_pickler(*args)
         made.full_tensors, made.left_out = self._gathering.tensors, left_out or {}
-        made.flat_states = self._flat_states
+        made.parts = self._parts
         return made
 
 

@@ -236,7 +236,7 @@ class _Kind:
 
 def _kind_of(data: Any) -> _Kind:
     """Return the kind of data that can be sliced; raise TypeError for other data."""
-    packages = {base.__module__.partition(".")[0] for base in type(data).__mro__}
+    packages = _packages(data)
     if is_a(data, "torch.utils.data", "Dataset") and hasattr(data, "__len__"):
         return _DATASET
     if "pyspark" in packages:
@@ -258,6 +258,10 @@ def _kind_of(data: Any) -> _Kind:
     raise TypeError(_refusal(data))
 
 
+def _packages(data: Any) -> set[str]:
+    return {base.__module__.partition(".")[0] for base in type(data).__mro__}
+
+
 def _refuse_tuple_of_arrays(data: Any) -> None:
     """Refuse ``hm.shard((x, y))``, which would give x to one rank and y to another."""
     if isinstance(data, tuple) and data and all(getattr(item, "shape", None) for item in data):
@@ -272,6 +276,8 @@ def _refusal(data: Any) -> str:
     remedy = _REMEDIES.get(type(data).__name__)
     if remedy is None and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         remedy = "shard its indices, hm.shard(range(len(data)))"
+    elif remedy is None and hasattr(data, "shard"):  # of tf.data, and streams of Hugging Face
+        remedy = "call its own shard(hm.world_size(), hm.rank())"
     elif remedy is None and hasattr(data, "__iter__"):
         remedy = "make it a list first"
     hint = f": {remedy}" if remedy else ""
@@ -315,6 +321,8 @@ def _pick_rows(data: Any, numbers: list[int]) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.Tensor):
         return data[torch.tensor(numbers)]
+    if _packages(data) & {"tensorflow"}:
+        return sys.modules["tensorflow"].gather(data, numbers)
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return data[numbers]

@@ -29,10 +29,11 @@ def is_sharded(state: Any) -> bool:
         for module, name in _KINDS
         if hasattr(sys.modules.get(module), name)
     )
-    return bool(kinds) and any(isinstance(leaf, kinds) for leaf in _leaves(state))
+    return bool(kinds) and any(isinstance(leaf, kinds) for leaf in leaves(state))
 
 
-def _leaves(state: Any) -> Iterator[Any]:
+def leaves(state: Any) -> Iterator[Any]:
+    """Yield what the dicts, lists and tuples in ``state`` contain."""
     todo, seen = [state], set()
     while todo:
         item = todo.pop()
