@@ -309,7 +309,7 @@ class SessionNames:
             self._set(name, rank, NameState(version, change))
         for name in report.changed:
             self._change(name, rank, RanksChange("changed", where))
-        for name in use.cell.versions.keys() & {*report.uncertain}:
+        for name in report.uncertain:  # the cell may have changed it by another name, such as DDP's
             self._change(name, rank, RanksChange("may have changed", where))
         for name in report.deleted:
             self.held.get(name, {}).pop(rank, None)
