@@ -12,12 +12,16 @@ import builtins
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from hydrogen_magic.capture.lines import assigning_code
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.events import NamesChanged
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import names_bound_by
+
+if TYPE_CHECKING:
+    from hydrogen_magic.capture.reachable import FunctionRead
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -32,6 +36,8 @@ class Version:
     """Equal for the same object."""
     parts: frozenset[int] = frozenset()
     """Numbers of the models, tensors, optimizers and arrays that it consists of."""
+    nbytes: int = 0
+    """Size of its contents."""
     is_code: bool = False
     """It is a function or class: its source is in the notebook, so that replacing it loses nothing."""
 
@@ -172,6 +178,8 @@ class SessionNames:
     def __init__(self) -> None:
         self.held: dict[str, dict[int, NameState]] = {}
         """By name and rank."""
+        self.reads: dict[str, tuple[object, Sequence[FunctionRead]]] = {}
+        """What the notebook's functions and classes read, and which object that holds for, by name."""
         self._n_cells = 0
 
     def held_by(self, ranks: frozenset[int]) -> list[str]:
@@ -191,6 +199,22 @@ class SessionNames:
         """Whether the notebook's object is the one when it and ``ranks`` had the same value."""
         states = self.states(name, ranks).values()
         return all(one.version and one.version.identity == identity for one in states)
+
+    def may_differ(
+        self, name: str, identity: object, ranks: Collection[int], max_bytes: int
+    ) -> bool:
+        """Whether the notebook's value may differ from one that ``ranks`` have got and not changed.
+
+        ``max_bytes``: an object that is larger counts as unchanged as long as it is the same one.
+        """
+        return any(
+            one.version is None
+            or one.is_assigned
+            or one.version.nbytes <= max_bytes
+            or one.version.identity != identity
+            for one in self.states(name, ranks).values()
+            if one.change is None
+        )
 
     def is_outdated(self, name: str, now: Version, ranks: Collection[int]) -> bool:
         """Whether one of ``ranks`` has an earlier value of the notebook, which it has not changed."""

@@ -66,14 +66,24 @@ class VersionReader:
         finally:
             pickler.clear_memo()  # which keeps the values alive: a pickler is part of a cycle
         parts, is_code = frozenset(pickler.parts), isinstance(value, CODE)
-        return Version(digest, ObjectIdentity(value), parts, is_code), pickler.code
+        return Version(digest, ObjectIdentity(value), parts, file.nbytes, is_code), pickler.code
 
 
 class _VersionFile(HashingFile):
     """Reads large buffers by their CRC, three times as fast: a change is missed once in four billion."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+        """Size of all that was read."""
+
+    def write(self, data: Any) -> None:
+        self.nbytes += memoryview(data).nbytes
+        super().write(data)
+
     def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
         raw = buffer.raw()
+        self.nbytes += raw.nbytes
         self.sha.update(struct.pack("<QL", raw.nbytes, zlib.crc32(raw)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.capture import SessionCapture
+from hydrogen_magic.capture import SessionCapture, session_cell
 from hydrogen_magic.capture.ownership import SessionNames
 from hydrogen_magic.capture.versions import versions_of
 from hydrogen_magic.core.events import HeldName, NamesChanged
@@ -311,6 +311,27 @@ def test_a_redefined_class_replaces_that_of_the_ranks_model(session: Session) ->
     assert set(session.sent) == {"Net", "act", "bias"}
     assert session.cell("kept.training, kept.seen") == (True, 1)
     assert session.sent == []
+
+
+def test_what_the_ranks_objects_read_by_their_class_follows_the_notebook(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_cell, "_MAX_BYTES", 1000)
+    run = session.notebook.cell
+    run("import numpy as np\nlr, big, own = 1, np.zeros(9000), 0")
+    run("def scale(): return lr")
+    run("class Trainer:\n    def step(self): return scale(), big[0], own")
+    session.cell("own, trainer = 5, Trainer()")
+    run("lr = 2; own = 7")
+    assert session.cell("trainer.step()") == (2, 0, 5), "no conflict about a name it perhaps uses"
+    assert session.listed["lr"] == "sent: assigned in the notebook; used by scale()"
+    run("big[0] = 3")
+    assert session.cell("trainer.step()") == (2, 0, 5), "large values are not read for that"
+    run("big = np.ones(9000)")
+    assert session.cell("trainer.step()") == (2, 1, 5)
+    run("lr = [open('/dev/null')]")
+    assert session.cell("trainer.step()")[0] == 2, "it cannot be sent"
+    run("lr[0].close()")
 
 
 def test_values_that_names_share_with_those_that_are_sent_later(session: Session) -> None:
