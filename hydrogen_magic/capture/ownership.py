@@ -356,6 +356,25 @@ class SessionNames:
             elif state.change is not None:
                 self._set(name, rank, NameState(version, state.change))
 
+    def sharing(self, names: Collection[str]) -> list[str]:
+        """Return other names whose values in the notebook share objects with those of ``names``."""
+        parts = {part for name in names for part in self._parts(name)}
+        others = (name for name in self.held if name not in names)
+        return [name for name in others if not parts.isdisjoint(self._parts(name))]
+
+    def _parts(self, name: str) -> Iterator[int]:
+        for state in self.held.get(name, {}).values():
+            yield from state.version.parts if state.version else ()
+
+    def follow(self, name: str, before: Version, now: Version, ranks: frozenset[int]) -> None:
+        """Note that ``--out`` has changed the notebook's value of ``name`` from ``before`` to ``now``.
+
+        It shares objects with the values that ``ranks`` have sent: the user has not changed it.
+        """
+        for rank, state in self.held.get(name, {}).items():
+            if not state.is_touched(before) and (state.change or rank in ranks):
+                self._set(name, rank, replace(state, version=now))
+
 
 def _is_same(one: Version, other: Version) -> bool:
     return one.digest == other.digest and one.identity == other.identity

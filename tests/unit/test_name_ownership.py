@@ -223,6 +223,19 @@ def test_the_value_that_one_rank_gave_the_notebook_reaches_ranks_that_left_their
     assert found.action is Action.FILL and found.ranks == {0}
 
 
+def test_a_rank_outside_of_the_cell_gets_what_out_has_changed_of_other_names() -> None:
+    names, part = SessionNames(), frozenset({1})
+    before, after = (Version(text, 0, part) for text in ("before", "after"))
+    decide(names, model=before, opt=before)
+    use = use_of(names, CellNames({"model": before}, frozenset({0})))
+    run(names, use, changed=("model", "opt"))
+    assert names.sharing(["model"]) == ["opt"]
+    names.brought_back("model", after, frozenset({0}))
+    names.follow("opt", before, after, frozenset({0}))
+    (found,) = names.decide(CellNames({"opt": after}, BOTH)).values()
+    assert found.action is Action.FILL and found.ranks == {1}
+
+
 def test_ranks_outside_of_the_cell_keep_what_they_changed() -> None:
     names = SessionNames()
     decide(names, x=Version("1"), y=Version("1"))

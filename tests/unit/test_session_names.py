@@ -11,7 +11,7 @@ import pytest
 
 from hydrogen_magic.capture import SessionCapture, session_cell
 from hydrogen_magic.capture.ownership import SessionNames
-from hydrogen_magic.capture.versions import versions_of
+from hydrogen_magic.capture.versions import note_brought_back, versions_of
 from hydrogen_magic.core.events import HeldName, NamesChanged
 from hydrogen_magic.driver import result_assignment
 from hydrogen_magic.driver import session as driver_session
@@ -79,10 +79,10 @@ class Session:
         return value
 
     def _take(self, loaded: Any, captured: Any, out: tuple[str, ...]) -> None:
-        found = delivered(loaded, None)
-        result_assignment.assign(found, out, self.notebook.names, captured.originals)
-        for name, version in versions_of(out, self.notebook.names, self.originals).items():
-            self.names.brought_back(name, version, RANK_0)
+        found, namespace, originals = delivered(loaded, None), self.notebook.names, self.originals
+        sharing = versions_of(self.names.sharing(out), namespace, originals)
+        result_assignment.assign(found, out, namespace, captured.originals)
+        note_brought_back(self.names, out, sharing, namespace, originals, RANK_0)
 
 
 @pytest.fixture
@@ -299,6 +299,20 @@ def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session)
     assert ours["weight"].equal(vars(session.rank)["model"].layer.weight)
     session.cell("model")
     assert session.sent == []
+
+
+def test_what_out_changes_of_other_names_is_no_change_by_the_user(session: Session) -> None:
+    run = session.notebook.cell
+    run(NET.format("self.layer(x)"))
+    run("opt = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)")
+    train = "model(torch.ones(1, 2)).sum().backward(); opt.step(); opt.zero_grad()"
+    session.cell(train, out=("model",))
+    session.cell(train, out=("model",))
+    assert session.sent == [] and session.listed["opt"].startswith("kept: the ranks changed it")
+    run("opt.param_groups[0]['lr'] = 0.0")
+    session.cell("model", out=("model",))
+    with pytest.raises(CaptureError, match="`opt`: the ranks changed it"):
+        session.cell(train)
 
 
 def test_a_redefined_class_replaces_that_of_the_ranks_model(session: Session) -> None:
