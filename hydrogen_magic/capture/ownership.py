@@ -12,6 +12,7 @@ import builtins
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from hydrogen_magic.capture.lines import assigning_code
@@ -118,6 +119,8 @@ class Decision:
     why: str
     ranks: frozenset[int] = frozenset()
     """The ranks that take the notebook's value, or delete theirs; the others of the cell keep their own."""
+    shared_with: tuple[str, ...] = ()
+    """Conflict: the names whose objects, which the ranks changed, it would overwrite."""
 
     def __str__(self) -> str:
         return f"{self.action.value}: {self.why}"
@@ -164,12 +167,22 @@ class SessionUse:
         names = self.of(Action.CONFLICT)
         if names:
             lines = [f"`{name}`: {self.decisions[name].why}" for name in names]
-            listed = ",".join(names)
-            remedy = (
-                f"--push {listed} sends the notebook's values; "
-                f"--out {listed} keeps those of the ranks and brings them back"
+            raise CaptureError("\n".join([*lines, self._ways_out(names)]))
+
+    def _ways_out(self, names: Sequence[str]) -> str:
+        shared = {name: self.decisions[name].shared_with for name in names}
+        others = dict.fromkeys(chain.from_iterable(shared.values()))
+        own = [name for name in names if not shared[name]]
+        ways = [f"--push {','.join({**shared, **others})} sends the notebook's values"]
+        if own:
+            ways.append(f"--out {','.join(own)} keeps those of the ranks and brings them back")
+        if others:
+            users = ", ".join(f"`{name}`" for name in names if shared[name])
+            ways.append(
+                f"to keep those of the ranks, bring them back first, by a cell with --out {','.join(others)} "
+                f"that does not use {users}"
             )
-            raise CaptureError("\n".join([*lines, remedy]))
+        return "; ".join(ways)
 
 
 class SessionNames:
@@ -294,13 +307,18 @@ class SessionNames:
         mine, nothing = cell.versions[name].parts, Decision(Action.KEEP, "")
         if not mine:
             return found[name]
+        overwritten = dict[str, RanksChange]()
         for other in filter(name.__ne__, self.held):
             ranks = found[name].ranks - found.get(other, nothing).ranks
             for state in self.states(other, ranks).values():
                 if state.change and state.version and mine & state.version.parts:
-                    why = f"it shares objects with `{other}`, and {state.change.of(f'`{other}`')}"
-                    return Decision(Action.CONFLICT, why)
-        return found[name]
+                    overwritten[other] = state.change
+        if not overwritten:
+            return found[name]
+        others = tuple(sorted(overwritten))
+        what = overwritten[others[0]].of(f"`{others[0]}`")
+        why = f"it shares objects with `{others[0]}`, and {what}"
+        return Decision(Action.CONFLICT, why, shared_with=others)
 
     # ── after the decision, and after the cell ───────────────────────────────────────────────────
 

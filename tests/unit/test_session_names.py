@@ -253,6 +253,27 @@ def test_a_later_optimizer_is_attached_to_the_model_that_ranks_have(session: Ses
     assert session.cell("opt.param_groups[0]['lr'], model.training") == (5, False)
 
 
+@pytest.mark.parametrize("chosen", ["push", "out"])
+def test_both_ways_out_of_overwriting_a_trained_model_lead_there(
+    session: Session, chosen: str
+) -> None:
+    run = session.notebook.cell
+    run(NET.format("self.layer(x)") + "models = [model]\nmodel.layer.weight.data.fill_(1)")
+    session.cell("model.layer.weight.data.fill_(9); models")
+    run("opt = torch.optim.SGD(model.parameters(), lr=0.1)")
+    cell = "opt.param_groups[0]['params'][0] is model.layer.weight, float(model.layer.weight[0, 0])"
+    with pytest.raises(CaptureError) as caught:
+        session.cell(cell)
+    _, remedies = str(caught.value).splitlines()
+    if chosen == "push":
+        assert remedies.startswith("--push opt,model,models sends")
+        assert session.cell(cell, push=("opt", "model", "models")) == (True, 1)
+    else:
+        assert "first, by a cell with --out model,models that does not use `opt`" in remedies
+        session.cell("None", out=("model", "models"))
+        assert session.cell(cell) == (True, 9)
+
+
 def test_a_rank_keeps_its_changed_objects_when_others_are_sent_what_they_lack(
     session: Session,
 ) -> None:
