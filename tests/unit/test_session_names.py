@@ -429,6 +429,15 @@ def test_an_earlier_definition_that_has_a_name_is_part_of_the_objects(session: S
     assert session.cell("hooks[0](), first(), loss()") == (1, 1, 2)
 
 
+@pytest.mark.parametrize("use", ["copy.copy(Net())", "Net.__annotations__"])
+def test_the_use_of_a_class_is_no_definition_of_it(session: Session, use: str) -> None:
+    session.notebook.cell("import copy\nclass Net:\n    def f(self): return 1")
+    session.cell("class Net:\n    def f(self): return 2")
+    session.notebook.cell(use)
+    assert session.cell("Net().f()") == 2
+    assert session.listed == {"Net": "kept: the ranks assigned it in Cell In[9]"}
+
+
 @pytest.mark.parametrize(
     "cell",
     ["if not lr:\n    lr = 0.001", "with contextlib.suppress(ValueError):\n    lr = int('a')"],
