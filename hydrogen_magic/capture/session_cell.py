@@ -22,8 +22,10 @@ from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
 from hydrogen_magic.serialization.pickler import is_main
 
-_MAX_BYTES = 64 << 20
-"""A larger value that a cell uses perhaps is read only if it may be another object: this much takes 30 ms."""
+_MAX_BYTES = 4 << 20
+"""A larger value that a cell uses perhaps is read only if it may be another object: lists and dicts of this
+size take 20 ms.
+"""
 
 
 @dataclass(frozen=True)
