@@ -110,6 +110,31 @@ def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
         assert cells.all_ranks("hm.rank()") == [0, 1]
 
 
+def test_what_uses_the_default_group_has_the_new_one_after_a_release(cells: Cells) -> None:
+    """Hooks of DDP, a sharded optimizer, and variables. Errors name the rank once, as before."""
+    begin = """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+n_buckets = 0
+def hook(group, bucket):
+    global n_buckets
+    n_buckets += 1
+    return allreduce_hook(group, bucket)
+group, printing = dist.group.WORLD, sys.excepthook
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+net.register_comm_hook(group, hook)
+opt = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=1.0)
+"""
+    step = "net(torch.ones(1, 2)).sum().backward(); opt.step()\n"
+    cells.on_ranks(f"{JOIN}{begin}{step}", "--np 2")
+    for n_earlier in (1, 2):  # the second release concerns the second group
+        with pytest.raises(RankFailedError, match="bad batch"):
+            cells.on_ranks(f"if hm.rank() == 1: raise ValueError('bad batch')\n{step}")
+        reduce = "t = torch.ones(1); dist.all_reduce(t, group=group)\n"
+        found = cells.on_ranks(f"{step}{reduce}n_buckets, float(t), sys.excepthook is printing")
+        assert found == (n_earlier + 1, 2.0, True)
+
+
 def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
     """Its peer waits in a collective, and in a backward pass, which no observer sees."""
     model = "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
