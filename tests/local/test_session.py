@@ -27,6 +27,7 @@ from hydrogen_magic.errors import (
     ResultError,
 )
 from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
+from tests.result_checks import details_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -251,6 +252,17 @@ def test_a_stop_ends_the_cell_and_a_second_one_the_session(cells: Cells) -> None
     gang.stop(kill=True)
     assert ended(gang).state == "STOPPED" and "session 'lab' has ended" in notices_of(gang)
     wait_until_gone([pid])
+
+
+def test_a_stop_while_results_are_packed_ends_the_cell_alone(cells: Cells) -> None:
+    """The classes' own code may take long, for each of them and each time."""
+    slow = "class Slow:\n    def __getstate__(self): time.sleep(60)\n"
+    pid = cells.on_ranks(f"{slow}a, b = Slow(), Slow(); os.getpid()", "--np 2")
+    gang = cells.on_ranks("[a, b]", "--out a,b --detach")
+    wait_until(lambda: "packing `a`" in details_of(gang))
+    gang.stop()
+    assert gang.wait(60) and gang.state == "STOPPED"
+    assert cells.on_ranks("os.getpid()") == pid
 
 
 def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:

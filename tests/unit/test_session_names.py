@@ -70,6 +70,7 @@ class Session:
             loaded = namespace.load(captured.payload, self.rank, self.rank_names)
             self.warnings += loaded.warnings
             value = loaded.run()
+            self.rank_names.are_results_sent = True
         finally:
             report = self.rank_names.report(0.0, 0, ProcessGroups(""), 0, self.warnings.append)
             self.holdings = self.holdings.after(report)
