@@ -20,6 +20,8 @@ from hydrogen_magic.serialization.memory_layout import MemoryLayout, bytes_of
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
 """Attributes of a class that depend on its place in the cell, or on the hash seed."""
+_OF_USE = ("__slotnames__", "__annotations_cache__", "__signature__")
+"""Attributes that appear or change when an instance is copied, or annotations or the signature are read."""
 _SHOWN_BY_REPR = (str, bytes, int, float, complex, bool, type(None))
 """Types whose different values have different texts. A set with others is pickled in its own order."""
 
@@ -90,8 +92,10 @@ class FingerprintPickler(CapturePickler):
 
     def _reduce_class(self, cls: type, reduced: Any) -> Any:
         attributes = reduced[2][0]
-        for name in _OF_POSITION:
+        for name in (*_OF_POSITION, *_OF_USE):
             attributes.pop(name, None)
+        if not attributes.get("__annotations__", True):  # there are none, and they have been read
+            del attributes["__annotations__"]
         return super()._reduce_class(cls, reduced)
 
 

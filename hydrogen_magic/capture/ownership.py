@@ -12,12 +12,17 @@ import builtins
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from hydrogen_magic.capture.lines import assigning_code
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.events import NamesChanged
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import names_bound_by
+
+if TYPE_CHECKING:
+    from hydrogen_magic.capture.reachable import FunctionRead
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -32,6 +37,8 @@ class Version:
     """Equal for the same object."""
     parts: frozenset[int] = frozenset()
     """Numbers of the models, tensors, optimizers and arrays that it consists of."""
+    nbytes: int = 0
+    """Size of its contents."""
     is_code: bool = False
     """It is a function or class: its source is in the notebook, so that replacing it loses nothing."""
 
@@ -112,6 +119,8 @@ class Decision:
     why: str
     ranks: frozenset[int] = frozenset()
     """The ranks that take the notebook's value, or delete theirs; the others of the cell keep their own."""
+    shared_with: tuple[str, ...] = ()
+    """Conflict: the names whose objects, which the ranks changed, it would overwrite."""
 
     def __str__(self) -> str:
         return f"{self.action.value}: {self.why}"
@@ -158,12 +167,22 @@ class SessionUse:
         names = self.of(Action.CONFLICT)
         if names:
             lines = [f"`{name}`: {self.decisions[name].why}" for name in names]
-            listed = ",".join(names)
-            remedy = (
-                f"--push {listed} sends the notebook's values; "
-                f"--out {listed} keeps those of the ranks and brings them back"
+            raise CaptureError("\n".join([*lines, self._ways_out(names)]))
+
+    def _ways_out(self, names: Sequence[str]) -> str:
+        shared = {name: self.decisions[name].shared_with for name in names}
+        others = dict.fromkeys(chain.from_iterable(shared.values()))
+        own = [name for name in names if not shared[name]]
+        ways = [f"--push {','.join({**shared, **others})} sends the notebook's values"]
+        if own:
+            ways.append(f"--out {','.join(own)} keeps those of the ranks and brings them back")
+        if others:
+            users = ", ".join(f"`{name}`" for name in names if shared[name])
+            ways.append(
+                f"to keep those of the ranks, bring them back first, by a cell with --out {','.join(others)} "
+                f"that does not use {users}"
             )
-            raise CaptureError("\n".join([*lines, remedy]))
+        return "; ".join(ways)
 
 
 class SessionNames:
@@ -172,6 +191,8 @@ class SessionNames:
     def __init__(self) -> None:
         self.held: dict[str, dict[int, NameState]] = {}
         """By name and rank."""
+        self.reads: dict[str, tuple[object, Sequence[FunctionRead]]] = {}
+        """What the notebook's functions and classes read, and which object that holds for, by name."""
         self._n_cells = 0
 
     def held_by(self, ranks: frozenset[int]) -> list[str]:
@@ -191,6 +212,22 @@ class SessionNames:
         """Whether the notebook's object is the one when it and ``ranks`` had the same value."""
         states = self.states(name, ranks).values()
         return all(one.version and one.version.identity == identity for one in states)
+
+    def may_differ(
+        self, name: str, identity: object, ranks: Collection[int], max_bytes: int
+    ) -> bool:
+        """Whether the notebook's value may differ from one that ``ranks`` have got and not changed.
+
+        ``max_bytes``: an object that is larger counts as unchanged as long as it is the same one.
+        """
+        return any(
+            one.version is None
+            or one.is_assigned
+            or one.version.nbytes <= max_bytes
+            or one.version.identity != identity
+            for one in self.states(name, ranks).values()
+            if one.change is None
+        )
 
     def is_outdated(self, name: str, now: Version, ranks: Collection[int]) -> bool:
         """Whether one of ``ranks`` has an earlier value of the notebook, which it has not changed."""
@@ -270,13 +307,18 @@ class SessionNames:
         mine, nothing = cell.versions[name].parts, Decision(Action.KEEP, "")
         if not mine:
             return found[name]
+        overwritten = dict[str, RanksChange]()
         for other in filter(name.__ne__, self.held):
             ranks = found[name].ranks - found.get(other, nothing).ranks
             for state in self.states(other, ranks).values():
                 if state.change and state.version and mine & state.version.parts:
-                    why = f"it shares objects with `{other}`, and {state.change.of(f'`{other}`')}"
-                    return Decision(Action.CONFLICT, why)
-        return found[name]
+                    overwritten[other] = state.change
+        if not overwritten:
+            return found[name]
+        others = tuple(sorted(overwritten))
+        what = overwritten[others[0]].of(f"`{others[0]}`")
+        why = f"it shares objects with `{others[0]}`, and {what}"
+        return Decision(Action.CONFLICT, why, shared_with=others)
 
     # ── after the decision, and after the cell ───────────────────────────────────────────────────
 
@@ -309,7 +351,7 @@ class SessionNames:
             self._set(name, rank, NameState(version, change))
         for name in report.changed:
             self._change(name, rank, RanksChange("changed", where))
-        for name in use.cell.versions.keys() & {*report.uncertain}:
+        for name in report.uncertain:  # the cell may have changed it by another name, such as DDP's
             self._change(name, rank, RanksChange("may have changed", where))
         for name in report.deleted:
             self.held.get(name, {}).pop(rank, None)
@@ -331,6 +373,25 @@ class SessionNames:
                 self._set(name, rank, NameState(version))
             elif state.change is not None:
                 self._set(name, rank, NameState(version, state.change))
+
+    def sharing(self, names: Collection[str]) -> list[str]:
+        """Return other names whose values in the notebook share objects with those of ``names``."""
+        parts = {part for name in names for part in self._parts(name)}
+        others = (name for name in self.held if name not in names)
+        return [name for name in others if not parts.isdisjoint(self._parts(name))]
+
+    def _parts(self, name: str) -> Iterator[int]:
+        for state in self.held.get(name, {}).values():
+            yield from state.version.parts if state.version else ()
+
+    def follow(self, name: str, before: Version, now: Version, ranks: frozenset[int]) -> None:
+        """Note that ``--out`` has changed the notebook's value of ``name`` from ``before`` to ``now``.
+
+        It shares objects with the values that ``ranks`` have sent: the user has not changed it.
+        """
+        for rank, state in self.held.get(name, {}).items():
+            if not state.is_touched(before) and (state.change or rank in ranks):
+                self._set(name, rank, replace(state, version=now))
 
 
 def _is_same(one: Version, other: Version) -> bool:

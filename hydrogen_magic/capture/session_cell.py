@@ -15,12 +15,17 @@ from hydrogen_magic.capture.ownership import (
     SessionUse,
     Version,
 )
-from hydrogen_magic.capture.reachable import reads_of
+from hydrogen_magic.capture.reachable import FunctionRead, reads_of
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.versions import VersionReader
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
 from hydrogen_magic.serialization.pickler import is_main
+
+_MAX_BYTES = 4 << 20
+"""A larger value that a cell uses perhaps is read only if it may be another object: lists and dicts of this
+size take 20 ms.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class SessionCapture:
             if name in self.names.held and self.names.is_own(name, reader.read(name), self.ranks):
                 needs.send_imported(name)
         versions = reader.read_all()
+        self._add_read_by_definitions(needs, is_local)
         assigned = [name for name in needs.assigned if name in needs.namespace]
         before = versions | {
             name: reader.read(name) for name in {*assigned, *needs.possible} - versions.keys()
@@ -97,6 +103,46 @@ class SessionCapture:
                         needs.ignore(read)
                     elif not use.read.is_text:
                         needs.add(read, f"used by {use.function}")
+
+    def _add_read_by_definitions(
+        self, needs: RequiredNames, is_local: Callable[[str], bool]
+    ) -> None:
+        """Add values that functions and classes of the ranks read, and that the notebook alone has changed.
+
+        The cell may call them through objects of the ranks, which only the ranks know: a conflict about such
+        a name is no reason to refuse it.
+        """
+        if not needs.of_ranks and not any(self.names.changes(n, self.ranks) for n in needs.values):
+            return
+        reader = VersionReader(needs.copy(), is_local, self.originals)
+        uses = {use.read.name: use for name in self.names.held for use in self._reads(name, needs)}
+        for name in uses.keys() - needs.values.keys() - needs.possible.keys():
+            if name in needs.namespace and self._is_newer(name, needs.namespace[name], reader):
+                needs.possible[name] = f"used by {uses[name].function}"
+
+    def _reads(self, name: str, needs: RequiredNames) -> Sequence[FunctionRead]:
+        """Return what a function or class of the notebook reads."""
+        value = needs.namespace.get(name)
+        if not isinstance(value, CODE) or not is_main(value):
+            return ()
+        identity = ObjectIdentity(value)
+        known = self.names.reads.get(name)
+        if known is None or known[0] != identity:  # it takes a tenth of a millisecond
+            known = self.names.reads[name] = identity, tuple(reads_of(value, needs.namespace))
+        return known[1]
+
+    def _is_newer(self, name: str, value: Any, reader: VersionReader) -> bool:
+        """Whether the notebook alone has changed a value since the ranks got it."""
+        max_bytes = (
+            0 if type(value) in _OTHERS else _MAX_BYTES
+        )  # an immutable object is not read again
+        may_differ = self.names.may_differ(name, ObjectIdentity(value), self.ranks, max_bytes)
+        if isinstance(value, CODE) or not may_differ:
+            return False
+        version = reader.read(name)
+        decision = self.names.decide(CellNames({name: version}, self.ranks))[name]
+        is_outdated = self.names.is_outdated(name, version, self.ranks)
+        return is_outdated and decision.action is not Action.CONFLICT
 
     def code_on_ranks(self, use: SessionUse) -> frozenset[str]:
         """Return the functions and classes that the ranks have."""

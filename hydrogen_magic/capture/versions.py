@@ -5,13 +5,13 @@ from __future__ import annotations
 import pickle
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.capture.fingerprint import FingerprintPickler, HashingFile
 from hydrogen_magic.capture.imports import Imports
 from hydrogen_magic.capture.modules import LocalModules
-from hydrogen_magic.capture.ownership import Version
+from hydrogen_magic.capture.ownership import SessionNames, Version
 from hydrogen_magic.capture.pickler import notebook_name
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.serialization.code_names import CODE
@@ -66,14 +66,24 @@ class VersionReader:
         finally:
             pickler.clear_memo()  # which keeps the values alive: a pickler is part of a cycle
         parts, is_code = frozenset(pickler.parts), isinstance(value, CODE)
-        return Version(digest, ObjectIdentity(value), parts, is_code), pickler.code
+        return Version(digest, ObjectIdentity(value), parts, file.nbytes, is_code), pickler.code
 
 
 class _VersionFile(HashingFile):
     """Reads large buffers by their CRC, three times as fast: a change is missed once in four billion."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+        """Size of all that was read."""
+
+    def write(self, data: Any) -> None:
+        self.nbytes += memoryview(data).nbytes
+        super().write(data)
+
     def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
         raw = buffer.raw()
+        self.nbytes += raw.nbytes
         self.sha.update(struct.pack("<QL", raw.nbytes, zlib.crc32(raw)))
 
 
@@ -130,3 +140,22 @@ def versions_of(
     needs = RequiredNames(namespace, Imports(()), {})
     reader = VersionReader(needs, LocalModules().is_local, originals)
     return {name: reader.read(name) for name in names}
+
+
+def note_brought_back(
+    names: SessionNames,
+    brought: Sequence[str],
+    sharing: Mapping[str, Version],
+    namespace: Mapping[str, Any],
+    originals: Originals,
+    ranks: frozenset[int],
+) -> None:
+    """Note that ``--out`` has made the values of ``ranks`` those of the notebook.
+
+    ``sharing``: the versions, before that, of other names whose values share objects with them.
+    """
+    versions = versions_of((*brought, *sharing), namespace, originals)
+    for name in brought:
+        names.brought_back(name, versions[name], ranks)
+    for name, before in sharing.items():
+        names.follow(name, before, versions[name], ranks)

@@ -18,8 +18,8 @@ from typing import Any
 
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured, SessionCapture
-from hydrogen_magic.capture.ownership import SessionNames, SessionUse
-from hydrogen_magic.capture.versions import versions_of
+from hydrogen_magic.capture.ownership import SessionNames, SessionUse, Version
+from hydrogen_magic.capture.versions import note_brought_back, versions_of
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
@@ -311,13 +311,29 @@ def _ranks_of(spec: JobSpec) -> frozenset[int]:
     return frozenset(spec.on_ranks or range(spec.np))
 
 
-def brought_back(spec: JobSpec, names: Sequence[str], namespace: Mapping[str, Any]) -> None:
-    """Note that the ranks' values of ``names`` are now those of the notebook, too."""
+def sharing(spec: JobSpec, namespace: Mapping[str, Any]) -> dict[str, Version]:
+    """Return the versions of names whose values the variables of ``--out`` may change in place."""
     session = live(spec.session)
-    if session is None or not names:
-        return
-    for name, version in versions_of(names, namespace, session.originals).items():
-        session.names.brought_back(name, version, _ranks_of(spec))
+    if session is None:
+        return {}
+    names = [name for name in session.names.sharing(spec.out) if name in namespace]
+    return versions_of(names, namespace, session.originals)
+
+
+def brought_back(
+    spec: JobSpec,
+    names: Sequence[str],
+    namespace: Mapping[str, Any],
+    sharing: Mapping[str, Version],
+) -> None:
+    """Note that the ranks' values of ``names`` are now those of the notebook, too.
+
+    ``sharing``: what :func:`sharing` has returned before.
+    """
+    session = live(spec.session)
+    if session is not None and names:
+        known, originals = session.names, session.originals
+        note_brought_back(known, names, sharing, namespace, originals, _ranks_of(spec))
 
 
 def register(session: RankSession) -> list[str]:

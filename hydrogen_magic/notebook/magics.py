@@ -338,11 +338,12 @@ class Distributed(Magics):
         _raise_if_failed(gang)
         results = gang.received.of(gang.first_rank)
         with launcher.interrupts_held():  # all is assigned, and the session knows it, or nothing
+            sharing = session.sharing(spec, self._ip.user_ns)
             stale = result_assignment.assign(
                 results, spec.out, self._ip.user_ns, originals, launcher.interrupts_raise
             )
             brought = [name for name in spec.out if name in results.arrived()]
-            session.brought_back(spec, brought, self._ip.user_ns)
+            session.brought_back(spec, brought, self._ip.user_ns, sharing)
         for text in stale:
             print(f"warning: {text}", file=sys.stderr)
         if results.errors:

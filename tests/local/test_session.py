@@ -27,6 +27,7 @@ from hydrogen_magic.errors import (
     ResultError,
 )
 from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
+from tests.result_checks import details_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -108,6 +109,31 @@ def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
             pid,
         )
         assert cells.all_ranks("hm.rank()") == [0, 1]
+
+
+def test_what_uses_the_default_group_has_the_new_one_after_a_release(cells: Cells) -> None:
+    """Hooks of DDP, a sharded optimizer, and variables. Errors name the rank once, as before."""
+    begin = """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+n_buckets = 0
+def hook(group, bucket):
+    global n_buckets
+    n_buckets += 1
+    return allreduce_hook(group, bucket)
+group, printing = dist.group.WORLD, sys.excepthook
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+net.register_comm_hook(group, hook)
+opt = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=1.0)
+"""
+    step = "net(torch.ones(1, 2)).sum().backward(); opt.step()\n"
+    cells.on_ranks(f"{JOIN}{begin}{step}", "--np 2")
+    for n_earlier in (1, 2):  # the second release concerns the second group
+        with pytest.raises(RankFailedError, match="bad batch"):
+            cells.on_ranks(f"if hm.rank() == 1: raise ValueError('bad batch')\n{step}")
+        reduce = "t = torch.ones(1); dist.all_reduce(t, group=group)\n"
+        found = cells.on_ranks(f"{step}{reduce}n_buckets, float(t), sys.excepthook is printing")
+        assert found == (n_earlier + 1, 2.0, True)
 
 
 def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
@@ -226,6 +252,17 @@ def test_a_stop_ends_the_cell_and_a_second_one_the_session(cells: Cells) -> None
     gang.stop(kill=True)
     assert ended(gang).state == "STOPPED" and "session 'lab' has ended" in notices_of(gang)
     wait_until_gone([pid])
+
+
+def test_a_stop_while_results_are_packed_ends_the_cell_alone(cells: Cells) -> None:
+    """The classes' own code may take long, for each of them and each time."""
+    slow = "class Slow:\n    def __getstate__(self): time.sleep(60)\n"
+    pid = cells.on_ranks(f"{slow}a, b = Slow(), Slow(); os.getpid()", "--np 2")
+    gang = cells.on_ranks("[a, b]", "--out a,b --detach")
+    wait_until(lambda: "packing `a`" in details_of(gang))
+    gang.stop()
+    assert gang.wait(60) and gang.state == "STOPPED"
+    assert cells.on_ranks("os.getpid()") == pid
 
 
 def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:

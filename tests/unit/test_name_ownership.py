@@ -201,14 +201,15 @@ def test_ranks_that_were_not_in_earlier_cells_get_what_they_lack() -> None:
     assert decide(names, x=Version("3")) == {"x": Action.KEEP}
 
 
-def test_a_value_that_cannot_be_compared_is_in_doubt_where_a_cell_uses_it() -> None:
+def test_a_value_that_cannot_be_compared_is_in_doubt_after_each_cell() -> None:
     names = SessionNames()
-    decide(names, x=Version("1"), y=Version("1"))
-    use = use_of(names, CellNames({"x": Version("1")}, BOTH), "Cell In[6]")
-    run(names, use, uncertain=("x", "y"))
-    assert decide(names, y=Version("2")) == {"y": Action.SEND}
+    decide(names, x=Version("1"))
+    use = use_of(names, CellNames({}, BOTH), "Cell In[6]")  # which has another name of it
+    run(names, use, uncertain=("x",))
     (found,) = names.decide(CellNames({"x": Version("2")}, BOTH)).values()
     assert found.why == "the ranks may have changed it in Cell In[6], and the notebook changed it"
+    names.brought_back("x", Version("2"), BOTH)
+    assert decide(names, x=Version("3")) == {"x": Action.SEND}
 
 
 def test_the_value_that_one_rank_gave_the_notebook_reaches_ranks_that_left_theirs_alone() -> None:
@@ -220,6 +221,19 @@ def test_the_value_that_one_rank_gave_the_notebook_reaches_ranks_that_left_their
     names.brought_back("x", Version("2"), frozenset({2}))
     (found,) = names.decide(CellNames({"x": Version("2")}, ranks)).values()
     assert found.action is Action.FILL and found.ranks == {0}
+
+
+def test_a_rank_outside_of_the_cell_gets_what_out_has_changed_of_other_names() -> None:
+    names, part = SessionNames(), frozenset({1})
+    before, after = (Version(text, 0, part) for text in ("before", "after"))
+    decide(names, model=before, opt=before)
+    use = use_of(names, CellNames({"model": before}, frozenset({0})))
+    run(names, use, changed=("model", "opt"))
+    assert names.sharing(["model"]) == ["opt"]
+    names.brought_back("model", after, frozenset({0}))
+    names.follow("opt", before, after, frozenset({0}))
+    (found,) = names.decide(CellNames({"opt": after}, BOTH)).values()
+    assert found.action is Action.FILL and found.ranks == {1}
 
 
 def test_ranks_outside_of_the_cell_keep_what_they_changed() -> None:

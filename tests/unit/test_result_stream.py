@@ -29,6 +29,7 @@ from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.closure import ClosureManifest
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.pickler import Pickler
+from hydrogen_magic.serialization.reducers import resolve
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
@@ -134,6 +135,28 @@ def test_an_object_that_cannot_be_asked_before_it_has_its_state_stays_alone(kind
     found = opened({"bad": [0, kind()], "good": [1]})
     assert isinstance(found["bad"], UnopenedPart) and found["bad"].rest[0] == 0
     assert found["good"] == [1]
+
+
+def test_a_result_whose_class_the_notebook_defines_later_can_be_loaded_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new kernel may have attached to the gang before the cell with the class runs."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    class ByName:
+        def __reduce__(self) -> Any:
+            return resolve, ("__main__", "Later")
+
+    one = ByName()
+    results = received(*map(ResultPart, ("a", "b", "c")), objects={"a": [one], "b": one, "c": [1]})
+    reason = "AttributeError: module '__main__' has no attribute 'Later'; run the cell that defines `Later`"
+    with pytest.raises(ResultError, match=f"{reason}, and try again"):
+        results.result("a")
+    known = results.result("c")
+    main.Later = object()  # type: ignore[attr-defined]
+    assert results.result("a")[0] is results.result("b") and results.result("c") is known
+    assert not results.errors and results.arrived() == ["a", "b", "c"]
 
 
 def test_a_class_whose_number_this_process_does_not_know_stays_alone() -> None:

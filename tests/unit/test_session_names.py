@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.capture import SessionCapture
+from hydrogen_magic.capture import SessionCapture, session_cell
 from hydrogen_magic.capture.ownership import SessionNames
-from hydrogen_magic.capture.versions import versions_of
+from hydrogen_magic.capture.versions import note_brought_back, versions_of
 from hydrogen_magic.core.events import HeldName, NamesChanged
 from hydrogen_magic.driver import result_assignment
 from hydrogen_magic.driver import session as driver_session
@@ -70,6 +70,7 @@ class Session:
             loaded = namespace.load(captured.payload, self.rank, self.rank_names)
             self.warnings += loaded.warnings
             value = loaded.run()
+            self.rank_names.are_results_sent = True
         finally:
             report = self.rank_names.report(0.0, 0, ProcessGroups(""), 0, self.warnings.append)
             self.holdings = self.holdings.after(report)
@@ -79,10 +80,10 @@ class Session:
         return value
 
     def _take(self, loaded: Any, captured: Any, out: tuple[str, ...]) -> None:
-        found = delivered(loaded, None)
-        result_assignment.assign(found, out, self.notebook.names, captured.originals)
-        for name, version in versions_of(out, self.notebook.names, self.originals).items():
-            self.names.brought_back(name, version, RANK_0)
+        found, namespace, originals = delivered(loaded, None), self.notebook.names, self.originals
+        sharing = versions_of(self.names.sharing(out), namespace, originals)
+        result_assignment.assign(found, out, namespace, captured.originals)
+        note_brought_back(self.names, out, sharing, namespace, originals, RANK_0)
 
 
 @pytest.fixture
@@ -253,6 +254,27 @@ def test_a_later_optimizer_is_attached_to_the_model_that_ranks_have(session: Ses
     assert session.cell("opt.param_groups[0]['lr'], model.training") == (5, False)
 
 
+@pytest.mark.parametrize("chosen", ["push", "out"])
+def test_both_ways_out_of_overwriting_a_trained_model_lead_there(
+    session: Session, chosen: str
+) -> None:
+    run = session.notebook.cell
+    run(NET.format("self.layer(x)") + "models = [model]\nmodel.layer.weight.data.fill_(1)")
+    session.cell("model.layer.weight.data.fill_(9); models")
+    run("opt = torch.optim.SGD(model.parameters(), lr=0.1)")
+    cell = "opt.param_groups[0]['params'][0] is model.layer.weight, float(model.layer.weight[0, 0])"
+    with pytest.raises(CaptureError) as caught:
+        session.cell(cell)
+    _, remedies = str(caught.value).splitlines()
+    if chosen == "push":
+        assert remedies.startswith("--push opt,model,models sends")
+        assert session.cell(cell, push=("opt", "model", "models")) == (True, 1)
+    else:
+        assert "first, by a cell with --out model,models that does not use `opt`" in remedies
+        session.cell("None", out=("model", "models"))
+        assert session.cell(cell) == (True, 9)
+
+
 def test_a_rank_keeps_its_changed_objects_when_others_are_sent_what_they_lack(
     session: Session,
 ) -> None:
@@ -301,6 +323,20 @@ def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session)
     assert session.sent == []
 
 
+def test_what_out_changes_of_other_names_is_no_change_by_the_user(session: Session) -> None:
+    run = session.notebook.cell
+    run(NET.format("self.layer(x)"))
+    run("opt = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)")
+    train = "model(torch.ones(1, 2)).sum().backward(); opt.step(); opt.zero_grad()"
+    session.cell(train, out=("model",))
+    session.cell(train, out=("model",))
+    assert session.sent == [] and session.listed["opt"].startswith("kept: the ranks changed it")
+    run("opt.param_groups[0]['lr'] = 0.0")
+    session.cell("model", out=("model",))
+    with pytest.raises(CaptureError, match="`opt`: the ranks changed it"):
+        session.cell(train)
+
+
 def test_a_redefined_class_replaces_that_of_the_ranks_model(session: Session) -> None:
     session.notebook.cell(NET.format("self.layer(x)"))
     session.cell("kept = model; kept.seen = 1")
@@ -311,6 +347,27 @@ def test_a_redefined_class_replaces_that_of_the_ranks_model(session: Session) ->
     assert set(session.sent) == {"Net", "act", "bias"}
     assert session.cell("kept.training, kept.seen") == (True, 1)
     assert session.sent == []
+
+
+def test_what_the_ranks_objects_read_by_their_class_follows_the_notebook(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_cell, "_MAX_BYTES", 1000)
+    run = session.notebook.cell
+    run("import numpy as np\nlr, big, own = 1, np.zeros(9000), 0")
+    run("def scale(): return lr")
+    run("class Trainer:\n    def step(self): return scale(), big[0], own")
+    session.cell("own, trainer = 5, Trainer()")
+    run("lr = 2; own = 7")
+    assert session.cell("trainer.step()") == (2, 0, 5), "no conflict about a name it perhaps uses"
+    assert session.listed["lr"] == "sent: assigned in the notebook; used by scale()"
+    run("big[0] = 3")
+    assert session.cell("trainer.step()") == (2, 0, 5), "large values are not read for that"
+    run("big = np.ones(9000)")
+    assert session.cell("trainer.step()") == (2, 1, 5)
+    run("lr = [open('/dev/null')]")
+    assert session.cell("trainer.step()")[0] == 2, "it cannot be sent"
+    run("lr[0].close()")
 
 
 def test_values_that_names_share_with_those_that_are_sent_later(session: Session) -> None:
@@ -371,6 +428,15 @@ def test_an_earlier_definition_that_has_a_name_is_part_of_the_objects(session: S
     session.cell("hooks")
     run(CONFIG.format(2))
     assert session.cell("hooks[0](), first(), loss()") == (1, 1, 2)
+
+
+@pytest.mark.parametrize("use", ["copy.copy(Net())", "Net.__annotations__"])
+def test_the_use_of_a_class_is_no_definition_of_it(session: Session, use: str) -> None:
+    session.notebook.cell("import copy\nclass Net:\n    def f(self): return 1")
+    session.cell("class Net:\n    def f(self): return 2")
+    session.notebook.cell(use)
+    assert session.cell("Net().f()") == 2
+    assert session.listed == {"Net": "kept: the ranks assigned it in Cell In[9]"}
 
 
 @pytest.mark.parametrize(

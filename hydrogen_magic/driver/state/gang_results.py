@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +21,7 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart,
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied, so that they do not occupy a file descriptor until they are unpickled."""
 _SAVED = "saved in the run log"
+_UNDEFINED = re.compile(r"module '__main__' has no attribute '(\w+)'")
 LOST = "lost"
 
 
@@ -49,8 +51,11 @@ class RankResults:
         errors = {part.name: part.error for part, _ in self.parts if part.error}
         for name, obj in self.objects().items():
             if isinstance(obj, UnopenedPart):
+                undefined = _UNDEFINED.search(obj.reason)
+                again = "; run the cell that defines `{}`, and try again"
+                remedy = again.format(undefined[1]) if undefined else ""
                 errors[name] = (
-                    f"{label(name)} arrived but cannot be loaded in the notebook: {obj.reason}"
+                    f"{label(name)} arrived but cannot be loaded in the notebook: {obj.reason}{remedy}"
                 )
         return errors
 
@@ -104,6 +109,8 @@ class RankResults:
     def result(self, name: str) -> Any:
         """Return one result. Raises ResultError if it did not arrive."""
         obj = self.objects().get(name, self)
+        if isinstance(obj, UnopenedPart):
+            obj = self._opened_again(name)
         if obj is self or isinstance(obj, UnopenedPart):
             why = self.errors.get(name, f"{label(name)} did not arrive")
             raise ResultError(f"rank {self.rank}: {why}")
@@ -126,15 +133,32 @@ class RankResults:
         """
         with self._opening:
             if self._opened is None:
-                whole = [
-                    (part.name, section)
-                    for part, section in self.parts
-                    if not part.error and not part.is_partial
-                ]
-                sections = [section for _, section in whole]
-                objects = result_stream.unpack(sections, originals, loading)
-                self._opened = dict(zip([name for name, _ in whole], objects, strict=True))
+                self._opened = self._unpacked(originals, loading)
             return self._opened
+
+    def _unpacked(
+        self,
+        originals: Originals | None = None,
+        loading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> dict[str, Any]:
+        whole = [
+            (part.name, section)
+            for part, section in self.parts
+            if not part.error and not part.is_partial
+        ]
+        sections = [section for _, section in whole]
+        objects = result_stream.unpack(sections, originals, loading)
+        return dict(zip([name for name, _ in whole], objects, strict=True))
+
+    def _opened_again(self, name: str) -> Any:
+        """Return a result that could not be opened before: the notebook may define its classes by now."""
+        with self._opening:
+            assert self._opened is not None
+            if not self.is_taken:
+                fresh = self._unpacked()
+                failed = [n for n, obj in self._opened.items() if isinstance(obj, UnopenedPart)]
+                self._opened.update({each: fresh[each] for each in failed})
+            return self._opened[name]
 
     def release(self) -> None:
         """Free the bytes that arrived, of which the notebook has got the objects.

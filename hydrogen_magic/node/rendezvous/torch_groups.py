@@ -118,9 +118,15 @@ def join() -> Iterator[str]:
     if _process.arguments is None:
         yield "the process group could not be joined again: it was not joined by the environment"
     else:
+        lost = _process.lost
+        models = _data_parallel_models(lost)
+        hook = sys.excepthook
         sys.modules["torch.distributed"].init_process_group(**_process.arguments)
-        for model in _data_parallel_models(_process.lost):
-            _rebind(model)
+        sys.excepthook = hook  # which names the rank already
+        group = sys.modules["torch.distributed"].distributed_c10d._get_default_group()
+        _replace_in_holders(lost, group)
+        for model in models:
+            _rebind(model, lost, group)
     forget()
 
 
@@ -208,10 +214,39 @@ def _data_parallel_models(group: Any) -> list[Any]:
     return [model for model in models if model.process_group is group]
 
 
-def _rebind(model: Any) -> None:
-    """Give ``model`` the new default group and a new reducer, as if it were unpickled."""
-    model.process_group = sys.modules["torch.distributed"].distributed_c10d._get_default_group()
+def _rebind(model: Any, lost: Any, group: Any) -> None:
+    """Give ``model`` a new reducer of the default group, as if it were unpickled, with its hooks."""
     model.__setstate__(model.__getstate__())
+    hooks = [
+        (hook, group if state is lost else state)
+        for hook, state in getattr(model, "_comm_hooks", ())
+    ]
+    for hook, state in hooks:
+        sys.modules["torch.distributed"]._register_comm_hook(model.reducer, state, hook)
+    model._comm_hooks = hooks
+
+
+def _replace_in_holders(lost: Any, group: Any) -> None:
+    """Let variables and attributes refer to ``group`` in place of the default group that was given up.
+
+    Such as those of ZeroRedundancyOptimizer, of states of DDP's hooks, and of the cells themselves.
+    """
+    for holder in gc.get_referrers(lost):
+        names = _names_in(holder)
+        for name in [name for name, value in names.items() if value is lost]:
+            names[name] = group
+
+
+def _names_in(holder: Any) -> dict[Any, Any]:
+    """Return the variables or attributes of an object that refers to another one."""
+    if type(holder) is not dict:
+        with suppress(AttributeError):
+            names = object.__getattribute__(holder, "__dict__")
+            return names if type(names) is dict else {}
+        return {}
+    # Python keeps attributes of a class in a cache, too.
+    is_of_class = any(isinstance(user, type) for user in gc.get_referrers(holder))
+    return {} if is_of_class else holder
 
 
 # ── sockets ──────────────────────────────────────────────────────────────────────────────────────

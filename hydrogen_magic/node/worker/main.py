@@ -414,6 +414,7 @@ class _Rank:
             lambda text: self._send(msg.PackingResult(text)),  # at once: the process may crash next
             self.session,
         )
+        self.names.are_results_sent = True
         self._send(msg.ResultsDelivered(nbytes))
 
     def _send_result(

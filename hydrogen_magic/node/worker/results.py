@@ -112,6 +112,8 @@ class _Delivery:
         self._progress.begin(name)
         try:
             section = self._packer.pack(name, obj)
+        except KeyboardInterrupt:  # a stop: the cell ends
+            raise
         except BaseException as error:  # pickling runs methods of the user's classes
             last = self._packer.last
             self._fail(name, _explain(self._loaded, name, obj, error, last))
@@ -143,6 +145,8 @@ class _Delivery:
             packer = Packer(functools.partial(self._pickler, left_out=left_out))
             try:
                 section = packer.pack(name, obj)
+            except KeyboardInterrupt:
+                raise
             except BaseException:
                 last = packer.last
             else:

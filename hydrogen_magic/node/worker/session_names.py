@@ -40,11 +40,13 @@ class RankNames:
         self._stored: frozenset[str] = frozenset()
         self._received: list[str] = []
         """Names that the closure has bound."""
+        self.are_results_sent = False
+        """The notebook gets the values of ``--out``."""
 
     def start(self, rank: int) -> None:
         """A new cell has come, which runs as ``rank``."""
         self._rank = rank
-        self._cell, self._received = None, []
+        self._cell, self._received, self.are_results_sent = None, [], False
         self._watch.start()
 
     def receive(
@@ -135,7 +137,8 @@ class RankNames:
             return NameChanges(received=tuple(self._received)), []
         warnings = self._replace(self._code)
         found = self._watch.end(self._stored)
-        self._watch.share(self._cell.out)  # the notebook gets these
+        if self.are_results_sent:  # otherwise reading them would delay a stop
+            self._watch.share(self._cell.out)
         return found, warnings
 
     def report(

@@ -131,6 +131,8 @@ def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, An
     try:
         pickler.dump(obj)
         return _by_path(name or "value", obj, found)
+    except KeyboardInterrupt:  # a stop: the cell ends
+        raise
     except BaseException:  # this result is reported when it is packed
         return {}
 
