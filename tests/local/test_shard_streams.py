@@ -294,8 +294,17 @@ def test_processes_of_a_loader_divide_tensors(parquet: Path) -> None:
     import torch.utils.data
 
     part = hm.shard(parquet, batch_size=5, shuffle=True).to_torch()
-    loader = torch.utils.data.DataLoader(part, batch_size=None, num_workers=2)
-    assert sorted(rows_of(loader)) == list(range(23))
+    loader = torch.utils.data.DataLoader(
+        part, batch_size=None, num_workers=2, persistent_workers=True
+    )
+    for epoch in range(2):
+        part.set_epoch(epoch)
+        assert part.state_dict()["batch"] == 0
+        assert sorted(rows_of(loader)) == list(range(23))
+        with pytest.raises(RuntimeError, match="workers of the DataLoader take the batches"):
+            part.state_dict()
+    next(iter(part))
+    assert part.state_dict()["batch"] == 1
 
 
 def test_a_stream_reads_a_row_group_ahead(parquet: Path) -> None:

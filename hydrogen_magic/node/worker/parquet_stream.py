@@ -9,6 +9,7 @@ footers: a stream that continues in the middle of an epoch reads nothing of the 
 
 from __future__ import annotations
 
+import functools
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,7 @@ def stream(dataset: Any, options: StreamOptions) -> ParquetStream:
         raise ValueError(f"hm.shard() needs a batch_size of at least 1, got {options.batch_size}")
     # Not a base class: ranks that read with NumPy or JAX do not import torch.
     hooks.add("torch.utils.data.dataset", _register)
+    hooks.add("torch.utils.data.dataloader", _watch)
     return ParquetStream(dataset, options)
 
 
@@ -75,6 +77,8 @@ class ParquetStream:
         """Batches that the next iteration skips: a loaded state has them."""
         self._n_loaded = 0
         """Those of the epoch of a loaded state: as many, or more if its iteration was finished."""
+        self.is_in_workers = False
+        """Workers of a DataLoader take the batches: their number is not known in this process."""
         self._n_state_workers = 0
         """Of the DataLoader in one of whose workers that state was taken; 0: in none."""
         groups = RowGroups.of(dataset, None)
@@ -92,6 +96,7 @@ class ParquetStream:
     def __iter__(self) -> Iterator[Any]:
         outer = self._place if self._place.is_running else None
         self._place, self.n_skipped, self._n_loaded = _Place(self.n_skipped, outer), 0, 0
+        self.is_in_workers = False
         return self._counted(self._place)
 
     def _counted(self, place: _Place) -> Iterator[Any]:
@@ -160,7 +165,7 @@ class ParquetStream:
         self._n_loaded = self.n_skipped = self._n_loaded if is_same else 0
         # Without an outer place: the next iteration is not nested.
         self._place = _Place(self._place.n_done if is_same else 0)
-        self._epoch = epoch
+        self._epoch, self.is_in_workers = epoch, False
 
     def state_dict(self) -> dict[str, int | None]:
         """Return the epoch and the number of batches that were taken from it, for :meth:`load_state_dict`.
@@ -172,8 +177,16 @@ class ParquetStream:
         with ``hm.checkpoint`` is right for all. In workers of a DataLoader each has its own:
         ``torchdata``'s ``StatefulDataLoader`` collects these, a plain ``DataLoader`` does not. To continue,
         the loader needs the same ``num_workers``.
+
+        Raises RuntimeError if workers of a plain ``DataLoader`` have taken batches of this epoch.
         """
         n_workers = _loader_worker()[1]
+        if self.is_in_workers and not n_workers:
+            raise RuntimeError(
+                "workers of the DataLoader take the batches, so how many were taken is not known here: use "
+                "num_workers=0 (a thread reads ahead), or StatefulDataLoader of torchdata; or call "
+                "set_epoch() with the next epoch before"
+            )
         # A worker that has finished its part of an epoch does not begin the next one alone.
         is_finished = self._place.is_finished and not n_workers
         place = {"epoch": self._epoch, "batch": self._place.n_done, "workers": n_workers}
@@ -203,6 +216,7 @@ class ParquetStream:
         self.n_skipped = 0 if is_finished else self._n_loaded
         self._place = _Place(self._n_loaded, is_finished=is_finished)
         self._n_state_workers = int(state.get("workers") or 0)
+        self.is_in_workers = False
 
     def _identity(self) -> dict[str, int | None]:
         share = self._options.share
@@ -261,6 +275,21 @@ def _restored(
 def _register(module: ModuleType) -> None:
     """Have a DataLoader accept streams; ``module`` is ``torch.utils.data.dataset``."""
     module.IterableDataset.register(ParquetStream)
+
+
+@functools.cache
+def _watch(module: ModuleType) -> None:
+    """Note streams that workers read; ``module`` is ``torch.utils.data.dataloader``."""
+    iterator: Any = module._MultiProcessingDataLoaderIter
+    original = iterator._reset
+
+    @functools.wraps(original)
+    def reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(loader.dataset, ParquetStream):
+            loader.dataset.is_in_workers = True
+        original(self, loader, *args, **kwargs)
+
+    iterator._reset = reset
 
 
 def _of_loader_worker(n_batches: int) -> tuple[int, int]:
