@@ -7,6 +7,7 @@ import importlib
 import io
 import locale
 import logging
+import multiprocessing
 import random
 import string
 import sys
@@ -434,6 +435,12 @@ def test_a_locale_that_is_not_of_the_environment_is_sent(
     with settings.apply([replace(setting, value="xx_XX")], refused.append):
         assert locale.setlocale(locale.LC_TIME) == "C"
     assert "locale setting LC_TIME is not applied: Error: unsupported locale" in refused[0]
+
+
+def test_a_start_method_that_has_only_been_used_is_no_setting() -> None:
+    multiprocessing.get_start_method()  # makes the default the chosen one
+    labels = [one.label for one in settings.read() if isinstance(one, Setting)]
+    assert not any(label.startswith("multiprocessing") for label in labels)
 
 
 def test_only_small_values_are_plain() -> None:

@@ -219,9 +219,17 @@ def _attribute(owner: Callable[[Any], Any], name: str, default: Any) -> _Value:
 # ── Python ───────────────────────────────────────────────────────────────────────────────────────
 
 _SYS = {"recursion limit": _functions("getrecursionlimit", "setrecursionlimit", 1000)}
+
+
+def _start_method(multiprocessing: Any) -> str | None:
+    """Return the start method unless it is the default, which the first use makes the chosen one."""
+    method: str | None = multiprocessing.get_start_method(allow_none=True)
+    return None if method == multiprocessing.get_all_start_methods()[0] else method
+
+
 _MULTIPROCESSING = {
     "start method": _Value(
-        methodcaller("get_start_method", allow_none=True),
+        _start_method,
         lambda module, value: module.set_start_method(value, force=True),
         None,
     )
