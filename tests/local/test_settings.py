@@ -7,6 +7,7 @@ import importlib
 import io
 import locale
 import logging
+import multiprocessing
 import random
 import string
 import sys
@@ -79,6 +80,8 @@ warnings.filterwarnings("ignore", category=UserWarning)
 warnings.filterwarnings("error", message="fatal")
 decimal.getcontext().prec = 5
 sys.setrecursionlimit(1234)
+torch.multiprocessing.set_start_method("spawn")
+torch.multiprocessing.set_sharing_strategy("file_system")
 """
 
 USE = """
@@ -102,6 +105,7 @@ scaled = sklearn.preprocessing.MinMaxScaler().fit_transform(pd.DataFrame({"a": [
 print(type(scaled).__name__, sklearn.get_config()["working_memory"])
 print(plt.rcParams["figure.figsize"], plt.rcParams["axes.prop_cycle"].by_key())
 print(decimal.getcontext().prec, sys.getrecursionlimit())
+print(torch.multiprocessing.get_start_method(), torch.multiprocessing.get_sharing_strategy())
 """
 
 UNDO = """
@@ -122,6 +126,8 @@ loud.propagate = True
 logging.getLogger("quiet").setLevel("NOTSET")
 decimal.getcontext().prec = 28
 sys.setrecursionlimit(limit)
+torch.multiprocessing.set_start_method(None, force=True)
+torch.multiprocessing.set_sharing_strategy("file_descriptor")
 """
 
 
@@ -155,7 +161,7 @@ def test_libraries_have_the_notebooks_settings(
         and "<1.5>" in expected
         and "2.5" in expected
     )
-    assert "DataFrame 512" in expected
+    assert "DataFrame 512" in expected and "spawn file_system" in expected
     named = {item.name: item.why for item in captured.inventory if item.kind == "setting"}
     assert {"torch", "numpy", "pandas", "sklearn", "matplotlib", "logging"} <= named.keys()
     assert "default dtype" in named["torch"]
@@ -429,6 +435,12 @@ def test_a_locale_that_is_not_of_the_environment_is_sent(
     with settings.apply([replace(setting, value="xx_XX")], refused.append):
         assert locale.setlocale(locale.LC_TIME) == "C"
     assert "locale setting LC_TIME is not applied: Error: unsupported locale" in refused[0]
+
+
+def test_a_start_method_that_has_only_been_used_is_no_setting() -> None:
+    multiprocessing.get_start_method()  # makes the default the chosen one
+    labels = [one.label for one in settings.read() if isinstance(one, Setting)]
+    assert not any(label.startswith("multiprocessing") for label in labels)
 
 
 def test_only_small_values_are_plain() -> None:

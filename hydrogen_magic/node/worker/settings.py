@@ -221,6 +221,21 @@ def _attribute(owner: Callable[[Any], Any], name: str, default: Any) -> _Value:
 _SYS = {"recursion limit": _functions("getrecursionlimit", "setrecursionlimit", 1000)}
 
 
+def _start_method(multiprocessing: Any) -> str | None:
+    """Return the start method unless it is the default, which the first use makes the chosen one."""
+    method: str | None = multiprocessing.get_start_method(allow_none=True)
+    return None if method == multiprocessing.get_all_start_methods()[0] else method
+
+
+_MULTIPROCESSING = {
+    "start method": _Value(
+        _start_method,
+        lambda module, value: module.set_start_method(value, force=True),
+        None,
+    )
+}
+
+
 def _traps(decimal: Any) -> tuple[str, ...]:
     traps = decimal.getcontext().traps
     return tuple(sorted(signal.__name__ for signal, is_trapped in traps.items() if is_trapped))
@@ -314,6 +329,11 @@ _TORCH = {
     ),
     "float32 matmul precision": _functions(
         "get_float32_matmul_precision", "set_float32_matmul_precision", "highest"
+    ),
+    "sharing strategy": _functions(
+        "multiprocessing.get_sharing_strategy",
+        "multiprocessing.set_sharing_strategy",
+        "file_descriptor",
     ),
     "number of threads": _Value(
         _threads, lambda torch, value: value and torch.set_num_threads(value), None
@@ -693,6 +713,7 @@ def _fill(target: Any, content: Any) -> None:
 
 _PROVIDERS = {  # by the module of the library, which has settings if it is imported
     "sys": _Provider(*_table("sys", _SYS)),
+    "multiprocessing": _Provider(*_table("multiprocessing", _MULTIPROCESSING)),
     "decimal": _Provider(*_table("decimal", _DECIMAL)),
     "locale": _Provider(_read_locale, _apply_locale),
     "warnings": _Provider(_read_warnings, _apply_warnings),
