@@ -133,11 +133,12 @@ class SessionCapture:
 
     def _is_newer(self, name: str, value: Any, reader: VersionReader) -> bool:
         """Whether the notebook alone has changed a value since the ranks got it."""
+        if _is_definition(value):
+            return False
         max_bytes = (
-            0 if type(value) in _OTHERS else _MAX_BYTES
-        )  # an immutable object is not read again
-        may_differ = self.names.may_differ(name, ObjectIdentity(value), self.ranks, max_bytes)
-        if isinstance(value, CODE) or not may_differ:
+            0 if type(value) in _IMMUTABLE else _MAX_BYTES
+        )  # the same object has not changed
+        if not self.names.may_differ(name, ObjectIdentity(value), self.ranks, max_bytes):
             return False
         version = reader.read(name)
         decision = self.names.decide(CellNames({name: version}, self.ranks))[name]
@@ -176,8 +177,16 @@ class SessionCapture:
         return find
 
 
-_OTHERS = (*CODE, types.ModuleType, str, bytes, int, float, complex, type(None))
+_IMMUTABLE = (str, bytes, int, float, complex, bool, type(None))
+_OTHERS = (*CODE, types.ModuleType, *_IMMUTABLE)
 """Types whose objects are referred to otherwise, or have no identity that counts."""
+
+
+def _is_definition(value: Any) -> bool:
+    """Whether it is code, which is defined again to change it: no class of values alone (``CFG.lr``)."""
+    if not isinstance(value, type):
+        return isinstance(value, CODE)
+    return any(isinstance(each, CODE) for each in vars(value).values())
 
 
 def _is_kept(name: str, use: SessionUse, needs: RequiredNames) -> bool:

@@ -317,7 +317,7 @@ def sharing(spec: JobSpec, namespace: Mapping[str, Any]) -> dict[str, Version]:
     if session is None:
         return {}
     names = [name for name in session.names.sharing(spec.out) if name in namespace]
-    return versions_of(names, namespace, session.originals)
+    return versions_of(names, namespace, session.originals) if names else {}
 
 
 def brought_back(

@@ -352,12 +352,12 @@ def test_a_cell_that_ends_with_its_session_says_so(cells: Cells) -> None:
 def test_an_interrupt_while_variables_arrive_makes_no_conflict(
     cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def versions_of(*args: Any) -> Any:
+    def note_brought_back(*args: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        return versions.versions_of(*args)
+        versions.note_brought_back(*args)
 
     cells.on_ranks("found = 1", "--np 2")
-    monkeypatch.setattr(sessions, "versions_of", versions_of)
+    monkeypatch.setattr(sessions, "note_brought_back", note_brought_back)
     with pytest.raises(KeyboardInterrupt):
         cells.on_ranks("found += 1", "--out found")
     assert cells.on_ranks("found") == cells.shell.user_ns["found"] == 2

@@ -355,7 +355,7 @@ def test_what_the_ranks_objects_read_by_their_class_follows_the_notebook(
     monkeypatch.setattr(session_cell, "_MAX_BYTES", 1000)
     run = session.notebook.cell
     run("import numpy as np\nlr, big, own = 1, np.zeros(9000), 0")
-    run("def scale(): return lr")
+    run("class CFG: n = 1\ndef scale(): return lr * CFG.n")
     run("class Trainer:\n    def step(self): return scale(), big[0], own")
     session.cell("own, trainer = 5, Trainer()")
     run("lr = 2; own = 7")
@@ -365,8 +365,11 @@ def test_what_the_ranks_objects_read_by_their_class_follows_the_notebook(
     assert session.cell("trainer.step()") == (2, 0, 5), "large values are not read for that"
     run("big = np.ones(9000)")
     assert session.cell("trainer.step()") == (2, 1, 5)
+    run("CFG.n = 5")
+    assert session.cell("trainer.step()") == (10, 1, 5)
+    assert session.listed["CFG"] == "sent: changed in the notebook; used by scale()"
     run("lr = [open('/dev/null')]")
-    assert session.cell("trainer.step()")[0] == 2, "it cannot be sent"
+    assert session.cell("trainer.step()")[0] == 10, "it cannot be sent"
     run("lr[0].close()")
 
 
