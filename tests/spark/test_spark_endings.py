@@ -101,6 +101,21 @@ def test_stop_keeps_sparks_own_workers(spark: Any) -> None:
     assert set(alive(workers)) == set(workers)
 
 
+@pytest.mark.exhaustive
+def test_spark_may_end_idle_python_workers(spark: Any) -> None:
+    """The task of a rank is one, as long as the rank runs."""
+    prefix = "spark.sql.execution.pyspark.udf"
+    settings = {f"{prefix}.idleTimeoutSeconds": "3", f"{prefix}.killOnIdleTimeout": "true"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        gang = launch(time.sleep, 7.0, np=2)
+        assert ended(gang).state == "SUCCEEDED", gang.snapshot().reason
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
 EARLY = [0.0, pytest.param(0.02, marks=pytest.mark.exhaustive), 0.1]
 LATER = [pytest.param(0.3, marks=pytest.mark.exhaustive)]
 

@@ -38,6 +38,10 @@ _HOW = (
     "for a cluster or `SparkSession.builder.remote('sc://HOST').getOrCreate()` for Spark Connect"
 )
 
+_ENDS_IDLE = (
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
+    "spark.python.worker.killOnIdleTimeout",
+)
 _DESCRIPTION = "spark.job.description"
 _TAGS = "spark.job.tags"
 """Local properties of a thread."""
@@ -154,6 +158,14 @@ class Session:
         import pyspark
 
         return min(_numbers(_version(self)), _numbers(pyspark.__version__)) >= version
+
+    def ends_idle_workers(self) -> bool:
+        """Return whether Spark may end a Python worker that sends nothing, as a task of a gang does."""
+        try:
+            found = [str(self.spark.conf.get(name, "false")) for name in _ENDS_IDLE]
+        except Exception:  # the session has ended: the error of the job itself says it
+            return False
+        return "true" in map(str.lower, found)
 
     def is_stopped(self) -> bool:
         """Return whether this process has stopped the session."""
