@@ -176,6 +176,19 @@ def test_cancelled_in_sparks_ui(spark: Any) -> None:
     assert "cancelled" in str(lost(gang, family))
 
 
+def test_cancelled_by_the_job_group_of_its_cell(spark: Any) -> None:
+    context = spark.sparkContext
+    context.setJobGroup("of a cell", "its jobs")
+    try:
+        gang, family = training(np=2)
+        assert context.getLocalProperty("spark.job.description") == "its jobs"
+    finally:
+        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
+            context.setLocalProperty(name, None)
+    context.cancelJobGroup("of a cell")
+    assert "cancelled" in str(lost(gang, family))
+
+
 def press_kill(ui: str) -> None:
     """Send what a browser sends for the "(kill)" beside the one job that runs."""
     with urllib.request.urlopen(f"{ui}/jobs/", timeout=PATIENCE_S) as page:
