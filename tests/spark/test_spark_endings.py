@@ -101,6 +101,21 @@ def test_stop_keeps_sparks_own_workers(spark: Any) -> None:
     assert set(alive(workers)) == set(workers)
 
 
+@pytest.mark.exhaustive
+def test_spark_may_end_idle_python_workers(spark: Any) -> None:
+    """The task of a rank is one, as long as the rank runs."""
+    prefix = "spark.sql.execution.pyspark.udf"
+    settings = {f"{prefix}.idleTimeoutSeconds": "3", f"{prefix}.killOnIdleTimeout": "true"}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        gang = launch(time.sleep, 7.0, np=2)
+        assert ended(gang).state == "SUCCEEDED", gang.snapshot().reason
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
 EARLY = [0.0, pytest.param(0.02, marks=pytest.mark.exhaustive), 0.1]
 LATER = [pytest.param(0.3, marks=pytest.mark.exhaustive)]
 
@@ -158,6 +173,19 @@ def test_interrupt() -> None:
 def test_cancelled_in_sparks_ui(spark: Any) -> None:
     gang, family = training(np=2)
     press_kill(spark.sparkContext.uiWebUrl)
+    assert "cancelled" in str(lost(gang, family))
+
+
+def test_cancelled_by_the_job_group_of_its_cell(spark: Any) -> None:
+    context = spark.sparkContext
+    context.setJobGroup("of a cell", "its jobs")
+    try:
+        gang, family = training(np=2)
+        assert context.getLocalProperty("spark.job.description") == "its jobs"
+    finally:
+        for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
+            context.setLocalProperty(name, None)
+    context.cancelJobGroup("of a cell")
     assert "cancelled" in str(lost(gang, family))
 
 

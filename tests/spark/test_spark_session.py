@@ -123,7 +123,7 @@ def test_a_threads_own_tags_and_description_stay(session: Session) -> None:
         marks.setJobDescription(None)
 
 
-def test_jobs_belong_to_the_thread_that_has_found_the_session(session: Session) -> None:
+def test_jobs_belong_to_the_thread_of_their_cell(session: Session) -> None:
     """They run in threads of ours, and Spark knows jobs by the local properties or tags of a thread."""
     spark = session.spark
     try:
@@ -131,7 +131,7 @@ def test_jobs_belong_to_the_thread_that_has_found_the_session(session: Session) 
             spark.addTag("mine")
         else:
             spark.sparkContext.setJobGroup("mine", "my jobs")
-        found = sessions._session(spark)
+        found = session.of_this_thread()
     finally:
         if session.is_connect:
             spark.removeTag("mine")

@@ -69,7 +69,7 @@ def while_wanted(check: Callable[[], None]) -> Iterator[None]:
 def dataset(frame: Any, path: AnyPath | None, *, reuse: bool) -> DatasetHandle:
     """Return the handle of a DataFrame's rows; see :func:`hydrogen_magic.dataset`."""
     _check(frame)
-    session = sessions.of(frame)
+    session = sessions.of(frame).of_this_thread()
     _written[:] = [each for each in _written if each.folder.is_there]
     if reuse:
         for earlier in _written:

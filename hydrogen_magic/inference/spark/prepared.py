@@ -61,7 +61,7 @@ def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOpt
 
 def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> PreparedRun:
     """Check the arguments and send the cell. Runs no job; raises as :func:`infer_spark` does."""
-    session = sessions.of(frame)
+    session = sessions.of(frame).of_this_thread()
     kept = _checked(frame, options)
     frame = with_arrays(frame, session)
     share = task_resources(session, spec)

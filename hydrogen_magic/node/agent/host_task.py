@@ -82,19 +82,22 @@ def hold(
     address: str = "",
     folder: str = "",
     provider: int = -1,
+    *,
+    beats: bool = False,
 ) -> Iterator[None]:
     """Hold the place of a rank until the rank is over; yield now and then while the agent is silent.
 
     ``boot``: the kernel's instructions. ``code``: the package as a zip. ``task``: fields of its
     ``TaskHello``. ``address``: this host's, among the hosts. ``folder``: where the agent may have
     its own. ``provider``: descriptor of a connection that the provider of this host closes when it
-    ends the task without this process; -1 if there is none.
+    ends the task without this process; -1 if there is none. ``beats``: yield every second, because
+    the provider ends tasks without a sign of life.
     """
     _check(boot)
     start = {**boot, "code": code, "address": address, "folder": folder}
     sock, agent = _attached(start, _about(boot, task))
     with sock:
-        yield from _wait(sock, agent, task["number"], provider)
+        yield from _wait(sock, agent, task["number"], provider, beats)
 
 
 # ── requirements ─────────────────────────────────────────────────────────────────────────────────
@@ -418,7 +421,9 @@ def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
         return ["AgentBusy", {}]
 
 
-def _wait(sock: socket.socket, agent: dict[str, Any], task: int, provider: int) -> Iterator[None]:
+def _wait(
+    sock: socket.socket, agent: dict[str, Any], task: int, provider: int, beats: bool
+) -> Iterator[None]:
     """Wait until this task's rank is over and its processes have been cleaned up; see :func:`hold`."""
     sock.settimeout(None)
     ready = select.poll()
@@ -440,7 +445,7 @@ def _wait(sock: socket.socket, agent: dict[str, Any], task: int, provider: int) 
                 if silence_s - wait_s < _SUSPECT_S <= silence_s:
                     with contextlib.suppress(OSError):  # there may be no room for a process
                         guard.enter_context(_guarded(sock, agent))
-                if silence_s >= _SUSPECT_S and not is_unwanted:
+                if (beats or silence_s >= _SUSPECT_S) and not is_unwanted:
                     yield
             else:
                 answer = _receive(sock)

@@ -13,7 +13,10 @@ from typing import Any
 
 
 def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> Any:
-    """Run the task. ``boot`` and ``code``: for ``hold()`` of the module ``host_task``."""
+    """Run the task. ``boot`` and ``code``: for ``hold()`` of the module ``host_task``.
+
+    ``boot["ends_idle_workers"]``: see ``Session.ends_idle_workers``.
+    """
     for _ in batches:
         pass
     from pyspark import BarrierTaskContext, SparkFiles
@@ -28,7 +31,10 @@ def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> An
     schema = pyarrow.schema({"o": pyarrow.binary()})
     output = _output()
     provider = -1 if output is None else output.fileno()
-    for _ in host_task.hold(boot, code, about, address, _local_dir(), provider):
+    holding = host_task.hold(
+        boot, code, about, address, _local_dir(), provider, beats=boot["ends_idle_workers"]
+    )
+    for _ in holding:
         if output is not None:
             # An executor looks whether the job was cancelled when it gets a batch, and then closes the
             # connection. Otherwise it kills this process, within four seconds.

@@ -136,9 +136,12 @@ class SparkHosts(HostProvider):
         what = f"gang {attempt.gang}" if session is None else f"session {session}"
         description = f"hydrogen_magic {what}, {counted(np, 'rank')}"
         # Spark deletes an agent's code at the end of the application. In local mode the agent itself stays.
-        instructions = tasks.instructions(
-            endpoints(self._session, attempt.job.spec.ports), self._session.application
-        )
+        instructions = {
+            **tasks.instructions(
+                endpoints(self._session, attempt.job.spec.ports), self._session.application
+            ),
+            "ends_idle_workers": await asyncio.to_thread(self._session.ends_idle_workers),
+        }
         hosts = await self._preferred_hosts(attempt, sink)
         profile = self._capacity.profile
         ended = submit(self._session, self._tag, description, instructions, np, profile, hosts)

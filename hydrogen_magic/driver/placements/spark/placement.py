@@ -51,7 +51,8 @@ class SparkPlacement(Placement):
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
         found, capacity = _cluster.look(spec)
-        return RemoteAgentGroup(lambda: SparkHosts(found, capacity))
+        for_jobs = found.of_this_thread()
+        return RemoteAgentGroup(lambda: SparkHosts(for_jobs, capacity))
 
     def owner_setup(self) -> Mapping[str, object]:
         """Return how to connect to the Spark Connect server; sessions of other kinds are refused."""

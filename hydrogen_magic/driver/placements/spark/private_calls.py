@@ -126,7 +126,8 @@ def worker_environment(session: AnySession) -> dict[str, str]:
 @_or_none("jobs are not in the scheduler's pool and the job group of their cell")
 def local_properties(session: AnySession) -> dict[str, str]:
     """Return the properties of this thread's jobs."""
-    return {str(name): str(value) for name, value in _context(session).getLocalProperties().items()}
+    found = _context(session).getLocalProperties()
+    return {str(name): str(value) for name, value in found.items()} if len(found) else {}
 
 
 @_or_none("Spark's progress bar is shown beside the live view")

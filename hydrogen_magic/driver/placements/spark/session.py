@@ -38,6 +38,10 @@ _HOW = (
     "for a cluster or `SparkSession.builder.remote('sc://HOST').getOrCreate()` for Spark Connect"
 )
 
+_ENDS_IDLE = (
+    "spark.sql.execution.pyspark.udf.killOnIdleTimeout",
+    "spark.python.worker.killOnIdleTimeout",
+)
 _DESCRIPTION = "spark.job.description"
 _TAGS = "spark.job.tags"
 """Local properties of a thread."""
@@ -68,10 +72,8 @@ class Session:
     where: str
     """For messages: ``spark://host:7077``, ``local[4]``, ``sc://host:15002``."""
     properties: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Of the jobs of the thread that has found the session, such as their pool and group; none on Connect.
-
-    Jobs run in other threads, which have their own.
-    """
+    """Of the jobs of the thread that :meth:`of_this_thread` was called in, such as their pool and group; none
+    on Connect."""
     tags: frozenset[str] = field(default=frozenset(), compare=False)
     """Of that thread's operations on Connect, by which ``interruptTag`` ends them. Those of a classic session
     do not reach jobs of other threads."""
@@ -138,6 +140,15 @@ class Session:
         )
         insisting.start()
 
+    def of_this_thread(self) -> Session:
+        """Return the session for jobs that run in other threads as if in this one.
+
+        Spark knows the pool, the group and the tags of a job by its thread.
+        """
+        if self.is_connect:
+            return replace(self, tags=frozenset(self.spark.getTags()))
+        return replace(self, properties=private_calls.local_properties(self) or {})
+
     def notes(self) -> tuple[str, ...]:
         """Return notes for every plan: a version of Spark newer than any that was tested, and what it or
         its distribution has refused so far.
@@ -154,6 +165,14 @@ class Session:
         import pyspark
 
         return min(_numbers(_version(self)), _numbers(pyspark.__version__)) >= version
+
+    def ends_idle_workers(self) -> bool:
+        """Return whether Spark may end a Python worker that sends nothing, as a task of a gang does."""
+        try:
+            found = [str(self.spark.conf.get(name, "false")) for name in _ENDS_IDLE]
+        except Exception:  # the session has ended: the error of the job itself says it
+            return False
+        return "true" in map(str.lower, found)
 
     def is_stopped(self) -> bool:
         """Return whether this process has stopped the session."""
@@ -341,10 +360,6 @@ def _session(spark: Any) -> Session:
         where = f"sc://{_endpoint(spark)}" if is_connect else str(spark.sparkContext.master)
         found = Session(spark, is_connect, str(spark.conf.get("spark.app.id")), where)
         version = _version(found)
-        if is_connect:
-            found = replace(found, tags=frozenset(spark.getTags()))
-        else:
-            found = replace(found, properties=private_calls.local_properties(found) or {})
     except Exception as error:  # the server closes an idle session; the client does not know
         raise PlacementError(str(explained(error))) from error
     if _numbers(version) < _OLDEST:
