@@ -43,7 +43,7 @@ None
 """
 TRAIN = """%%%%distributed --np 2 --quiet --out net,losses
 import deepspeed
-config = {**CONFIG, "zero_optimization": {"stage": %d}}
+config = {**CONFIG, "zero_optimization": {"stage": %d, "stage3_param_persistence_threshold": 0}}
 engine, *_ = deepspeed.initialize(
     model=net, model_parameters=net.parameters(), config=config
 )
@@ -66,6 +66,13 @@ except TypeError as error:
 GATHER = """
 with deepspeed.zero.GatheredParameters([*net.parameters()]):
     state = {name: p.detach().cpu().clone() for name, p in net.named_parameters()}
+"""
+WEIGHTS = """
+state, refused = net.state_dict(), ""
+try:
+    hm.checkpoint.save({"model": state})
+except TypeError as error:
+    refused = str(error)
 """
 FUNCTION = """
 def train(config):
@@ -169,6 +176,12 @@ def test_models_are_trained_with_zero(notebook_shell: InteractiveShell) -> None:
     run_cell(notebook_shell, (TRAIN % 3).replace("--out net", "--out state") + GATHER)
     shapes = {name: tuple(value.shape) for name, value in notebook_shell.user_ns["state"].items()}
     assert shapes == {"weight": (1, 8), "bias": (1,)}
+    run_cell(notebook_shell, prepare)
+    with pytest.raises(
+        ResultError, match=r"`state\['weight'\]` .* it is empty, .* GatheredParameters"
+    ):
+        run_cell(notebook_shell, (TRAIN % 3).replace("--out net", "--out state,refused") + WEIGHTS)
+    assert "`state['model']['weight']`" in notebook_shell.user_ns["refused"]
     run_cell(notebook_shell, prepare + FUNCTION)
     assert notebook_shell.user_ns["found"] == (2, 2)
 

@@ -43,10 +43,21 @@ FSDP1 = Sharding(
     "call `get_state_dict(model, opt)` of torch.distributed.checkpoint.state_dict on all ranks, and save its "
     "result on all ranks",
 )
+_SAVE_INSTEAD = "call `engine.save_checkpoint(folder)` on all ranks instead"
 ZERO = Sharding(
     "DeepSpeed's ZeRO divides the optimizer's state, and every rank holds a part of it",
     "call `engine.save_checkpoint(folder)` on all ranks, which saves all parts",
-    "call `engine.save_checkpoint(folder)` on all ranks instead",
+    _SAVE_INSTEAD,
+)
+GATHERED = (
+    "copy it on all ranks inside of `with deepspeed.zero.GatheredParameters([*model.parameters()]):`"
+    ", for example `state = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}`"
+    ", and bring back the copy"
+)
+ZERO_3 = Sharding(
+    "it is empty, as parameters that DeepSpeed's ZeRO stage 3 has partitioned are",
+    GATHERED,
+    _SAVE_INSTEAD,
 )
 
 
@@ -60,6 +71,8 @@ class RankPart:
 def of_optimizers() -> dict[int, RankPart]:
     """Return the parts that optimizers of this process hold, by the addresses of their memory.
 
+    Under ZeRO stage 3 the address 0 stands for parameters, which are empty outside of their module.
+
     If a library is imported, all objects are looked at, which takes a tenth of a second. Optimizers that
     existed when the cell called ``gc.freeze()`` are not found.
     """
@@ -71,12 +84,19 @@ def of_optimizers() -> dict[int, RankPart]:
         found += _flattened(objects)
     if zero in kinds:
         found += _partitioned(objects, zero)
-    return {_address(part.tensor): part for part in found if _address(part.tensor)}
+    parts = {_address(part.tensor): part for part in found if _address(part.tensor)}
+    parameter = (
+        next((each for each in objects if _is_emptied(each)), None) if zero in kinds else None
+    )
+    return parts if parameter is None else {**parts, 0: RankPart(parameter, ZERO_3)}
 
 
 def part_of(tensor: Any, parts: Mapping[int, RankPart]) -> RankPart | None:
     """Return the part that ``tensor`` is, or is a view of; None if it is none."""
-    return parts.get(_address(tensor)) if parts else None
+    if not parts:
+        return None
+    address = _address(tensor)
+    return parts.get(address) if address or _is_empty(tensor) else None
 
 
 def refuse_parts(state: Any, leaves: Iterable[Any]) -> None:
@@ -96,6 +116,16 @@ def is_flattened(parameter: Any) -> bool:
     return bool(
         getattr(parameter, "_fsdp_flattened", False) or getattr(parameter, "_is_flat_param", False)
     )
+
+
+def _is_emptied(obj: Any) -> bool:
+    """Whether it is a parameter that ZeRO stage 3 has partitioned, and has not gathered now."""
+    kind = loaded("torch.nn", "Parameter")
+    return issubclass(type(obj), kind) and hasattr(obj, "ds_id") and _is_empty(obj)
+
+
+def _is_empty(tensor: Any) -> bool:
+    return tuple(tensor.shape) == (0,)
 
 
 def loaded(module: str, name: str) -> Any:

@@ -18,6 +18,7 @@ from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.worker.rank_parts import (
     FSDP1,
     FSDP_STATES,
+    GATHERED,
     RankPart,
     Sharding,
     is_flattened,
@@ -50,11 +51,6 @@ _STATE_OF_ZERO = frozenset(
     )
 )
 """Attributes that DeepSpeed's ZeRO stages 1 and 2 add to parameters (0.19)."""
-_GATHERED = (
-    "copy it on all ranks inside of `with deepspeed.zero.GatheredParameters([*model.parameters()]):`"
-    ", for example `state = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}`"
-    ", and bring back the copy"
-)
 _FSDP_MODEL = FSDP_STATES.replace("get_state_dict(model, opt", "get_model_state_dict(model")
 _CONSOLIDATED = (
     "call `opt.consolidate_state_dict()` on all ranks, and bring back `opt.state_dict()` of rank 0"
@@ -226,7 +222,7 @@ def _reduce_parameter(parameter: Any) -> Any:
         _refuse_sharding(parameter, FSDP1)
     if hasattr(parameter, "ds_id"):
         why = "DeepSpeed's ZeRO stage 3 has partitioned this parameter"
-        raise pickling_errors.RefusedError(parameter, why, _GATHERED)
+        raise pickling_errors.RefusedError(parameter, why, GATHERED)
     if _STATE_OF_ZERO.isdisjoint(vars(parameter)):
         return NotImplemented
     own = {name: value for name, value in vars(parameter).items() if name not in _STATE_OF_ZERO}
