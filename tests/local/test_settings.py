@@ -80,7 +80,7 @@ warnings.filterwarnings("ignore", category=UserWarning)
 warnings.filterwarnings("error", message="fatal")
 decimal.getcontext().prec = 5
 sys.setrecursionlimit(1234)
-torch.multiprocessing.set_start_method("spawn")
+torch.multiprocessing.set_start_method("spawn", force=True)
 torch.multiprocessing.set_sharing_strategy("file_system")
 """
 
