@@ -148,6 +148,7 @@ def test_gradients_are_averaged_by_jax(function: Any) -> None:
     check(gang.results, WARMING, is_corrected=False)
 
 
+@pytest.mark.exhaustive
 def test_ranks_that_have_not_joined_by_jax_do_not_train_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

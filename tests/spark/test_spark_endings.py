@@ -176,6 +176,7 @@ def test_cancelled_in_sparks_ui(spark: Any) -> None:
     assert "cancelled" in str(lost(gang, family))
 
 
+@pytest.mark.exhaustive
 def test_cancelled_by_the_job_group_of_its_cell(spark: Any) -> None:
     context = spark.sparkContext
     context.setJobGroup("of a cell", "its jobs")
