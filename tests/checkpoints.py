@@ -125,8 +125,14 @@ def parts_of_optimizers(folder: str) -> list[str]:
     part = torch.ones(6, requires_grad=True)
     zero = library.ZeROOptimizer()
     zero.optimizer = torch.optim.SGD([part])
+    emptied = torch.nn.Parameter(torch.empty(0))
+    emptied.ds_id = 0  # type: ignore[attr-defined]
     errors = []
-    for state in (optimizer.state_dict(), {"weights": [part.detach()[:5]]}):
+    for state in (
+        optimizer.state_dict(),
+        {"weights": [part.detach()[:5]]},
+        {"weights": [emptied.detach()]},
+    ):
         try:
             hm.checkpoint.save({"step": 1, "optimizer": state}, folder)
         except TypeError as error:

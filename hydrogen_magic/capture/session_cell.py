@@ -23,9 +23,8 @@ from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
 from hydrogen_magic.serialization.pickler import is_main
 
 _MAX_BYTES = 4 << 20
-"""A larger value that a cell uses perhaps is read only if it may be another object: lists and dicts of this
-size take 20 ms.
-"""
+"""A larger value that a cell perhaps uses is read only if it may be another object: a list of this size takes
+20 ms."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +134,8 @@ class SessionCapture:
         """Whether the notebook alone has changed a value since the ranks got it."""
         if _is_definition(value):
             return False
-        max_bytes = (
-            0 if type(value) in _IMMUTABLE else _MAX_BYTES
-        )  # the same object has not changed
+        # An immutable object that is the same one has not changed, and is not read.
+        max_bytes = 0 if type(value) in _IMMUTABLE else _MAX_BYTES
         if not self.names.may_differ(name, ObjectIdentity(value), self.ranks, max_bytes):
             return False
         version = reader.read(name)

@@ -381,11 +381,15 @@ def test_a_ranks_part_of_an_optimizers_state_is_refused(tmp_path: Path) -> None:
     """All ranks would load that of rank 0; what the error names instead is saved and loaded."""
     gang = ended(hm.launch(checkpoints.parts_of_optimizers, str(tmp_path), np=2, gpu=False))
     gang.raise_for_state()
-    of_fsdp, of_zero = gang.results[0]
+    of_fsdp, of_zero, of_zero_3 = gang.results[0]
     assert "`state['optimizer']['state'][0]['exp_avg_sq']` (torch.Tensor) cannot be " in of_fsdp
     assert "call `get_state_dict(model, opt)` of torch.distributed.checkpoint.state_dict" in of_fsdp
     assert (
         "`state['optimizer']['weights'][0]` (torch.Tensor) cannot be saved: DeepSpeed's" in of_zero
     )
     assert "engine.save_checkpoint(folder)" in of_zero
+    assert (
+        "`state['optimizer']['weights'][0]` (torch.Tensor) cannot be saved: it is empty"
+        in of_zero_3
+    )
     assert gang.results[1] == [], "rank 0 saves"

@@ -1,7 +1,8 @@
 """Tensors of which a rank may hold only a part, although nothing in them shows that.
 
 FSDP1 and DeepSpeed's ZeRO keep a rank's part of an optimizer's state in ordinary tensors, also in its
-``state_dict()``. Only the optimizer to which they belong tells.
+``state_dict()``: only the optimizer shows that they are parts. ZeRO stage 3 leaves a module's parameters, and
+the tensors of its ``state_dict()``, empty.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ class RankPart:
     sharding: Sharding
 
 
-def of_optimizers() -> dict[int, RankPart]:
-    """Return the parts that optimizers of this process hold, by the addresses of their memory.
+def of_process() -> dict[int, RankPart]:
+    """Return the parts that this process holds, by the addresses of their memory.
 
-    Under ZeRO stage 3 the address 0 stands for parameters, which are empty outside of their module.
+    The address 0 stands for parameters that ZeRO stage 3 has emptied, if there are any.
 
     If a library is imported, all objects are looked at, which takes a tenth of a second. Optimizers that
     existed when the cell called ``gc.freeze()`` are not found.
@@ -102,7 +103,7 @@ def part_of(tensor: Any, parts: Mapping[int, RankPart]) -> RankPart | None:
 def refuse_parts(state: Any, leaves: Iterable[Any]) -> None:
     """Raise TypeError if a tensor among the ``leaves`` of ``state`` is a part, which all ranks would load."""
     tensor = loaded("torch", "Tensor")
-    parts = of_optimizers() if tensor is not None and api.world_size() > 1 else {}
+    parts = of_process() if tensor is not None and api.world_size() > 1 else {}
     for leaf in leaves if parts else ():
         part = part_of(leaf, parts) if isinstance(leaf, tensor) else None
         if part is not None:

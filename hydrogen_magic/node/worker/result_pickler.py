@@ -73,7 +73,7 @@ class ResultPickler(Pickler):
     left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
     """``id`` of an object -> its replacement."""
     parts: Callable[[], Mapping[int, RankPart]] = dict
-    """:func:`~hydrogen_magic.node.worker.rank_parts.of_optimizers`, or a cache of it: it looks at all objects
+    """:func:`~hydrogen_magic.node.worker.rank_parts.of_process`, or a cache of it: it looks at all objects
     of the process."""
 
     def __init__(

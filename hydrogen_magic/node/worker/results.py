@@ -76,7 +76,7 @@ class _Delivery:
         self._begin_step = begin
         self._step = ""
         self._gathering = Gathering(loaded.result_pickler, progress.report, session)
-        self._parts = functools.cache(rank_parts.of_optimizers)
+        self._parts = functools.cache(rank_parts.of_process)
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
 
