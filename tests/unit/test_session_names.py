@@ -337,6 +337,17 @@ def test_what_out_changes_of_other_names_is_no_change_by_the_user(session: Sessi
         session.cell(train)
 
 
+def test_a_cell_that_fails_before_an_assignment_has_not_assigned(session: Session) -> None:
+    session.notebook.cell("x = 1; y = [1]")
+    with pytest.raises(ZeroDivisionError):
+        session.cell("y.append(2); x = x / 0; y = x")
+    session.notebook.cell("x = 2")
+    assert session.cell("x") == 2
+    session.notebook.cell("y = [3]")
+    with pytest.raises(CaptureError, match="`y`: the ranks changed it"):
+        session.cell("y")
+
+
 def test_a_redefined_class_replaces_that_of_the_ranks_model(session: Session) -> None:
     session.notebook.cell(NET.format("self.layer(x)"))
     session.cell("kept = model; kept.seen = 1")

@@ -210,10 +210,12 @@ class LoadedClosure:
         namespace = self._module.__dict__
         code = self._compiled()
         if self._names is not None:
-            self._names.begin(self._header, frozenset(names_bound_by(code)))
+            self._names.begin(self._header)
         result = eval(code, namespace)
         if inspect.iscoroutine(result):
             self._await(result)
+        if self._names is not None:
+            self._names.complete(names_bound_by(code))
         return namespace.pop(_VALUE, None)
 
     def _compiled(self) -> types.CodeType:

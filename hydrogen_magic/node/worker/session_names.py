@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.core.events import NamesChanged
@@ -123,11 +123,19 @@ class RankNames:
         with self._watch.following():
             return redefinition.replace(earlier, self._namespace)
 
-    def begin(self, cell: ClosureManifest, stored: frozenset[str] = frozenset()) -> None:
-        """Look at the names before the cell runs; ``stored``: see :meth:`NameWatch.end`."""
-        self._cell, self._stored = cell, stored
+    def begin(self, cell: ClosureManifest) -> None:
+        """Look at the names before the cell runs."""
+        self._cell, self._stored = cell, frozenset()
         self._watch.begin(cell.session.taken_by(self._rank) if cell.session else ())
         self._code = {n: v for n, v in self._namespace.items() if is_code(v)}
+
+    def complete(self, stored: Iterable[str]) -> None:
+        """The cell has run to its end; ``stored``: the names that its code assigns.
+
+        One that fails may not have reached an assignment. Then a name is assigned if it refers to another
+        object, and an object that stays is compared.
+        """
+        self._stored = frozenset(stored)
 
     def end(self) -> tuple[NameChanges, list[str]]:
         """Return what the cell has done, and warnings. Its definitions replace earlier ones."""
