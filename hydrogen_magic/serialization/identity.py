@@ -158,6 +158,10 @@ class RankObjects:
         """Keep the number of ``obj`` as long as it is alive."""
         self._objects[number] = obj
 
+    def forget(self, number: int) -> None:
+        """Let the next object of this number be another one."""
+        self._objects.pop(number, None)
+
     def numbered(self) -> dict[int, tuple[int, Any]]:
         """Return ``id -> (number, object)``, as :func:`take_numbered` does."""
         return {id(obj): (number, obj) for number, obj in self._objects.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -49,6 +49,12 @@ def stale_references(
         for name, parts in wanted.items()
     }
     return {name: users for name, users in found.items() if users}
+
+
+def near(values: Iterable[Any], wanted: Collection[int]) -> set[int]:
+    """Return those of the ``wanted`` identities that are near ``values``."""
+    search = _Search({*wanted})
+    return {found for value in values for found in search.found_in(value)}
 
 
 class _Search:

@@ -337,6 +337,19 @@ def test_what_out_changes_of_other_names_is_no_change_by_the_user(session: Sessi
         session.cell(train)
 
 
+def test_a_model_that_ranks_keep_under_another_name_alone_is_not_overwritten(
+    session: Session,
+) -> None:
+    session.notebook.cell(NET.format("self.layer(x)"))
+    session.cell("model.layer.bias.data.fill_(5.0); net = [model]; del model")
+    session.cell("model.layer.bias.data.fill_(6.0); net.append(model)")
+    assert session.cell("[float(each.layer.bias) for each in net]") == [5.0, 6.0]
+    session.cell("del model; first = net[0]", out=("first",))
+    ours = session.notebook.names
+    assert float(ours["first"].layer.bias) == 5.0 and ours["first"] is not ours["model"]
+    assert float(ours["model"].layer.bias) < 1
+
+
 def test_a_cell_that_fails_before_an_assignment_has_not_assigned(session: Session) -> None:
     session.notebook.cell("x = 1; y = [1]")
     with pytest.raises(ZeroDivisionError):

@@ -17,7 +17,7 @@ from hydrogen_magic.node.worker.settings import NotebookSettings
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.reducers import take_writers
-from hydrogen_magic.serialization.stale_references import parts_of, stale_references
+from hydrogen_magic.serialization.stale_references import near, parts_of, stale_references
 
 
 class RankNames:
@@ -38,6 +38,8 @@ class RankNames:
         """The cell that runs."""
         self._rank = 0
         self._stored: frozenset[str] = frozenset()
+        self._common: set[str] = set()
+        """Names that came from the notebook, or went to it."""
         self._received: list[str] = []
         """Names that the closure has bound."""
         self.are_results_sent = False
@@ -147,7 +149,26 @@ class RankNames:
         found = self._watch.end(self._stored)
         if self.are_results_sent:  # otherwise reading them would delay a stop
             self._watch.share(self._cell.out)
+            self._common |= {*self._cell.out}
+        self._common |= {*found.received}
+        if not self._common.isdisjoint(found.deleted):
+            self._common -= {*found.deleted}
+            self._forget_deleted()
         return found, warnings
+
+    def _forget_deleted(self) -> None:
+        """Forget which objects of the rank's own names are the notebook's, unless common names have them.
+
+        After ``net = model; del model`` the notebook's ``model`` is a new one, which must not overwrite
+        ``net``.
+        """
+        numbered = self.objects.numbered()
+        own, common = list[Any](), list[Any]()
+        for name, value in self._namespace.items():
+            (common if name in self._common else own).append(value)
+        for found in near(own, numbered) - near(common, numbered):
+            number, _ = numbered[found]
+            self.objects.forget(number)
 
     def report(
         self,
