@@ -15,7 +15,7 @@ from typing import Any
 
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
-from hydrogen_magic.node.worker.settings import is_plain
+from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, bytes_of
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")

@@ -13,7 +13,9 @@ from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, module_level, module_name, parsed
 from hydrogen_magic.capture.values import CapturedItem
-from hydrogen_magic.node.worker.settings import Stays, is_plain, is_property
+from hydrogen_magic.node.worker.plain_values import is_plain
+from hydrogen_magic.node.worker.settings.attributes import is_property
+from hydrogen_magic.node.worker.settings.provider import Stays
 from hydrogen_magic.serialization.closure import ModuleSource, Setting
 from hydrogen_magic.serialization.pickler import is_main
 

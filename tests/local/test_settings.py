@@ -23,6 +23,7 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.capture.settings import SortedSettings
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.worker import settings
+from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.closure import Setting
 from tests.capture_rig import Notebook, Ranks, write
 
@@ -447,7 +448,7 @@ def test_only_small_values_are_plain() -> None:
     cycle: list[object] = []
     cycle.append(cycle)
     values = [1, "a", None, (1, [2.0, {"a": b"b"}]), cycle, "a" * 100_000, np.zeros(1), {1: int}]
-    assert [settings.is_plain(value) for value in values] == [True] * 4 + [False] * 4
+    assert [is_plain(value) for value in values] == [True] * 4 + [False] * 4
 
 
 def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> None:

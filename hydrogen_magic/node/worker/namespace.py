@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import syntax
-from hydrogen_magic.node.worker import file_names, ipython_shell, module_importer, settings, spawn
+from hydrogen_magic.node.worker import (
+    file_names,
+    ipython_shell,
+    module_importer,
+    seeding,
+    settings,
+    spawn,
+)
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization import payload
@@ -198,7 +205,7 @@ class LoadedClosure:
         Raises its exceptions; SystemExit passes through.
         """
         if self._header.seed is not None:
-            settings.seed(self._header.seed + int(os.environ.get("RANK", "0")))
+            seeding.seed(self._header.seed + int(os.environ.get("RANK", "0")))
         with self.as_main():
             if self._header.kind == "cell":
                 return self._run_cell()

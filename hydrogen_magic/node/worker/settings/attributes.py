@@ -1,0 +1,46 @@
+"""Attributes that the notebook has set in modules: ``capture.settings`` finds them in its cells."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any
+
+from hydrogen_magic.node.worker.settings.provider import Provider, Undo
+from hydrogen_magic.serialization.instances import find_on_type
+
+_MISSING = object()
+
+
+def _apply_attribute(module: Any, key: str, value: Any) -> Undo:
+    """Set an attribute that the notebook has set; a list or dict that it has changed keeps its identity."""
+    *path, name = key.split(".")
+    owner = module
+    for part in path:
+        owner = getattr(owner, part)
+    is_stored = hasattr(owner, "__dict__") and not is_property(owner, name)
+    before = vars(owner).get(name, _MISSING) if is_stored else getattr(owner, name)
+    if type(before) is type(value) and isinstance(value, (list, dict, set, deque)):
+        copy = before.copy()
+        _fill(before, value)
+        return partial(_fill, before, copy)
+    setattr(owner, name, value)
+    return (
+        partial(delattr, owner, name)
+        if before is _MISSING
+        else partial(setattr, owner, name, before)
+    )
+
+
+def is_property(owner: Any, name: str) -> bool:
+    """Whether the class of ``owner`` computes an attribute, as those of modules of ``torch.backends`` do."""
+    return hasattr(type(find_on_type(type(owner), name)), "__set__")
+
+
+def _fill(target: Any, content: Any) -> None:
+    content = content.copy()
+    target.clear()
+    target.extend(content) if isinstance(target, (list, deque)) else target.update(content)
+
+
+PROVIDERS = {"attribute": Provider(lambda module: iter(()), _apply_attribute)}
