@@ -19,7 +19,20 @@ from hydrogen_magic.node.worker.settings.provider import (
 )
 from hydrogen_magic.serialization.closure import Setting
 
-_SYS = {"recursion limit": functions("getrecursionlimit", "setrecursionlimit", 1000)}
+_SYS = {
+    "recursion limit": functions("getrecursionlimit", "setrecursionlimit", 1000),
+    "switch interval": functions("getswitchinterval", "setswitchinterval", 0.005),
+}
+
+_SOCKET = {"default timeout": functions("getdefaulttimeout", "setdefaulttimeout", None)}
+
+_GC = {
+    "enabled": Value(
+        lambda gc: gc.isenabled(),
+        lambda gc, is_enabled: gc.enable() if is_enabled else gc.disable(),
+        True,
+    )
+}
 
 
 def _start_method(multiprocessing: Any) -> str | None:
@@ -81,6 +94,8 @@ def _apply_locale(locale: Any, key: str, value: Any) -> Undo:
 
 PROVIDERS = {
     "sys": table("sys", _SYS),
+    "gc": table("gc", _GC),
+    "socket": table("socket", _SOCKET),
     "multiprocessing": table("multiprocessing", _MULTIPROCESSING),
     "decimal": table("decimal", _DECIMAL),
     "locale": Provider(_read_locale, _apply_locale),
