@@ -42,7 +42,7 @@ from _results import Table, parse_arguments, report
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending, calls
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, EventSink, local_agents
 from hydrogen_magic.driver.placements.remote import (
@@ -155,8 +155,8 @@ def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> dict
     _closure_bytes.clear()
     view, data = ModelView(), os.urandom(closure_bytes)
     began_s, spent_s = time.monotonic(), time.process_time()
-    gang = launcher.launch(len, data, np=np, on="simulated")
-    launcher.follow(gang, view)
+    gang = calls.launch(len, data, np=np, on="simulated")
+    attending.follow(gang, view)
     _wait(gang, lambda state: all(rank.phase == "running" for rank in state.ranks))
     start_s, launch_s = time.monotonic() - began_s, time.process_time() - spent_s
     time.sleep(1.0)

@@ -27,7 +27,8 @@ from _common import chosen
 from _results import Table, parse_arguments, report
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.launcher import attend, launch
+from hydrogen_magic.driver.attending import attend
+from hydrogen_magic.driver.calls import launch
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.views import ATTENDED_S
 from hydrogen_magic.views.widget.feed import PageFeed, PageMessage

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from hydrogen_magic import errors
+    from hydrogen_magic.driver.calls import launch, run
     from hydrogen_magic.driver.datasets.dataset import dataset
     from hydrogen_magic.driver.gang import Gang
     from hydrogen_magic.driver.history import history
-    from hydrogen_magic.driver.launcher import gangs, launch, load_results, run
+    from hydrogen_magic.driver.launcher import gangs, load_results
     from hydrogen_magic.driver.sweep import last_sweep
     from hydrogen_magic.inference.spark.function import udf
     from hydrogen_magic.node.worker import checkpoint
@@ -65,9 +66,9 @@ _HOMES = {
     "gangs": "hydrogen_magic.driver.launcher",
     "history": "hydrogen_magic.driver.history",
     "last_sweep": "hydrogen_magic.driver.sweep",
-    "launch": "hydrogen_magic.driver.launcher",
+    "launch": "hydrogen_magic.driver.calls",
     "load_results": "hydrogen_magic.driver.launcher",
-    "run": "hydrogen_magic.driver.launcher",
+    "run": "hydrogen_magic.driver.calls",
     "shard": "hydrogen_magic.node.worker.shard",
     "udf": "hydrogen_magic.inference.spark.function",
     **dict.fromkeys(

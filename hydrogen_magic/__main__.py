@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from hydrogen_magic import plugins
 from hydrogen_magic.core.argument_types import not_one_of
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
@@ -102,7 +102,7 @@ def _manage(command: GangCommand) -> int:
 def _follow(gang: Gang) -> int:
     view = pick_view(actions=gang)
     try:
-        launcher.show(gang, view)
+        attending.show(gang, view)
     except KeyboardInterrupt:
         view.close(gang.snapshot())
         print(f"detached from gang {gang.id}, which continues")

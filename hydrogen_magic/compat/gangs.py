@@ -11,8 +11,9 @@ from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.event_history import ChangedEvents
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.views import pick_view
 
 _HIDDEN = (
@@ -57,10 +58,10 @@ def run_script(path: str, args: Sequence[str], spec: JobSpec, *, caller: str) ->
 def _attended(
     captured: capture.Captured, spec: JobSpec, title: str, *, driver_log_only: bool = False
 ) -> Any:
-    with launcher.interrupts_held():
+    with interrupts_held():
         gang = launcher.launch_captured(captured, spec, title=title)
         shown = cast("Gang", _DriverLog(gang)) if driver_log_only else gang
-        launcher.attend(shown, pick_view(quiet=spec.quiet, actions=shown))
+        attending.attend(shown, pick_view(quiet=spec.quiet, actions=shown))
     return gang.result
 
 

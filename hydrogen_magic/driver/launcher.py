@@ -20,21 +20,16 @@ magics ── arguments ──► JobSpec ─┐
 from __future__ import annotations
 
 import asyncio
-import difflib
-import inspect
 import os
 import secrets
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
-from contextvars import copy_context
+from contextlib import contextmanager, suppress
 from functools import partial
-from numbers import Integral
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
@@ -42,16 +37,15 @@ from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan, variables
+from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
-from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.input_line import NotebookInputLine
+from hydrogen_magic.driver.interrupts import interrupts_raise
 from hydrogen_magic.driver.placements import (
     AgentGroup,
     Attempt,
@@ -65,18 +59,15 @@ from hydrogen_magic.driver.placements import (
 )
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
-from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.stored_results import StoredResults
 from hydrogen_magic.driver.tracking import SweepGroup
 from hydrogen_magic.errors import (
     HydrogenError,
-    OptionTypeError,
-    OptionValueError,
     PlacementError,
 )
 from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.worker.nesting import refuse_nested
-from hydrogen_magic.views import View, draws_html, pick_view, static_picture
+from hydrogen_magic.views import static_picture
 
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
@@ -463,370 +454,3 @@ def end_abandoned(gang_ids: Iterable[str]) -> None:
         processes.kill_marked(processes.OWNER, {one.owner for one in launched})
     for one in launched:
         run_log.end_abandoned(one.gang)
-
-
-# ── waiting for a gang ───────────────────────────────────────────────────────────────────────────
-
-
-def attend(gang: Gang, view: View) -> None:
-    """Show the gang until it has ended. The first interrupt stops the gang, the second kills it."""
-    with interrupts_held() as interrupts, ExitStack() as endings:
-        endings.callback(tracking.finish, [gang])
-        endings.callback(lambda: view.close(gang.snapshot()))
-        endings.callback(_end, gang)  # the first of them
-        interrupts.take(gang)
-        gang.attend()
-        line = NotebookInputLine(gang, interrupts.while_asking)
-        # A terminal shows the typed line where the view would be drawn.
-        wait = partial(gang.wait, view.interval_s)
-        ask = line.serve if draws_html() else lambda update: line.serve(wait)
-        show(gang, view, ask=ask)
-
-
-def _end(gang: Gang) -> None:
-    """End a gang that would continue unseen, since its view failed."""
-    if not gang.wait(0):
-        gang.stop_for("cell")
-        gang.wait()
-
-
-class Followed(Protocol):
-    """A gang of this kernel, or one that another kernel runs."""
-
-    @property
-    def id(self) -> str: ...
-    def events(self, start: int = 0) -> Sequence[ev.Event]: ...
-    def snapshot(self) -> GangState: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
-def show(
-    gang: Followed,
-    view: View,
-    seen: int = 0,
-    ask: Callable[[Callable[[], bool]], None] = lambda update: None,
-) -> None:
-    """Update ``view``, which has ``seen`` so many events, until the gang has ended.
-
-    ``ask`` is called after each update with a function that makes the next one, and returns whether the
-    gang has ended; it may make several.
-    """
-
-    def update() -> bool:
-        nonlocal seen
-        ended = gang.wait(view.interval_s)
-        fresh = gang.events(seen)
-        seen += len(fresh)
-        view.update(gang.snapshot(), fresh)
-        return ended
-
-    while not update():
-        ask(update)
-
-
-def follow(gang: Followed, view: View, and_then: Callable[[], None] = lambda: None) -> None:
-    """Show the gang in a thread while other cells run, and call ``and_then`` when it has ended."""
-    # Its display belongs under the requesting cell, so it is created here.
-    seen = gang.events()
-    view.update(gang.snapshot(), seen)
-
-    def going_on() -> None:
-        try:
-            show(gang, view, len(seen))
-            view.close(gang.snapshot())
-        finally:  # the view may fail; the gang continues
-            gang.wait()
-            and_then()
-
-    # In this context, ipykernel knows the cell of the thread's output.
-    run, name = copy_context().run, f"hydrogen_magic view of gang {gang.id}"
-    threading.Thread(target=run, args=(going_on,), name=name, daemon=True).start()
-
-
-class _Stoppable(Protocol):
-    """A gang, or several."""
-
-    @property
-    def is_stopping(self) -> bool: ...
-    def stop(self, kill: bool = False) -> None: ...
-
-
-class _Interrupts:
-    """SIGINT while a gang is launched and watched: the first stops it, the second kills it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.gang: _Stoppable | None = None
-        self.before: Any = None
-        """The signal handler at other times."""
-        self._is_asking = False
-        self._is_over = False
-        """The gang has ended while its cell asked the user: the next signal is ours."""
-
-    def __call__(self, signum: int, frame: object) -> None:
-        if not self._is_over:
-            self.count += 1
-            self._stop_gang()
-        if self._is_asking:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def while_asking(self) -> Iterator[Callable[[], None]]:
-        """Let SIGINT also raise; the result does it from another thread, when the gang has ended.
-
-        Nothing is raised outside.
-        """
-        with suppress(KeyboardInterrupt):
-            self._is_asking = True
-            try:
-                yield self._give_up_asking
-            finally:
-                self._is_asking = False
-        self._is_asking = False  # the signal may have come just before it was set above
-
-    def _give_up_asking(self) -> None:
-        if self._is_asking and self.before is not None:
-            self._is_over = True
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    def take(self, gang: _Stoppable) -> None:
-        """Stop ``gang`` (or a sweep) on SIGINT from now on, and at once if there already was one."""
-        self.gang = gang
-        self._stop_gang()
-
-    def _stop_gang(self) -> None:
-        if self.gang is not None and self.count > 0:
-            self.gang.stop(kill=self.count > 1 or self.gang.is_stopping)
-
-
-@contextmanager
-def interrupts_held() -> Iterator[_Interrupts]:
-    """Prevent SIGINT from raising between two lines of ours, which would leave a gang unattended.
-
-    Interrupts stop the gang that ``take`` gets, as :func:`attend` inside of it does; without a gang they
-    raise at the end. Only the main thread receives signals; in other threads this does nothing.
-    """
-    held = _Interrupts()
-    if threading.current_thread() is not threading.main_thread():
-        yield held  # the installed one is for the main thread's gang
-        return
-    outer = signal.getsignal(signal.SIGINT)
-    if isinstance(outer, _Interrupts):
-        yield outer
-        return
-    held.before = signal.signal(signal.SIGINT, held)
-    try:
-        yield held
-    finally:
-        signal.signal(signal.SIGINT, held.before or signal.SIG_DFL)
-    if held.count and held.gang is None:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def interrupts_raise() -> Iterator[None]:
-    """Undo :func:`interrupts_held` while there is no gang to stop: SIGINT interrupts the code itself."""
-    held = signal.getsignal(signal.SIGINT)
-    if (
-        not isinstance(held, _Interrupts)
-        or threading.current_thread() is not threading.main_thread()
-    ):
-        yield
-        return
-    signal.signal(signal.SIGINT, held.before or signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, held)
-
-
-# ── the public functions ─────────────────────────────────────────────────────────────────────────
-
-
-def launch(
-    function: Callable[..., Any],
-    *args: Any,
-    np: int | None = None,
-    on: str | None = None,
-    rendezvous: str | None = None,
-    gpu: bool | None = None,
-    pack: bool | None = None,
-    env: Mapping[str, str] | None = None,
-    retries: int = 0,
-    timeout: float | None = None,
-    wait: float | None = None,
-    start_timeout: float = JobSpec.start_timeout_s,
-    grace: float = JobSpec.grace_s,
-    ports: str | None = None,
-    max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
-    run_name: str = "",
-    track: str | None = None,
-    session: str | None = None,
-    ranks: Sequence[int] = (),
-    push: Sequence[str] = (),
-    idle: float | None = None,
-    **kwargs: Any,
-) -> Gang:
-    """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its Gang object at once.
-
-    Args:
-        function: may be defined in the notebook, a local module or a package; sent with all it uses.
-        np: number of ranks; ``-N`` means N ranks on this machine. None: 2, or those of the session.
-        on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in. None:
-            ``"local"``, or that of the session.
-        rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides. None: ``"torch"``, or
-            that of the session.
-        gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
-        pack: hosts of a cluster. True: as few as possible; False: as many as possible; None: as few as
-            possible for ranks with GPUs of their own, otherwise the cluster's choice.
-        env: environment variables of every rank.
-        retries: how often to start all ranks again after a failure.
-        timeout: seconds after which the gang is stopped; None: never.
-        wait: seconds to wait for hosts and slots of a cluster. None: refuse a gang that is larger than the
-            cluster, and wait for slots that other jobs hold without limit.
-        start_timeout: seconds a rank may take until the function is called.
-        grace: seconds a rank that reacts to a stop may clean up.
-        ports: range of ports to listen on for other machines, such as ``"40000-40100"``; None: any.
-        max_closure: size limit of captured data, in bytes.
-        run_name: name of the run in lists; by default the function's.
-        track: name of a tracker that gets parameters and metrics: ``"mlflow"``, ``"wandb"``, or one of a
-            plug-in; None: none.
-        session: name of a session: ranks that stay, with their variables, for later calls and cells.
-            None: the ranks end with the call.
-        ranks: ranks of the session that take part; without a session those on which ``breakpoint()`` opens
-            the debugger. Empty: all.
-        push: names whose value in the notebook replaces that of the session's ranks.
-        idle: seconds without a call or cell after which the session ends. None: one hour.
-
-    Raises:
-        CaptureError: an object that the function uses cannot be sent.
-        PlacementError: the ranks cannot run as requested.
-        TypeError, ValueError: an option is invalid, or the function does not take these arguments.
-    """
-    _check_call(function, args, kwargs)
-    fields = _fields_of(
-        np=np,
-        on=on,
-        rendezvous=rendezvous,
-        gpu=gpu,
-        pack=pack,
-        env=env,
-        retries=retries,
-        timeout=timeout,
-        wait=wait,
-        start_timeout=start_timeout,
-        grace=grace,
-        ports=ports,
-        max_closure=max_closure,
-        run_name=run_name,
-        track=track,
-        session=session,
-        ranks=ranks,
-        push=push,
-        idle=idle,
-    )
-    spec = JobSpec(**fields)
-    if session is not None:
-        spec = sessions.fitted(spec, fields)
-    planned = plan(spec)
-    with sessions.explained(spec):
-        captured = capture.capture_call(
-            function,
-            args,
-            kwargs,
-            max_closure_bytes=max_closure,
-            ranks_have_gpu=planned.uses_gpu,
-            session=sessions.capture_for(spec),
-        )
-    return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
-
-
-def spec_of(**options: Any) -> JobSpec:
-    """Return the job that :func:`launch` runs with these options, for a plan of it; without a session."""
-    return JobSpec(**_fields_of(**options))
-
-
-def _fields_of(np: Any = None, on: str | None = None, **options: Any) -> dict[str, Any]:
-    """Return the fields of a JobSpec. None stands for the default, but for those of :data:`_NEVER_NONE`."""
-    if isinstance(np, Integral) and np < 0:
-        if on not in (None, "local"):
-            raise OptionValueError(
-                f"np={np} means {-np} ranks on this machine, which contradicts on={on!r}: pass np={-np}, or "
-                "drop on"
-            )
-        np = -np
-    given = {"np": np, "on": on, **options}
-    return {
-        _FIELDS.get(name, name): _CONVERSIONS[name](value) if name in _CONVERSIONS else value
-        for name, value in given.items()
-        if value is not None or name in _NEVER_NONE
-    }
-
-
-def _check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise OptionTypeError for a call that would fail on every rank before its first line."""
-    if not callable(function):
-        advice = "pass the function and its arguments, as in hm.run(train, model, np=2)"
-        if isinstance(function, (str, os.PathLike)):
-            advice = f"run a script by the magic: %distributed {function}"
-        raise OptionTypeError(f"hm.run and hm.launch expect a function, got {function!r}; {advice}")
-    try:  # a decorator may pass other arguments than it takes
-        signature = inspect.signature(function, follow_wrapped=False)
-    except Exception:  # C functions may have none, and annotations are any code
-        return
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        called = f"{getattr(function, '__qualname__', repr(function))}()"
-        unknown = next((name for name in kwargs if name not in signature.parameters), None)
-        if unknown is None:
-            raise OptionTypeError(f"{called} does not take these arguments: {error}") from None
-        known = [*inspect.signature(launch).parameters, "quiet", *signature.parameters]
-        close = difflib.get_close_matches(unknown, known, n=1, cutoff=0.65)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise OptionTypeError(
-            f"{unknown!r} is neither an option of hm.run and hm.launch nor a parameter of {called}{hint}"
-        ) from None
-
-
-def _port_range(text: str) -> PortRange:
-    if not isinstance(text, str):
-        raise OptionTypeError(f"ports should be str, got {text!r}, a {type(text).__name__}")
-    try:
-        return PortRange.parse(text)
-    except ValueError as error:
-        raise OptionValueError(f"ports {error}") from None
-
-
-_FIELDS = {
-    "on": "placement",
-    "timeout": "timeout_s",
-    "wait": "wait_s",
-    "start_timeout": "start_timeout_s",
-    "grace": "grace_s",
-    "max_closure": "max_closure_bytes",
-    "run_name": "name",
-    "ranks": "on_ranks",
-    "idle": "idle_s",
-}
-"""Options of :func:`launch` whose fields of ``JobSpec`` have other names."""
-_NEVER_NONE = ("start_timeout", "grace", "max_closure", "run_name", "ranks", "push")
-"""Options for which None is refused: it might mean that there is no limit."""
-_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
-    "env": variables,
-    "ports": _port_range,
-    "ranks": tuple,
-    "push": tuple,
-}
-
-
-def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options: Any) -> Any:
-    """Like :func:`launch`, but wait, show the gang meanwhile, and return rank 0's value.
-
-    With ``quiet``, only output is shown. Raises the same errors as :func:`launch`, and RankFailedError,
-    GangStoppedError and GangTimeoutError.
-    """
-    with interrupts_held():
-        gang = launch(function, *args, **options)
-        attend(gang, pick_view(quiet=quiet, actions=gang))
-    return gang.result

@@ -15,6 +15,7 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher, sweep_failures, tracking
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.driver.sweep_run import Launch, SweepRun
 from hydrogen_magic.driver.sweep_values import params_of
@@ -252,7 +253,7 @@ def last_sweep() -> Sweep | None:
 def attend(sweep: Sweep, view: SweepView) -> None:
     """Run the sweep to its end. The first interrupt stops its gangs and its queue, the second kills."""
     _newest.append(sweep)
-    with launcher.interrupts_held() as interrupts, ExitStack() as endings:
+    with interrupts_held() as interrupts, ExitStack() as endings:
         endings.callback(sweep.finish_tracking)
         endings.callback(view.close, sweep)
         endings.callback(_end, sweep)  # the first of them

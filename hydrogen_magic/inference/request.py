@@ -16,6 +16,7 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.job import Plan, Slot
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.interrupts import interrupts_raise
 from hydrogen_magic.driver.placements.remote import forwarded_settings
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources
@@ -166,6 +167,6 @@ def start(given: Any, captured: Captured, arguments: InferArguments, title: str)
         return infer_on_spark(given, captured, spec, options, title=title, resume=arguments.resume)
     from hydrogen_magic.inference.spark.prepared import infer_spark
 
-    with launcher.interrupts_raise():  # no gang runs its first batch
+    with interrupts_raise():  # no gang runs its first batch
         frame = infer_spark(given, captured, spec, options)
     return InferenceRun(None, lambda: frame)

@@ -156,9 +156,9 @@ def two_ranks(run: Callable[[], float] | None = None) -> Diagnosis:
 
 
 def _run_two_ranks() -> float:
-    from hydrogen_magic.driver import launcher
+    from hydrogen_magic.driver import calls, launcher
 
-    gang = launcher.launch(
+    gang = calls.launch(
         _sum_of_ranks, np=2, gpu=False, timeout=_GANG_TIMEOUT_S, run_name="%gang doctor"
     )
     total: float = gang.result

@@ -15,7 +15,7 @@ from typing import Any
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.event_history import EventHistory
 from hydrogen_magic.core.events import Event
-from hydrogen_magic.driver import chrome_trace, history, launcher, session
+from hydrogen_magic.driver import attending, chrome_trace, history, launcher, session
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.driver.owner.connection import attach
@@ -181,7 +181,7 @@ def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
     """Show a gang in a notebook again: its final state, or a second view while it runs, here or elsewhere."""
     view = pick_view(detached=True, actions=gang)
     if not state.is_terminal:
-        launcher.follow(gang, view)
+        attending.follow(gang, view)
         return
     view.update(state, gang.events())
     view.close(state)
@@ -190,7 +190,7 @@ def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
 def _attach(command: GangCommand, say: Callable[[list[str]], Any]) -> Gang:
     gang = reachable(command.gang or _newest_outliving(bool(command.out)), take=command.take)
     if not command.out:
-        launcher.follow(gang, pick_view(detached=True, actions=gang))
+        attending.follow(gang, pick_view(detached=True, actions=gang))
     return gang
 
 

@@ -32,8 +32,16 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
-from hydrogen_magic.driver import launcher, result_assignment, session, sweep, sweep_values
+from hydrogen_magic.driver import (
+    attending,
+    launcher,
+    result_assignment,
+    session,
+    sweep,
+    sweep_values,
+)
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.interrupts import interrupts_held, interrupts_raise
 from hydrogen_magic.driver.owner.start import launch_outliving
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
@@ -220,7 +228,7 @@ class Distributed(Magics):
         if arguments.dry_run:
             _print_dry_run(captured, planned)
             return None
-        with launcher.interrupts_held() as interrupts:
+        with interrupts_held() as interrupts:
             launch = launch_outliving if spec.outlive else launcher.launch_captured
             gang = launch(captured, spec, title=title)
             if spec.detach:
@@ -317,7 +325,7 @@ class Distributed(Magics):
         if arguments.dry_run:
             _print_dry_run(captured, planned)
             return None
-        with launcher.interrupts_held() as interrupts:
+        with interrupts_held() as interrupts:
             run = request.start(frame, captured, arguments, title)
             if spec.detach and run.gang is not None:
                 interrupts.take(run.gang)
@@ -337,10 +345,10 @@ class Distributed(Magics):
         """Assign the variables of ``--out``; return rank 0's value."""
         _raise_if_failed(gang)
         results = gang.received.of(gang.first_rank)
-        with launcher.interrupts_held():  # all is assigned, and the session knows it, or nothing
+        with interrupts_held():  # all is assigned, and the session knows it, or nothing
             sharing = session.sharing(spec, self._ip.user_ns)
             stale = result_assignment.assign(
-                results, spec.out, self._ip.user_ns, originals, launcher.interrupts_raise
+                results, spec.out, self._ip.user_ns, originals, interrupts_raise
             )
             brought = [name for name in spec.out if name in results.arrived()]
             session.brought_back(spec, brought, self._ip.user_ns, sharing)
@@ -354,14 +362,14 @@ class Distributed(Magics):
     def _watch(self, gang: Gang, spec: JobSpec) -> None:
         """Show the gang until it ends."""
         try:
-            launcher.attend(gang, pick_view(quiet=spec.quiet, actions=gang))
+            attending.attend(gang, pick_view(quiet=spec.quiet, actions=gang))
         finally:
             _write_timeline(gang, spec)
 
     def _follow(self, gang: Gang, spec: JobSpec) -> None:
         """Update the view of a detached gang while other cells run."""
         view = pick_view(quiet=spec.quiet, detached=True, actions=gang)
-        launcher.follow(gang, view, lambda: _write_timeline(gang, spec))
+        attending.follow(gang, view, lambda: _write_timeline(gang, spec))
 
 
 def _setting(name: str, parse: Callable[[str], T], text: str) -> T:

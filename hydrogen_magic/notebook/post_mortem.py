@@ -6,7 +6,7 @@ import sys
 
 from IPython.core.error import UsageError
 
-from hydrogen_magic.driver import launcher, session
+from hydrogen_magic.driver import calls, session
 from hydrogen_magic.errors import RankFailedError
 from hydrogen_magic.node.worker import post_mortem
 
@@ -28,4 +28,4 @@ def debug(failed: RankFailedError) -> None:
             "again with --pdb, which opens the debugger at the exception, or with --session, whose ranks "
             "stay for %debug"
         ) from failed
-    launcher.run(post_mortem.debug, session=failed.session, ranks=[failed.rank], run_name="%debug")
+    calls.run(post_mortem.debug, session=failed.session, ranks=[failed.rank], run_name="%debug")

@@ -17,8 +17,9 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from hydrogen_magic.core.argument_types import not_one_of
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending, calls, launcher
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 from hydrogen_magic.node.prediction.arrow_types import is_number
 from hydrogen_magic.node.worker.model_training import TrainingTask, train_on_rank
@@ -258,7 +259,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     ) -> TorchModel:
         options = self._options()
         quiet = options.pop("quiet", False)
-        launcher.plan(launcher.spec_of(**options))  # before the rows are written
+        launcher.plan(calls.spec_of(**options))  # before the rows are written
         with rows.of(self._rows()) as written:
             self._check_size(written)
             gang = _run(self._task(written, arguments), options, quiet, launched)
@@ -366,10 +367,10 @@ def _run(
     call = functools.partial(train_on_rank, task)
     name = getattr(task.train, "__qualname__", "train")
     vars(call)["__qualname__"] = f"TorchEstimator.fit({name})"  # the gang's title
-    with launcher.interrupts_held():
-        gang = launcher.launch(call, **options)
+    with interrupts_held():
+        gang = calls.launch(call, **options)
         launched(gang)
-        launcher.attend(gang, pick_view(quiet=quiet, actions=gang))
+        attending.attend(gang, pick_view(quiet=quiet, actions=gang))
     gang.raise_for_state()
     return gang
 

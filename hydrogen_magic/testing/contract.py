@@ -23,7 +23,7 @@ from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import calls
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Placement
@@ -175,7 +175,7 @@ class GangContract:
     def launch(self, function: Callable[..., Any], *args: Any, **options: Any) -> Gang:
         """Start a gang that calls ``function`` with the library and ``args``."""
         where = {"on": self.placement, "rendezvous": self.rendezvous, "np": self.np}
-        return launcher.launch(function, self.library, *args, **{**where, **options})
+        return calls.launch(function, self.library, *args, **{**where, **options})
 
     def release(self) -> None:
         """End what may stay after a gang: nothing, but the ranks of a session."""

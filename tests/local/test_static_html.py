@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.widget import retained_views
 from hydrogen_magic.views.widget.feed import PageFeed
@@ -111,5 +111,5 @@ class BrokenView:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_follows_a_detached_gang_is_done_though_its_view_breaks() -> None:
     done = threading.Event()
-    launcher.follow(EndedGang(), BrokenView(), done.set)  # type: ignore[arg-type]
+    attending.follow(EndedGang(), BrokenView(), done.set)  # type: ignore[arg-type]
     assert done.wait(10)

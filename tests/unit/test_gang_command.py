@@ -11,7 +11,7 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
@@ -104,7 +104,7 @@ def test_a_gang_of_another_kernel_is_followed_until_it_ends(
     followed: list[gang_command.RecordedGang] = []
     monkeypatch.setattr(gang_command, "draws_widgets", lambda: True)
     monkeypatch.setattr(gang_command, "pick_view", lambda **options: None)
-    monkeypatch.setattr(launcher, "follow", lambda gang, view: followed.append(gang))
+    monkeypatch.setattr(attending, "follow", lambda gang, view: followed.append(gang))
     gang_command.manage(GangCommand("show", gang="a1b2"))
     (gang,) = followed
     assert len(gang.events()) == 2
