@@ -95,7 +95,7 @@ class SessionCapture:
             if name in needs.values or not isinstance(value, CODE) or not is_main(value):
                 continue
             if not self.names.is_same_object(name, ObjectIdentity(value), self.ranks):
-                needs.values[name] = "defined again"
+                needs.values[name] = f"the ranks have an earlier {name}"
                 for use in reads_of(value, needs.namespace):
                     read = use.read.name
                     if read in self.names.held or read not in needs.namespace:
