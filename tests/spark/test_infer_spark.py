@@ -7,7 +7,7 @@ import decimal
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from tests.gangs import PATIENCE_S, wait_until_gone
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.usefixtures("warm_agents"),  # that shells start
     pytest.mark.timeout(300),
 ]
 
@@ -114,19 +115,24 @@ def plain_report(spark: Any) -> dict[int, dict[str, Any]]:
 
 
 def test_rows_keep_their_order_and_columns(spark: Any) -> None:
-    """Those of the second partition come in three batches of Arrow."""
-    first, second = spark.range(0, 10, 1, 1), spark.range(10, 25_000, 1, 1)
-    frame = first.union(second).selectExpr("id", "cast(id as string) as name")
-    result = inferred(frame, TWICE, batch_size=300)
-    assert result.columns == ["id", "name", "twice"]
-    rows = result.collect()
-    assert [tuple(row) for row in rows] == [(n, str(n), 2 * n) for n in range(25_000)]
+    """The first partitions have no rows; those of the last one come in three batches of Arrow.
+
+    Spark would take names with dots and backticks apart.
+    """
+    few, many = spark.range(0, 20, 1, 4).where("id >= 15"), spark.range(20, 25_000, 1, 1)
+    frame = few.union(many).selectExpr("id as `a.b`", "cast(id as string) as `c``d`")
+    body = "def predict(batch): return {'e.f': batch['a.b'] + batch['c`d'].astype(int)}"
+    result = inferred(frame, body, batch_size=300)
+    assert result.columns == ["a.b", "c`d", "e.f"]
+    assert [tuple(row) for row in result.collect()] == [
+        (n, str(n), 2 * n) for n in range(15, 25_000)
+    ]
 
 
 @pytest.mark.exhaustive  # options are those of other frames
 @on_classic
 def test_only_the_selected_columns(spark: Any) -> None:
-    frame = spark.range(3).selectExpr("id", "id + 1 as a", "id + 2 as b")
+    frame = spark.range(0, 3, 1, 1).selectExpr("id", "id + 1 as a", "id + 2 as b")
     assert inferred(frame, TWICE, columns=("b", "a")).columns == ["b", "a", "twice"]
     only = inferred(frame, TWICE, only=True, schema="twice float")
     assert [tuple(row) for row in only.collect()] == [(0.0,), (2.0,), (4.0,)]
@@ -139,10 +145,10 @@ def test_only_the_selected_columns(spark: Any) -> None:
 
 
 EVERY_TYPE = (
-    "select id, timestamp'2020-01-01 00:00:00' as moment, parse_json('{}') as free, map('k', 1) as m,"
+    "select id, timestamp'2020-01-01 00:00:00' as moment, parse_json('[]') as free, map('k', 1) as m,"
     " cast(null as string) as nothing, interval '3' day as wait, cast(1.5 as decimal(38, 9)) as d,"
     " time'12:34:56' as clock"
-    " from range(2)"
+    " from range(0, {}, 1, 2)"
 )
 
 
@@ -158,7 +164,7 @@ def test_column_types_are_preserved(spark: Any) -> None:
         "            'vector': np.zeros((n, 3), np.float32),\n"
         "            'at': pa.array([0] * n, pa.timestamp('ms', 'Europe/Berlin'))}\n"
     )
-    frame = spark.sql(EVERY_TYPE)
+    frame = spark.sql(EVERY_TYPE.format(2)).coalesce(1)
     result = inferred(frame, body)
     added = {name: kind for name, kind in result.dtypes if name not in frame.columns}
     assert added == {
@@ -182,10 +188,20 @@ total = hm.udf(lambda batch: [v.sum() for v in batch["v"]], "total double", colu
 @mostly_on_classic
 def test_vectors_are_arrays(spark: Any) -> None:
     """Those of Spark ML, dense and sparse."""
-    from pyspark.ml.linalg import Vectors
+    import pandas as pd
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.types import StructType
 
-    rows = [(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(2, {1: 3.0}),)]
-    frame = spark.createDataFrame(rows, ["vector"]).coalesce(1)  # one worker imports pyspark.ml
+    rows = pd.DataFrame({"vector": [Vectors.dense([1.0, 2.0]), Vectors.sparse(2, {1: 3.0})]})
+    by_arrow = (
+        "spark.sql.execution.arrow.pyspark.enabled"  # otherwise by workers of another environment
+    )
+    before = spark.conf.get(by_arrow)
+    spark.conf.set(by_arrow, "true")
+    try:
+        frame = spark.createDataFrame(rows, StructType().add("vector", VectorUDT())).coalesce(1)
+    finally:
+        spark.conf.set(by_arrow, before)
     body = "def predict(batch):\n    return {'sum': [v.sum() for v in batch['vector']]}"
     found = inferred(frame, body).collect()
     assert [(list(row[0]), row[1]) for row in found] == [([1.0, 2.0], 3.0), ([0.0, 3.0], 3.0)]
@@ -194,25 +210,6 @@ def test_vectors_are_arrays(spark: Any) -> None:
         shell.run_cell(SUM_OF_A_VECTOR).raise_error()
         total = shell.user_ns["total"]
     assert [row[0] for row in frame.select(total("vector")).collect()] == [3.0, 3.0]
-    frame.createOrReplaceTempView("vectors_of_udf")
-    spark.udf.register("total", total)
-    by_sql = spark.sql("SELECT total(vector) FROM vectors_of_udf")
-    assert [row[0] for row in by_sql.collect()] == [3.0, 3.0]
-
-
-@mostly_on_classic
-def test_names_that_spark_would_take_apart(spark: Any) -> None:
-    frame = spark.range(0, 3, 1, 1).selectExpr("id as `a.b`", "id + 1 as `c``d`")
-    body = "def predict(batch):\n    return {'e.f': batch['a.b'] + batch['c`d']}"
-    found = inferred(frame, body)
-    assert found.columns == ["a.b", "c`d", "e.f"]
-    assert [tuple(row) for row in found.collect()] == [(n, n + 1, 2 * n + 1) for n in range(3)]
-
-
-@mostly_on_classic
-def test_partitions_without_rows(spark: Any) -> None:
-    frame = spark.range(0, 1000, 1, 4).where("id >= 990")
-    assert [row.twice for row in inferred(frame, TWICE).collect()] == list(range(1980, 2000, 2))
 
 
 @mostly_on_classic
@@ -227,62 +224,55 @@ def test_frame_without_rows(spark: Any) -> None:
     assert result.collect() == []
     declared = inferred(nothing, TWICE, schema="twice float")
     assert (declared.columns[-1], declared.collect()) == ("twice", [])
-    with pytest.raises(InferError, match=r"no rows.*IndexError.*--schema") as caught:
-        inferred(nothing, "def predict(batch):\n    return {'x': [batch['id'].iloc[0]]}\n")
-    assert "Cell In[7], line 3, in predict" in str(caught.value)
 
 
 # ── laziness, and one set-up for all ─────────────────────────────────────────────────────────────
 
 
 @mostly_on_classic
-def test_nothing_runs_before_an_action_and_the_cell_once_per_worker(
-    spark: Any, tmp_path: Path
+def test_an_action_predicts_the_rows_that_it_needs_once(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "runs").touch()
-    body = f"import os\nwith open({str(tmp_path / 'runs')!r}, 'a') as file:\n"
-    body += "    print(os.getpid(), file=file)\n" + TWICE
-    frame = spark.range(0, 1000, 1, 8)
-    result = inferred(frame, body, schema="twice bigint")
-    assert (tmp_path / "runs").read_text() == ""
-    for _ in range(2):
-        assert result.agg({"twice": "sum"}).collect()[0][0] == 999_000
-    again = inferred(frame.where("id < 500"), body, schema="twice bigint")
-    assert again.agg({"twice": "sum"}).collect()[0][0] == 249_500
-    pids = (tmp_path / "runs").read_text().split()
-    assert 1 <= len(pids) == len(set(pids)) <= 4
-
-
-@pytest.fixture
-def predicted(tmp_path: Path) -> Any:
-    """A frame of 1000 rows with predictions, and a function for the number of predicted rows so far."""
-    log = tmp_path / "rows"
+    """And runs the cell once per worker."""
+    runs, log = tmp_path / "runs", tmp_path / "rows"
+    runs.touch()
     log.touch()
     body = (
+        "import os\n"
+        f"with open({str(runs)!r}, 'a') as file:\n"
+        "    print(os.getpid(), file=file)\n"
         "def predict(batch):\n"
         f"    with open({str(log)!r}, 'a') as file:\n"
         "        print(len(batch), file=file)\n"
         "    return {'twice': 2 * batch['id'], 'text': batch['id'].astype(str)}\n"
     )
 
-    def made(spark: Any) -> tuple[Any, Callable[[], int]]:
-        frame = inferred(spark.range(0, 1000, 1, 2), body, schema="twice bigint, text string")
-        return frame, lambda: sum(map(int, log.read_text().split()))
+    def n_rows() -> int:
+        return sum(map(int, log.read_text().split()))
 
-    return made
-
-
-@mostly_on_classic
-def test_an_action_predicts_only_the_rows_that_it_needs(
-    spark: Any, predicted: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frame, n_rows = predicted(spark)
+    frame = inferred(spark.range(0, 1000, 1, 2), body, schema="twice bigint, text string")
     assert (frame.count(), len(frame.select("id").collect())) == (1000, 1000)
-    assert n_rows() == 0, "no prediction was needed"
     frame.select("id").explain()
     assert "Python" not in capsys.readouterr().out
+    assert (runs.read_text(), n_rows()) == ("", 0), "no prediction was needed"
     assert [row.twice for row in frame.where("id < 3").orderBy("id").collect()] == [0, 2, 4]
     assert n_rows() <= 6, "sorting may read the three rows twice"
+    before = n_rows()
+    used = frame.where("twice < 10 AND text <> '1' AND id < 900")
+    assert {tuple(row) for row in used.selectExpr("twice + id", "twice || text").collect()} == {
+        (3 * n, f"{2 * n}{n}") for n in (0, 2, 3, 4)
+    }
+    assert n_rows() == before + 900, "once for all that uses its predictions"
+    used.explain()
+    plan = capsys.readouterr().out
+    assert plan.count("ArrowEvalPython") == 1
+    assert plan.index("twice") < plan.index("ArrowEvalPython") < plan.rindex("< 900")
+
+    again = inferred(spark.range(0, 8, 1, 8), body, schema="twice bigint, text string")
+    assert [row.twice for row in again.collect()] == list(range(0, 16, 2))
+    pids = runs.read_text().split()
+    assert 1 <= len(pids) == len(set(pids)) <= 4, "once per worker"
+
     before = n_rows()
     assert len(frame.limit(5).collect()) == 5
     assert n_rows() == before + 5
@@ -306,22 +296,6 @@ def test_actions_on_a_few_rows_log_no_broken_pipe(
     assert any("Finished task" in text for text in said), "the logs of this session"
     for text in (*said, *capfd.readouterr()):
         assert "BrokenPipe" not in text and "Traceback" not in text
-
-
-@mostly_on_classic
-def test_each_row_is_predicted_once_whatever_uses_its_predictions(
-    spark: Any, predicted: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frame, n_rows = predicted(spark)
-    used = frame.where("twice < 10 AND text <> '1' AND id < 900")
-    assert {tuple(row) for row in used.selectExpr("twice + id", "twice || text").collect()} == {
-        (3 * n, f"{2 * n}{n}") for n in (0, 2, 3, 4)
-    }
-    assert n_rows() == 900
-    used.explain()
-    plan = capsys.readouterr().out
-    assert plan.count("ArrowEvalPython") == 1
-    assert plan.index("twice") < plan.index("ArrowEvalPython") < plan.rindex("< 900")
 
 
 @pytest.mark.exhaustive
@@ -365,37 +339,28 @@ def test_the_next_job_of_a_python_worker_finds_it_unchanged(spark: Any, tmp_path
 
 
 @on_classic
-def test_the_notebooks_settings_hold_while_a_cell_predicts(spark: Any) -> None:
+def test_a_cell_has_the_notebooks_settings_and_its_worker_those_of_ranks(spark: Any) -> None:
+    """For the allocator, which a process reads when it begins."""
     body = (
-        "import decimal\ndef predict(rows): return {'n': [decimal.getcontext().prec] * len(rows)}"
-    )
-    frame = spark.range(0, 4, 1, 1)
-    context = decimal.getcontext()
-    before, context.prec = context.prec, 7
-    try:
-        result = inferred(frame, body, schema="n long")
-    finally:
-        context.prec = before
-    assert {row.n for row in result.collect()} == {7}
-    other = inferred(frame, body + "  # another cell", schema="n long")
-    assert {row.n for row in other.collect()} == {28}
-
-
-@on_classic
-def test_python_workers_have_the_allocator_settings_of_ranks(
-    spark: Any,
-) -> None:
-    body = (
-        "import os\n"
+        "import decimal, os\n"
         "def predict(batch):\n"
         "    with open('/proc/self/environ') as file:\n"
         "        began_with = file.read()\n"
         "    assert 'PYTHONHASHSEED' in began_with\n"
-        "    return {'began': ['GLIBC_TUNABLES=glibc.malloc' in began_with] * len(batch),\n"
+        "    return {'digits': [decimal.getcontext().prec] * len(batch),\n"
+        "            'began': ['GLIBC_TUNABLES=glibc.malloc' in began_with] * len(batch),\n"
         "            'has': ['GLIBC_TUNABLES' in os.environ] * len(batch)}\n"
     )
-    rows = inferred(spark.range(0, 10, 1, 2), body, schema="began boolean, has boolean").collect()
-    assert {(row.began, row.has) for row in rows} == {(True, False)}
+    frame, schema = spark.range(0, 4, 1, 1), "digits long, began boolean, has boolean"
+    context = decimal.getcontext()
+    before, context.prec = context.prec, 7
+    try:
+        result = inferred(frame, body, schema=schema)
+    finally:
+        context.prec = before
+    assert {tuple(row)[1:] for row in result.collect()} == {(7, True, False)}
+    other = inferred(frame, body + "# another cell", schema=schema)
+    assert {row.digits for row in other.collect()} == {28}
     assert "GLIBC_TUNABLES" not in spark.sparkContext.environment
 
 
@@ -413,69 +378,53 @@ FAILS_AT_700 = (
 
 
 @mostly_on_classic
-def test_a_failing_batch_is_named_in_what_spark_raises(spark: Any) -> None:
-    result = inferred(spark.range(0, 1000, 1, 2), FAILS_AT_700, batch_size=100)
-    with pytest.raises(Exception, match="seven hundred") as caught:
-        result.collect()
-    said = str(caught.value)
-    assert said.index("partition 1: ") < 200  # after two lines of Spark's
-    assert "rows 200 to 299" in said
-    assert "Cell In[7], line 4, in check" in said
-    assert "worker.py" not in said
-
-
-@mostly_on_classic
-def test_a_failing_first_batch_is_raised_at_once(spark: Any) -> None:
+def test_what_fails_in_the_first_batch_is_raised_at_once(spark: Any) -> None:
     with pytest.raises(InferError, match="seven hundred") as caught:
         inferred(spark.range(700, 1000, 1, 2), FAILS_AT_700)
     said = str(caught.value)
     assert said.startswith("partition 0: ")
     assert "Cell In[7], line 4, in check" in said
     assert len(said) < 1500
-
-
-@on_classic
-def test_a_failing_cell_is_raised_at_once(spark: Any) -> None:
-    frame = spark.range(0, 10, 1, 1)
-    with pytest.raises(InferError, match="the cell failed: ZeroDivisionError") as caught:
-        inferred(frame, "1 / 0\n" + TWICE)
-    assert "Cell In[7], line 2" in str(caught.value)
-    with pytest.raises(InferError, match="SystemExit"):
-        inferred(frame, "import sys\nsys.exit(3)\n" + TWICE)
-
-
-@on_classic
-def test_other_rows_survive_with_on_error(spark: Any) -> None:
-    result = inferred(spark.range(0, 1000, 1, 2), FAILS_AT_700, batch_size=100, on_error="collect")
-    assert result.columns == ["id", "same", "error"]
-    rows = result.collect()
-    failed = [row.id for row in rows if row.error is not None]
-    assert failed == [700]
-    assert all(row.same == (None if row.error else row.id) for row in rows)
+    exits = "import sys\nsys.exit(3)\n"
+    with pytest.raises(InferError, match="the cell failed: SystemExit") as caught:
+        inferred(spark.range(0, 10, 1, 1), exits + TWICE)
+    assert "Cell In[7], line 3" in str(caught.value)
 
 
 LATE = (
+    "def check(values):\n"
+    "    if 700 in values:\n"
+    "        raise ValueError('seven hundred')\n"
     "def predict(batch):\n"
+    "    check(set(batch['id']))\n"
     "    y = [2 * value for value in batch['id']]\n"
     "    if batch['id'].iloc[0] == 500:\n"
     "        y[1:3] = [None, 0.5]\n"
     "    return {'y': y}\n"
 )
-"""Integers first, later a missing value and a fraction."""
+"""Integers first, later a missing value and a fraction, then an error."""
 
 
 @mostly_on_classic
 def test_a_late_value_that_does_not_fit_is_named(spark: Any) -> None:
     """A lazy frame has the types of its first batch; other rows are kept if errors are."""
     frame = spark.range(0, 1000, 1, 2)
-    with pytest.raises(Exception, match=r"partition 1: row 2: predict returned 0.5 .*y double"):
+    with pytest.raises(
+        Exception, match=r"partition 1: row 2: predict returned 0.5 .*y double"
+    ) as caught:
         inferred(frame, LATE, batch_size=100).collect()
+    said = str(caught.value)
+    assert said.index("partition 1: ") < 200  # after two lines of Spark's
+    assert "worker.py" not in said
+
     result = inferred(frame, LATE, batch_size=100, on_error="collect")
     assert result.dtypes == [("id", "bigint"), ("y", "bigint"), ("error", "string")]
     rows = result.orderBy("id").collect()
-    assert [row.y for row in rows] == [None if n in (501, 502) else 2 * n for n in range(1000)]
+    missing = {501, 502, 700}
+    assert [row.y for row in rows] == [None if n in missing else 2 * n for n in range(1000)]
     errors = {row.id: row.error for row in rows if row.error is not None}
-    assert errors.keys() == {502} and "0.5 in column 'y', which is bigint" in errors[502]
+    assert errors.keys() == {502, 700} and errors[700] == "ValueError: seven hundred"
+    assert "0.5 in column 'y', which is bigint" in errors[502]
 
 
 @pytest.mark.parametrize(
@@ -505,7 +454,7 @@ def test_a_first_batch_of_nulls_has_no_type(spark: Any) -> None:
         "def predict(batch: dict[str, np.ndarray]):\n    return {'x': [None] * len(batch['id'])}\n"
     )
     with pytest.raises(InferError, match=r"column 'x'.*--schema"):
-        inferred(spark.range(10), body)
+        inferred(spark.range(0, 10, 1, 1), body)
 
 
 # ── functions ────────────────────────────────────────────────────────────────────────────────────
@@ -523,6 +472,7 @@ def predict(batch):
 score = hm.udf(predict, "score double")
 both = hm.udf(lambda b: {"x": b["id"], "y": b["id"].astype(str)}, "x bigint, y string")
 double = hm.udf(lambda b: b["id"] * 2, "id bigint")
+named = hm.udf(predict, "p double", columns=["id", "a.b"])
 """
 
 
@@ -534,30 +484,28 @@ def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
         frame.createOrReplaceTempView("rows_of_udf")
         shell.push({"spark": spark, "df": frame})
         shell.run_cell(IN_A_NOTEBOOK).raise_error()
-        score, both = shell.user_ns["score"], shell.user_ns["both"]
-        expected = [7.0, 18.0, 29.0, 40.0]
-        added = frame.withColumn("p", score("id", "`a.b`"))
-        assert [row.p for row in added.collect()] == expected
-        changed = frame.withColumn("id", shell.user_ns["double"]("id"))
-        assert [row.id for row in changed.collect()] == [0, 2, 4, 6]
-        renamed = frame.select(score(frame["id"], (frame["id"] * 10).alias("a.b")).alias("p"))
-        assert [row.p for row in renamed.collect()] == expected
-        structs = frame.select(both.asNondeterministic()("id").alias("p")).select("p.*")
-        assert [tuple(row) for row in structs.collect()] == [(n, str(n)) for n in range(4)]
+        score, both, double, named = map(shell.user_ns.get, ("score", "both", "double", "named"))
+        tens = frame["id"] * 10
+        found = frame.select(
+            score("id", "`a.b`").alias("by_name"),
+            score(frame["id"], tens.alias("a.b")).alias("by_alias"),
+            named("id", tens.alias("id")).alias("of_one_name"),
+            double("id").alias("id"),
+            both.asNondeterministic()("id").alias("struct"),
+        ).collect()
+        assert [tuple(row)[:3] for row in found] == [(x,) * 3 for x in (7.0, 18.0, 29.0, 40.0)]
+        assert [row.id for row in found] == [0, 2, 4, 6]
+        assert [tuple(row.struct) for row in found] == [(n, str(n)) for n in range(4)]
         with pytest.raises(Exception, match=r"columns \['id'\]") as caught:
             frame.select(score("id")).collect()
         assert "in predict" in str(caught.value)
+
         spark.udf.register("score", score)
-        by_sql = spark.sql("SELECT score(struct(id, `a.b`)) AS p FROM rows_of_udf")
-        assert [row.p for row in by_sql.collect()] == expected
+        spark.udf.register("named", named)
+        by_sql = spark.sql("SELECT score(struct(id, `a.b`)), named(id, `a.b`) FROM rows_of_udf")
+        assert [tuple(row) for row in by_sql.collect()] == [(row.by_name,) * 2 for row in found]
         with pytest.raises(Exception, match=r"write struct\(a, b\) instead of a, b"):
             spark.sql("SELECT score(id, `a.b`) FROM rows_of_udf").collect()
-        shell.run_cell("named = hm.udf(predict, 'p double', columns=['id', 'a.b'])").raise_error()
-        spark.udf.register("named", shell.user_ns["named"])
-        of_one_name = frame.select(shell.user_ns["named"]("id", (frame["id"] * 10).alias("id")))
-        assert [row[0] for row in of_one_name.collect()] == expected
-        by_place = spark.sql("SELECT named(id, `a.b`) AS p FROM rows_of_udf")
-        assert [row.p for row in by_place.collect()] == expected
 
 
 @pytest.mark.exhaustive
@@ -584,7 +532,6 @@ def test_a_stream_takes_a_function(spark: Any, tmp_path: Path) -> None:
 OF_ONE_SESSION = """
 import hydrogen_magic as hm
 same = hm.udf(lambda batch: batch["id"], "same bigint")
-half = hm.udf(lambda batch: batch["id"] / 2, "half bigint")
 """
 
 
@@ -594,7 +541,7 @@ def test_a_function_is_for_one_session(spark: Any) -> None:
     with shells.loaded_shell() as shell:
         shell.push({"spark": spark})
         shell.run_cell(OF_ONE_SESSION).raise_error()
-        same, half = shell.user_ns["same"], shell.user_ns["half"]
+        same = shell.user_ns["same"]
     other = type(spark).builder.remote(sessions.of(spark.range(1)).where).create()
     try:
         with pytest.raises(
@@ -605,8 +552,6 @@ def test_a_function_is_for_one_session(spark: Any) -> None:
         other.stop()
     here = spark.range(0, 3, 1, 1)
     assert len(here.select(same("id")).collect()) == 3
-    with pytest.raises(Exception, match=r"but schema declares int64.*, or correct schema"):
-        here.select(half("id")).collect()
     with pytest.raises(OptionTypeError, match=r"one or more columns, as in score\("):
         same()
 
@@ -630,28 +575,6 @@ def test_every_task_has_a_gpu_of_its_own(spark: Any, tmp_path: Path) -> None:
     numbers = [where.split()[1] for where in found]
     assert found == {f"cuda:{number} {number}" for number in numbers} and len(found) == 4
     assert set(map(int, numbers)) <= set(range(spark_rig.GPUS)), "as Spark's worker reports them"
-
-
-@mostly_on_classic
-def test_a_run_is_counted_and_cached(spark: Any, tmp_path: Path) -> None:
-    (tmp_path / "batches").touch()
-    body = (
-        "def predict(batch: dict[str, np.ndarray]):\n"
-        f"    with open({str(tmp_path / 'batches')!r}, 'a') as file:\n"
-        "        file.write('x')\n"
-        "    return {'twice': 2 * batch['id']}\n"
-    )
-    run = SparkRun(prepared(spark.range(0, 1000, 1, 4), body, schema="twice bigint"))
-    kept = run.result()
-    assert run.n_rows == 1000
-    counts = run.stages().values()
-    assert all(done == total for done, total in counts)
-    assert sum(total for _, total in counts) >= 4 or "connect" in type(spark).__module__, (
-        "Connect tells of what takes seconds"
-    )
-    assert kept.count() == 1000
-    assert (tmp_path / "batches").read_text() == "x" * 4
-    kept.unpersist()
 
 
 @pytest.mark.exhaustive  # stop and resume are tested above
@@ -706,7 +629,7 @@ def test_a_run_that_is_stopped_before_it_begins_runs_nothing(spark: Any, tmp_pat
 # ── runs in the user's hands ─────────────────────────────────────────────────────────────────────
 
 
-N_ROWS = 40_000
+N_ROWS = 20_000
 SLEEPS = (
     "import time\n"
     "def predict(batch: dict[str, np.ndarray]):\n"
@@ -727,7 +650,7 @@ HANGS_IN_THE_CELL = "import time\ntime.sleep(120)\n" + TWICE
 
 
 def launched(
-    spark: Any, body: str, n_rows: int = N_ROWS, n_tasks: int = 4, **options: Any
+    spark: Any, body: str, n_rows: int = N_ROWS, n_tasks: int = 2, **options: Any
 ) -> InferenceRun:
     """Start a run. Each task has a Python worker, which takes a third of a second to load the cell."""
     frame = spark.range(0, n_rows, 1, n_tasks)
@@ -750,11 +673,8 @@ def pids_at(run: InferenceRun, phase: str, least: int = 2) -> set[int]:
 
 
 @mostly_on_classic
-@pytest.mark.parametrize(
-    "schema", [pytest.param("twice bigint", marks=pytest.mark.exhaustive), None]
-)
-def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any, schema: str | None) -> None:
-    run = launched(spark, SLEEPS, schema=schema)
+def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any) -> None:
+    run = launched(spark, SLEEPS, schema=None)
     assert run.gang.wait(PATIENCE_S)
     assert run.result.agg({"twice": "sum"}).collect()[0][0] == N_ROWS * (N_ROWS - 1)
     run.result.unpersist()
@@ -762,22 +682,15 @@ def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any, schema: str | N
     done = [each.done for each in told]
     assert done == sorted(done) and done[-1] == told[-1].total == N_ROWS
     assert len({n for n in done if 0 < n < N_ROWS}) >= 3, "progress is seen while it runs"
-    assert 1 <= max(each.in_flight for each in told) <= 4
+    assert 1 <= max(each.in_flight for each in told) <= 2
     assert [rank.phase for rank in run.gang.ranks] == ["done"] * len(run.gang.ranks)
     assert sum(rank.bar.n for rank in run.gang.ranks if rank.bar) == N_ROWS
     assert run.gang.results == [None] * len(run.gang.ranks)
 
 
 @mostly_on_classic
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param(HANGS, id="hangs"),
-        pytest.param(HOLDS_ON, id="holds on", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_stop_ends_a_predict_in_the_middle(spark: Any, body: str) -> None:
-    run = launched(spark, body)
+def test_stop_ends_a_predict_in_the_middle(spark: Any) -> None:
+    run = launched(spark, HANGS)
     pids = pids_at(run, "running")
     assert any("time.sleep" in text or "predict" in text for text in run.gang.stacks().values())
     run.gang.stop()
@@ -786,8 +699,8 @@ def test_stop_ends_a_predict_in_the_middle(spark: Any, body: str) -> None:
     assert run.gang.state == "STOPPED"
     with pytest.raises(GangStoppedError):
         _ = run.result
-    again = launched(spark, TWICE, n_tasks=2)
-    assert again.gang.wait(PATIENCE_S) and again.result.count() == N_ROWS
+    again = launched(spark, TWICE, 100)
+    assert again.gang.wait(PATIENCE_S) and again.result.count() == 100
     again.result.unpersist()
 
 
@@ -842,8 +755,8 @@ def wait_for_parts(n: int) -> None:
 def check_resumed(result: Any, folder: Path) -> None:
     assert [tuple(row) for row in result.collect()] == [(n, 2 * n) for n in range(1000)]
     result.unpersist()
-    rows = sorted(map(int, (folder / "log").read_text().split()))
-    assert [row for row in rows if row < 500] == [0, 250], "these partitions were finished"
+    rows = map(int, (folder / "log").read_text().split())
+    assert [row for row in rows if row < 500] == [0], "this partition was finished"
     assert not list(run_log.runs_dir().glob("*/kept"))
 
 
@@ -854,21 +767,21 @@ def test_stop_returns_finished_partitions_and_resume_predicts_the_others(
     body, line = waiting_cell(tmp_path), "df --schema 'twice bigint' --quiet"
     with shells.loaded_shell() as shell:
         shell.run_cell("import numpy as np")
-        shell.push({"df": spark.range(0, 1000, 1, 4)})
+        shell.push({"df": spark.range(0, 1000, 1, 2)})
         run = shell.run_cell_magic("infer", f"{line} --detach", body)
-        wait_for_parts(2)
+        wait_for_parts(1)
         shell.run_line_magic("gang", f"stop {run.gang.id}")
         part = run.result
         assert run.gang.state == "STOPPED"
         (text,) = [each.text for each in run.gang.snapshot().notices if "--resume" in each.text]
-        assert text.startswith("500 rows in 2 partitions are finished and kept")
+        assert text.startswith("500 rows in 1 partition are finished and kept")
         (tmp_path / "go").touch()
         with pytest.raises(InferError, match="the cell changed since"):
             shell.run_cell_magic("infer", f"{line} --resume", f"{body}    # …\nfactor = 3\n")
-        shell.push({"df": spark.range(1, 1001, 1, 4)})
+        shell.push({"df": spark.range(1, 1001, 1, 2)})
         with pytest.raises(InferError, match=r"rows of partition \d have changed"):
             shell.run_cell_magic("infer", f"{line} --resume", body)
-        shell.push({"df": spark.range(0, 1000, 1, 4)})
+        shell.push({"df": spark.range(0, 1000, 1, 2)})
         check_resumed(shell.run_cell_magic("infer", f"{line} --resume", body), tmp_path)
     assert [tuple(row) for row in part.collect()] == [(n, 2 * n) for n in range(500)]
 
@@ -913,10 +826,10 @@ def test_a_killed_kernel_leaves_its_finished_partitions(
     url = request.getfixturevalue("connect_server").url if is_connect else "local[4]"
     command = [sys.executable, "-c", IN_ANOTHER_KERNEL, url, str(tmp_path)]
     with subprocess.Popen(command, env=site.driver()) as kernel:
-        wait_for_parts(2)
+        wait_for_parts(1)
         kernel.kill()
     (tmp_path / "go").touch()
-    frame = spark.range(0, 1000, 1, 4)
+    frame = spark.range(0, 1000, 1, 2)
     options = InferOptions(batch_size=1000, schema="twice bigint")
     cell = captured(waiting_cell(tmp_path))
     run = infer_on_spark(frame, cell, NO_GPU, options, title="%%infer df", resume=True)
@@ -924,43 +837,29 @@ def test_a_killed_kernel_leaves_its_finished_partitions(
     check_resumed(run.result, tmp_path)
 
 
-@on_classic
+@mostly_on_classic
 def test_without_a_shared_disk_partitions_are_in_sparks_cache(
-    spark: Any, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is reported once for a Spark application."""
     monkeypatch.setattr(spark_gang, "_without_shared_disk", set())
     told = KeptPartitions.instructions
     nowhere = {"folder": "/not/on/this/machine"}
     monkeypatch.setattr(KeptPartitions, "instructions", lambda kept: {**told(kept), **nowhere})
+    log = tmp_path / "log"
+    body = TWICE.replace(
+        "    return", f"    with open({str(log)!r}, 'a') as file: file.write('x')\n    return"
+    )
     texts = []
     for _ in range(2):
-        run = launched(spark, TWICE, 1000, n_tasks=2)
+        run = launched(spark, body, 1000, n_tasks=1)
         assert run.gang.wait(PATIENCE_S)
         assert [row.twice for row in run.result.collect()] == list(range(0, 2000, 2))
         run.result.unpersist()
         texts += [notice.text for notice in run.gang.snapshot().notices]
+    assert log.read_text() == "x" * 2, "a batch for each run: collect() reads the cache"
     (text,) = texts
     assert "executors cannot write" in text and "HYDROGEN_MAGIC_HOME" in text
-
-
-@mostly_on_classic
-@pytest.mark.parametrize(
-    "on_error", ["fail", pytest.param("collect", marks=pytest.mark.exhaustive)]
-)
-def test_the_result_of_a_run_holds_late_values(spark: Any, on_error: str) -> None:
-    run = launched(spark, LATE, 1000, n_tasks=2, schema=None, batch_size=100, on_error=on_error)
-    assert run.gang.wait(PATIENCE_S)
-    rows = run.result.collect()
-    assert dict(run.result.dtypes)["y"] == "double"
-    assert [row.y for row in rows] == [{501: None, 502: 0.5}.get(n, 2 * n) for n in range(1000)]
-    assert not any(row.asDict().get("error") for row in rows)
-    run.result.unpersist()
-    (notice,) = run.gang.snapshot().notices
-    rounded = (
-        "column 'y' is double, which rounds integers above 2**53, since predict returned int64"
-    )
-    assert notice.text.startswith(rounded)
 
 
 ALL_KINDS = (
@@ -1001,31 +900,19 @@ def test_no_type_ends_a_run_that_collects_errors(spark: Any) -> None:
     *_, row = lazy.orderBy("id").collect()
     assert (row.whole, row["at"], row["sum"], row.clock) == (None, None, None, "01:00:00")
     assert all(f"predict returned {last[name]} in column {name!r}" in row.error for name in last)
-    with pytest.raises(InferError, match="column 'clock' has type time64"):
-        inferred(spark.range(8), ALL_KINDS)
 
 
 @mostly_on_classic
-def test_a_run_reports_a_version_of_spark_that_was_not_tested(
-    spark: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sessions._versions, sessions.of(spark.range(1)).application, "4.99.0")
-    run = launched(spark, TWICE, 100, n_tasks=1)
-    assert run.gang.wait(PATIENCE_S)
-    run.result.unpersist()
-    assert "Spark 4.99.0 is newer than" in run.gang.snapshot().notices[0].text
-
-
-@mostly_on_classic
-def test_the_result_of_a_run_has_the_frames_columns_as_they_are(spark: Any) -> None:
-    frame = spark.sql(EVERY_TYPE)
-    options = InferOptions(replace=("id",))
-    body = "def predict(batch):\n    return {'id': batch['id'] + 0.5, 'nothing yet': None}\n"
+def test_the_result_of_a_run_has_the_frames_columns_and_late_values(spark: Any) -> None:
+    frame = spark.sql(EVERY_TYPE.format(600))
+    options = InferOptions(replace=("id",), batch_size=100)
+    body = LATE.replace("{'y': y}", "{'id': batch['id'] + 0.5, 'nothing yet': None, 'y': y}")
     run = infer_on_spark(frame, captured(body), NO_GPU, options, title="%%infer df")
     assert run.gang.wait(PATIENCE_S)
     changed = frame.selectExpr(
-        "id + 0.5d as id", "* except (id)", "cast(null as string) as `nothing yet`"
-    )
+        "id + 0.5d as id", "* except (id)", "cast(null as string) as `nothing yet`",
+        "case id when 501 then null when 502 then 0.5d else 2d * id end as y",
+    )  # fmt: skip
     assert run.result.dtypes == changed.dtypes
     # Spark Connect refuses to collect a TIME column.
     found, expected = (
@@ -1034,6 +921,11 @@ def test_the_result_of_a_run_has_the_frames_columns_as_they_are(spark: Any) -> N
     )
     assert sorted(map(str, found)) == sorted(map(str, expected))
     run.result.unpersist()
+    (notice,) = run.gang.snapshot().notices
+    rounded = (
+        "column 'y' is double, which rounds integers above 2**53, since predict returned int64"
+    )
+    assert notice.text.startswith(rounded)
 
 
 @on_classic
@@ -1048,7 +940,7 @@ def test_a_stop_while_the_result_is_read_releases_it(
 
     monkeypatch.setattr(SparkRun, "_from_files", stopped)
     n_cached = spark.sparkContext._jsc.getPersistentRDDs().size()
-    run = launched(spark, TWICE, 1000, n_tasks=2)
+    run = launched(spark, TWICE, 100, n_tasks=1)
     assert run.gang.wait(PATIENCE_S)
     with pytest.raises(GangStoppedError):
         run.result  # noqa: B018
@@ -1060,7 +952,7 @@ def test_a_stop_while_the_result_is_read_releases_it(
 
 @mostly_on_classic
 def test_a_failing_batch_fails_the_gang(spark: Any) -> None:
-    run = launched(spark, FAILS_AT_700, 4000, n_tasks=2, batch_size=100, schema="same bigint")
+    run = launched(spark, FAILS_AT_700, 4000, batch_size=100, schema="same bigint")
     assert run.gang.wait(PATIENCE_S)
     with pytest.raises(InferError, match=r"partition 0: .*rows 700 to 799") as caught:
         _ = run.result
@@ -1086,7 +978,7 @@ def test_rows_of_a_retried_task_count_once(spark: Any, tmp_path: Path) -> None:
     run = launched(spark, body)
     assert run.gang.wait(PATIENCE_S)
     run.result.unpersist()
-    assert len(list(tmp_path.iterdir())) >= 4, "each partition failed once"
+    assert {"0", "1"} <= {path.name for path in tmp_path.iterdir()}, "each partition failed once"
     done = [each.done for each in rows_done(run)]
     assert done == sorted(done) and done[-1] == N_ROWS
     worked = sum(rank.bar.n for rank in run.gang.ranks if rank.bar)
@@ -1108,34 +1000,36 @@ def test_tasks_that_cannot_reach_the_kernel_go_on(
     assert (told[-1].done, told[-1].total) == (N_ROWS, N_ROWS), "by Spark's own count"
     assert {each.done for each in told[:-1]} <= {0}
     if "connect" not in type(spark).__module__:  # whose server tells of what takes seconds
-        before_the_count = [each for each in told if (each.tasks_done or 0) < 4]
-        assert {each.tasks for each in before_the_count} - {None} == {4}
+        before_the_count = [each for each in told if (each.tasks_done or 0) < 2]
+        assert {each.tasks for each in before_the_count} - {None} == {2}
 
 
-@on_classic
-def test_rows_without_a_prediction_are_counted_by_partition(spark: Any) -> None:
+@mostly_on_classic
+def test_rows_without_a_prediction_and_a_new_version_of_spark_are_reported(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sessions._versions, sessions.of(spark.range(1)).application, "4.99.0")
     options = {"batch_size": 100, "schema": "same bigint", "on_error": "null"}
-    run = launched(spark, FAILS_AT_700, 4000, n_tasks=2, **options)
+    run = launched(spark, FAILS_AT_700, 4000, **options)
     assert run.gang.wait(PATIENCE_S)
     assert [row.id for row in run.result.where("same is null").collect()] == [700]
     run.result.unpersist()
     assert rows_done(run)[-1].failed == 1
-    (notice,) = run.gang.snapshot().notices
-    assert notice.text.startswith(
-        "1 row got no prediction: partition 0: predict failed on row 700: "
-    )
-    assert "seven hundred" in notice.text
+    version, failed = (notice.text for notice in run.gang.snapshot().notices)
+    assert "Spark 4.99.0 is newer than" in version
+    assert failed.startswith("1 row got no prediction: partition 0: predict failed on row 700: ")
+    assert "seven hundred" in failed
 
 
 @mostly_on_classic
 def test_the_magic_shows_a_run_and_keeps_out_lazy(spark: Any) -> None:
     with shells.loaded_shell() as shell:
         shell.run_cell("import numpy as np")
-        shell.push({"df": spark.range(0, N_ROWS, 1, 2)})
+        shell.push({"df": spark.range(0, 10, 1, 2)})
         known = set(launcher.gangs())
         line = "df --schema 'twice bigint'"
         assert shell.run_cell_magic("infer", f"{line} --out scored", TWICE) is None
-        assert shell.user_ns["scored"].count() == N_ROWS
+        assert shell.user_ns["scored"].count() == 10
         assert set(launcher.gangs()) <= known, "a lazy result starts no gang"
         kept = shell.run_cell_magic("infer", line, TWICE)
         assert kept.columns == ["id", "twice"]

@@ -12,6 +12,9 @@ import pyarrow as pa
 import pytest
 
 from hydrogen_magic.driver.placements.remote import packaging
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.spark.inference_task import _batch, _Zip
 from hydrogen_magic.node.worker import spark_inference
 
@@ -109,6 +112,22 @@ def test_a_struct_is_the_only_column_or_has_all_of_them() -> None:
     assert _batch(struct, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
     passed = pa.StructArray.from_arrays([struct], ["s"])
     assert _batch(passed, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
+
+
+def test_a_predict_that_fails_without_rows_needs_a_schema() -> None:
+    predictor = Predictor(lambda batch: [batch["x"].iloc[0]], InferOptions())
+    with pytest.raises(InferError, match=r"no rows.*IndexError.*--schema") as caught:
+        spark_inference._find_columns(predictor, pa.schema({"x": pa.int64()}))
+    assert isinstance(caught.value.__cause__, IndexError), "whose lines are shown"
+
+
+def test_an_error_of_a_function_names_its_argument() -> None:
+    error = InferError("double, but --schema declares int64: return that type, or correct --schema")
+    texts = [
+        spark_inference.message_of(error, {"of_structs": is_function, "cells": {}})
+        for is_function in (True, False)
+    ]
+    assert texts == [str(error).replace("--schema", "schema"), str(error)]
 
 
 # ── time zones ───────────────────────────────────────────────────────────────────────────────────
