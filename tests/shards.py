@@ -34,14 +34,6 @@ def rows_of(batches: Any) -> list[int]:
     ]
 
 
-def trained(rows: Any) -> tuple[int, list[int]]:
-    """Return the number of batches of this rank, and its rows; runs on ranks of a cluster, too."""
-    part = hm.shard(rows, batch_size=64, shuffle=True)
-    batches = list(part)
-    assert all(batch["vector"][:, 0].tolist() == batch["x"].tolist() for batch in batches)
-    return len(part), [x for batch in batches for x in batch["x"].tolist()]
-
-
 def read_here(rows: Any, *unread: Any) -> tuple[int, int, str]:
     """Return the number and the sum of this rank's rows of a handle, and the folder of its host's data."""
     received = os.path.join(os.environ[dataset_handle.FOLDER], rows.name)

@@ -15,7 +15,7 @@ from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import HydrogenError
 from tests.documented import covers
 from tests.gangs import ended, wait_until
-from tests.shards import rows_of, trained
+from tests.shards import are_all_numbers, read_here, rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("warm_agents")]
 
@@ -50,20 +50,16 @@ def deleted_afterwards() -> Iterator[None]:
 
 
 def numbers(spark: Any, n_rows: int = 1000) -> Any:
-    return spark.range(0, n_rows, 1, 4).selectExpr(
+    return spark.range(0, n_rows, 1, 2).selectExpr(
         "id as x", "cast(id % 2 as int) as label", "array(cast(id as float), 1f) as vector"
     )
 
 
 def check_here(rows: Any) -> None:
     assert [kind for _, kind in rows.columns[:2]] == ["int64", "int32"]
-    assert sorted(rows_of(hm.shard(rows, batch_size=64).to_numpy())) == list(range(1000))
-
-
-def check_ranks(rows: Any) -> None:
-    results = ended(hm.launch(trained, rows, np=2, on="spark", gpu=False)).results
-    assert [length for length, _ in results] == [8, 8]
-    assert sorted(x for _, found in results for x in found) == list(range(1000))
+    batches = list(hm.shard(rows, batch_size=64).to_numpy())
+    assert sorted(rows_of(batches)) == list(range(1000))
+    assert all((batch["vector"][:, 0] == batch["x"]).all() for batch in batches)
 
 
 @pytest.mark.parametrize("spark", [CONNECT], indirect=True)
@@ -76,15 +72,16 @@ def test_a_frame_of_connect_is_read_here(spark: Any, shared: Path) -> None:
 
 
 @pytest.mark.parametrize("spark", [CLASSIC, CONNECT_TOO], indirect=True)
-def test_ranks_train_on_a_frame(spark: Any, shared: Path) -> None:
+def test_ranks_read_a_frame(spark: Any, shared: Path) -> None:
     """Without a folder it comes to this machine, by Spark's tasks it goes to a shared one.
 
-    Ranks of this machine read what is here as any other dataset (``tests/local/test_dataset.py``).
+    Ranks train on it as on any other dataset (``tests/local/test_dataset.py``).
     """
     here, there = (hm.dataset(numbers(spark), path=path) for path in (None, shared))
     check_here(here)
     check_here(there)
-    check_ranks(there)
+    found = ended(hm.launch(read_here, there, np=2, on="spark", gpu=False)).results
+    assert are_all_numbers(found, 1000) and [n_rows for n_rows, _, _ in found] == [500, 500]
     assert hm.dataset(numbers(spark), path=shared) is there, "the same plan"
     renamed = hm.dataset(numbers(spark).withColumnRenamed("x", "z"), path=shared)
     assert renamed.columns[0][0] == "z"
