@@ -26,16 +26,18 @@ def run_cell(shell: InteractiveShell, cell: str) -> Any:
     return done.result
 
 
-def check_every_name(shell: InteractiveShell, options: str) -> None:
+def check_every_name(shell: InteractiveShell, options: str, library: str = "torch") -> None:
+    """``library``: of the array among the results, ``torch`` or ``numpy``."""
     run_cell(
         shell,
-        "import threading, torch\nkept, gone, alias_of = [0], 1, [0]\nalias = alias_of",
+        f"import threading, {library} as arrays\n"
+        "kept, gone, alias_of = [0], 1, [0]\nalias = alias_of",
     )
     with pytest.raises(ResultError) as caught:
         run_cell(
             shell,
             f"%%distributed --np 2 --quiet --out locked,kept,gone,branch,alias_of {options}\n"
-            "import os\nlocked = {'weights': torch.ones(3), 'lock': threading.Lock()}\n"
+            "import os\nlocked = {'weights': arrays.ones(3), 'lock': threading.Lock()}\n"
             "kept = [1]\nalias.append(2)\ndel gone\n"
             "if os.environ['RANK'] == '1': branch = 3\n"
             "(n for n in kept)",

@@ -1,4 +1,7 @@
-"""Results come home from a cluster as they do from this machine."""
+"""Results come home from a cluster as they do from this machine.
+
+What a rank refuses to pack is tested in ``tests/local/test_results.py``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ ON_SPARK: dict[str, Any] = {"on": "spark", "gpu": False}
 
 
 def test_every_name_comes_home_or_is_reported(notebook_shell: InteractiveShell) -> None:
-    result_checks.check_every_name(notebook_shell, "--on spark --cpu")
+    """With NumPy's arrays; ``tests/local/test_results.py`` has torch's, whose import takes seconds."""
+    result_checks.check_every_name(notebook_shell, "--on spark --cpu", library="numpy")
 
 
 @pytest.mark.exhaustive
@@ -33,11 +37,6 @@ def test_the_view_counts_the_bytes_of_a_large_result(notebook_shell: Interactive
     result_checks.check_the_view_counts_bytes(notebook_shell, "--on spark --cpu", 512 << 20)
 
 
-@pytest.mark.exhaustive  # as the two below: test_results, and the first test here for the way home
-def test_unpicklable_parts() -> None:
-    result_checks.check_unpicklable_parts(**ON_SPARK)
-
-
 @pytest.mark.exhaustive
 def test_results_of_a_failed_gang() -> None:
     result_checks.check_results_of_a_failed_gang(**ON_SPARK)
@@ -46,16 +45,6 @@ def test_results_of_a_failed_gang() -> None:
 @pytest.mark.exhaustive
 def test_sharded_results() -> None:
     result_checks.check_sharded_results(**ON_SPARK)
-
-
-@pytest.mark.exhaustive
-def test_sharded_results_that_cannot_be_gathered_are_refused() -> None:
-    result_checks.check_refusals_of_sharded_results(**ON_SPARK)
-
-
-@pytest.mark.exhaustive
-def test_fsdp1_is_refused_and_its_full_state_comes_home(notebook_shell: InteractiveShell) -> None:
-    result_checks.check_fsdp1(notebook_shell, "--on spark --cpu")
 
 
 @pytest.mark.exhaustive
