@@ -96,37 +96,15 @@ def test_a_pipeline_learns_and_is_saved(spark: Any, tmp_path: Path, hydrogen_hom
     assert again.stages[1].history.equals(model.history)
 
 
-def save_in_several_writes(
-    spark: Any, fitted: Any, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Save a model twice as one that is too large for a task of Spark."""
-    from hydrogen_magic.spark import persistence
-
-    sizes, create = [], type(spark).createDataFrame
-
-    def created(session: Any, rows: Any, *args: Any) -> Any:
-        sizes.append(sum(len(row[-1]) for row in rows if isinstance(row[-1], bytearray)))
-        return create(session, rows, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(persistence, "_PART_BYTES", 640)
-        patch.setattr(persistence, "_WRITE_BYTES", 1280)
-        patch.setattr(type(spark), "createDataFrame", created)
-        for _ in range(2):
-            fitted.write().overwrite().save(str(path))
-    assert sum(sizes) > 2 * max(sizes) and max(sizes) <= 1280, "two writes each"
-
-
 @on_classic
-def test_columns_by_name_and_another_model(
-    spark: Any, tmp_path: Path, hydrogen_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_home: Path) -> None:
     """With predictions by name, a saved model, and the columns that are refused."""
     from hydrogen_magic.spark import TorchModel
 
-    rows = [(n, n % 3, [float(n), 0.5], 1.0, "text") for n in range(5)]
-    types = "id bigint, category int, numbers array<double>, label double, name string"
-    frame = spark.createDataFrame(rows, types).coalesce(1)
+    frame = spark.range(0, 5, 1, 1).selectExpr(
+        "id", "int(id % 3) as category", "array(double(id), 0.5d) as numbers", "1d as label",
+        "'text' as name",
+    )  # fmt: skip
     names = ["category", "numbers"]
     given = {
         "model": estimator_ranks.Two(),
@@ -137,20 +115,19 @@ def test_columns_by_name_and_another_model(
     fitted = estimator(**given, featuresCols=names, predict=estimator_ranks.both).fit(frame)
     title = list(launcher.gangs().values())[-1].snapshot().title
     assert title == "TorchEstimator.fit(replace)"
-    save_in_several_writes(spark, fitted, tmp_path / "fitted", monkeypatch)
-    scored = TorchModel.load(str(tmp_path / "fitted")).transform(frame)
-    assert scored.dtypes[len(frame.columns) :] == [
+    fitted.save(str(tmp_path / "fitted"))
+    others = spark.range(5)
+    # One partition: a worker imports torch in two seconds.
+    joined = frame.join(others, frame["id"] == others["id"]).coalesce(1)
+    scored = TorchModel.load(str(tmp_path / "fitted")).transform(joined)
+    assert scored.columns.count("id") == 2
+    assert scored.dtypes[len(joined.columns) :] == [
         ("sum", "float"),
         ("numbers_too", "array<float>"),
     ]
-    assert [(row["sum"], row["numbers_too"]) for row in scored.collect()] == [
+    assert sorted(tuple(row) for row in scored.select("sum", "numbers_too").collect()) == [
         (5.0, [n, 0.5]) for n in range(5)
     ]
-    others = spark.range(5)
-    # One partition: a worker imports torch in two seconds.
-    joined = fitted.transform(frame.join(others, frame["id"] == others["id"]).coalesce(1))
-    assert joined.columns.count("id") == 2
-    assert [row["sum"] for row in joined.select("sum").collect()] == [5.0] * 5
     for name in ("sum", "Sum"):  # the same to Spark
         with pytest.raises(ValueError, match=f"already has a column '{name}': drop it"):
             fitted.transform(frame.withColumn(name, frame.label))
@@ -170,8 +147,7 @@ def test_columns_by_name_and_another_model(
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             estimator(**{**given, "featuresCols": names, **params}).fit(frame)
-    frame.write.parquet(str(tmp_path / "rows"))
-    stream = spark.readStream.schema(frame.schema).parquet(str(tmp_path / "rows"))
+    stream = spark.readStream.format("rate").load()
     with pytest.raises(TypeError, match=r"fit\(\) does not support a streaming"):
         estimator(**given, featuresCols=names, validation=0.5).fit(stream)
     assert datasets(hydrogen_home) == []
@@ -181,36 +157,49 @@ def test_columns_by_name_and_another_model(
 def test_an_interrupted_overwrite_is_not_loaded(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New objects beside the old metadata."""
-    from hydrogen_magic.spark import TorchEstimator
+    """New objects beside the old metadata. The last are too large for one task of Spark."""
+    from hydrogen_magic.spark import TorchEstimator, persistence
+
+    kind, path = type(spark), str(tmp_path / "saved")
+    writer_class = type(spark.range(1).write)
+    create, text = kind.createDataFrame, writer_class.text
+    sizes: list[int] = []
+
+    def created(session: Any, rows: Any, *args: Any) -> Any:
+        sizes.append(sum(len(row[-1]) for row in rows if isinstance(row[-1], bytearray)))
+        return create(session, rows, *args)
 
     def interrupted(writer: Any, path: str) -> None:
         if path.endswith("metadata"):
             raise KeyboardInterrupt
         text(writer, path)
 
-    path = str(tmp_path / "saved")
     estimator(epochs=2).save(path)
-    assert TorchEstimator.load(path).getOrDefault("epochs") == 2
-    writer_class = type(spark.range(1).write)
-    text = writer_class.text
+    monkeypatch.setattr(kind, "createDataFrame", created)
     with monkeypatch.context() as patch:
         patch.setattr(writer_class, "text", interrupted)
         with pytest.raises(KeyboardInterrupt):
             estimator(epochs=3).write().overwrite().save(path)
     with pytest.raises(HydrogenError, match="has parts of two instances, since a save was interru"):
         TorchEstimator.load(path)
+    part = max(sizes) // 3 + 1
+    monkeypatch.setattr(persistence, "_PART_BYTES", part)
+    monkeypatch.setattr(persistence, "_WRITE_BYTES", 2 * part)
+    sizes.clear()
     estimator(epochs=4).write().overwrite().save(path)
     assert TorchEstimator.load(path).getOrDefault("epochs") == 4
+    assert part < max(sizes) <= 2 * part and sum(sizes) > max(sizes), "of several writes"
 
 
 @on_classic
 def test_null_vectors_are_null_arrays(spark: Any) -> None:
-    from pyspark.ml.linalg import Vectors
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql.functions import array, col, lit, when
 
     from hydrogen_magic.spark import rows
 
-    frame = spark.createDataFrame([(Vectors.dense([1.0, 2.0]),), (None,)], ["v"])
+    vector = array_to_vector(array(lit(1.0), lit(2.0)))
+    frame = spark.range(0, 2, 1, 1).select(when(col("id") == 0, vector).alias("v"))
     arrays = frame.select(*rows.columns(frame, ["v"], "featuresCols")).collect()
     assert [row.v for row in arrays] == [[1.0, 2.0], None]
 
