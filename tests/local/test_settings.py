@@ -184,10 +184,12 @@ def test_a_library_that_a_rank_imports_later_gets_its_settings(
     assert ranks.run(captured).value == (False, 7)
 
 
-def test_a_session_replaces_the_notebooks_filters_of_logging() -> None:
+def test_a_session_replaces_the_notebooks_filters_of_logging(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     logger, refused = logging.getLogger("of_filters"), list[str]()
     own, first, second = logging.Filter("own"), logging.Filter("first"), logging.Filter("second")
-    logger.addFilter(own)
+    monkeypatch.setattr(logger, "filters", [own])  # or captures of later tests have a setting more
     kept = settings.NotebookSettings()
     for digest, sent in enumerate(([first], [second], [])):
         state = (10, True, False, [], sent)
