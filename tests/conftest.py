@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -223,10 +224,20 @@ def get_ready() -> Callable[..., None]:
     return original
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yields the directory of each test's run records, which most tests do not create.
+
+    ``tmp_path`` would read the directories of all tests before, thousands of times.
+    """
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def hydrogen_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hydrogen_home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this test's run records go."""
-    home = tmp_path / "hydrogen_home"
+    home = next(homes)
     monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(home))
     return home
 
