@@ -29,9 +29,9 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def interpreter() -> tuple[str, bool]:
-    """Return the prefix of the Python here, and whether it has IPython."""
-    return sys.prefix, importlib.util.find_spec("IPython") is not None
+def interpreter() -> tuple[str, bool, int]:
+    """Return the prefix of the Python here, whether it has IPython, and the pid of the agent."""
+    return sys.prefix, importlib.util.find_spec("IPython") is not None, os.getppid()
 
 
 def host_and_package() -> tuple[str, str]:
@@ -101,15 +101,11 @@ def control_group() -> tuple[str, str, str]:
     return os.environ["GROUP_RANK"], os.environ["LOCAL_WORLD_SIZE"], groups
 
 
-def answers(*names: str) -> list[int]:
-    """Return ``ANSWER`` of these modules."""
-    return [importlib.import_module(name).ANSWER for name in names]
-
-
-def text_of(name: str) -> str:
-    """Return the text of a file that Spark has distributed."""
+def distributed(file: str, *modules: str) -> tuple[str, list[int]]:
+    """Return the text of a file that Spark has distributed, and ``ANSWER`` of these modules."""
     pyspark: Any = importlib.import_module("pyspark")  # an import statement is seen by every agent
-    return Path(pyspark.SparkFiles.get(name)).read_text()
+    text = Path(pyspark.SparkFiles.get(file)).read_text()
+    return text, [importlib.import_module(name).ANSWER for name in modules]
 
 
 def removes_its_log() -> int:

@@ -59,7 +59,7 @@ def refusal() -> str:
 
 def packed(spark: Any) -> dict[str, Any]:
     """Return the Python of ranks where Spark has unpacked the executors' environment."""
-    prefix, _ = ended(launch(plain_ranks.interpreter, np=1)).result
+    prefix, *_ = ended(launch(plain_ranks.interpreter, np=1)).result
     return {"prefix": prefix, "ranks": ended(launch(spark_ranks.ranks.gather, np=2)).result}
 
 

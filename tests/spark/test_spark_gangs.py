@@ -39,24 +39,6 @@ MB = 1_000_000
 GROUPS = Path("/sys/fs/cgroup/memory")
 
 
-def test_ranks_of_several_executors_on_one_host() -> None:
-    """Both executors are on this machine: all four ranks are local to each other.
-
-    Few tests here need torch, which an agent imports for seconds. Collectives of four ranks are in
-    ``test_spark_endings``.
-    """
-    found = launch(plain_ranks.environment, np=4).results
-    for rank, environment in enumerate(found):
-        expected = {
-            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4,
-            "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 4,
-            "TORCHELASTIC_RESTART_COUNT": 0,
-        }  # fmt: skip
-        assert {name: environment.get(name) for name in expected} == {
-            name: str(value) for name, value in expected.items()
-        }
-
-
 @pytest.fixture
 def containers(standalone: spark_rig.Standalone) -> Iterator[list[str]]:
     """Give each executor a control group of its own; return their ``/proc/PID/cgroup``."""
@@ -96,86 +78,48 @@ def test_ranks_stay_in_the_container_of_their_executor(containers: list[str]) ->
     assert {found[0][2], found[2][2]} == set(containers)
 
 
-def test_ranks_run_in_the_executors_python() -> None:
-    """What they have of us, and of what this notebook uses, came along."""
-
-    prefix, has_ipython = launch(plain_ranks.interpreter, np=1).result
-    assert prefix.endswith("site/python") and not has_ipython
-
-
-def test_a_rank_starts_no_gang() -> None:
-    """It lacks the modules that start gangs."""
-    assert set(launch(refusals, np=1).result) == {REFUSAL}
-
-
-@covers("""a notebook with `np` above 1 that imports from other relative files""")
-def test_local_modules_and_values_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "FACTOR = 2\ndef scale(values): return [FACTOR * value for value in values]\n"
-    (tmp_path / "only_here.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    import only_here  # type: ignore[import-not-found]
-
-    weights = {"all": [1, 2, 3]}
-    gang = launch(only_here.scale, weights["all"], np=2)
-    assert gang.results == [[2, 4, 6], [2, 4, 6]]
-
-
 def test_modules_and_files_that_spark_distributes_are_found(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are added while agents are warm, and those that came before the agents."""
+    """Those that came before the agents, and those that are added while agents are warm."""
+    local_agents.close()  # as the test before has left none, this costs nothing
+    wait_until_gone(agent_pids())
     monkeypatch.setattr(sys, "path", list(sys.path))  # addPyFile extends the driver's
-    ended(launch(plain_ranks.answers, np=2)).raise_for_state()
     (tmp_path / "alone.py").write_text("ANSWER = 42\n")
     (tmp_path / "text.txt").write_text("text")
+    (tmp_path / "later.txt").write_text("later")
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
-        packed.writestr("packed.py", "ANSWER = 42\n")
+        packed.writestr("packed.py", "ANSWER = 43\n")
+
     spark.sparkContext.addFile(str(tmp_path / "text.txt"))
-    for file in ("alone.py", "packed.zip"):
-        spark.sparkContext.addPyFile(str(tmp_path / file))
-
-    for _ in range(2):
-        found = ended(launch(plain_ranks.answers, "alone", "packed", np=4)).results
-        assert found == [[42] * 2] * 4
-        assert launch(plain_ranks.text_of, "text.txt", np=2).results == ["text"] * 2
-        local_agents.close()
-
-
-def test_output_and_metrics_arrive_while_it_runs(tmp_path: Path) -> None:
-    go_on = tmp_path / "go_on"
-    gang = launch(plain_ranks.log_and_wait, str(go_on), np=2)
-    until(gang, lambda: all("begun" in text for text in gang.logs.values()) and gang.logs != {})
-    until(gang, lambda: len(gang.metrics) == 2)
-    assert gang.state == "RUNNING"
-    go_on.touch()
-    assert ended(gang).result == "done"
-    assert sorted(gang.metrics["rank"]) == [0, 1] and set(gang.metrics["loss"]) == {0.5}
+    spark.sparkContext.addPyFile(str(tmp_path / "alone.py"))
+    found = ended(launch(plain_ranks.distributed, "text.txt", "alone", np=2)).results
+    assert found == [("text", [42])] * 2
+    spark.sparkContext.addFile(str(tmp_path / "later.txt"))
+    spark.sparkContext.addPyFile(str(tmp_path / "packed.zip"))
+    found = ended(launch(plain_ranks.distributed, "later.txt", "alone", "packed", np=2)).results
+    assert found == [("later", [42, 43])] * 2
 
 
-def test_large_closures_and_results() -> None:
-    import numpy
+def test_ranks_have_an_environment_that_no_python_worker_gets(spark: Any) -> None:
+    """Both executors are on this machine: all four ranks are local to each other.
 
-    data = numpy.arange(9 * MB, dtype="float64")
-    result, total = ended(launch(plain_ranks.double, data, np=2)).results
-    assert data.nbytes == 72 * MB
-    assert numpy.array_equal(result, 2 * data) and total == float(data.sum())
-
-
-def test_all_of_a_long_output_reaches_the_record() -> None:
-    gang = ended(launch(plain_ranks.talk, 20 * MB, np=1))
-    gang.raise_for_state()
-    with gang.log_path(0).open("rb") as log:
-        log.seek(20 * MB)
-        assert log.read() == b"the last line\n"
-
-
-@pytest.mark.exhaustive  # test_spark_results has a sweep, whose gangs wait for each other
-def test_two_gangs_at_once() -> None:
-    gangs = [launch(ranks.gather, np=2) for _ in range(2)]
-    assert [ended(gang).result for gang in gangs] == [[0, 1], [0, 1]]
-
-
-# ── what Spark has stays as it was ───────────────────────────────────────────────────────────────
+    Few tests here need torch, which an agent imports for seconds. The contract suite has collectives.
+    """
+    before = environments(spark)
+    assert len(before) == 4
+    env = {"CUDA_VISIBLE_DEVICES": "7", "MINE": "1"}
+    found = launch(plain_ranks.environment, np=4, env=env).results
+    assert environments(spark) == before
+    for rank, environment in enumerate(found):
+        expected = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4,
+            "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 4,
+            "TORCHELASTIC_RESTART_COUNT": 0, **env,
+        }  # fmt: skip
+        assert {name: environment.get(name) for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
 
 
 def environments(spark: Any) -> dict[int, dict[str, str]]:
@@ -195,12 +139,62 @@ def environments(spark: Any) -> dict[int, dict[str, str]]:
     return dict(json.loads(row.seen) for row in rows)
 
 
-def test_python_workers_and_their_environment_stay_unchanged(spark: Any) -> None:
-    before = environments(spark)
-    assert len(before) == 4
-    env = {"CUDA_VISIBLE_DEVICES": "7", "MINE": "1"}
-    assert launch(plain_ranks.environment, np=4, gpu=False, env=env).result["MINE"] == "1"
-    assert environments(spark) == before
+def test_ranks_of_one_agent_run_in_the_executors_python() -> None:
+    """What they have of us, and of what this notebook uses, came along; what starts gangs did not."""
+    prefix, has_ipython, agent = launch(plain_ranks.interpreter, np=1).result
+    assert prefix.endswith("site/python") and not has_ipython
+    assert set(launch(refusals, np=1).result) == {REFUSAL}
+    *_, next_agent = launch(plain_ranks.interpreter, np=1).result
+    assert next_agent == agent
+
+
+@covers("""a notebook with `np` above 1 that imports from other relative files""")
+def test_local_modules_and_values_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "FACTOR = 2\ndef scale(values): return [FACTOR * value for value in values]\n"
+    (tmp_path / "only_here.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here  # type: ignore[import-not-found]
+
+    weights = {"all": [1, 2, 3]}
+    gang = launch(only_here.scale, weights["all"], np=2)
+    assert gang.results == [[2, 4, 6], [2, 4, 6]]
+
+
+def test_output_and_metrics_arrive_while_tasks_hold_their_slots(tmp_path: Path) -> None:
+    go_on = tmp_path / "go_on"
+    gang = launch(plain_ranks.log_and_wait, str(go_on), np=2)
+    until(gang, lambda: all("begun" in text for text in gang.logs.values()) and gang.logs != {})
+    until(gang, lambda: len(gang.metrics) == 2)
+    assert gang.state == "RUNNING"
+    session = sessions.find()
+    assert running_tasks(session, f"hydrogen_magic-{gang.id}-0") == 2
+    assert running_tasks(session, "hydrogen_magic-none-0") == 0
+    go_on.touch()
+    assert ended(gang).result == "done"
+    assert sorted(gang.metrics["rank"]) == [0, 1] and set(gang.metrics["loss"]) == {0.5}
+
+
+def test_large_closures_and_results() -> None:
+    import numpy
+
+    data = numpy.arange(9 * MB, dtype="float64")
+    result, total = ended(launch(plain_ranks.double, data, np=2)).results
+    assert data.nbytes == 72 * MB
+    assert numpy.array_equal(result, 2 * data) and total == float(data.sum())
+
+
+def test_all_of_a_long_output_reaches_the_record() -> None:
+    gang = ended(launch(plain_ranks.talk, 12 * MB, np=1))
+    gang.raise_for_state()
+    with gang.log_path(0).open("rb") as log:
+        log.seek(12 * MB)
+        assert log.read() == b"the last line\n"
+
+
+@pytest.mark.exhaustive  # test_spark_results has a sweep, whose gangs wait for each other
+def test_two_gangs_at_once() -> None:
+    gangs = [launch(ranks.gather, np=2) for _ in range(2)]
+    assert [ended(gang).result for gang in gangs] == [[0, 1], [0, 1]]
 
 
 def test_a_version_that_was_not_tested_is_shown_at_the_launch(
@@ -213,10 +207,6 @@ def test_a_version_that_was_not_tested_is_shown_at_the_launch(
     before = takewhile(lambda e: not isinstance(e, ev.AttemptStarted), gang.events())
     assert note in [event.text for event in before if isinstance(event, ev.Notice)]
     assert any(note in line for line in gang_lines(gang.snapshot(), 1.0, 200))
-
-
-def test_the_next_gang_has_the_same_agent() -> None:
-    assert launch(plain_ranks.parent, np=1).result == launch(plain_ranks.parent, np=1).result
 
 
 @pytest.mark.exhaustive  # it waits for the end of warm agents, and imports JAX
@@ -252,8 +242,18 @@ def test_more_ranks_than_slots_are_refused_with_the_numbers() -> None:
     assert set(hm.gangs()) == known
 
 
-def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_path: Path) -> None:
+def test_a_gang_waits_for_slots_as_long_as_it_may(spark: Any, tmp_path: Path) -> None:
     with busy(spark, 3, tmp_path):
+        gang = launch(plain_ranks.rank, np=2, wait=5)
+        holder = r"2 executors; job \d+ \(collect.* at .*\) holds 3 slots"
+        until(gang, lambda: re.fullmatch(holder, gang.snapshot().waits_for))
+        with pytest.raises(PlacementError, match=rf"np 2 .* within 5 s .*: 1 slot free; {holder}"):
+            ended(gang).raise_for_state()
+        launch(plain_ranks.rank, np=1, wait=60).raise_for_state()
+
+
+def test_a_queued_gang_is_stopped_or_runs_when_slots_are_free(spark: Any, tmp_path: Path) -> None:
+    with busy(spark, 3, tmp_path) as let_go:
         gang = launch(plain_ranks.rank, np=2)
         until(gang, lambda: gang.snapshot().queued == (1, 2))
         assert "holds 3 slots" in gang.snapshot().waits_for
@@ -266,30 +266,6 @@ def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_pat
         (job,) = tracker.getJobIdsForTag(tag)
         wait_until(lambda: str(tracker.getJobInfo(job).get().status()) == "FAILED")
 
-
-def test_a_gang_waits_for_slots_as_long_as_it_may(spark: Any, tmp_path: Path) -> None:
-    with busy(spark, 3, tmp_path):
-        gang = launch(plain_ranks.rank, np=2, wait=5)
-        holder = r"2 executors; job \d+ \(collect.* at .*\) holds 3 slots"
-        until(gang, lambda: re.fullmatch(holder, gang.snapshot().waits_for))
-        with pytest.raises(PlacementError, match=rf"np 2 .* within 5 s .*: 1 slot free; {holder}"):
-            ended(gang).raise_for_state()
-        launch(plain_ranks.rank, np=1, wait=60).raise_for_state()
-
-
-def test_tasks_that_hold_their_slots_do_not_wait(tmp_path: Path) -> None:
-    go_on = tmp_path / "go_on"
-    gang = launch(plain_ranks.log_and_wait, str(go_on), np=2)
-    until(gang, lambda: len(gang.metrics) == 2)
-    session = sessions.find()
-    assert running_tasks(session, f"hydrogen_magic-{gang.id}-0") == 2
-    assert running_tasks(session, "hydrogen_magic-none-0") == 0
-    go_on.touch()
-    assert ended(gang).result == "done"
-
-
-def test_a_queued_gang_runs_when_slots_are_free(spark: Any, tmp_path: Path) -> None:
-    with busy(spark, 3, tmp_path) as let_go:
         gang = launch(plain_ranks.rank, np=2)
         until(gang, lambda: gang.snapshot().queued == (1, 2))
         let_go()
