@@ -80,6 +80,11 @@ def save_at_interrupt() -> None:
     time.sleep(1000)
 
 
+def fail_first() -> None:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ConnectionError("the first attempt is over")
+
+
 def return_later() -> str:
     """Hang in the first attempt; return the number of the second."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

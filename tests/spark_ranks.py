@@ -25,16 +25,6 @@ def count_until_attempt(attempt: int) -> str:
     return plain_ranks.pid_space()
 
 
-def fail_once(marker: str) -> list[int]:
-    """Raise on the first attempt; return every rank's number on the second."""
-    everyone = ranks.gather()
-    try:
-        os.open(f"{marker}-{os.environ['RANK']}", os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        return everyone
-    raise ConnectionError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
-
-
 def go_on() -> tuple[int, int, str]:
     """Save on the first attempt, and fail; return what the second finds, and where."""
     import torch.distributed as dist

@@ -30,13 +30,12 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, local_agents
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
-from tests import ranks, spark_ranks, spark_rig
+from tests import ending_ranks, plain_ranks, ranks, spark_ranks, spark_rig
 from tests.gangs import (
     PATIENCE_S,
     agents_that_hang,
     alive,
     ended,
-    failure_of,
     family_of,
     hosts_on_other_disks,
     notices_of,
@@ -64,12 +63,13 @@ def spark(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(getattr(request, "param", "classic"))
 
 
-def training(np: int = 4, **options: Any) -> tuple[Gang, list[int]]:
+def training(np: int = 2, **options: Any) -> tuple[Gang, list[int]]:
     """Return a gang whose ranks have children, and the pids of all its processes."""
-    gang = launch(ranks.family, 1, False, np=np, **options)
+    gang = launch(plain_ranks.family, np=np, **options)
     until(gang, said(gang, "batch"))
     family = family_of(gang)
-    assert len(family) >= 3 * np, "ranks with a DataLoader worker and a helper in its own session"
+    assert len(family) >= 4 * np, "ranks with two children and a helper in its own session"
+    assert {rank.host for rank in gang.ranks} == {HOST}
     return gang, family
 
 
@@ -82,12 +82,6 @@ def lost(gang: Gang, family: list[int]) -> HydrogenError:
     return caught.value
 
 
-def test_a_failed_rank_is_reported_with_its_host() -> None:
-    gang = launch(ranks.fail_on, 3, 0.0, False, np=4, env={"LAST_ACT": os.devnull})
-    assert failure_of(gang).rank == 3
-    assert gang.ranks[3].host == HOST
-
-
 # ── stopped ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -97,7 +91,7 @@ def test_stop_keeps_sparks_own_workers(spark: Any) -> None:
     gang.stop()
     wait_until_gone(family)
     assert ended(gang).state == "STOPPED"
-    assert ended(launch(ranks.gather, np=4)).result == [0, 1, 2, 3]
+    assert ended(launch(plain_ranks.rank, np=4)).results == [0, 1, 2, 3]
     assert set(alive(workers)) == set(workers)
 
 
@@ -122,13 +116,13 @@ LATER = [pytest.param(0.3, marks=pytest.mark.exhaustive)]
 
 @pytest.mark.parametrize("delay_s", [*EARLY, *LATER])
 def test_stop_during_the_start(delay_s: float) -> None:
-    gang = launch(ranks.hang, "collective", np=2)
+    gang = launch(plain_ranks.hang, np=2)
     time.sleep(delay_s)  # any moment of the launch
     gang.stop()
     assert ended(gang).state == "STOPPED"
 
 
-def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_while_a_checkpoint_travels(monkeypatch: pytest.MonkeyPatch) -> None:
     """To hosts that do not see the kernel's disk, one of which does not answer."""
 
     async def travel(agent: RemoteAgent, attempt: Attempt) -> None:
@@ -138,7 +132,7 @@ def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.Mon
     travels = threading.Event()
     monkeypatch.setattr(RemoteAgent, "bring_checkpoint", travel)
     with hosts_on_other_disks():
-        gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
+        gang = launch(ending_ranks.fail_first, np=2, retries=1)
         assert travels.wait(PATIENCE_S)
         gang.stop()
         assert ended(gang).state == "STOPPED"
@@ -163,7 +157,7 @@ def test_interrupt() -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(GangStoppedError):
-        hm.run(ranks.hang, "sleep", np=2, on="spark")
+        hm.run(plain_ranks.hang, np=2, on="spark")
     thread.join()
     (gang,) = new()
     assert gang.state == "STOPPED"
@@ -171,7 +165,7 @@ def test_interrupt() -> None:
 
 
 def test_cancelled_in_sparks_ui(spark: Any) -> None:
-    gang, family = training(np=2)
+    gang, family = training()
     press_kill(spark.sparkContext.uiWebUrl)
     assert "cancelled" in str(lost(gang, family))
 
@@ -181,7 +175,7 @@ def test_cancelled_by_the_job_group_of_its_cell(spark: Any) -> None:
     context = spark.sparkContext
     context.setJobGroup("of a cell", "its jobs")
     try:
-        gang, family = training(np=2)
+        gang, family = training()
         assert context.getLocalProperty("spark.job.description") == "its jobs"
     finally:
         for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
@@ -244,7 +238,7 @@ def job_states(spark: Any, gangs: list[Gang]) -> list[str]:
 
 
 def test_an_agent_is_killed() -> None:
-    gang, family = training(np=2)
+    gang, family = training()
     for pid in agent_pids():
         if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
@@ -299,7 +293,7 @@ def test_a_python_worker_is_killed_and_then_agents_are_closed(
     """The first costs an attempt. The second is the end, as when the notebook's kernel exits: the wait for
     the gang must end, too.
     """
-    gang, family = training(retries=1)
+    gang, family = training(np=3, retries=1)  # each executor has one at least
     executor = executors_of_this_session(standalone)[0]
     for pid in spark_rig.python_workers(executor):  # those of earlier tests may be idle
         os.kill(pid, signal.SIGKILL)
@@ -329,7 +323,7 @@ def test_executors_are_killed(
 ) -> None:
     """With the second one the host's agent has lost its last task. A stopped one cannot see that."""
     spark_rig.until(has_four_slots, PATIENCE_S)  # an earlier test's executors may just be replaced
-    gang, family = training()
+    gang, family = training(np=3)
     if agents_are == "stopped":
         family += signal_agents(family, signal.SIGSTOP)
     for pid in executors_of_this_session(standalone)[:count]:
