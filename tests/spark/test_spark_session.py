@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError, explained
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
 from tests import shells, spark_classes, spark_rig
@@ -178,7 +178,7 @@ def test_a_cancel_leaves_other_jobs_alone(session: Session) -> None:
 
 def test_why_a_stage_failed(session: Session) -> None:
     with pytest.raises(SparkJobError, match="a task failed: ValueError: no such column") as failed:
-        session.run_tasks(fail(), 2, None, "failing")
+        session.run_tasks(fail(), 1, None, "failing")
     assert failed.value.kind == "other" and "Traceback" in failed.value.details
     with pytest.raises(SparkJobError, match="more task slots") as refused:
         session.run_tasks(report_partition(), SLOTS + 1, None, "too many")
@@ -371,93 +371,6 @@ def test_the_notebooks_own_session_comes_first(
         assert InThread(sessions.find).ended() != sessions._session(own)
     finally:
         own.stop()
-
-
-def test_without_a_session_the_message_shows_how_to_make_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sessions, "_session_classes", lambda: ())
-    with pytest.raises(PlacementError, match=r"a Spark session.*master\('spark://.*'sc://HOST'"):
-        sessions.find()
-
-
-# ── messages of Spark ──────────────────────────────────────────────────────────────────────────────
-
-SAID = [
-    ("[SPARK_JOB_CANCELLED] Job 7 cancelled killed via the Web UI SQLSTATE: XXKDA",
-     "cancelled", "the Spark job was cancelled (killed via the Web UI)"),
-    ("[SPARK_JOB_CANCELLED] Job 9 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA",
-     "cancelled", "the Spark job was cancelled (as part of cancellation of all jobs)"),
-    ("[OPERATION_CANCELED] Operation has been canceled. SQLSTATE: HY008",
-     "cancelled", "the Spark job was cancelled"),
-    ("Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most "
-     "recent failure reason: Stage failed because barrier task ResultTask(10, 1) finished "
-     "unsuccessfully.\nExecutorLostFailure (executor 0 exited caused by one of the running tasks) "
-     "Reason: Command exited with code 137\nDriver stacktrace:",
-     "executor_lost", "executor 0 was lost: Command exited with code 137"),
-    ("org.apache.spark.SparkException: Job 12 cancelled because SparkContext was shut down",
-     "stopped", "the Spark session was stopped, or its driver has exited: create a new session"),
-    ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: pyspark.errors.exceptions"
-     ".base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: "
-     "3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.",
-     "python", (
-         "executors run Python 3.12, this notebook runs Python 3.11: create a new session with "
-         "PYSPARK_PYTHON set to an interpreter of the same minor version"
-     )),
-    ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call"
-     " last):\n  File \"worker.py\", line 1920, in read_udfs\n    import pyarrow as pa\n"
-     "ModuleNotFoundError: No module named 'pyarrow'\n\tat org.apache.spark.api.python.X(Y.scala:1)",
-     "python", (
-         "executors' Python has no module pyarrow: install it there, or create a new session "
-         "with PYSPARK_PYTHON set to an interpreter that has it"
-     )),
-    ("An error occurred while calling o412.sc. Trace:\npy4j.security.Py4JSecurityException: Method public "
-     "org.apache.spark.SparkContext org.apache.spark.api.java.JavaSparkContext.sc() is not whitelisted on "
-     "class class org.apache.spark.api.java.JavaSparkContext\n\tat py4j.security.WhitelistingPy4J",
-     "forbidden", "this cluster forbids JavaSparkContext.sc (Py4J security)"),
-    ("An error occurred while calling o61.collectToPython.\n: org.apache.spark.SparkException: Job "
-     "aborted due to stage failure: Could not recover from a failed barrier ResultStage.\n"
-     'java.io.IOException: Cannot run program "/opt/py/python": error=2, No such file or directory'
-     "\n\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)",
-     "python", (
-         "executors cannot run /opt/py/python (No such file or directory): create a new session "
-         "with PYSPARK_PYTHON set to a Python that exists there"
-     )),
-    ("An error occurred while calling o48.collectToPython.\n: org.apache.spark.SparkException: Job "
-     "aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0 "
-     "in stage 0.0 (TID 0) (10.0.0.7 executor 0): org.apache.spark.SparkException: \n"
-     "Error from python worker:\n  Traceback (most recent call last):\n    File \"daemon.py\", line 42\n"
-     "  SyntaxError: invalid syntax\n  \nPYTHONPATH was:\n  /opt/spark/pyspark.zip\n"
-     "org.apache.spark.SparkException: EOFException occurred while reading the port number from "
-     "pyspark.daemon's stdout.\n\tat org.apache.spark.api.python.PythonWorkerFactory.create(X.scala:1)",
-     "python", (
-         "Python does not start on executors (SyntaxError: invalid syntax): create a new session "
-         "with PYSPARK_PYTHON set to a Python that Spark supports"
-     )),
-    *(
-        (f"An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
-         f'  File "<ipython-input-1>", line 4, in lookup\n{said}',
-         "other", f"a task failed: {said}")
-        for said in (
-            "ConnectionRefusedError: [Errno 111] Connection refused",
-            "AttributeError: 'NoneType' object has no attribute 'score'",
-            "ValueError: Worker 3 is lost",
-            "RuntimeError: Job 7 cancelled",
-        )
-    ),
-    ("java.net.ConnectException: Call From a/10.0.0.1 to b:9000 failed: Connection refused",
-     "other", (
-         "RuntimeError: java.net.ConnectException: Call From a/10.0.0.1 to b:9000 failed: Connection refused"
-     )),
-]  # fmt: skip
-"""Texts of Spark 4.3, classic and Connect, as they came."""
-
-
-@pytest.mark.parametrize(("text", "kind", "sentence"), SAID)
-def test_sparks_messages_in_one_sentence(text: str, kind: str, sentence: str) -> None:
-    error = explained(RuntimeError(text))
-    assert (error.kind, str(error)) == (kind, sentence)
-    assert text in error.details
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "4.99.0-vendor-1"])
