@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import queue
 import signal
@@ -13,18 +12,16 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hydrogen_magic.core.messages import Address, AgentCommand, Hello, Quit, decode, encode
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.spark import relay_daemon
-from hydrogen_magic.transport.channel import AgentKeys, AgentLink, Hub
 from tests import leaks
 from tests.gangs import PATIENCE_S, free_ports
 from tests.spark_rig import HOST, ConnectServer, Site, connected, until
@@ -152,8 +149,16 @@ def ends(sock: socket.socket) -> bool:
 # ── bytes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_bytes_come_back_as_they_went(relayed: tuple[str, int]) -> None:
+def test_bytes_come_back_as_they_went_beside_intruders(
+    server: ConnectServer, relayed: tuple[str, int]
+) -> None:
     """8 MB, and smaller ones beside it, some of them empty."""
+    with intruders(relayed):
+        assert_all_come_back(relayed)
+    assert len(daemons(server)) == 1
+
+
+def assert_all_come_back(relayed: tuple[str, int]) -> None:
     sizes = (8 * MB, MB, 5, 0, 70_000)
     sent = [os.urandom(size) for size in sizes]
     back: dict[int, bytes] = {}
@@ -172,13 +177,26 @@ def test_bytes_come_back_as_they_went(relayed: tuple[str, int]) -> None:
     assert [back[index] == data for index, data in enumerate(sent)] == [True] * len(sizes)
 
 
-def test_messages_pass_while_all_slots_are_busy(
-    spark: Any, relayed: tuple[str, int], tmp_path: Path
-) -> None:
-    with busy(spark, tmp_path), connect(relayed) as sock:
-        for number in range(5):
-            assert round_trip(sock, b"%02d" % number) == b"%02d" % number
-        assert not (tmp_path / "enough").exists() and len(list(tmp_path.glob("left-*"))) == 0
+@contextmanager
+def intruders(relayed: tuple[str, int]) -> Iterator[None]:
+    """Silent ones, garbage to the port, and garbage to the socket of requests."""
+    silent = [connect(relayed) for _ in range(200)]
+    try:
+        with connect(relayed) as sock:
+            sock.sendall(os.urandom(MB))
+        for name in request_sockets():
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(name)
+                sock.sendall(os.urandom(4096))
+        yield
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+def request_sockets() -> list[str]:
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [f"\0{row[7][1:]}" for row in rows if row[-1].startswith("@hydrogen_magic/relay/")]
 
 
 @contextmanager
@@ -278,67 +296,19 @@ def copy(source: socket.socket, target: socket.socket) -> None:
             sock.shutdown(socket.SHUT_RDWR)
 
 
-def test_agents_and_hub_find_each_other(spark: Any) -> None:
-    """The handshake proves both ends; messages of a megabyte arrive."""
-    hub = Hub()
-    received: queue.Queue[object] = queue.Queue()
-
-    async def admit() -> tuple[AgentKeys, str]:
-        return hub.admit(lambda message, data: received.put(message)), hub.listen(HOST)
-
-    keys, endpoint = asyncio.run_coroutine_threadsafe(admit(), hub.loop).result(PATIENCE_S)
-    target = (HOST, int(endpoint.rpartition(":")[2]))
-
-    async def talk(address: tuple[str, int]) -> AgentCommand:
-        large = Hello("x" * MB, Address("", 0))
-        reached = "tcp://{}:{}".format(*address)
-        with closing(AgentLink(reached, keys.server_key, keys.secret)) as link:
-            link.send(large)
-            assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(large)
-            hub.loop.call_soon_threadsafe(hub.send, keys.key, Quit())
-            answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
-        return decode(answer, AgentCommand)
-
-    try:
-        with relaying(spark, target) as address:
-            assert asyncio.run(talk(address)) == Quit()
-    finally:
-        hub.close()
+# ── endings ────────────────────────────────────────────────────────────────────────
 
 
-# ── intruders and endings ────────────────────────────────────────────────────────────────────────
-
-
-def test_intruders_do_no_harm(server: ConnectServer, relayed: tuple[str, int]) -> None:
-    """Silent ones, garbage to the port, and garbage to the socket of requests."""
-    silent = [connect(relayed) for _ in range(200)]
-    try:
-        with connect(relayed) as sock:
-            sock.sendall(os.urandom(MB))
-        for name in request_sockets():
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.connect(name)
-                sock.sendall(os.urandom(4096))
-        with connect(relayed) as sock:
-            assert round_trip(sock, b"still there?") == b"still there?"
-    finally:
-        for sock in silent:
-            sock.close()
-    assert len(daemons(server)) == 1
-
-
-def request_sockets() -> list[str]:
-    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    return [f"\0{row[7][1:]}" for row in rows if row[-1].startswith("@hydrogen_magic/relay/")]
-
-
-def test_nothing_is_left_when_it_is_closed(
-    server: ConnectServer, spark: Any, target: Target
+def test_messages_pass_while_all_slots_are_busy_and_nothing_is_left_when_it_is_closed(
+    server: ConnectServer, spark: Any, target: Target, tmp_path: Path
 ) -> None:
     relay = Relay(spark, target.address)
     address = relay.start()
     with connect(address) as sock:
-        assert round_trip(sock, b"x") == b"x"
+        with busy(spark, tmp_path):
+            for number in range(5):
+                assert round_trip(sock, b"%02d" % number) == b"%02d" % number
+            assert not (tmp_path / "enough").exists() and len(list(tmp_path.glob("left-*"))) == 0
         closed = time.monotonic()
         relay.close()
         relay.close()
