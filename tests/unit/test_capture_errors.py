@@ -73,10 +73,10 @@ def test_valid_cells_pass(notebook: Notebook, text: str) -> None:
 def test_a_chain_of_functions_may_be_longer_than_pythons_stack(notebook: Notebook) -> None:
     lines = [f"def f{n}(): return f{n - 1}()" for n in range(1, 1200)]
     notebook.cell("\n".join(["def f0(): return 1", *lines]))
-    inventory = notebook.capture("f1199()").inventory
-    assert [item.kind for item in inventory].count("function") == 1200
+    captured = notebook.capture("f1199")
+    assert [item.kind for item in captured.inventory].count("function") == 1200
+    assert inline(captured).__name__ == "f1199"
     assert inline(notebook.capture("f480()")) == 1
-    assert inline(notebook.capture("f1199")).__name__ == "f1199"
 
 
 def test_what_is_perhaps_never_read_may_lack_names(notebook: Notebook) -> None:

@@ -46,11 +46,15 @@ def _name(path: Path) -> str:
 # ── links ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("page", [*AT_ROOT, *PAGES, *NOTEBOOKS], ids=_name)
-def test_links_and_images_lead_somewhere(page: Path) -> None:
-    links = markdown.targets(markdown.read(page))
-    relative = [link for link in links if not re.match(r"[a-z]+:", link)]
-    assert [link for link in relative if not _exists(page, link)] == []
+def test_links_and_images_lead_somewhere() -> None:
+    relative = [
+        (page, link)
+        for page in [*AT_ROOT, *PAGES, *NOTEBOOKS]
+        for link in markdown.targets(markdown.read(page))
+        if not re.match(r"[a-z]+:", link)
+    ]
+    assert len(relative) > 100
+    assert [f"{_name(page)}: {link}" for page, link in relative if not _exists(page, link)] == []
 
 
 def _exists(page: Path, link: str) -> bool:
@@ -102,13 +106,13 @@ def test_the_long_description_has_absolute_links() -> None:
 # ── code ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("page", [*AT_ROOT, *PAGES], ids=_name)
-def test_code_compiles(page: Path) -> None:
+def test_code_compiles() -> None:
     transform = TransformerManager().transform_cell
-    for code in _python_blocks(page):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            ast.parse(transform(_body(code)))
+    for page in [*AT_ROOT, *PAGES]:
+        for code in _python_blocks(page):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                ast.parse(transform(_body(code)), _name(page))
 
 
 def _python_blocks(page: Path) -> Iterator[str]:

@@ -32,13 +32,13 @@ def usage(monkeypatch: pytest.MonkeyPatch) -> Usage:
 
 
 def killed_at(watch: ExitWatch, usage: Usage, *, ticks: int, written: int, delivered: bool) -> int:
-    """Return after how many seconds of this behaviour the rank is killed; 1000 for not at all."""
-    for second in range(1, 1000):
+    """Return after how many seconds of this behaviour the rank is killed; 700 for not at all."""
+    for second in range(1, 700):
         usage.ticks += ticks
         usage.written += written
         if watch.poll(float(second), delivered):
             return second
-    return 1000
+    return 700
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def killed_at(watch: ExitWatch, usage: Usage, *, ticks: int, written: int, deliv
     [
         (0, 0, True, 6),  # a thread that waits for ever
         (100, 0, True, 62),  # a loop without end
-        (0, 4096, True, 1000),  # an upload
-        (100, 0, False, 1000),  # packing a large result
+        (0, 4096, True, 700),  # an upload
+        (100, 0, False, 700),  # packing a large result
         (0, 0, False, 601),  # __getstate__ that never returns
     ],
 )

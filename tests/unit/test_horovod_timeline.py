@@ -9,7 +9,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,13 +36,13 @@ NASTY = (
 """What a tensor may be called: quotes, a newline, what looks like events, no UTF-8."""
 
 
-def training(n_steps: int = 3) -> Written:
-    """Return steps of 10 ms over three tensors, the first of them not cached yet, rank 1 late there."""
+def training(n_steps: int = 3, tensors: Sequence[str] = ("w", NASTY, "b")) -> Written:
+    """Return steps of 10 ms over these tensors, the first step not cached yet, rank 1 late there."""
     written = Written()
-    written.step(0, ["w", NASTY, "b"], [(0, 0), (2, 500), (1, 5500)])
+    written.step(0, tensors, [(0, 0), (2, 500), (1, 5500)])
     for step in range(1, n_steps):
         written.marker(10_000 * step - 10)
-        written.step(10_000 * step, ["w", NASTY, "b"])
+        written.step(10_000 * step, tensors)
     return written
 
 
@@ -72,7 +72,7 @@ def test_spans_tell_negotiation_from_reduction_and_who_came_last() -> None:
 
 def test_a_file_cut_anywhere_gives_the_same_spans() -> None:
     """With the bracket that is there for a moment, or without."""
-    data = training(2).data
+    data = training(2, ("w", NASTY)).data
     whole = spans_of(data)
     for until, bracket in itertools.product(range(len(data)), (b"", b"]")):
         weaver = SpanBuilder()

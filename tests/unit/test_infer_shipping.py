@@ -22,6 +22,7 @@ class Spark:
     """A classic session that remembers what it has sent."""
 
     def __init__(self) -> None:
+        gc.freeze()  # collections look at what is made from here on
         self.sent: list[weakref.ref[Broadcast]] = []
         self.sparkContext = self
 

@@ -28,10 +28,13 @@ FILES = [
 PAGES = {page.name: page for page in [*LOCAL, *SPARK]}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_block_runs_or_says_why_not(name: str) -> None:
-    page = PAGES.get(name)
-    assert [block.text for block in blocks(ROOT / name) if not _is_covered(block, name, page)] == []
+def test_every_block_runs_or_says_why_not() -> None:
+    assert [
+        f"{name}: {block.text}"
+        for name in FILES
+        for block in blocks(ROOT / name)
+        if not _is_covered(block, name, PAGES.get(name))
+    ] == []
 
 
 def _is_covered(block: Block, name: str, page: Page | None) -> bool:
@@ -48,15 +51,14 @@ def test_pages_that_run_elsewhere_are_named_there() -> None:
     assert [page for page, text in texts.items() if page not in text] == []
 
 
-@pytest.mark.parametrize("page", [*LOCAL, *SPARK], ids=lambda page: page.name)
-def test_what_a_page_needs_is_about_its_blocks(page: Page) -> None:
-    def found(part: str) -> int:
-        return sum(part in block.text for block in page.blocks)
-
-    assert page.blocks
-    assert [part for part in [*page.changes, *page.slow] if not found(part)] == []
-    once = [*page.before, *page.shown_by, *page.not_run]
-    assert [part for part in once if found(part) != 1] == []
+def test_what_a_page_needs_is_about_its_blocks() -> None:
+    for page in (*LOCAL, *SPARK):
+        texts = [block.text for block in page.blocks]
+        assert texts, page.name
+        for part in (*page.changes, *page.slow):
+            assert any(part in text for text in texts), page.name
+        for part in (*page.before, *page.shown_by, *page.not_run):
+            assert sum(part in text for text in texts) == 1, page.name
 
 
 # ── commands for a terminal ──────────────────────────────────────────────────────────────────────
@@ -102,12 +104,12 @@ def check_jupyter(words: Sequence[str]) -> None:
 CHECKS = {"make": check_make, "pip": check_pip, "python": check_python, "jupyter": check_jupyter}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_commands_exist(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod_command, "_build", lambda given: 0)
     monkeypatch.setattr(signal, "signal", lambda signum, handler: None)
-    for block in blocks(ROOT / name):
-        if block.language in SHELL:
-            for line in block.text.splitlines():
-                command, *words = shlex.split(line, comments=True)
-                CHECKS[command](words)
+    shells = [
+        block.text for name in FILES for block in blocks(ROOT / name) if block.language in SHELL
+    ]
+    for line in dict.fromkeys(line for text in shells for line in text.splitlines()):
+        command, *words = shlex.split(line, comments=True)
+        CHECKS[command](words)
