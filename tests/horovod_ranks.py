@@ -84,6 +84,10 @@ def subsets() -> tuple[int, list[float], list[int]]:
     return place, total.tolist(), even.ranks
 
 
+def collectives_after_subsets() -> tuple[tuple[int, list[float], list[int]], dict[str, Any]]:
+    return subsets(), collectives()
+
+
 def join_early() -> tuple[int, list[float]]:
     """Ranks with fewer batches join; the others go on with zeros in their place."""
     import horovod.torch as hvd
@@ -137,6 +141,11 @@ def train(optimizer_options: dict[str, Any], n_steps: int = 4) -> dict[str, Any]
     }
 
 
+def train_by_each(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Train by an optimizer with each of these options."""
+    return [train(options) for options in chosen]
+
+
 def init_twice() -> list[float]:
     """Meet, part and meet again."""
     import horovod.torch as hvd
@@ -148,6 +157,10 @@ def init_twice() -> list[float]:
         sums.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
         hvd.shutdown()
     return sums
+
+
+def adasum_init_and_join() -> dict[str, Any]:
+    return {"adasum": adasum_in_place(), "init": init_twice(), "join": join_early()}
 
 
 def begin_while_it_ends(folder: str, times: int) -> list[bytes]:

@@ -8,6 +8,7 @@ from typing import Any
 from hydrogen_magic.compat import LogCallback, log_to_driver
 
 VERBS = ("printed", "told")
+VARIABLES = ("NCCL_DEBUG", "TZ")
 
 
 def talk(**options: Any) -> tuple[list[int], int, dict[str, Any]]:
@@ -15,21 +16,26 @@ def talk(**options: Any) -> tuple[list[int], int, dict[str, Any]]:
     import horovod.torch as hvd
 
     hvd.init()
-    print(f"printed by {hvd.rank()}")
-    log_to_driver(f"told by {hvd.rank()}")
+    say(hvd.rank())
     return hvd.allgather_object(hvd.rank()), os.getpid(), options
 
 
+def say(rank: int) -> None:
+    print(f"printed by {rank}")
+    log_to_driver(f"told by {rank}")
+
+
 def settings(secret: str) -> dict[str, str | None]:
-    """Use Horovod and print; return settings of libraries."""
+    """Use Horovod, print and tell; return settings of libraries."""
     import horovod.torch as hvd
     import torch
 
     hvd.init()
     hvd.allreduce(torch.ones(1), name="seen")
     print(f"secret is {secret}")
+    say(hvd.rank())
     hvd.shutdown()
-    return {name: os.environ.get(name) for name in ("NCCL_DEBUG", "OMP_NUM_THREADS")}
+    return {name: os.environ.get(name) for name in VARIABLES}
 
 
 def fail_on_rank_1() -> None:

@@ -316,9 +316,6 @@ KERAS_ROWS = covers(
 )
 
 
-NP = [pytest.param(-2, id="here"), pytest.param(2, id="executors", marks=ON_EXECUTORS)]
-
-
 @KERAS_ROWS
 @covers(
     """
@@ -326,17 +323,17 @@ NP = [pytest.param(-2, id="here"), pytest.param(2, id="executors", marks=ON_EXEC
     """
 )
 @pytest.mark.exhaustive  # ranks import Keras and TensorFlow, which takes seconds
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("np", NP)
-def test_keras_of_tensorflow(cells: Cells, np: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_of_tensorflow_on_executors(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
     """``KERAS_BACKEND`` of the notebook is forwarded."""
-    run_keras(cells, np, TENSORFLOW, monkeypatch)
+    run_keras(cells, 2, TENSORFLOW, monkeypatch)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("np", NP)
-def test_keras_alone(cells: Cells, np: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_keras(cells, np, KERAS_ALONE, monkeypatch)
+def test_keras_alone_here(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_keras(cells, -2, KERAS_ALONE, monkeypatch)
 
 
 FIRST = """
@@ -356,24 +353,24 @@ FIRST = """
 @covers("""`def train(): import tensorflow as tf; hvd.init()`""")
 @pytest.mark.exhaustive
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("np", NP)
-def test_tensorflow_in_a_function(cells: Cells, np: int) -> None:
-    assert cells(FIRST, np=np)["value"] == 2.0
+def test_tensorflow_in_a_function(cells: Cells) -> None:
+    assert cells(FIRST, np=-2)["value"] == 2.0
 
 
 @covers("""`import horovod.spark`, `horovod.spark.run(train, num_proc=2)`""")
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("on", ["local", pytest.param("spark", marks=ON_EXECUTORS)])
-def test_the_example_of_horovod_spark(cells: Cells, on: str) -> None:
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_the_example_of_horovod_spark(cells: Cells) -> None:
     text = """
         import hydrogen_magic as hm
         def train():
             import horovod.torch as hvd
             hvd.init()
             return hvd.size()
-        value = hm.run(train, np=2, on=on, rendezvous="horovod")
+        value = hm.run(train, np=2, on="spark", rendezvous="horovod")
     """
-    assert cells(text, on=on)["value"] == 2
+    assert cells(text)["value"] == 2
 
 
 def test_sparkdl_is_found_where_notebooks_look(cells: Cells) -> None:
@@ -518,7 +515,7 @@ CALLS = cases(
         print("with", db_token)
         return os.environ["DATABRICKS_HOST"]
     env = {"DATABRICKS_TOKEN": db_token}
-    secretive = TorchDistributor(2, local_mode=local_mode, use_gpu=False, env=env)
+    secretive = TorchDistributor(2, local_mode=True, use_gpu=False, env=env)
     assert secretive.run(train) == db_host
     gang = list(hm.gangs().values())[-1]
     assert gang.logs[0] == "with ***\\n"
@@ -532,22 +529,16 @@ CALLS = cases(
     rows.delete()
 """
 )
-LOCAL_MODE = [
-    pytest.param(True, id="here"),
-    pytest.param(False, id="executors", marks=ON_EXECUTORS),
-]
 
 
-@pytest.mark.parametrize("local_mode", LOCAL_MODE)
 @pytest.mark.parametrize(
     "case",
     [*CALLS[:-1], pytest.param(CALLS[-1], marks=pytest.mark.exhaustive)],  # of a dataset
     ids=str,
 )
-def test_calls(case: Case, cells: Cells, local_mode: bool) -> None:
-    distributor = TorchDistributor(num_processes=2, local_mode=local_mode, use_gpu=False)
-    names = {"distributor": distributor, "local_mode": local_mode, "hm": hm}
-    cells(TORCH_DISTRIBUTOR, case.code, **names)
+def test_calls(case: Case, cells: Cells) -> None:
+    distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False)
+    cells(TORCH_DISTRIBUTOR, case.code, distributor=distributor, hm=hm)
 
 
 @covers(
@@ -558,14 +549,18 @@ def test_calls(case: Case, cells: Cells, local_mode: bool) -> None:
     """
 )
 @pytest.mark.exhaustive  # ranks import these libraries, which takes seconds
-@pytest.mark.parametrize("local_mode", LOCAL_MODE)
 @pytest.mark.parametrize(
-    ("library", "train"),
+    ("library", "train", "local_mode"),
     [
-        ("lightning", library_ranks.fit_lightning),
-        ("transformers", library_ranks.train_transformers),
+        pytest.param("lightning", library_ranks.fit_lightning, True, id="lightning-here"),
+        pytest.param(
+            "transformers",
+            library_ranks.train_transformers,
+            False,
+            id="transformers-executors",
+            marks=ON_EXECUTORS,
+        ),
     ],
-    ids=["lightning", "transformers"],
 )
 def test_trainers(
     library: str, train: Callable[..., int], local_mode: bool, tmp_path: Path

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,11 +25,18 @@ class TestSurface:
 
     pytestmark = needs_horovod
 
-    @pytest.mark.parametrize("np", [pytest.param(2, marks=pytest.mark.exhaustive), 4])
-    def test_collectives(self, np: int) -> None:
-        found = ended(launch(on_ranks.collectives, np=np)).results
+    def test_collectives_of_all_ranks_and_of_process_sets(self) -> None:
+        np = 4
+        gang = ended(launch(on_ranks.collectives_after_subsets, np=np))
         total = float(sum(range(np)))
-        for rank, of_rank in enumerate(found):
+        assert [of_sets for of_sets, _ in gang.results] == [
+            (0, [2.0], [0, 2]),
+            (0, [4.0], [0, 2]),
+            (1, [2.0], [0, 2]),
+            (1, [4.0], [0, 2]),
+        ]
+        assert not [e for e in gang.events() if isinstance(e, ev.Notice)]
+        for rank, (_, of_rank) in enumerate(gang.results):
             assert of_rank["sum"] == of_rank["fp16"] == of_rank["async"] == [total] * 2
             assert of_rank["average"] == [total / np] * 2
             assert of_rank["max"] == of_rank["broadcast"] == [np - 1.0] * 2
@@ -48,44 +53,30 @@ class TestSurface:
             assert of_rank["alltoall"] == (sent, [rank + 1] * np)
             assert of_rank["reducescatter"] == [[np * (np + 1) / 2] * 3]
 
-    def test_process_sets(self) -> None:
-        found = ended(launch(on_ranks.subsets, np=4)).results
-        assert found == [
-            (0, [2.0], [0, 2]),
-            (0, [4.0], [0, 2]),
-            (1, [2.0], [0, 2]),
-            (1, [4.0], [0, 2]),
+    def test_adasum_in_place_init_after_shutdown_and_join(self) -> None:
+        found = ended(launch(on_ranks.adasum_init_and_join, np=2)).results
+        assert [of_rank["adasum"] for of_rank in found] == [pytest.approx([1.0, 2.0])] * 2
+        assert [of_rank["join"] for of_rank in found] == [
+            (1, [2.0, 2.0]),
+            (1, [2.0, 2.0, 1.0]),
         ]
+        assert [of_rank["init"] for of_rank in found] == [[2.0] * 3] * 2
 
-    def test_join(self) -> None:
-        found = ended(launch(on_ranks.join_early, np=2)).results
-        assert found == [(1, [2.0, 2.0]), (1, [2.0, 2.0, 1.0])]
-
-    @pytest.mark.parametrize(
-        "options",
-        [
+    def test_distributed_optimizer(self) -> None:
+        chosen = [
             {},
             {"backward_passes_per_step": 2},
-            *(
-                pytest.param(options, marks=pytest.mark.exhaustive)
-                for options in ({"fp16": True}, {"num_groups": 2}, {"op": "Adasum"})
-            ),
-        ],
-        ids=lambda options: next(iter(options), "plain"),
-    )
-    def test_distributed_optimizer(self, options: dict[str, object]) -> None:
-        gang = ended(launch(on_ranks.train, options, np=2))
-        for rank, found in enumerate(gang.results):
-            assert found["spread"] < 1e-6 and found["moved"]
-            assert (found["rank"], found["device"]) == (rank, "cpu")
-        assert [rank.steps for rank in gang.ranks] == [4, 4], "a step is one step"
-
-    def test_adasum_in_place(self) -> None:
-        found = ended(launch(on_ranks.adasum_in_place, np=2)).results
-        assert found == [pytest.approx([1.0, 2.0])] * 2
-
-    def test_init_after_shutdown(self) -> None:
-        assert ended(launch(on_ranks.init_twice, np=2)).results == [[2.0] * 3] * 2
+            {"fp16": True},
+            {"num_groups": 2},
+            {"op": "Adasum"},
+        ]
+        gang = ended(launch(on_ranks.train_by_each, chosen, np=2))
+        for rank, trainings in enumerate(gang.results):
+            for options, found in zip(chosen, trainings, strict=True):
+                assert found["spread"] < 1e-6 and found["moved"], options
+                assert (found["rank"], found["device"]) == (rank, "cpu")
+        # Steps of optimizers one after another: the first of one may end the last of the one before.
+        assert all(16 <= rank.steps <= 20 for rank in gang.ranks), "a step is one step"
 
     def test_a_timeline_may_begin_while_it_is_shut_down(self, tmp_path: Path) -> None:
         gang = ended(launch(on_ranks.begin_while_it_ends, str(tmp_path), 15, np=2))
@@ -101,25 +92,16 @@ def _adasum(values: list[float]) -> float:
     return values[0]
 
 
-@cache
-def _without_failure() -> list[Any]:
-    """Return what :func:`tests.horovod_ranks.elastic` returns when no rank fails."""
-    return ended(launch(on_ranks.elastic, 6, "raise", 2, np=2)).results
-
-
 class TestElastic:
     """A state is committed, the gang fails, and the next attempt goes on from the commit."""
 
     pytestmark = needs_horovod
 
-    @pytest.mark.parametrize(
-        ("ends", "rank"),
-        [("SIGKILL", 1), pytest.param("raise", 0, marks=pytest.mark.exhaustive)],
-    )
-    def test_goes_on_from_the_last_commit(self, ends: str, rank: int) -> None:
-        gang = ended(launch(on_ranks.elastic, 6, ends, rank, np=2, retries=1))
+    def test_goes_on_from_the_last_commit(self) -> None:
+        gang = ended(launch(on_ranks.elastic, 6, "SIGKILL", 1, np=2, retries=1))
         assert gang.snapshot().attempt == 1
-        for found, wanted in zip(gang.results, _without_failure(), strict=True):
+        undisturbed = ended(launch(on_ranks.elastic, 6, "SIGKILL", 2, np=2))
+        for found, wanted in zip(gang.results, undisturbed.results, strict=True):
             assert found["begun_at"] == 4
             assert found["seen"] == [0, 1, 2, 3, 4, 5] and found["sampled"] == 24
             assert found["spread"] == 0 and found["own"] == {"mine": "too"}
@@ -140,6 +122,9 @@ class TestElastic:
         self, fails_in: int, began: list[int]
     ) -> None:
         gang = ended(launch(on_ranks.folds, fails_in, np=2, retries=1))
+        failed = [str(e.error) for e in gang.events() if isinstance(e, ev.RankFailed)]
+        is_seen = any("ValueError" in error and "bad batch 17" in error for error in failed)
+        assert is_seen == (fails_in < 3), "elastic.run catches no failure"
         wanted = list(zip(began, [103.0, 203.0, 206.0], strict=True))
         assert gang.results == [wanted, wanted]
 
@@ -152,11 +137,6 @@ class TestElastic:
         (begun_at, counted), other = gang.results
         assert other == (begun_at, counted) and counted == 5
         assert begun_at in (2, 3), "rank 0 may have gone on while rank 1 failed"
-
-    def test_a_failure_is_not_caught_by_it(self) -> None:
-        gang = ended(launch(on_ranks.elastic, 6, "raise", 1, np=2))
-        with pytest.raises(hm.errors.RankFailedError, match="rank 1 failed: ValueError: bad batch"):
-            gang.raise_for_state()
 
 
 class TestSeen:
@@ -176,11 +156,9 @@ class TestSeen:
 
     def test_ranks_that_horovod_leaves_alone_are_warned_of(self) -> None:
         alone = ended(hm.launch(on_ranks.init_only, np=2))
-        together = ended(launch(on_ranks.init_only, np=2))
-        assert (alone.results, together.results) == ([1, 1], [2, 2])
+        assert alone.results == [1, 1]
         warned = [e.text for e in alone.events() if isinstance(e, ev.Notice)]
         assert len(warned) == 1 and "launch the gang with `--with horovod`" in warned[0]
-        assert not [e for e in together.events() if isinstance(e, ev.Notice)]
 
     def test_torchs_process_group_says_why_it_cannot_be(self) -> None:
         gang = ended(launch(on_ranks.join_torchs_group, np=2))
