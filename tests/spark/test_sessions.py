@@ -51,7 +51,9 @@ def first() -> Iterator[Gang]:
         lab.end()
 
 
-def test_the_stage_stays_open_until_the_session_ends(first: Gang) -> None:
+def test_the_stage_stays_open_until_the_session_ends(
+    first: Gang, notebook_shell: InteractiveShell
+) -> None:
     found, again = (ended(launch(spark_ranks.joined, session="lab")).results for _ in range(2))
     assert [rank for rank, _, _ in found] == [0, 1] and found == again
     stage = f"hydrogen_magic-{first.id}-0"
@@ -60,16 +62,13 @@ def test_the_stage_stays_open_until_the_session_ends(first: Gang) -> None:
     listed: list[str] = []
     manage(GangCommand(), listed.append)
     assert f"spark: 2 slots on {os.uname().nodename}" in "".join(listed)
-    sessions.sessions()[0].end()
-    wait_until_gone([pid for _, _, pid in found])
-    wait_until(lambda: not held())
-
-
-def test_infer_does_not_run_on_its_ranks(first: Gang, notebook_shell: InteractiveShell) -> None:
     notebook_shell.push({"rows": pd.DataFrame({"x": [1]})})
     body = "def predict(batch):\n    return batch['x']"
     with pytest.raises(InferError, match=r"session 'lab' are not on this machine \(--on spark\)"):
         notebook_shell.run_cell_magic("infer", "rows --session lab", body)
+    sessions.sessions()[0].end()
+    wait_until_gone([pid for _, _, pid in found])
+    wait_until(lambda: not held())
 
 
 def test_an_idle_session_releases_its_slots(first: Gang) -> None:

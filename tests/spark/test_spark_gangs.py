@@ -191,12 +191,6 @@ def test_all_of_a_long_output_reaches_the_record() -> None:
         assert log.read() == b"the last line\n"
 
 
-@pytest.mark.exhaustive  # test_spark_results has a sweep, whose gangs wait for each other
-def test_two_gangs_at_once() -> None:
-    gangs = [launch(ranks.gather, np=2) for _ in range(2)]
-    assert [ended(gang).result for gang in gangs] == [[0, 1], [0, 1]]
-
-
 def test_a_version_that_was_not_tested_is_shown_at_the_launch(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
