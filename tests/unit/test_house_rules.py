@@ -113,9 +113,11 @@ def _walk(
     node: ast.AST, *, lazy: bool = False, types: bool = False
 ) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):  # most nodes; an import is a statement
+            continue
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child, lazy, types
-        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
         yield from _walk(child, lazy=lazy or is_function, types=types or _is_type_checking(child))
 
 
