@@ -35,6 +35,10 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SHELL = ("", "bash")
 """Languages of blocks with commands for a terminal."""
 _FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^ *```$", re.M | re.S)
+_SEVERAL = re.compile(
+    r"\b(dist|hm|hvd|Trainer|accelerate|deepspeed|jax|keras|spark|infer|breakpoint)\b"
+)
+"""In cells whose ranks work together, or on parts of the data. Others run on one, if no output is shown."""
 _IN_THE_TEST = (
     (r"--np [3-9]\b", "--np 2"),
     (r"(?<=[\"'=])/(mnt/shared|shared|data)\b", r"{folder}/\1"),
@@ -152,7 +156,7 @@ class Notebook:
             return
         self._run_cells(block.find(page.before))
         if block.language == "python":
-            self._run_cells(self._here(page, block.text), block.shown)
+            self._run_cells(self._here(page, block.text, block.shown), block.shown)
         elif block.language in SHELL:
             self._run_commands(self._here(page, block.text))
         elif block.language == "text":
@@ -166,9 +170,11 @@ class Notebook:
             if words[:4] == ["python", "-m", "hydrogen_magic", "gang"]:
                 assert command_line.main(words[3:]) == 0
 
-    def _here(self, page: Page, code: str) -> str:
+    def _here(self, page: Page, code: str, shown: str = "") -> str:
         for old, new in page.changes.items():
             code = code.replace(old, new)
+        if not shown and not _SEVERAL.search(code):
+            code = re.sub(r"--np \d\b", "--np 1", code)
         for pattern, instead in _IN_THE_TEST:
             code = re.sub(pattern, instead.format(folder=self._folder), code)
         return code
