@@ -40,9 +40,15 @@ def keeps(kind: str) -> Predict:
 
 
 def who() -> Predict:
-    """Say which rank it was, and of which process."""
-    rank, pid = int(os.environ["RANK"]), os.getpid()
-    return lambda batch: {"rank": [rank] * len(batch), "pid": [pid] * len(batch)}
+    """Say which rank it was, and how many threads it may use."""
+    rank, threads = int(os.environ["RANK"]), int(os.environ.get("OMP_NUM_THREADS", "0"))
+    return lambda batch: {"rank": [rank] * len(batch), "threads": [threads] * len(batch)}
+
+
+def zeros() -> Predict:
+    import numpy
+
+    return lambda batch: {"y": numpy.zeros(len(batch))}
 
 
 def slow_on(slow_rank: int, seconds: float) -> Predict:
@@ -74,6 +80,13 @@ def fails_at(bad: int) -> Predict:
         if (batch["x"] == bad).any():
             raise ValueError(f"cannot do {bad}")
         return {"y": batch["x"] * 2}
+
+    return predict
+
+
+def always_fails() -> Predict:
+    def predict(batch: Any) -> Any:
+        raise ValueError("never")
 
     return predict
 
@@ -124,15 +137,18 @@ def grows(width: int) -> Predict:
 
 
 def very_wide(width: int) -> Predict:
-    return lambda batch: {f"column_{n}": batch["x"] + n for n in range(width)}
+    """Return columns of long names."""
+    return lambda batch: {f"{'column':_<250}{n}": batch["x"] + n for n in range(width)}
 
 
-def waits_for(marker: str, stopped: int = 1, from_row: int = 2_000) -> Predict:
+def waits_for(
+    marker: str, stopped: int = 1, from_row: int = 2_000, seconds: float = 0.001
+) -> Predict:
     """One rank stops itself (SIGSTOP) with a batch in hand that begins at ``from_row`` or later."""
     rank = int(os.environ["RANK"])
 
     def predict(batch: Any) -> Any:
-        time.sleep(0.001)
+        time.sleep(seconds)
         if rank == stopped and batch["x"].iloc[0] >= from_row and not Path(marker).exists():
             _stop_itself(marker)
         return {"rank": [rank] * len(batch), "y": batch["x"] * 2}
@@ -167,11 +183,6 @@ def sleeps_at(row: int, seconds: float, log: str) -> Predict:
 
 def nothing() -> None:
     """No ``predict`` at all."""
-
-
-def threads() -> Predict:
-    given = int(os.environ.get("OMP_NUM_THREADS", "0"))
-    return lambda batch: {"threads": [given] * len(batch)}
 
 
 def logged(log: str, seconds: float, reads: str = "") -> Predict:
