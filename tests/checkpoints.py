@@ -56,18 +56,19 @@ def resume(steps: int, folder: str | None = None) -> dict[str, Any]:
     return {"start": start, "best": best, "steps": len(optimizer.state_dict()["state"])}
 
 
-def die_after_save(culprit: int) -> None:
-    """Log and save four steps; in the first attempt the culprit is killed when it has saved the third."""
+def die_after_save() -> None:
+    """Log and save six steps; rank 0 is killed when it has saved the third, rank 1 after the fifth."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     began = hm.checkpoint.load() or 0
     dist.barrier()  # or one rank may find what the other has saved meanwhile
-    for step in range(began, 4):
+    culprits = {(0, 2): 0, (3, 4): 1}
+    for step in range(began, 6):
         hm.log(step=step, loss=1.0)
         hm.checkpoint.save(step + 1)
-        if (began, step) == (0, 2):
-            while hm.checkpoint.load() != 3 or hm.rank() != culprit:
+        if (culprit := culprits.get((began, step))) is not None:
+            while hm.checkpoint.load() != step + 1 or hm.rank() != culprit:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import hydrogen_magic as hm
 
 
-def count(upto: int, fails: bool = False) -> list[int | None]:
-    """Save the numbers below ``upto``; return what was there before each, or fail."""
-    found = []
+def count(upto: int, fails: bool = False, folder: Path | None = None) -> list[int | None]:
+    """Save the numbers below ``upto``; log where it began, return what was there before each, or fail."""
+    found: list[int | None] = []
     for number in range(upto):
-        found.append(hm.checkpoint.load())
-        hm.checkpoint.save(number)
+        found.append(hm.checkpoint.load(folder))
+        hm.checkpoint.save(number, folder)
+    hm.log(began=-1 if found[0] is None else found[0])
     assert not fails
     return found
 
