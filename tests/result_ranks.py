@@ -116,9 +116,19 @@ def step(model: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
+def sharded_tensor() -> Any:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (hm.world_size(),))
+    return [distribute_tensor(torch.arange(32.0).reshape(8, 4), mesh, [Shard(0)])]
+
+
 def sharded_on_rank_0_alone() -> Any:
     """The other ranks do not return their parts."""
-    tensor = sharded()["tensor"]
+    tensor = sharded_tensor()
     return tensor if hm.rank() == 0 else None
 
 
@@ -126,7 +136,7 @@ def sharded_and_left(*ranks: int) -> Any:
     """The process group of these ranks is gone when the results are collected."""
     import torch.distributed as dist
 
-    tensor = sharded()["tensor"]
+    tensor = sharded_tensor()
     if hm.rank() in ranks:
         dist.destroy_process_group()
     return tensor
