@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -308,16 +307,12 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(
-    "begin", [lambda: hm.dataset(frame()).delete(), launcher.clean_up_abandoned]
-)
-def test_a_process_leaves_nothing(
-    begin: Callable[[], Any], tmp_path: Path, datasets: Callable[[], list[str]]
-) -> None:
+def test_a_process_leaves_nothing(tmp_path: Path, datasets: Callable[[], list[str]]) -> None:
     """At its end; and if it is killed, until the next one writes a dataset, or can start gangs."""
+    shared = tmp_path / "shared"
 
     def started() -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", WRITES, str(tmp_path / "shared")]
+        command = [sys.executable, "-c", WRITES, str(shared)]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -325,14 +320,17 @@ def test_a_process_leaves_nothing(
         assert "written\n" in process.stdout, "maybe after a line of progress"
         return process
 
-    with started() as first, started() as second:
-        assert len(datasets()) == 4
+    with started() as first, started() as second, started() as third:
+        assert len(datasets()) == 6
         first.communicate()
-        assert len(datasets()) == 2
-        begin()
-        assert len(datasets()) == 2, "those of a process that runs"
-        second.send_signal(signal.SIGKILL)
-        second.wait()
-        assert len(datasets()) == len(list((tmp_path / "shared").iterdir())) * 2 == 2
-        begin()
-    assert datasets() == [] and list((tmp_path / "shared").iterdir()) == []
+        assert len(datasets()) == 4
+        ends: list[Callable[[], Any]] = [lambda: hm.dataset(frame()).delete()]
+        ends.append(launcher.clean_up_abandoned)
+        for n_left, process, clean_up in zip((2, 1), (second, third), ends, strict=True):
+            clean_up()
+            assert len(datasets()) == 2 * n_left, "those of processes that run"
+            process.kill()
+            process.wait()
+            assert len(datasets()) == len(list(shared.iterdir())) * 2 == 2 * n_left
+            clean_up()
+            assert len(datasets()) == len(list(shared.iterdir())) * 2 == 2 * (n_left - 1)
