@@ -29,3 +29,6 @@ def gathered_environment(name: str) -> list[Any]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (os.environ["LOCAL_RANK"], os.environ.get(name)))
     return everyone
+
+
+ADD_ONE = lambda x: x + 1  # noqa: E731, as users write it

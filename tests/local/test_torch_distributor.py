@@ -66,7 +66,7 @@ def test_a_function_gets_its_arguments_and_rank_0s_value_comes_back() -> None:
 
 
 def test_a_lambda_in_one_process() -> None:
-    assert TorchDistributor(use_gpu=False).run(lambda x: x + 1, 3) == 4
+    assert TorchDistributor(use_gpu=False).run(distributor_ranks.ADD_ONE, 3) == 4
 
 
 def test_a_failing_function_raises_its_message() -> None:
@@ -206,14 +206,6 @@ def test_a_function_runs_on_executors() -> None:
     assert seen == [("0", ""), ("1", ""), ("2", ""), ("3", "")]
 
 
-@pytest.mark.spark
-def test_spark_workers_keep_their_environment(spark: Any) -> None:
-    """With the original, a pandas UDF that runs in the same worker afterwards sees no GPU either."""
-    TorchDistributor(num_processes=2, local_mode=False, use_gpu=False).run(ranks.meet)
-    tasks = spark.sparkContext.parallelize(range(4), 4)
-    assert tasks.map(lambda _: os.environ.get("CUDA_VISIBLE_DEVICES")).collect() == [None] * 4
-
-
 @covers(
     """
     `TorchDistributor(num_processes=2, local_mode=False, use_gpu=True)`
@@ -238,16 +230,14 @@ def test_a_failure_on_an_executor_has_its_message() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("status", [0, 7])
-def test_a_script_on_executors(status: int, tmp_path: Path) -> None:
+def test_a_script_on_executors_leaves_their_workers_as_they_were(
+    spark: Any, tmp_path: Path
+) -> None:
+    """With the original, a pandas UDF that runs in the same worker afterwards sees no GPU either."""
     distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
-    path = script(tmp_path, f"{ALL_REDUCE}\n    sys.exit({status})")
-    if status == 0:
-        assert distributor.run(path, "--lr=1e-3") is None
-    else:
-        with pytest.raises(RuntimeError, match=f"status {status}"):
-            distributor.run(path, "--lr=1e-3")
+    assert distributor.run(script(tmp_path, ALL_REDUCE), "--lr=1e-3") is None
+    tasks = spark.sparkContext.parallelize(range(4), 4)
+    assert tasks.map(lambda _: os.environ.get("CUDA_VISIBLE_DEVICES")).collect() == [None] * 4
 
 
 @covers("""`pytorch.spark.distributor.ignoreSsl`""")
