@@ -133,6 +133,13 @@ def log_and_wait(go_on: str) -> str:
     return "done"
 
 
+def observed() -> tuple[bool, bool]:
+    """Return whether a plug-in's observer was attached, and whether the rank has its variable."""
+    assert "colorsys" in sys.modules
+    # By its name: a local module that the cell is seen to use travels with it.
+    return importlib.import_module("watched_library").OBSERVED, "MY_STORE" in os.environ
+
+
 def double(data: Any) -> Any:
     """Return twice an array on rank 0, its sum on the others."""
     return data + data if os.environ["RANK"] == "0" else float(data.sum())

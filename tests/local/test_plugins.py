@@ -10,7 +10,7 @@ import pytest
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.ranks import TORCH
-from tests import plug_in, ranks
+from tests import plain_ranks, plug_in, ranks
 from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, SILENT_END, STANDS_STILL, rarely
 from tests.gangs import ended, notices_of
 
@@ -48,19 +48,9 @@ class TestInProcess(GangContract):
     captures_output = False
 
 
-def observed() -> tuple[bool, bool]:
-    import importlib
-    import os
-    import sys
-
-    assert "colorsys" in sys.modules
-    # By its name: a local module that the cell is seen to use travels with it.
-    return importlib.import_module("watched_library").OBSERVED, "MY_STORE" in os.environ
-
-
 def test_ranks_attach_observers_of_plug_ins() -> None:
     """One observer cannot be imported: a warning says so, and the rank goes on."""
-    gang = ended(launcher.launch(observed, np=1, on="mine", rendezvous="mine"))
+    gang = ended(launcher.launch(plain_ranks.observed, np=1, on="mine", rendezvous="mine"))
     assert gang.result == (True, True)
     assert "planned by the plug-in" in notices_of(gang)
     assert "watched_library runs, but cannot be observed" in notices_of(gang)

@@ -217,7 +217,7 @@ def test_a_tracker_that_fails_costs_a_notice(
 
 def test_failed_gangs_are_tracked_as_such(calls: list[Any]) -> None:
     with pytest.raises(RankFailedError):
-        hm.run(lambda: 1 / 0, np=1, quiet=True, track="mine")
+        hm.run(int, "no number", np=1, quiet=True, track="mine")
     assert calls[-1][2] == "FAILED"
 
 
