@@ -60,6 +60,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_an_object_store(tmp_path: Path) -> None:
     """With the credentials of the environment; Spark's name for S3 is one of its names."""
 
+    def reads() -> tuple[list[list[int]], tuple[int | None, list[str], int]]:
+        return shares(), columns()
+
     def shares() -> list[list[int]]:
         found = (hm.shard(f"{scheme}://lake/rows") for scheme in ("s3", "s3a"))
         batches = hm.shard("s3a://lake/rows/*/*.parquet", batch_size=4)
@@ -69,13 +72,13 @@ def test_an_object_store(tmp_path: Path) -> None:
         # On a rank, too: the client of a store keeps a connection for its process.
         from hydrogen_magic.inference import sources
 
-        source = sources.source("s3a://lake/rows", tmp_path / "done")
+        source = sources.source("s3a://lake/rows", tmp_path / f"done-{hm.rank()}")
         n_rows = sum(chunk.num_rows for chunk in source.chunks(5))
         return source.n_rows, source.schema.names, n_rows
 
-    for rank, read in enumerate(ended(hm.launch(shares, np=2)).results):
+    for rank, (read, found) in enumerate(ended(hm.launch(reads, np=2)).results):
         assert read == [list(range(10 * rank, 10 * rank + 10))] * 2 + [[4, 4, 2]]
-    assert ended(hm.launch(columns, np=1)).result == (20, ["x", "year"], 20)
+        assert found == (20, ["x", "year"], 20)
 
 
 @pytest.mark.exhaustive
