@@ -576,6 +576,7 @@ def test_plain_ipython_objects_stay_home(notebook: Notebook, ranks: Ranks) -> No
 # ── children ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.exhaustive  # those of a pool know them above; this one imports torch
 def test_spawned_loader_workers_know_notebook_classes(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("""
         import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,19 @@ import hydrogen_magic as hm
 from tests.shards import parts
 
 
-def test_a_stream_is_read_by_a_loaders_fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive)])
+def test_a_stream_is_read_by_a_loaders_fresh_workers(
+    start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They unpickle it. Each reads all of it, as it would without ``hm.shard``."""
     import torch
 
     class_of_items = torch.utils.data.datapipes.iter.IterableWrapper  # a class they can import
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "1")
-    part = hm.shard(class_of_items(range(10)))
+    part = pickle.loads(pickle.dumps(hm.shard(class_of_items(range(10)))))
     loader = torch.utils.data.DataLoader(
-        part, batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        part, batch_size=None, num_workers=1, multiprocessing_context=start
     )
     assert list(loader) == [1, 5, 9]
 
