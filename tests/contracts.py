@@ -18,6 +18,10 @@ LIBRARY = Library(ranks.meet, ranks.numbers, ranks.all_reduce, ranks.leave)
 """torch, or Horovod in its gangs. A local module's imports are seen: ranks are forked with torch imported."""
 JAX = Library(jax_ranks.join, jax_ranks.numbers, jax_ranks.all_reduce)
 TENSORFLOW = Library(tensorflow_ranks.join, tensorflow_ranks.numbers, tensorflow_ranks.all_reduce)
+PLANS = (
+    "test_a_plan_has_every_rank_and_no_effect",
+    "test_an_impossible_number_of_ranks_is_refused",
+)
 SILENT_END = "test_the_rank_that_ends_silently_is_named"
 SESSION = "test_a_session_keeps_its_ranks_until_it_ends"
 STANDS_STILL = "test_the_rank_that_stands_still_is_named"

@@ -42,6 +42,11 @@ def read_here(rows: Any, *unread: Any) -> tuple[int, int, str]:
     return n_rows, total, received if os.path.isdir(received) else rows.path
 
 
+def n_files_here(rows: Any) -> int:
+    """Return how many files of a handle's data this rank's host has received; reads none of them."""
+    return len(os.listdir(os.path.join(os.environ[dataset_handle.FOLDER], rows.name)))
+
+
 def are_all_numbers(found: Sequence[tuple[int, int, str]], n_rows: int) -> bool:
     """Whether ranks have read the numbers below ``n_rows`` with :func:`read_here`."""
     counts, totals, _ = zip(*found, strict=True)
