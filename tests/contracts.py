@@ -23,6 +23,13 @@ PLANS = (
     "test_an_impossible_number_of_ranks_is_refused",
 )
 SILENT_END = "test_the_rank_that_ends_silently_is_named"
+KILLED, SEGFAULT, EXITS_0, EXITS = (
+    f"{SILENT_END}[{how}]" for how in ("SIGKILL", "SIGSEGV", "_exit(0)", "exit(3)")
+)
+RAISES = "test_the_rank_that_raises_is_named_with_the_line"
+FIRST_RAISES = f"{RAISES}[0]"
+STOPS = "test_a_stop_interrupts_a_wait_for_other_ranks"
+STOPS_JOIN = f"{STOPS}[rendezvous]"
 SESSION = "test_a_session_keeps_its_ranks_until_it_ends"
 STANDS_STILL = "test_the_rank_that_stands_still_is_named"
 DOES_NOT_JOIN = "test_ranks_that_do_not_join_are_named"
@@ -32,11 +39,17 @@ FINISHES_EARLY = "test_the_rank_that_finishes_before_a_collective_of_the_others_
 
 
 def rarely(*names: str) -> Callable[[Contract], Contract]:
-    """Mark inherited tests of a class as exhaustive: another class has them in ``make test``."""
+    """Mark inherited tests of a class as exhaustive: another class has them in ``make test``.
+
+    ``NAME[VALUE]``: only the cases of a test that have this value.
+    """
 
     def mark(contract: Contract) -> Contract:
         for name in names:
-            setattr(contract, name, pytest.mark.exhaustive(_copied(getattr(contract, name))))
+            test, _, value = name.removesuffix("]").partition("[")
+            found = _copied(getattr(contract, test))
+            rare = _with_rare_cases(found, value) if value else pytest.mark.exhaustive(found)
+            setattr(contract, test, rare)
         return contract
 
     return mark
@@ -85,3 +98,21 @@ def _copied(test: Callable[..., Any]) -> Callable[..., Any]:
         test(*arguments, **fixtures)
 
     return copy
+
+
+def _with_rare_cases(test: Callable[..., Any], value: str) -> Callable[..., Any]:
+    """Mark those cases of a test as exhaustive that have this value."""
+    (cases,) = [mark for mark in test.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
+    names, known = cases.args
+    marked = [_marked(case, value) for case in known]
+    others = [mark for mark in test.pytestmark if mark is not cases]  # type: ignore[attr-defined]
+    test.pytestmark = [*others, pytest.mark.parametrize(names, marked).mark]  # type: ignore[attr-defined]
+    return test
+
+
+def _marked(case: Any, value: str) -> Any:
+    """Return a case, as exhaustive if it has this value."""
+    values = case if isinstance(case, tuple) else (case,)
+    if isinstance(case, type(pytest.param())) or value not in map(str, values):
+        return case
+    return pytest.param(*values, marks=pytest.mark.exhaustive)

@@ -24,14 +24,23 @@ from hydrogen_magic.driver.owner.start import launch_outliving
 from hydrogen_magic.testing.contract import GangContract, SessionContract
 from tests.contracts import (
     DOES_NOT_JOIN,
+    EXITS,
+    EXITS_0,
     FINISHES_EARLY,
+    FIRST_RAISES,
     HAS_VALUES,
     JAX,
+    KILLED,
     LIBRARY,
+    PLANS,
+    RAISES,
+    SEGFAULT,
     SESSION,
     SILENT_END,
     STANDS_STILL,
     STARTS_AGAIN,
+    STOPS,
+    STOPS_JOIN,
     TENSORFLOW,
     mainly,
     only,
@@ -43,6 +52,7 @@ from tests.scripted_kernel import Kernel
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
+BY_TORCH = pytest.param("torch", marks=pytest.mark.exhaustive)
 BY_HOROVOD = pytest.param("horovod", marks=[pytest.mark.horovod, pytest.mark.exhaustive])
 
 
@@ -51,6 +61,8 @@ class TestLocalTorch(GangContract):
     library = LIBRARY
 
 
+# How else a rank ends, or waits, is the agent's and the kernel's business (TestLocalTorch).
+@rarely(FIRST_RAISES, SEGFAULT, EXITS, STOPS_JOIN)
 @pytest.mark.horovod
 class TestLocalHorovod(GangContract):
     rendezvous = "horovod"
@@ -59,8 +71,8 @@ class TestLocalHorovod(GangContract):
     short_limit: ClassVar[Mapping[str, str]] = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
 
 
-# Ranks import JAX, which takes seconds; ``test_jax`` has their values.
-@rarely(HAS_VALUES, SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN)
+# Ranks import JAX, which takes seconds; ``test_jax`` has their values. Rank 0 has JAX's coordinator.
+@rarely(HAS_VALUES, SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN, STOPS)
 @pytest.mark.jax
 class TestLocalJax(GangContract):
     rendezvous = "jax"
@@ -76,7 +88,8 @@ class TestLocalTensorFlow(GangContract):
     absent = (1, 3)
 
 
-@rarely(STANDS_STILL, DOES_NOT_JOIN)  # ten seconds each
+# Agents on hosts run what those of TestLocalTorch run: here is what they say over the network.
+@rarely(STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, FIRST_RAISES, SEGFAULT, EXITS, STOPS_JOIN)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkTorch(GangContract):
@@ -85,9 +98,9 @@ class TestSparkTorch(GangContract):
     sees_processes = True
 
 
-@mainly(
-    HAS_VALUES
-)  # the rest is the agents' doing (TestSparkTorch) or Horovod's (TestLocalHorovod)
+# The rest is the agents' doing (TestSparkTorch) or the library's (TestLocalHorovod and so on).
+@only(HAS_VALUES, DOES_NOT_JOIN)
+@mainly(HAS_VALUES)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkHorovod(TestLocalHorovod):
@@ -95,6 +108,7 @@ class TestSparkHorovod(TestLocalHorovod):
     sees_processes = True
 
 
+@only(HAS_VALUES, RAISES, DOES_NOT_JOIN)
 @pytest.mark.exhaustive
 @pytest.mark.jax
 @pytest.mark.spark
@@ -104,6 +118,7 @@ class TestSparkJax(TestLocalJax):
     sees_processes = True
 
 
+@only(HAS_VALUES, RAISES, DOES_NOT_JOIN)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkTensorFlow(TestLocalTensorFlow):
@@ -111,7 +126,9 @@ class TestSparkTensorFlow(TestLocalTensorFlow):
     sees_processes = True
 
 
-@rarely(STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)  # ten seconds each
+# ``test_session`` ends cells of a session by an exception, by a killed rank and by Stop.
+@rarely(HAS_VALUES, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
+@rarely(RAISES, KILLED, SEGFAULT, EXITS_0, STOPS)
 class TestLocalSession(SessionContract):
     library = LIBRARY
 
@@ -123,13 +140,14 @@ class TestLocalHorovodSession(SessionContract, TestLocalHorovod):
     pass
 
 
-@without(SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
+@only(SESSION, RAISES, STOPS)
 @pytest.mark.exhaustive
 @pytest.mark.jax
 class TestLocalJaxSession(SessionContract, TestLocalJax):
     pass
 
 
+@without(HAS_VALUES, RAISES, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STOPS)
 @mainly(SESSION)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
@@ -137,6 +155,7 @@ class TestSparkSession(SessionContract, TestSparkTorch):
     pass
 
 
+@rarely(SESSION)  # TestSparkSession and TestLocalHorovodSession have it
 @only(SESSION)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
@@ -147,9 +166,11 @@ class TestSparkHorovodSession(SessionContract, TestSparkHorovod):
 # ── where there is but one placement ─────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("rendezvous", ["torch", BY_HOROVOD])
+@pytest.mark.parametrize("rendezvous", ["", BY_TORCH, BY_HOROVOD])
 def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
-    """On Spark ``test_spark_notebooks`` kills kernels, whose gangs agents end as they end these."""
+    """With the name of one, ranks have workers of a DataLoader.
+
+    On Spark ``test_spark_notebooks`` kills kernels, whose gangs agents end as they end these."""
     kernel = Kernel(rendezvous)
     try:
         kernel.wait_until_training()
@@ -210,6 +231,7 @@ def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
     assert done.stdout.splitlines() == ["[0]", "[0]", "bad batch 17", "[0]"], done.stderr
 
 
+@without(*PLANS, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
 @pytest.mark.exhaustive  # each of its gangs starts an owner and an agent
 class TestOutliving(GangContract):
     """Gangs that outlive their kernel, which is attached."""

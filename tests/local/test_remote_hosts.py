@@ -67,7 +67,16 @@ from tests import (
     shards,
     spark_ranks,
 )
-from tests.contracts import LIBRARY, PLANS, mainly
+from tests.contracts import (
+    DOES_NOT_JOIN,
+    FINISHES_EARLY,
+    LIBRARY,
+    PLANS,
+    SILENT_END,
+    STANDS_STILL,
+    mainly,
+    without,
+)
 from tests.directory_hosts import DirectoryHosts
 from tests.gangs import (
     PATIENCE_S,
@@ -111,7 +120,9 @@ def sent_bytes() -> Iterator[list[int]]:
         yield sent
 
 
-@mainly(*PLANS)  # TestSparkTorch has the rest for agents on hosts; here two more would import torch
+# TestSparkTorch has the rest for agents on hosts; here two more would import torch.
+@without(SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
+@mainly(*PLANS)
 class TestDirectories(GangContract):
     placement = "directories"
     library = LIBRARY
