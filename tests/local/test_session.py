@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,10 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-import hydrogen_magic as hm
 from hydrogen_magic.capture import versions
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
-from hydrogen_magic.driver.placements import agent_client, local, local_agents
+from hydrogen_magic.driver.placements import agent_client, local
 from hydrogen_magic.errors import (
     CaptureError,
     GangStoppedError,
@@ -26,7 +27,7 @@ from hydrogen_magic.errors import (
     RankFailedError,
     ResultError,
 )
-from tests.gangs import ended, notices_of, until, wait_until, wait_until_gone
+from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
 from tests.result_checks import details_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -96,23 +97,10 @@ def test_sharded_results_of_each_cell_come_home(cells: Cells) -> None:
 
 
 def test_a_failing_cell_costs_neither_ranks_nor_variables(cells: Cells) -> None:
-    """The peer waits in a collective, and later in the backward pass of DDP, until it is released."""
-    model = "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
-    step = "net(torch.ones(1, 2)).sum().backward()\n"
-    pid = cells.on_ranks(JOIN + model + step + "os.getpid()", "--np 2")
-    for wait in ("dist.all_reduce(torch.ones(1))", step):
-        with pytest.raises(RankFailedError) as caught:
-            cells.on_ranks(f"if hm.rank() == 1:\n    raise ValueError('bad batch')\n{wait}")
-        assert (caught.value.rank, "bad batch" in caught.value.report) == (1, True)
-        assert cells.on_ranks(step + "float(net.module.weight.grad.sum()) != 0, os.getpid()") == (
-            True,
-            pid,
-        )
-        assert cells.all_ranks("hm.rank()") == [0, 1]
+    """The peer waits in a collective, and later in the backward pass of DDP, until it is released.
 
-
-def test_what_uses_the_default_group_has_the_new_one_after_a_release(cells: Cells) -> None:
-    """Hooks of DDP, a sharded optimizer, and variables. Errors name the rank once, as before."""
+    What uses the default group has the new one then: hooks of DDP, a sharded optimizer, and variables.
+    """
     begin = """
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -127,13 +115,25 @@ net.register_comm_hook(group, hook)
 opt = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=1.0)
 """
     step = "net(torch.ones(1, 2)).sum().backward(); opt.step()\n"
-    cells.on_ranks(f"{JOIN}{begin}{step}", "--np 2")
-    for n_earlier in (1, 2):  # the second release concerns the second group
-        with pytest.raises(RankFailedError, match="bad batch"):
-            cells.on_ranks(f"if hm.rank() == 1: raise ValueError('bad batch')\n{step}")
+    pid = cells.on_ranks(f"{JOIN}{begin}{step}os.getpid()", "--np 2")
+    for n_earlier, wait in enumerate(("dist.all_reduce(torch.ones(1))", step), start=1):
+        with pytest.raises(RankFailedError) as caught:
+            cells.on_ranks(f"if hm.rank() == 1:\n    raise ValueError('bad batch')\n{wait}")
+        assert (caught.value.rank, "bad batch" in caught.value.report) == (1, True)
+        assert str(caught.value).count("rank 1") == 1, "as before"
         reduce = "t = torch.ones(1); dist.all_reduce(t, group=group)\n"
-        found = cells.on_ranks(f"{step}{reduce}n_buckets, float(t), sys.excepthook is printing")
-        assert found == (n_earlier + 1, 2.0, True)
+        found = "n_buckets, float(t), sys.excepthook is printing, os.getpid()"
+        assert cells.on_ranks(step + reduce + found) == (n_earlier + 1, 2.0, True, pid)
+        assert cells.all_ranks("hm.rank()") == [0, 1]
+
+
+def test_a_cell_that_all_ranks_fail_leaves_the_process_group_alone(cells: Cells) -> None:
+    """A typo should not cost the groups that the user has made."""
+    cells.on_ranks(JOIN + "pair = dist.new_group([0, 1])", "--np 2")
+    with pytest.raises(RankFailedError):
+        cells.on_ranks("torch.one(1)")
+    reduced = "t = torch.ones(1)\ndist.all_reduce(t, group=pair)\nt.item()"
+    assert cells.on_ranks(reduced) == 2.0
 
 
 def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
@@ -186,27 +186,20 @@ loader = torch.utils.data.DataLoader(Pids(), num_workers=2, persistent_workers=T
     assert cells.on_ranks(pids) == first
 
 
-def test_a_stream_without_flush_costs_nothing(cells: Cells) -> None:
-    tee = "class Tee:\n    def write(self, text): sys.__stdout__.write(text)\nsys.stdout = Tee()\n"
-    cells.on_ranks(tee + "kept = 1\n!true\ndisplay(kept)", "--np 2")
-    assert cells.on_ranks("kept") == 1
-
-
-def test_a_child_that_a_cell_forks_is_no_rank(cells: Cells) -> None:
-    fork = "pid = os.fork()\nif pid == 0:\n    raise ValueError('of a child')\n"
-    assert cells.on_ranks(fork + "os.waitpid(pid, 0)[1]", "--np 2") == 1 << 8
-    assert cells.on_ranks("hm.world_size()") == 2
-
-
-def test_objects_that_raise_when_looked_at_cost_nothing(cells: Cells) -> None:
+def test_children_odd_objects_and_streams_of_cells_cost_nothing(cells: Cells) -> None:
     """A sparse tensor has no ``nbytes``, a proxy of nothing no class; all variables are looked at."""
+    fork = "pid = os.fork()\nif pid == 0:\n    raise ValueError('of a child')\n"
+    assert cells.on_ranks(fork + "os.waitpid(pid, 0)[1]", "--np 2") == 1 << 8, "a child is no rank"
     sparse = "import weakref\nkept, sparse = 1, torch.eye(3).to_sparse()\n"
     proxy = "class Other: __module__ = None\nother = Other()\nproxy = weakref.proxy(Other())\n"
     exits = "class Exits:\n    def __reduce__(self): sys.exit(4)\nexits = Exits()\n"
-    cells.on_ranks(sparse + proxy + exits + "globals()[1] = 2", "--np 2")
+    cells.on_ranks(sparse + proxy + exits + "globals()[1] = 2")
     assert cells.on_ranks("kept, sparse.shape[0]") == (1, 3)
     with pytest.raises(ResultError, match="SystemExit"):
         cells.on_ranks("pass", "--out exits")
+    tee = "class Tee:\n    def write(self, text): sys.__stdout__.write(text)\nsys.stdout = Tee()\n"
+    cells.on_ranks(tee + "!true\ndisplay(kept)")  # it has no flush
+    assert cells.on_ranks("kept") == 1
     cells.on_ranks("for name in [*globals()]:\n    if name != 'kept': globals().pop(name)")
     assert cells.on_ranks("kept") == 1
 
@@ -219,22 +212,6 @@ def test_a_rank_that_dies_ends_the_session_and_the_report_names_its_variables(ce
     assert "ranks held weights" in session.loss and not sessions.sessions()
     with pytest.raises(CaptureError, match=r"'lab' has ended.* held weights"):
         cells.on_ranks("weights", "--np 2")
-
-
-def test_another_number_of_ranks_is_refused(cells: Cells) -> None:
-    cells.on_ranks("1", "--np 2")
-    with pytest.raises(UsageError, match="session 'lab' was started with --np 2, not 3"):
-        cells.on_ranks("1", "--np 3")
-    assert cells.on_ranks("hm.world_size()") == 2
-
-
-def test_a_cell_that_all_ranks_fail_leaves_the_process_group_alone(cells: Cells) -> None:
-    """A typo should not cost the groups that the user has made."""
-    cells.on_ranks(JOIN + "pair = dist.new_group([0, 1])", "--np 2")
-    with pytest.raises(RankFailedError):
-        cells.on_ranks("torch.one(1)")
-    reduced = "t = torch.ones(1)\ndist.all_reduce(t, group=pair)\nt.item()"
-    assert cells.on_ranks(reduced) == 2.0
 
 
 def test_a_stop_ends_the_cell_and_a_second_one_the_session(cells: Cells) -> None:
@@ -289,7 +266,7 @@ def test_names_of_a_cell_that_still_runs_are_not_called_undefined(cells: Cells) 
     assert cells.on_ranks("later") == 1
 
 
-def test_a_stop_before_the_cell_begins_costs_nothing(cells: Cells) -> None:
+def test_a_cell_that_ends_before_it_begins_or_with_its_session(cells: Cells) -> None:
     cells.on_ranks("kept = 1", "--np 2")
     is_launched = threading.Event()
     launcher.hub().loop.call_soon_threadsafe(is_launched.wait)
@@ -297,28 +274,34 @@ def test_a_stop_before_the_cell_begins_costs_nothing(cells: Cells) -> None:
     gang.stop()
     is_launched.set()
     assert ended(gang).state == "STOPPED"
-    assert cells.on_ranks("kept") == 1
+    assert cells.on_ranks("kept") == 1, "the stopped cell has not begun"
+    gang = cells.on_ranks("time.sleep(1000)", "--detach")
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    cells.run("%gang end lab")
+    gang.wait()
+    with pytest.raises(GangStoppedError, match="stopped by %gang end"):
+        gang.raise_for_state()
+    text = "session 'lab' has ended: ended by %gang end; its ranks held kept"
+    assert text in notices_of(gang)
 
 
-@pytest.mark.parametrize("is_new", [True, False])
 def test_cells_of_several_threads_are_launched_one_by_one(
-    cells: Cells, monkeypatch: pytest.MonkeyPatch, is_new: bool
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second launch while the first has the session, but no gang yet; then a launch that fails."""
-    if not is_new:
-        cells.on_ranks("1", "--np 2")
     closure_file = launcher.ClosureFile
 
     def meanwhile(*arguments: Any) -> Any:
         monkeypatch.setattr(launcher, "ClosureFile", closure_file)
         with pytest.raises(HydrogenError, match="session 'lab' runs another cell: wait for it"):
-            cells.on_ranks("2")
+            cells.on_ranks("1")
         raise MemoryError("no memory for the closure")
 
-    monkeypatch.setattr(launcher, "ClosureFile", meanwhile)
-    with pytest.raises(MemoryError):
-        cells.on_ranks("3", "--np 2")
-    assert cells.on_ranks("4", "--np 2") == 4
+    for cell in (2, 3):  # of a new session, and of one that has ranks
+        monkeypatch.setattr(launcher, "ClosureFile", meanwhile)
+        with pytest.raises(MemoryError):
+            cells.on_ranks("0", "--np 2")
+        assert cells.on_ranks(str(cell), "--np 2") == cell
 
 
 def test_a_stopped_agent_keeps_the_ranks_until_it_continues(
@@ -335,18 +318,6 @@ def test_a_stopped_agent_keeps_the_ranks_until_it_continues(
     finally:
         os.kill(agent, signal.SIGCONT)
     assert gang.result == 1
-
-
-def test_a_cell_that_ends_with_its_session_says_so(cells: Cells) -> None:
-    cells.on_ranks("kept = 1", "--np 2")
-    gang = cells.on_ranks("time.sleep(1000)", "--detach")
-    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
-    cells.run("%gang end lab")
-    gang.wait()
-    with pytest.raises(GangStoppedError, match="stopped by %gang end"):
-        gang.raise_for_state()
-    text = "session 'lab' has ended: ended by %gang end; its ranks held kept"
-    assert text in notices_of(gang)
 
 
 def test_an_interrupt_while_variables_arrive_makes_no_conflict(
@@ -377,6 +348,8 @@ def test_a_cell_on_some_ranks(cells: Cells) -> None:
         cells.on_ranks("raise ValueError(own)", "--ranks 1")
     with pytest.raises(UsageError, match="has ranks 0 to 1"):
         cells.on_ranks("n", "--ranks 2")
+    with pytest.raises(UsageError, match="session 'lab' was started with --np 2, not 3"):
+        cells.on_ranks("n", "--np 3")
     cells.run("import hydrogen_magic as hm\ndef f(): return hm.rank()")
     with pytest.raises(OptionValueError, match="-1: session 'lab' has ranks 0 to 1"):
         cells.run("hm.run(f, session='lab', ranks=[-1], quiet=True)")
@@ -517,13 +490,9 @@ def test_infer_runs_on_the_ranks_of_a_session(cells: Cells) -> None:
     assert cells.all_ranks("scale") == [4, 4]
     with pytest.raises(UsageError, match="--resume cannot tell"):
         cells.run(f"%%infer frame --session lab --resume\n{predict}")
-
-
-def test_what_infer_stops_in_a_session_is_not_to_be_resumed(cells: Cells) -> None:
-    cells.run("import pandas as pd\nframe = pd.DataFrame({'x': range(1000)})")
-    cells.on_ranks("import time", "--np 2")
-    body = "def predict(batch):\n    time.sleep(0.05)\n    return {'y': batch['x']}"
-    run = cells.run(f"%%infer frame --session lab --quiet --batch-size 1 --detach\n{body}")
+    cells.run("frame = pd.DataFrame({'x': range(1000)})")
+    slow = "import time\ndef predict(batch):\n    time.sleep(0.05)\n    return {'y': batch['x']}"
+    run = cells.run(f"%%infer frame --session lab --quiet --batch-size 1 --detach\n{slow}")
     wait_until(lambda: run.gang.snapshot().rows is not None and run.gang.snapshot().rows.done > 2)
     run.gang.stop()
     text = notices_of(ended(run.gang))
@@ -539,13 +508,13 @@ def test_the_ranks_that_infer_keeps_are_an_unnamed_session(
 
     def infer(options: str = "") -> list[int]:
         body = "def predict(batch): return {'pid': os.getpid()}"
-        cells.run(f"%%infer frame --np 2 --quiet --batch-size 1 --out scored {options}\n{body}")
+        cells.run(f"%%infer frame --np 1 --quiet --batch-size 1 --out scored {options}\n{body}")
         return list(set(cells.shell.user_ns["scored"]["pid"]))
 
     pids = infer()
     assert set(infer()) & set(pids)
     cells.run("%gang")
-    assert re.search(r"\n%%infer +2 +local .* [MG]B", capsys.readouterr().out)
+    assert re.search(r"\n%%infer +1 +local .* [MG]B", capsys.readouterr().out)
     cells.run("%gang end")
     assert "session '%%infer' has ended" in capsys.readouterr().out
     wait_until_gone(pids)
@@ -581,15 +550,25 @@ def test_a_rank_that_leaves_init_process_group_prints_nothing(cells: Cells) -> N
     assert cells.on_ranks(JOIN + code + level) == 1
 
 
+ENDS_WITH_AGENTS = """
+import os
+import hydrogen_magic as hm
+from hydrogen_magic.driver import session as sessions
+from hydrogen_magic.driver.placements import forkserver, local_agents
+forkserver.PRELOADED_WHEN_IDLE = ()
+assert hm.run(os.getpid, np=1, session="held") > 0
+(held,) = sessions.sessions()
+held.agents.on_lost = lambda why: None
+local_agents.close()
+assert sessions.sessions() == []
+assert hm.run(os.getpid, np=1, session="held") > 0
+sessions.sessions()[0].end()
+"""
+
+
 def test_a_session_ends_with_all_agents_of_its_kernel() -> None:
     """Also if the loop is closed before it has handled the loss.
 
-    Last in this file: the agent of the other tests ends, which has imported torch.
+    In a process of its own: the agent of the other tests, which has imported torch, stays.
     """
-    assert hm.run(os.getpid, np=1, session="held") > 0
-    (held,) = sessions.sessions()
-    held.agents.on_lost = lambda why: None
-    local_agents.close()
-    assert sessions.sessions() == []
-    assert hm.run(os.getpid, np=1, session="held") > 0
-    sessions.sessions()[0].end()
+    subprocess.run([sys.executable, "-c", ENDS_WITH_AGENTS], check=True, timeout=2 * PATIENCE_S)

@@ -63,7 +63,7 @@ def test_trained_weights_are_overwritten_only_by_push(
         cells.run("%%distributed --push opt\n1")
 
 
-def test_a_change_on_one_rank_counts(cells: Cells) -> None:
+def test_changes_on_one_rank_and_of_a_failing_cell_count(cells: Cells) -> None:
     cells.run("log = [0]")
     change = "if hm.rank() == 1:\n    log.append(1)\nlog"
     assert cells.on_ranks(change, "--np 2") == [0]
@@ -72,6 +72,10 @@ def test_a_change_on_one_rank_counts(cells: Cells) -> None:
     with pytest.raises(CaptureError, match="`log`: the ranks changed it"):
         cells.on_ranks("log")
     assert cells.on_ranks("log", "--push log") == [0, 2]
+    cells.run("x = 'notebook'")
+    with pytest.raises(RankFailedError):
+        cells.on_ranks("x = 'ranks'\n1 / 0")
+    assert cells.on_ranks("x") == "ranks"
 
 
 def test_ranks_keep_what_they_changed_when_one_of_them_takes_or_gives_a_value(cells: Cells) -> None:
@@ -138,10 +142,3 @@ def test_calls_follow_the_same_rules(cells: Cells) -> None:
     cells.run("%gang end lab")
     with pytest.raises(PlacementError, match="session 'lab' has ended since the cell was captured"):
         launcher.launch_captured(captured, spec, title="a call")
-
-
-def test_what_a_failing_cell_assigned_belongs_to_the_ranks(cells: Cells) -> None:
-    cells.run("x = 'notebook'")
-    with pytest.raises(RankFailedError):
-        cells.on_ranks("x = 'ranks'\n1 / 0", "--np 2")
-    assert cells.on_ranks("x") == "ranks"
