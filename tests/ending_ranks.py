@@ -10,20 +10,24 @@ import time
 from pathlib import Path
 
 
-def leave_slowly(file: str | None = None) -> None:
-    """Hang in an exit handler, which seems to be of a library's ``file``."""
+def die(how: str) -> None:
+    os.kill(os.getpid(), getattr(signal, how))
+
+
+def leave_slowly(*files: str) -> None:
+    """Hang in an exit handler, which seems to be of the rank's file of a library if that is not empty."""
 
     def hang() -> None:
         print("leaving", flush=True)
         time.sleep(1000)
 
-    if file is not None:
+    if file := files[int(os.environ["RANK"])]:
         hang.__code__ = hang.__code__.replace(co_filename=file)
     atexit.register(hang)
 
 
-def tee(flush: bool) -> int:
-    """Print to a stream of the user's, whose ``flush`` fails if it has one."""
+def tee() -> int:
+    """Print to a stream of the user's, which has no ``flush``, or on rank 1 one that fails."""
 
     class Tee:
         def write(self, text: str) -> None:
@@ -33,7 +37,7 @@ def tee(flush: bool) -> int:
         def flush(self) -> None:
             raise RuntimeError("the other file is closed")
 
-    sys.stdout = Failing() if flush else Tee()  # type: ignore[assignment]
+    sys.stdout = Failing() if os.environ["RANK"] == "1" else Tee()  # type: ignore[assignment]
     print("hello")
     return 4
 
@@ -42,17 +46,14 @@ def signals() -> tuple[set[int], object]:
     return signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGCHLD)
 
 
-def fork_and_exit() -> int:
-    pid = os.fork()
-    if pid == 0:
+def fork_two() -> tuple[int, int]:
+    """Return the exit codes of a child that exits and of one that raises."""
+    if (leaving := os.fork()) == 0:
         sys.exit(7)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def fork_and_raise() -> int:
-    if (pid := os.fork()) == 0:
+    if (failing := os.fork()) == 0:
         raise ValueError("of a child")
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    first, second = (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in (leaving, failing))
+    return first, second
 
 
 def eat(tasks: str) -> None:
