@@ -323,16 +323,22 @@ class Snapshot:
 
 
 def leaks(before: Snapshot) -> list[str]:
-    """Return one line for each thing that is there now and was not there before."""
-    now = Snapshot.take()
+    """Return one line for each thing that is there now and was not there before.
+
+    What an idle agent is connected to is not: two of these would have more descriptors than one.
+    """
+    now, (thread, socket) = Snapshot.take(), _hub_of_warm_agents()
     new = sorted(now.processes.keys() - before.processes.keys())
     found = [f"process {pid}: {now.processes[pid]}" for pid in new]
-    found += [f"thread {t.name} (daemon={t.daemon})" for t in now.threads - before.threads]
+    found += [
+        f"thread {t.name} (daemon={t.daemon})" for t in now.threads - before.threads - {thread}
+    ]
     for kind, count in sorted((now.descriptors - before.descriptors).items()):
         found.append(f"{count} more open descriptor(s) of kind {kind}")
     if opened := now.sockets - before.sockets:
         names = listening()
-        found += sorted(f"listening: {names[inode]}" for inode in opened & names.keys())
+        new_names = {names[inode] for inode in opened & names.keys()}
+        found += sorted(f"listening: {name}" for name in new_names - {socket})
     files = now.shared_memory - before.shared_memory
     found += [f"/dev/shm/{name}" for name in sorted(files - _held_by_others(files))]
     found += [f"run record {name} in the default place" for name in now.records - before.records]
@@ -376,6 +382,13 @@ def _is_warm(process: processes.Process) -> bool:
     warm = _idle_agents()
     is_fork = process.ppid in warm and _FORKSERVER in command(process.pid)
     return process.pid in warm or is_fork
+
+
+def _hub_of_warm_agents() -> tuple[threading.Thread | None, str]:
+    """Return the thread that listens to idle agents, and the name of its socket; neither without one."""
+    agents = sys.modules.get("hydrogen_magic.driver.placements.local_agents")
+    hub = agents._kernel._hub if agents is not None and _idle_agents() else None
+    return (None, "") if hub is None else (hub._thread, f"unix socket {hub._directory}/hub")
 
 
 def _idle_agents() -> set[int]:

@@ -212,6 +212,15 @@ def test_what_is_on_its_way_out_may_finish() -> None:
     assert leaks.leaks_after(before) == []
 
 
+def test_an_idle_agent_may_be_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another hub: the agents of the one before were closed."""
+    monkeypatch.setattr(leaks, "_PRELOADED", ())
+    before = leaks.Snapshot.take()
+    leaks.end_warm_agents()
+    leaks.keep_agent_warm()
+    assert leaks.leaks_after(before, within_s=1.0) == []
+
+
 INNER = {
     "local": """
 import os
@@ -231,16 +240,21 @@ def test_is_pure(): assert threading.active_count()
 
 
 def test_fixtures_fail_tests_that_leak_and_pure_tests_that_start_something(
-    pytester: pytest.Pytester,
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take time to import
     here = Path(__file__).parents[1]
     package = pytester.mkpydir("tests")
     shared = ("leaks", "shells", "spark_classes", "spark_rig", "capture_rig")
-    changes = {"SETTLE_S = 30.0": "SETTLE_S = 1.0", '_PRELOADED = ("torch",)': "_PRELOADED = ()"}
+    changes = {
+        "SETTLE_S = 30.0": ("leaks.py", "SETTLE_S = 1.0"),
+        '_PRELOADED = ("torch",)': ("leaks.py", "_PRELOADED = ()"),
+        "_BRIEFLY_S = 5.0": ("conftest.py", "_BRIEFLY_S = 0.5"),
+    }
     for name in ("conftest.py", *(f"{each}.py" for each in shared)):
         text = (here / name).read_text()
-        for old, new in changes.items():
-            assert (old in text) == (name == "leaks.py")
+        for old, (file, new) in changes.items():
+            assert (old in text) == (name == file)
             text = text.replace(old, new)
         (package / name).write_text(text)
     for folder, code in INNER.items():
