@@ -1,13 +1,18 @@
-"""What a rank reports by itself: real tqdm, torch's optimizers, collectives of two processes."""
+"""What a rank reports by itself: real tqdm, torch's optimizers, collectives of two ranks."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
-from tests.observed import Ended, run, start
+from tests.gangs import ended, notices_of, until
+from tests.observed import run
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
 
 
 def test_bars_are_reported_and_not_printed(tmp_path: Path) -> None:
@@ -192,77 +197,87 @@ def test_observers_import_no_library(tmp_path: Path) -> None:
     )
 
 
-TWO_RANKS = """
-import torch                      # after the observers: they attach in the middle of its import
-import torch.distributed as dist
-place = {"init_method": "file://" + os.environ["STORE"], "world_size": 2}
-dist.init_process_group("gloo", rank=int(os.environ["RANK"]), **place)
-rank_ = dist.get_rank()
-model = torch.nn.Linear(2, 1)
-first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())
-for _ in range(5):
-    for optimizer in (first, second):
-        optimizer.zero_grad()
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+def meet(late: str, over: str) -> bool:
+    """Take five steps with each of two optimizers, then have rank 0 wait for rank 1 until there is a file
+    ``late``. Return whether a collective that was started, and not waited for, counted as a wait.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch import optim
 
-work = dist.all_reduce(torch.ones(1), async_op=True)
-assert rank.collectives.current is None
-work.wait()
-if rank_ == 1:
-    time.sleep(1.6)               # what rank 0 is to wait for
-gathered = [None, None]
-dist.all_gather_object(gathered, rank_)
-assert gathered == [0, 1]
-flush()
-if rank_ == 0:                    # it looks at intervals: until it has seen the end
-    while [w.name for w in sent if isinstance(w, ev.CollectiveWait)][-2:] != ["all_gather_object", ""]:
+    from hydrogen_magic.node.worker import reporter
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(2, 1)
+    first, second = optim.SGD(model.parameters(), lr=0.1), optim.Adam(model.parameters())
+    for _ in range(5):
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    rank = reporter.current()
+    assert rank is not None and work is not None
+    is_waiting = rank.collectives.current is not None
+    work.wait()
+    while dist.get_rank() == 1 and not Path(late).exists():
         time.sleep(0.01)
-dist.destroy_process_group()
-"""
+    gathered = [None, None]
+    dist.all_gather_object(gathered, dist.get_rank())
+    assert gathered == [0, 1]
+    while not Path(over).exists():
+        time.sleep(0.01)
+    dist.destroy_process_group()
+    return is_waiting
 
 
 def test_steps_and_waits_of_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    env = {"STORE": str(tmp_path / "store")}
-    files = [tmp_path / f"events-{rank}.json" for rank in range(2)]
-    processes = [start(TWO_RANKS, file, RANK=str(rank), **env) for rank, file in enumerate(files)]
-    try:
-        ended = [Ended(process, file) for process, file in zip(processes, files, strict=True)]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [rank.of(ev.Steps)[-1].count for rank in ended] == [5, 5]
-    waits = [w for w in ended[0].of(ev.CollectiveWait) if w.name in ("all_gather_object", "")]
-    began, left = waits[-2:]
+    late, over = tmp_path / "late", tmp_path / "over"
+    gang = hm.launch(meet, str(late), str(over), np=2)
+    until(gang, lambda: gang.ranks and gang.ranks[0].waiting_in.startswith("all_gather_object"))
+    late.touch()
+    until(gang, lambda: not gang.ranks[0].waiting_in)
+    over.touch()
+    assert ended(gang).results == [False, False]
+    assert [rank.steps for rank in gang.ranks] == [5, 5]
+    waits = [event for event in gang.events() if isinstance(event, ev.CollectiveWait)]
+    of_rank_0 = [w for w in waits if w.rank == 0 and w.name in ("all_gather_object", "")]
+    began, left = of_rank_0[-2:]
     assert (began.name, began.at_s - began.since_s > 1.0) == ("all_gather_object", True)
     assert (left.name, left.seq) == ("", began.seq)
-    assert "all_gather_object" not in {wait.name for wait in ended[1].of(ev.CollectiveWait)}
+    assert "all_gather_object" not in {wait.name for wait in waits if wait.rank == 1}
+
+
+def build(folder: str) -> str:
+    """Compile what is not there; then wait for the lock of a build here, and of one that was killed."""
+    import os
+    import threading
+
+    from torch.utils import cpp_extension
+
+    try:
+        cpp_extension.load("fused", ["missing.cpp"], build_directory=folder)
+    except Exception as error:
+        failure = type(error).__name__
+    lock = f"{folder}/lock"
+    builder = cpp_extension.FileBaton(lock)
+    for is_built_here in (True, False):
+        assert builder.try_acquire()
+        if not is_built_here:
+            os.close(builder.fd)  # as of a process that was killed
+            builder.fd = None
+        threading.Timer(0.2 if is_built_here else 4, builder.release).start()
+        cpp_extension.FileBaton(lock).wait()
+    return failure
 
 
 def test_extensions_are_compiled_visibly(tmp_path: Path) -> None:
-    ended = run(
-        f"""
-        import os, threading
-        from torch.utils import cpp_extension
-
-        try:
-            cpp_extension.load("fused", ["missing.cpp"], build_directory={str(tmp_path)!r})
-        except Exception as error:
-            print(type(error).__name__)
-        lock = {str(tmp_path / "lock")!r}
-        builder = cpp_extension.FileBaton(lock)
-        for is_built_here in (True, False):
-            assert builder.try_acquire()
-            if not is_built_here:
-                os.close(builder.fd)  # as of a process that was killed
-                builder.fd = None
-            threading.Timer(0.2 if is_built_here else 4, builder.release).start()
-            cpp_extension.FileBaton(lock).wait()
-        """,
-        tmp_path,
-    )
-    details = [event.detail for event in ended.of(ev.RankPhase) if event.phase == "running"]
+    pytest.importorskip("torch")
+    gang = ended(hm.launch(build, str(tmp_path), np=1))
+    gang.raise_for_state()
+    phases = [event for event in gang.events() if isinstance(event, ev.RankPhase)]
+    details = [event.detail for event in phases if event.phase == "running"]
     assert [text for text in details if text] == ["compiling fused"] and details[-1] == ""
-    [notice] = ended.of(ev.Notice)
-    assert f"waits for {tmp_path}/lock, which no process of this machine has open" in notice.text
+    [notice] = notices_of(gang).splitlines()
+    assert f"waits for {tmp_path}/lock, which no process of this machine has open" in notice
