@@ -19,6 +19,7 @@ def train(joins: bool, wraps: bool) -> None:
     """Take twelve steps, or two that DDP synchronizes."""
     import torch
     import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
     if joins:
         dist.init_process_group("gloo")
@@ -28,7 +29,7 @@ def train(joins: bool, wraps: bool) -> None:
         store.wait(["joined 0", "joined 1"])
     model = torch.nn.Linear(2, 1)
     if wraps:
-        model = torch.nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
+        model = DistributedDataParallel(model)  # type: ignore[assignment]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2 if wraps else 12):
         optimizer.zero_grad()
