@@ -31,9 +31,8 @@ from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.node.worker import commands, profiler, reporter, user_input
 from hydrogen_magic.transport import framing
 from hydrogen_magic.views.span_tracks import SpanTracks
-from tests import ranks, seconds, training
+from tests import ranks, recorded_ranks, seconds, training
 from tests.gangs import ended, notices_of, spans_of, until, until_reported_again
-from tests.observed import Ended, run
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -187,111 +186,23 @@ def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:
     assert slices == [("all_reduce", False), ("barrier", True)]
 
 
-NESTING = """
-import torch
-import hydrogen_magic as hm
-from hydrogen_magic.node.worker.observe import forward
-module = torch.nn.Module
-plain = module.__call__
-torch.load  # recording covers functions that exist when it begins
-rank.is_recording = True
-forward.follow(True)
-assert module.__call__ is not plain
-model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1, max_eval=1)
-def closure():
-    optimizer.zero_grad()
-    with hm.span("mine"):
-        loss = torch.nn.MSELoss()(model(torch.ones(1, 2)), torch.zeros(1, 1))
-    loss.backward()
-    return loss
-optimizer.step(closure)
-class Fails(torch.optim.SGD):
-    def step(self, closure=None):
-        raise ValueError("this step")
-failing = Fails(model.parameters(), lr=0.1)
-for _ in range(3):
-    try:
-        failing.step()
-    except ValueError:
-        pass
-try:
-    model("no tensor")
-except TypeError:
-    pass
-import threading
-other = threading.Thread(target=model, args=(torch.ones(1, 2),))
-other.start(); other.join()
-rank.is_recording = False
-forward.follow(False)
-assert module.__call__ is plain
-model(torch.ones(1, 2))
-rank.is_recording = True
-module.__call__ = lambda self, *args: plain(self, *args)     # another patch, as torch.fx does it
-theirs = module.__call__
-forward.follow(True)
-assert module.__call__ is theirs
-module.__call__ = plain
-"""
-
-
-COMPILED = """
-import warnings
-import torch
-from torch._dynamo.testing import CompileCounter
-from hydrogen_magic.node.worker.observe import forward
-warnings.simplefilter("error")
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-    def forward(self, x):
-        return self.second(torch.relu(self.first(x)))
-net = Net()
-for is_recording in (False, True):
-    torch._dynamo.reset()
-    counter = CompileCounter()
-    compiled = torch.compile(net, backend=counter, fullgraph=True)
-    inner = Net()
-    inner.compile(backend=counter, fullgraph=True)
-    for number in range(6):
-        rank.is_recording = is_recording == (number % 2 == 0)
-        forward.follow(rank.is_recording)
-        compiled(torch.ones(2, 4)).sum().backward()
-        inner(torch.ones(2, 4))
-        if number == 0:
-            compiled_at_first = counter.frame_count
-    assert counter.frame_count == compiled_at_first, counter.frame_count
-"""
-
-
-COLLECTIVE = """
-import torch.distributed as dist
-dist.init_process_group("gloo", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1)
-def reduced(x):
-    y = x * 2
-    dist.all_reduce(y)
-    return y + 1
-compiled = torch.compile(reduced, backend="eager", fullgraph=True)
-assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
-dist.destroy_process_group()
-"""
-
-
 @pytest.fixture(scope="module")
-def in_process(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """NESTING, COMPILED and COLLECTIVE in one process: importing torch and its compiler takes long."""
-    flush = (
-        "\nrank.is_recording = False\nrank.post(ev.Notice(0.0, 'info', 'next'))\nimport tempfile\n"
-    )
-    return run(flush.join((NESTING, COLLECTIVE, COMPILED)), tmp_path_factory.mktemp("rank"))
+def recorded(warm_agents: None) -> list[list[ev.Event]]:
+    """The events of each part of ``recorded_ranks.record``."""
+    gang = ended(hm.launch(recorded_ranks.record, np=1))
+    gang.raise_for_state()
+    parts = list[list[ev.Event]]([[]])
+    for event in gang.events():
+        parts[-1].append(event)
+        if isinstance(event, ev.Notice):
+            parts.append([])
+    return parts
 
 
-def test_spans_nest_also_when_a_step_raises(in_process: Ended) -> None:
-    before = list(itertools.takewhile(lambda e: not isinstance(e, ev.Notice), in_process.events))
+def test_spans_nest_also_when_a_step_raises(recorded: list[list[ev.Event]]) -> None:
     rows = [
         (name, depth)
-        for spans in before
+        for spans in recorded[0]
         if isinstance(spans, ev.Spans)
         for name, depth in zip(spans.names, spans.depths, strict=True)
     ]
@@ -305,11 +216,9 @@ def test_spans_nest_also_when_a_step_raises(in_process: Ended) -> None:
     ]
 
 
-def test_observed_code_compiles_whole_and_once(in_process: Ended) -> None:
-    """What COLLECTIVE and COMPILED assert, and the spans that COMPILED records."""
-    notices = [n for n, event in enumerate(in_process.events) if isinstance(event, ev.Notice)]
-    after = in_process.events[notices[-1] :]
-    names = [name for spans in after if isinstance(spans, ev.Spans) for name in spans.names]
+def test_observed_code_compiles_whole_and_once(recorded: list[list[ev.Event]]) -> None:
+    """What the rank asserts, and the spans that its compiled modules record."""
+    names = [name for spans in recorded[2] if isinstance(spans, ev.Spans) for name in spans.names]
     assert (names.count("forward"), names.count("backward")) == (12, 6)
 
 
@@ -566,15 +475,13 @@ def test_a_profile_cancelled_before_it_starts(tmp_path: Path) -> None:
     assert answers == [] and rank.steps.on_step is None
 
 
-def test_a_profiler_of_the_users_own_goes_on(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    answers: list[str] = []
-    rank = reporter.Reporter(0, time.monotonic(), lambda batch: None)
-    made = profiler.Profiler(rank, lambda n, fd: answers.append(os.pread(fd, 1 << 10, 0).decode()))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
-        made.start(1, 2, str(tmp_path / "trace"))
-        rank.steps.add(1)
-        torch.ones(3).sum()
-    assert "error" in json.loads(answers[0])
-    assert "aten::sum" in {event.name for event in own.events()}
-    assert list(tmp_path.iterdir()) == []
+def test_a_profiler_of_the_users_own_goes_on(over: Path) -> None:
+    gang = hm.launch(recorded_ranks.profile_oneself, str(over), np=1)
+    until(gang, lambda: gang.ranks and gang.ranks[0].steps)
+    gang.profile(2)
+    until(gang, lambda: phases_of(gang)[-1:] == [""])
+    over.touch()
+    assert gang.result is True
+    assert gang.snapshot().profile_path == ""
+    assert "no profile of rank 0: RuntimeError: the cell's own profiler" in notices_of(gang)
+    assert [file.name for file in gang.folder.iterdir()] == ["events.jsonl"]
