@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from multiprocessing import shared_memory
 
 import hydrogen_magic as hm
 
@@ -47,6 +48,13 @@ def orphans(count: int) -> None:
     for _ in range(count):
         subprocess.run(["sh", "-c", "sleep 0.05 &"], check=True)
     print("had", count, flush=True)
+    time.sleep(1000)
+
+
+def share() -> None:
+    """Share memory by Python's own means, and as a DataLoader's worker does, until this rank is stopped."""
+    block = shared_memory.SharedMemory(create=True, size=1 << 20)
+    print(f"/dev/shm/{block.name}", child_that_shares(), flush=True)
     time.sleep(1000)
 
 

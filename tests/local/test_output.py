@@ -25,18 +25,13 @@ from hydrogen_magic.driver.state.output_lines import OutputLines
 from hydrogen_magic.errors import RankFailedError
 from hydrogen_magic.node.agent.output import LivePart, LiveText, RankLog, TokenBucket
 from tests import leaks, output_ranks
-from tests.gangs import PATIENCE_S, ended, said, until
+from tests.gangs import PATIENCE_S, agent_pids, ended, said, until
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
 
 def outputs(gang: Gang) -> list[ev.Output]:
     return [event for event in gang.events() if isinstance(event, ev.Output)]
-
-
-def agents() -> list[int]:
-    """Return the agents' pids: children of ours that run the agent."""
-    return [p for p in leaks.tree(os.getpid()) if leaks.is_agent(p)]
 
 
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────
@@ -151,7 +146,6 @@ def test_a_crash_loses_no_byte() -> None:
 # ── much of it ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.usefixtures("cold")  # what the forkserver has imported counts as memory
 def test_a_flood_of_output() -> None:
     """As one line, and as many."""
     n_bytes = 128 << 20
@@ -161,7 +155,7 @@ def test_a_flood_of_output() -> None:
         gang = hm.launch(output_ranks.flood, n_bytes, end, np=1)
         most: dict[int, int] = {}
         while not gang.wait(0.05):
-            for process in processes.processes([os.getpid(), *agents()]):
+            for process in processes.processes([os.getpid(), *agent_pids()]):
                 most[process.pid] = max(most.get(process.pid, 0), process.rss_bytes)
         assert gang.state == "SUCCEEDED"
         assert most.pop(os.getpid()) - ours < 50 << 20
@@ -175,8 +169,7 @@ def test_a_flood_of_output() -> None:
 
 
 def test_a_hundred_thousand_points_a_second() -> None:
-    hm.launch(output_ranks.log_points, 1, 1.0, np=2).wait()
-    n_points, per_s = 100_000, 50_000.0
+    n_points, per_s = 50_000, 50_000.0
     gang = ended(hm.launch(output_ranks.log_points, n_points, per_s, np=2))
     gang.raise_for_state()
     batches = [event for event in gang.events() if isinstance(event, ev.Metrics)]
@@ -250,6 +243,7 @@ def test_a_log_that_cannot_be_opened_costs_nothing_else(tmp_path: Path) -> None:
     log.close()
 
 
+@pytest.mark.exhaustive  # the next two have what torch and Python create, without torch
 def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
     found = run_apart(
         "mount -t tmpfs tmpfs /dev/shm",
@@ -285,6 +279,17 @@ def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
     for used, left in found:
         assert used >= 4
         assert left == []
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_shared_memory_of_a_stopped_rank_and_its_child_is_removed(kill: bool) -> None:
+    gang = hm.launch(output_ranks.share, np=1)
+    until(gang, said(gang, "/dev/shm/torch_"))
+    paths = gang.logs[0].split()
+    assert len(paths) == 2 and all(map(os.path.exists, paths))
+    gang.stop(kill)
+    ended(gang)
+    assert not any(map(os.path.exists, paths))
 
 
 def test_the_memory_of_a_child_that_ends_with_its_rank_is_removed() -> None:
@@ -323,7 +328,7 @@ def zombies() -> Iterator[int]:
 
 
 def test_no_zombies_while_and_after() -> None:
-    gang = hm.launch(output_ranks.orphans, 20, np=2)
+    gang = hm.launch(output_ranks.orphans, 5, np=2)
     until(gang, said(gang, "had"))
     assert leaks.settle(lambda: [str(pid) for pid in zombies()], PATIENCE_S) == []
     gang.stop()
