@@ -24,6 +24,10 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
+def has_imported(name: str) -> bool:
+    return name in sys.modules
+
+
 def environment() -> dict[str, str]:
     """Return this rank's environment."""
     return dict(os.environ)

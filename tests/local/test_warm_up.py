@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +13,14 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver import session
 from hydrogen_magic.driver.placements import forkserver, local_agents
 from tests.gangs import wait_until
+from tests.plain_ranks import has_imported
 
 pytestmark = pytest.mark.usefixtures("cold")
 
 
-def _has_imported(name: str) -> bool:
-    return name in sys.modules
-
-
 def _touch_at_exit(path: str) -> bool:
     atexit.register(Path(path).touch)
-    return _has_imported("torch")
+    return has_imported("torch")
 
 
 @pytest.mark.exhaustive  # the other tests warm up for gangs
@@ -38,7 +34,7 @@ def test_a_gang_beside_a_session_finds_an_agent_too(
     for _ in range(2):
         assert hm.run(_touch_at_exit, str(left), np=1, session="lab") is True
         wait_until(lambda: [agent.is_ready for agent in local_agents.pool().idle] == [True])
-    assert hm.run(_has_imported, "torch", np=1) is True
+    assert hm.run(has_imported, "torch", np=1) is True
     assert len(local_agents.pool().all) == 2
     (held,) = session.sessions()
     held.end()
@@ -53,7 +49,7 @@ def test_the_forkserver_imports_what_an_optimizer_needs_in_the_gangs_environment
     def train() -> tuple[bool, bool]:
         from torch import optim
 
-        before = _has_imported("torch._dynamo")
+        before = has_imported("torch._dynamo")
         optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
         return before, _is_verbose()
 
@@ -69,12 +65,12 @@ def _is_verbose() -> bool:
 def test_the_first_gang_takes_the_agent_that_was_warmed_up_which_imports_more_when_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What an optimizer would import."""
-    monkeypatch.setattr(forkserver, "PRELOADED_WHEN_IDLE", ("torch._dynamo",))
-    local_agents.warm_up(["torch"])
-    assert hm.run(_has_imported, "torch", np=1) is True
+    """Small modules stand for torch and what an optimizer imports."""
+    monkeypatch.setattr(forkserver, "PRELOADED_WHEN_IDLE", ("wsgiref.validate",))
+    local_agents.warm_up(["wsgiref"])
+    assert hm.run(has_imported, "wsgiref", np=1) is True
     assert len(local_agents.pool().all) == 1
     deadline = time.monotonic() + 60
-    while not hm.run(_has_imported, "torch._dynamo", np=1):
+    while not hm.run(has_imported, "wsgiref.validate", np=1):
         assert time.monotonic() < deadline
         time.sleep(3.0)  # a launch is what keeps an agent from being idle
