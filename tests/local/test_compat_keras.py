@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -69,11 +70,13 @@ def check(results: list[Any], rates: list[float], *, is_corrected: bool = True) 
 
 
 @pytest.fixture
-def keras_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+def keras_in_advance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The agent imports Keras once: each rank would take ten seconds of a processor for it."""
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     local_agents.close()
     local_agents.warm_up(["keras"])
+    yield
+    local_agents.close()
 
 
 @pytest.mark.usefixtures("keras_in_advance")
