@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +21,7 @@ import pexpect
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from nbclient import NotebookClient
 
 from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
@@ -541,13 +542,12 @@ TOKEN = "hf_Zq81-live-Qx9"
 
 
 def executed(cells: Sequence[str], folder: Path) -> Any:
-    """Return a notebook of ``cells`` as nbconvert runs and saves it."""
+    """Return a notebook of ``cells`` as nbclient runs it, for nbconvert as well, and as it is saved."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbformat.write(book, folder / "in.ipynb")
-    command = "-m nbconvert --to notebook --execute --allow-errors --output out.ipynb in.ipynb"
-    subprocess.run(
-        [sys.executable, *command.split()], cwd=folder, check=True, timeout=240, capture_output=True
-    )
+    around = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(book, timeout=240, allow_errors=True, resources=around)
+    asyncio.run(client.async_execute())
+    nbformat.write(book, folder / "out.ipynb")
     return nbformat.read(folder / "out.ipynb", as_version=4)
 
 
