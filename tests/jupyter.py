@@ -178,6 +178,11 @@ class Client:
         assert cell.value is not None, cell.messages
         return cell.value
 
+    @property
+    def is_busy(self) -> bool:
+        """True while a cell has not ended, as far as the messages have been read."""
+        return not all(cell.ended for cell in self._cells.values())
+
     def close(self) -> None:
         self._close_waker()
         self._client.stop_channels()
@@ -225,6 +230,7 @@ class Kernel(Client):
     def restart(self, *, now: bool) -> None:
         """Restart it; the connection goes on to the fresh kernel."""
         self.manager.restart_kernel(now=now)
+        self._cells.clear()
         self._client.wait_for_ready(timeout=PATIENCE_S)
 
     def revive(self) -> None:
@@ -233,6 +239,7 @@ class Kernel(Client):
         if process is not None:
             process.wait()
         self.manager.start_kernel(env=self._environment)
+        self._cells.clear()
         self._client.wait_for_ready(timeout=PATIENCE_S)
 
     def rss_bytes(self) -> int:

@@ -154,6 +154,25 @@ class Page(Client):
                 return str(reply["content"]["subshell_id"])
 
 
+class QuietPage(Page):
+    """A page that takes comm messages only while no cell runs, and sends none before."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._kept: list[dict[str, Any]] = []
+        super().__init__(manager)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        is_comm = message["msg_type"].startswith("comm_")
+        if is_comm and not all(cell.ended for cell in self._cells.values()):
+            self._kept.append(message)
+            return
+        super()._take(message)
+        if not is_comm and all(cell.ended for cell in self._cells.values()):
+            kept, self._kept = self._kept, []
+            for each in kept:
+                super()._take(each)
+
+
 def show_widgets(kernel: Kernel, folder: Path) -> None:
     """Make a kernel use the stand-in for the live view's file."""
     bundle = folder / "gang.js"

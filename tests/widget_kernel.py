@@ -9,7 +9,7 @@ import pytest
 
 from tests import kernels
 from tests.jupyter import Cell, Kernel
-from tests.pages import Page, show_widgets
+from tests.pages import Page, QuietPage, show_widgets
 
 STUCK = textwrap.dedent(
     """
@@ -38,6 +38,7 @@ UNTIL_THERE_IS = textwrap.dedent(
 
 NOTEBOOK = {"JPY_SESSION_NAME": "/somewhere/notebook.ipynb"}
 """The variable that Jupyter's server sets for a kernel that it starts for a page."""
+VS_CODE = {"VSCODE_PID": "1"}
 
 
 def kernel_of(version: str, folder: Path, environment: dict[str, str] = NOTEBOOK) -> Kernel:
@@ -62,6 +63,25 @@ def greeted(page: Page) -> None:
 def stop(kernel: Kernel, page: Page, cell: Cell) -> None:
     page.ack(page.order("stop"))
     kernel.finish(cell)
+
+
+def started(page: QuietPage, cell: str, word: str) -> Cell:
+    """Start a cell that goes on, and wait for its output: that comes as text after three seconds."""
+    running = page.start(cell)
+    page.until(running, lambda: word in running.stream())
+    return running
+
+
+def assert_text_then_picture(page: QuietPage, go: Path) -> None:
+    """Check what a page shows that takes no comm message while a cell runs."""
+    cell = started(page, UNTIL_THERE_IS.format(options="", path=str(go)), "working")
+    page.until(cell, lambda: "running" in cell.block and "loss 0.5" in cell.block)
+    go.touch()
+    page.finish(cell)
+    assert cell.stream() == "working\n" and cell.value == "'done'"
+    assert "1 rank · succeeded" in cell.block and "data:image" in cell.html
+    assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
+    assert page.heard == [], "the live view has got nothing"
 
 
 def bundles(cell: Cell) -> list[dict[str, str]]:

@@ -9,18 +9,24 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import kernels
-from tests.jupyter import Cell, Manager
-from tests.pages import Page
-from tests.widget_kernel import STUCK, UNTIL_THERE_IS, bundles, greeted, kernel_of
+from tests.pages import QuietPage
+from tests.widget_kernel import (
+    STUCK,
+    UNTIL_THERE_IS,
+    VS_CODE,
+    assert_text_then_picture,
+    greeted,
+    kernel_of,
+    started,
+)
 
-pytestmark = pytest.mark.usefixtures("warm_agents")
+# test_widget has the first one, for VS Code, in a kernel that it has anyway
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("warm_agents")]
 
-VS_CODE = {"VSCODE_PID": "1"}
 COLAB = {"COLAB_RELEASE_TAG": "release"}
 DROP_WHAT_THREADS_SEND = textwrap.dedent(
     """
@@ -43,31 +49,9 @@ DROP_WHAT_THREADS_SEND = textwrap.dedent(
 )
 
 
-class QuietPage(Page):
-    """A page that takes comm messages only while no cell runs, and sends none before."""
-
-    def __init__(self, manager: Manager) -> None:
-        self._kept: list[dict[str, Any]] = []
-        super().__init__(manager)
-
-    def _take(self, message: dict[str, Any]) -> None:
-        is_comm = message["msg_type"].startswith("comm_")
-        if is_comm and not all(cell.ended for cell in self._cells.values()):
-            self._kept.append(message)
-            return
-        super()._take(message)
-        if not is_comm and all(cell.ended for cell in self._cells.values()):
-            kept, self._kept = self._kept, []
-            for each in kept:
-                super()._take(each)
-
-
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(VS_CODE, id="vscode"),
-        pytest.param(COLAB, id="colab", marks=pytest.mark.exhaustive),
-    ],
+    params=[pytest.param(VS_CODE, id="vscode"), pytest.param(COLAB, id="colab")],
 )
 def page(
     request: pytest.FixtureRequest, warm_agents: None, tmp_path_factory: pytest.TempPathFactory
@@ -82,23 +66,8 @@ def page(
     kernel.shut_down()
 
 
-def started(page: QuietPage, cell: str, word: str) -> Cell:
-    """Start a cell that goes on, and wait for its output: that comes as text after three seconds."""
-    running = page.start(cell)
-    page.until(running, lambda: word in running.stream())
-    return running
-
-
 def test_text_while_the_cell_runs_and_a_picture_at_its_end(page: QuietPage, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    cell = started(page, UNTIL_THERE_IS.format(options="", path=str(go)), "working")
-    page.until(cell, lambda: "running" in cell.block and "loss 0.5" in cell.block)
-    go.touch()
-    page.finish(cell)
-    assert cell.stream() == "working\n" and cell.value == "'done'"
-    assert "1 rank · succeeded" in cell.block and "data:image" in cell.html
-    assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
-    assert page.heard == [], "the live view has got nothing"
+    assert_text_then_picture(page, tmp_path / "go")
 
 
 def test_the_stop_button_of_the_front_end_stops(page: QuietPage) -> None:

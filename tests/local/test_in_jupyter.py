@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import hydrogen_magic as hm
 from hydrogen_magic.core import processes
-from tests.gangs import wait_until_gone
+from hydrogen_magic.driver.placements import local_agents
+from tests.gangs import ended, wait_until_gone
 from tests.jupyter import PATIENCE_S, Cell, Kernel
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -46,7 +48,7 @@ FAMILY = textwrap.dedent(
 
 
 @pytest.fixture(scope="module")
-def kernel(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def shared_kernel(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """The kernel of all tests."""
     folder = tmp_path_factory.mktemp("notebooks")
     kernel = Kernel(folder / "home", folder)
@@ -57,21 +59,40 @@ def kernel(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
         kernel.shut_down()
 
 
-@pytest.fixture(scope="module")
-def other_kernel(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    folder = tmp_path_factory.mktemp("other")
-    kernel = Kernel(folder / "home", folder)
-    try:
-        kernel.load()
-        yield kernel
-    finally:
-        kernel.shut_down()
+@pytest.fixture
+def kernel(shared_kernel: Kernel) -> Iterator[Kernel]:
+    yield shared_kernel
+    if shared_kernel.is_busy:  # with the cell of a test that failed
+        shared_kernel.restart(now=True)
+        shared_kernel.load()
 
 
 RUNNING = """
 import hydrogen_magic
 [id for id, gang in hydrogen_magic.driver.launcher.gangs().items() if not gang.wait(0)]
 """
+
+
+# ── two notebooks ────────────────────────────────────────────────────────────────────────────────
+
+
+def all_reduced() -> int:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return int(ones)
+
+
+def test_two_notebooks_at_once(kernel: Kernel) -> None:
+    """The kernel, and this process; the first test: the kernel has no agent yet."""
+    local_agents.close()
+    for _ in range(2):  # agents that start, and those that are there
+        cell = kernel.start(REDUCE)
+        gang = ended(hm.launch(all_reduced, np=2))
+        assert (kernel.finish(cell).value, gang.results) == ("2", [2, 2])
 
 
 # ── what comes back ──────────────────────────────────────────────────────────────────────────────
@@ -504,9 +525,9 @@ def test_a_comparison_is_updated_while_its_runs_go_on(kernel: Kernel, tmp_path: 
 # ── clients come and go ──────────────────────────────────────────────────────────────────────────
 
 
-def test_a_gang_goes_on_without_a_client(other_kernel: Kernel, tmp_path: Path) -> None:
+def test_a_gang_goes_on_without_a_client(kernel: Kernel, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    first = other_kernel.second_client()
+    first = kernel.second_client()
     started = first.run(
         "%%distributed --np 2 --detach\nimport hydrogen_magic as hm, pathlib\n"
         f"while not pathlib.Path({str(go)!r}).exists():\n"
@@ -516,15 +537,15 @@ def test_a_gang_goes_on_without_a_client(other_kernel: Kernel, tmp_path: Path) -
     name = started.value.partition("Gang ")[2].partition(":")[0]  # type: ignore[union-attr]
     first.until(started, lambda: "not shown here" in started.stream())
     first.close()
-    before = other_kernel.rss_bytes()
-    log = other_kernel.home / "runs" / name / "rank-0.log"
+    before = kernel.rss_bytes()
+    log = kernel.home / "runs" / name / "rank-0.log"
     mark = log.stat().st_size + (60 << 20)
     deadline = time.monotonic() + PATIENCE_S
     while log.stat().st_size < mark:
         assert time.monotonic() < deadline
         threading.Event().wait(0.02)
-    grown = other_kernel.rss_bytes() - before
-    second = other_kernel.second_client()
+    grown = kernel.rss_bytes() - before
+    second = kernel.second_client()
     try:
         shown = second.run(f"%gang show {name}").stream()
         go.touch()
@@ -535,22 +556,18 @@ def test_a_gang_goes_on_without_a_client(other_kernel: Kernel, tmp_path: Path) -
     assert grown < 30 << 20, grown
 
 
-# ── two notebooks ────────────────────────────────────────────────────────────────────────────────
-
-
-def test_two_notebooks_at_once(kernel: Kernel, other_kernel: Kernel) -> None:
-    for _ in range(2):  # agents that start, and those that are there
-        cells = [each.start(REDUCE) for each in (kernel, other_kernel)]
-        values = [
-            each.finish(c).value for each, c in zip((kernel, other_kernel), cells, strict=True)
-        ]
-        assert values == ["2", "2"]
-
-
 # ── the end of kernels ───────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("how", ["restart now", "restart", "crash", "shutdown"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        # test_kernel_deaths ends kernels by signals of every kind
+        pytest.param("restart now", marks=pytest.mark.exhaustive),
+        "restart",
+        "crash",
+    ],
+)
 def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how: str) -> None:
     hub = kernel.value(
         "from hydrogen_magic.driver.placements import local_agents; local_agents.hub()._directory"
@@ -563,9 +580,6 @@ def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how
     assert len(family) >= 10, "agent, forkserver, and two ranks with three children each"
     if how == "crash":
         os.kill(kernel.pid, signal.SIGSEGV)
-        kernel.revive()
-    elif how == "shutdown":
-        kernel.manager.shutdown_kernel(restart=True)
         kernel.revive()
     else:
         kernel.restart(now=how == "restart now")

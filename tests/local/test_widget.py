@@ -14,8 +14,17 @@ import pytest
 
 from tests import kernels
 from tests.jupyter import Kernel
-from tests.pages import Page, show_widgets
-from tests.widget_kernel import STUCK, UNTIL_THERE_IS, bundles, greeted, kernel_of, stop
+from tests.pages import Page, QuietPage, show_widgets
+from tests.widget_kernel import (
+    STUCK,
+    UNTIL_THERE_IS,
+    VS_CODE,
+    assert_text_then_picture,
+    bundles,
+    greeted,
+    kernel_of,
+    stop,
+)
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -43,6 +52,8 @@ def kernel_by_version(
     started: dict[str, Kernel] = {}
 
     def get(version: str) -> Kernel:
+        if version in started and started[version].is_busy:  # with the cell of a test that failed
+            started.pop(version).shut_down()
         if version not in started:
             started[version] = kernel_of(version, tmp_path_factory.mktemp("notebooks"))
         return started[version]
@@ -277,7 +288,7 @@ def test_what_a_saved_notebook_holds(kernel: Kernel, page: Page) -> None:
 def test_where_widgets_are_opened_on_sight_the_widget_itself_is_shown(
     kernel: Kernel, page: Page
 ) -> None:
-    with environment(kernel, VSCODE_PID="1"):
+    with environment(kernel, **VS_CODE):
         cell = kernel.start(STUCK)
         greeted(page)
         stop(kernel, page, cell)
@@ -335,6 +346,16 @@ def test_without_a_page_text_takes_over_with_everything_so_far(
     assert cell.stream() == "working\n" and cell.value == "'done'"
     assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
     assert "succeeded" in cell.block
+
+
+def test_text_takes_over_in_vs_code(kernel: Kernel, tmp_path: Path) -> None:
+    """It handles no comm message while a cell runs; test_front_ends has more of it."""
+    with environment(kernel, **VS_CODE):
+        page = QuietPage(kernel.manager)
+        try:
+            assert_text_then_picture(page, tmp_path / "go")
+        finally:
+            page.close()
 
 
 def test_a_page_that_comes_late_takes_over_from_the_text(
