@@ -98,11 +98,11 @@ finally:
 """Its ranks clean up for ten minutes, and may."""
 
 FAILING = """%%distributed --np 2
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-if dist.get_rank() == 1:
+import time
+import hydrogen_magic as hm
+if hm.rank() == 1:
     raise ValueError("bad batch 17")
-dist.all_reduce(torch.ones(1))
+time.sleep(600)
 """
 
 TRAINING = """%%distributed --np 2

@@ -40,8 +40,10 @@ _SHOW = """async (path) => {
 _CLOSE = "() => window.jupyterapp.shell.currentWidget.dispose()"
 """Without a question about what is not saved."""
 _DIALOGS = ("alert", "confirm", "prompt")
-_ARGUMENTS = ["--disable-gpu", "--disable-dev-shm-usage"]
-"""Shared memory is looked at after every test; a browser's would come and go meanwhile."""
+_ARGUMENTS = ["--disable-gpu", "--disable-dev-shm-usage", "--js-flags=--no-opt"]
+"""Shared memory is looked at after every test; a browser's would come and go meanwhile. Pages are used for
+too short a time for optimized code to be worth its compilation.
+"""
 
 
 def launch(playwright: Playwright) -> Browser:
@@ -169,7 +171,8 @@ class NotebookPage:
         return other
 
     def open_copy(self, *, trusted: bool, instead_of: NotebookPage | None = None) -> NotebookPage:
-        """Open a copy of the notebook as saved, with a fresh kernel, in a tab of its own or another's.
+        """Open a copy of the notebook as saved, with a fresh kernel, in a tab of its own, or with another
+        copy's tab and kernel.
 
         The server trusts a notebook whose content it has saved itself. A copy that is not ``trusted`` has
         one cell more, so the server has never seen it, as a notebook that came from another computer.
@@ -184,9 +187,8 @@ class NotebookPage:
             other.open(copy)
         else:
             instead_of.page.evaluate(_CLOSE)
-            self._server.end_kernels(instead_of._name)
             other._path, other._codes = copy, self._codes
-            self._server.start_kernel(other._name)
+            self._server.move_kernel(instead_of._name, other._name)
             other._show()
         other.page.wait_for_function(_HAS_TRUST, arg=trusted)
         return other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -79,6 +79,105 @@ def play(view: PlayedView, scene: str) -> None:
     view.say(messages_of(*events_of(scene)))
 
 
+def _rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(part, 16)) for part in re.findall('[0-9a-f]{2}', colour))})"
+
+
+def _shows_a_straggler(view: PlayedView) -> None:
+    row = view.widget.locator("tr[data-mark='straggler']")
+    expect(row).to_contain_text("rank 41")
+    expect(row).to_contain_text("straggler: 100 steps, median 200")
+    expect(view.widget.locator(".hm-legend")).to_contain_text("4 in the table")
+    expect(view.widget.locator(".hm-where-row")).to_have_count(16)
+
+
+def _draws_each_rank(view: PlayedView) -> None:
+    """Of those in sight, with what it did."""
+    timeline = view.widget.locator(".hm-timeline")
+    expect(timeline).to_contain_text(f"ranks 0–{N_LANES - 1} of")
+    forward = [int(part, 16) for part in re.findall("[0-9a-f]{2}", FILLS[1])]
+    wait_until(lambda: timeline.locator("canvas").evaluate(LANES, forward) == N_LANES)
+
+
+def _asks_for_other_ranks(view: PlayedView) -> None:
+    view.widget.get_by_role("button", name="ranks after").click()
+    expect(view.widget.locator(".hm-timeline")).to_contain_text("ranks 16–31 of 64")
+    assert view.orders("tracks")[-1]["ranks"] == list(range(16, 32))
+
+
+def _has_rows_of_stopped_ranks(view: PlayedView) -> None:
+    rows = view.widget.locator("tbody tr")
+    expect(rows).to_have_count(4)
+    expect(rows.first).to_contain_text("stopped")
+
+
+def _names_the_rank_with_nan(view: PlayedView) -> None:
+    curves = view.widget.locator(".hm-curves")
+    expect(curves.locator("figure").last).to_contain_text("NaN or infinite from step 200, rank 1")
+    expect(curves).not_to_contain_text("the same on all ranks")
+
+
+def _has_the_mark_of_a_notice_beside_its_first_line(view: PlayedView) -> None:
+    notice = view.widget.locator(".hm-notice", has_text="8 rows got no prediction")
+    assert notice.evaluate(BESIDE)
+
+
+def _counts_a_flood_of_output(view: PlayedView) -> None:
+    expect(view.widget.locator(".hm-output")).to_contain_text("of 10,002 lines")
+
+
+def _reports_a_crash_once_and_whole(view: PlayedView) -> None:
+    state = view.widget.locator("tr[data-phase='failed'] .hm-marked")
+    expect(state).to_have_text("failed: ZeroDivisionError")
+    expect(view.widget.locator(".hm-failure-title")).to_contain_text("ZeroDivisionError")
+    expect(view.widget.locator(".hm-failure pre")).to_be_hidden()
+    expect(view.widget.locator(".hm-track")).to_have_count(0)
+    expect(view.widget.locator(".hm-timeline canvas")).to_have_count(0)
+    expect(view.widget.locator(".hm-output .hm-note").first).to_have_text("1 line")
+
+
+def _tells_metrics_apart_finds_and_pins_them(view: PlayedView) -> None:
+    titles = view.widget.locator("thead th").all_inner_texts()
+    assert len(set(titles)) == len(titles)
+    search = view.widget.get_by_role("searchbox", name="Find a metric")
+    search.fill("std")
+    expect(view.widget.locator("figure")).to_have_count(1)
+    search.fill("")
+    view.widget.get_by_role("button", name="Pin train/part_3").click()
+    expect(view.widget.locator(".hm-group-caption").first).to_have_text("pinned (1)")
+
+
+def _has_the_same_colours_in_both_themes_and_in_the_saved_picture(view: PlayedView) -> None:
+    seen = []
+    for is_dark in (False, True):
+        view.set_dark(is_dark)
+        ranks = view.widget.locator(SWATCHES).evaluate_all(RGB)
+        spans = view.widget.locator(".hm-name i").evaluate_all(
+            "(all) => all.map((e) => getComputedStyle(e).backgroundColor)"
+        )
+        seen.append((ranks, spans))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == [_rgb(of_rank(rank)) for rank in range(2)]
+    assert set(seen[0][1]) == {_rgb(FILLS[kind]) for kind in range(3)}
+    events, _ = events_of("done")
+    picture = static_picture(replay(events), events)
+    assert all(of_rank(rank) in picture for rank in range(2))
+
+
+CHECKS: Mapping[str, Sequence[Callable[[PlayedView], None]]] = {
+    "training-24": (_draws_each_rank,),
+    "straggling-64": (_shows_a_straggler, _draws_each_rank, _asks_for_other_ranks),
+    "stopped-64": (_has_rows_of_stopped_ranks, _draws_each_rank),
+    "nan": (_names_the_rank_with_nan,),
+    "inferring": (_has_the_mark_of_a_notice_beside_its_first_line,),
+    "flood": (_counts_a_flood_of_output,),
+    "crash": (_reports_a_crash_once_and_whole,),
+    "metrics": (_tells_metrics_apart_finds_and_pins_them,),
+    "done": (_has_the_same_colours_in_both_themes_and_in_the_saved_picture,),
+}
+"""What else a scene shows: to play it takes longer than to look at it."""
+
+
 @pytest.mark.parametrize(
     "scene",
     [
@@ -87,6 +186,7 @@ def play(view: PlayedView, scene: str) -> None:
     ],
 )
 def test_everything_is_in_sight_in_both_themes_and_widths(view: PlayedView, scene: str) -> None:
+    """And what matters in the scene is shown."""
     play(view, scene)
     for section in SECTIONS.get(scene, {"ranks", "curves", "timeline"}):
         expect(view.widget.locator(f".hm-{section}")).to_be_visible()
@@ -95,63 +195,10 @@ def test_everything_is_in_sight_in_both_themes_and_widths(view: PlayedView, scen
         assert view.problems() == [], width
     view.set_dark(True)  # where there is least room; a theme has colours, and no sizes
     assert view.problems() == []
-
-
-def test_a_gang_of_64_ranks_says_why_rows_are_shown_and_has_all_lanes(view: PlayedView) -> None:
-    play(view, "straggling-64")
-    row = view.widget.locator("tr[data-mark='straggler']")
-    expect(row).to_contain_text("rank 41")
-    expect(row).to_contain_text("straggler: 100 steps, median 200")
-    expect(view.widget.locator(".hm-legend")).to_contain_text("4 in the table")
-    expect(view.widget.locator(".hm-where-row")).to_have_count(16)
-    view.widget.get_by_role("button", name="ranks after").click()
-    expect(view.widget.locator(".hm-timeline")).to_contain_text("ranks 16–31 of 64")
-    assert view.orders("tracks")[-1]["ranks"] == list(range(16, 32))
-
-
-@pytest.mark.parametrize("scene", ["training-24", "straggling-64", "stopped-64"])
-def test_every_rank_in_sight_is_drawn_with_what_it_did(view: PlayedView, scene: str) -> None:
-    play(view, scene)
-    timeline = view.widget.locator(".hm-timeline")
-    expect(timeline).to_contain_text(f"ranks 0–{N_LANES - 1} of")
-    forward = [int(part, 16) for part in re.findall("[0-9a-f]{2}", FILLS[1])]
-    wait_until(lambda: timeline.locator("canvas").evaluate(LANES, forward) == N_LANES)
-
-
-def test_a_stopped_gang_of_64_ranks_has_rows(view: PlayedView) -> None:
-    play(view, "stopped-64")
-    rows = view.widget.locator("tbody tr")
-    expect(rows).to_have_count(4)
-    expect(rows.first).to_contain_text("stopped")
-
-
-def test_nan_on_one_rank_is_named(view: PlayedView) -> None:
-    play(view, "nan")
-    curves = view.widget.locator(".hm-curves")
-    expect(curves.locator("figure").last).to_contain_text("NaN or infinite from step 200, rank 1")
-    expect(curves).not_to_contain_text("the same on all ranks")
-
-
-def test_the_mark_of_a_notice_is_beside_its_first_line(view: PlayedView) -> None:
-    play(view, "inferring")
-    notice = view.widget.locator(".hm-notice", has_text="8 rows got no prediction")
-    assert notice.evaluate(BESIDE)
-
-
-def test_a_flood_of_output_is_counted(view: PlayedView) -> None:
-    play(view, "flood")
-    expect(view.widget.locator(".hm-output")).to_contain_text("of 10,002 lines")
-
-
-def test_a_crash_is_told_once_and_whole(view: PlayedView) -> None:
-    play(view, "crash")
-    state = view.widget.locator("tr[data-phase='failed'] .hm-marked")
-    expect(state).to_have_text("failed: ZeroDivisionError")
-    expect(view.widget.locator(".hm-failure-title")).to_contain_text("ZeroDivisionError")
-    expect(view.widget.locator(".hm-failure pre")).to_be_hidden()
-    expect(view.widget.locator(".hm-track")).to_have_count(0)
-    expect(view.widget.locator(".hm-timeline canvas")).to_have_count(0)
-    expect(view.widget.locator(".hm-output .hm-note").first).to_have_text("1 line")
+    view.set_dark(False)
+    view.set_width(WIDTHS[0])
+    for check in CHECKS.get(scene, ()):
+        check(view)
 
 
 def test_a_profile_is_shown_when_it_has_come(view: PlayedView) -> None:
@@ -170,40 +217,6 @@ def test_a_profile_is_shown_when_it_has_come(view: PlayedView) -> None:
     expect(timeline).not_to_contain_text("the profiled steps")
     timeline.get_by_role("button", name="Profile", exact=True).click()
     expect(timeline).to_contain_text("the profiled steps")
-
-
-def test_metrics_are_told_apart_found_and_pinned(view: PlayedView) -> None:
-    play(view, "metrics")
-    titles = view.widget.locator("thead th").all_inner_texts()
-    assert len(set(titles)) == len(titles)
-    search = view.widget.get_by_role("searchbox", name="Find a metric")
-    search.fill("std")
-    expect(view.widget.locator("figure")).to_have_count(1)
-    search.fill("")
-    view.widget.get_by_role("button", name="Pin train/part_3").click()
-    expect(view.widget.locator(".hm-group-caption").first).to_have_text("pinned (1)")
-
-
-def test_colours_are_the_same_in_both_themes_and_in_the_saved_picture(view: PlayedView) -> None:
-    play(view, "done")
-    seen = []
-    for is_dark in (False, True):
-        view.set_dark(is_dark)
-        ranks = view.widget.locator(SWATCHES).evaluate_all(RGB)
-        spans = view.widget.locator(".hm-name i").evaluate_all(
-            "(all) => all.map((e) => getComputedStyle(e).backgroundColor)"
-        )
-        seen.append((ranks, spans))
-    assert seen[0] == seen[1]
-    assert seen[0][0] == [_rgb(of_rank(rank)) for rank in range(2)]
-    assert set(seen[0][1]) == {_rgb(FILLS[kind]) for kind in range(3)}
-    events, _ = events_of("done")
-    picture = static_picture(replay(events), events)
-    assert all(of_rank(rank) in picture for rank in range(2))
-
-
-def _rgb(colour: str) -> str:
-    return f"rgb({', '.join(str(int(part, 16)) for part in re.findall('[0-9a-f]{2}', colour))})"
 
 
 def test_a_timeline_of_phases_alone_is_folded(view: PlayedView) -> None:

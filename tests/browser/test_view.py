@@ -165,6 +165,7 @@ def _stop(page: NotebookPage, cell: str, run: Run, pids: list[int]) -> None:
     page.finish(cell)
 
 
+@pytest.mark.exhaustive  # test_looks draws a profile, and test_page_commands asks for one
 def test_profiled_steps_are_drawn_in_the_timeline(lab: NotebookPage, new_run: NewRun) -> None:
     lab.start(STEPPING)
     run = new_run()
@@ -193,6 +194,7 @@ def _number_of_spans(widget: Locator) -> int:
     return int(found[0].replace(",", "")) if found else 0
 
 
+@pytest.mark.exhaustive  # test_widget does so without a browser
 def test_a_gang_is_shown_after_its_kernel_was_restarted(lab: NotebookPage, new_run: NewRun) -> None:
     lab.run(TRAINING)
     gang = new_run().id
