@@ -484,4 +484,5 @@ def test_a_profiler_of_the_users_own_goes_on(over: Path) -> None:
     assert gang.result is True
     assert gang.snapshot().profile_path == ""
     assert "no profile of rank 0: RuntimeError: the cell's own profiler" in notices_of(gang)
-    assert [file.name for file in gang.folder.iterdir()] == ["events.jsonl"]
+    left = {file.name for file in gang.folder.iterdir()}
+    assert left <= {"events.jsonl", "rank-0.log"}, "torch may print something"
