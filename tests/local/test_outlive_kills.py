@@ -161,8 +161,8 @@ def check(gang_id: str, killed: Killed, victim: str) -> None:
     assert gang.results == [gang.result, gang.results[1]] and gang.result == logged[0]
 
 
-# They wait most of the time: one worker would take five minutes.
-_SEEDS = [pytest.param(seed, marks=pytest.mark.xdist_group(f"kills {seed}")) for seed in range(4)]
+# They wait most of the time: one worker would take ten minutes.
+_SEEDS = [pytest.param(seed, marks=pytest.mark.xdist_group(f"kills {seed}")) for seed in range(8)]
 
 
 @pytest.mark.exhaustive

@@ -43,7 +43,7 @@ def forget_gangs() -> Iterator[None]:
         pytest.param(1, 0, 0, marks=pytest.mark.exhaustive),
         *(
             pytest.param(1 + n % 2, 30 * n, n_large, marks=pytest.mark.exhaustive)
-            for n, n_large in [*((n, 0) for n in range(2, 5)), (10, 2 << 30)]
+            for n, n_large in [*((n, 0) for n in range(2, 10)), (10, 2 << 30)]
         ),
     ],
 )
@@ -108,7 +108,7 @@ def end(gang: Gang, how: str, pid: int) -> None:
     "seeds",
     [
         range(4),
-        *(pytest.param(range(n, n + 12), marks=pytest.mark.exhaustive) for n in range(4, 52, 12)),
+        *(pytest.param(range(n, n + 12), marks=pytest.mark.exhaustive) for n in range(4, 100, 12)),
     ],
     ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
 )
