@@ -219,6 +219,8 @@ test-all: $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark docs kerne
 	@echo '· pytest, exhaustive tests, $(WORKERS) workers'
 	@$(PYTEST) -m exhaustive -n $(WORKERS) $(ARGS)
 
+# Pages of other tests are loaded without those that no test needs.
+test-all: export JUPYTERLAB_EXTENSIONS := all
 # The tests run every notebook, too, and search the documentation that was built.
 test-all: export DOCS_NOTEBOOKS := off
 test-all: export DOCS_SITE := $(CURDIR)/build/docs

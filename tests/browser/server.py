@@ -27,24 +27,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 _PEERS = ("jupyter-distributed",)
 """Extensions that benchmarks install: they change the outputs of ``%%distributed`` cells."""
-_UNUSED = tuple(
-    f"@jupyterlab/{name}-extension"
-    for name in (
-        *(
-            "completer",
-            "console",
-            "csvviewer",
-            "debugger",
-            "extensionmanager",
-            "fileeditor",
-            "help",
-        ),
-        *("htmlviewer", "hub", "imageviewer", "inspector", "launcher", "logconsole", "lsp"),
-        *("markdownviewer", "mermaid", "pdf", "pluginmanager", "running", "settingeditor"),
-        *("terminal", "toc", "tooltip", "vega5", "workspaces"),
-    )
+_UNUSED = (
+    "completer console csvviewer debugger extensionmanager fileeditor help htmlviewer hub imageviewer "
+    "inspector launcher logconsole lsp markdownviewer mermaid pdf pluginmanager running settingeditor "
+    "terminal toc tooltip vega5 workspaces"
 )
-"""What a notebook is edited, run and shown without: a third of the work of loading a page."""
+"""JupyterLab's extensions without which a notebook is edited, run and shown: a third of the work of loading a
+page. ``make test-all`` keeps them.
+"""
 
 
 class Server:
@@ -175,7 +165,9 @@ def _write_settings(folder: Path) -> None:
 def _configure_pages(folder: Path) -> None:
     folder.mkdir()
     # Without it each page has the server start Node.js, to see whether JupyterLab is to be built again.
-    config = {"disabledExtensions": dict.fromkeys((*_PEERS, *_UNUSED), True), "buildCheck": False}
+    unused = [] if os.environ.get("JUPYTERLAB_EXTENSIONS") == "all" else _UNUSED.split()
+    disabled = (*_PEERS, *(f"@jupyterlab/{name}-extension" for name in unused))
+    config = {"disabledExtensions": dict.fromkeys(disabled, True), "buildCheck": False}
     (folder / "page_config.json").write_text(json.dumps(config))
 
 
