@@ -26,7 +26,8 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import Ping
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending, launcher
+from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.local import LocalAgentGroup
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
@@ -313,7 +314,7 @@ def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
 
     gang = hm.launch(ranks.hang, "sleep", np=1)
     with pytest.raises(OSError, match="no terminal"):
-        launcher.attend(gang, Failing())
+        attending.attend(gang, Failing())
     with pytest.raises(GangStoppedError, match="the cell that waited for it failed"):
         gang.raise_for_state()
 
@@ -330,10 +331,10 @@ def test_a_tracker_gets_the_last_points_also_when_the_view_fails_to_close(
             raise OSError("no terminal")
 
     waited: list[hm.Gang] = []
-    monkeypatch.setattr(launcher.tracking, "finish", waited.extend)
+    monkeypatch.setattr(attending.tracking, "finish", waited.extend)
     gang = hm.launch(plain_ranks.rank, np=1)
     with pytest.raises(OSError, match="no terminal"):
-        launcher.attend(gang, Failing())
+        attending.attend(gang, Failing())
     assert waited == [gang]
 
 
@@ -345,11 +346,11 @@ def test_an_interrupt_is_for_the_gang_that_the_main_thread_waits_for() -> None:
             self.is_stopping = True
 
     def wait_beside() -> None:
-        with launcher.interrupts_held() as interrupts:
+        with interrupts_held() as interrupts:
             interrupts.take(beside)
 
     mine, beside = Waited(), Waited()
-    with launcher.interrupts_held() as interrupts:
+    with interrupts_held() as interrupts:
         interrupts.take(mine)
         for _ in range(2):  # the second begins while the first interrupt takes effect
             other = threading.Thread(target=wait_beside)

@@ -88,12 +88,15 @@ def test_parquet_keeps_its_order(tmp_path: Path) -> None:
 
 def test_an_answer_that_comes_late_is_one_too_many(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    run = begun(rows(80_000), infer_ranks.waits_for, str(marker), 0, 0, 0.01)
+    frame = rows(
+        160_000
+    )  # 16 s for one rank, three times as long as until the other one is found to hang
+    run = begun(frame, infer_ranks.waits_for, str(marker), 0, 0, 0.01)
     woken = threading.Thread(target=_wake_up, args=(run, marker))
     woken.start()
     result = ended(run)
     woken.join()
-    assert list(result["y"]) == [2 * x for x in range(80_000)]
+    assert list(result["y"]) == [2 * x for x in range(160_000)]
     assert Counter(result["rank"])[0] > 100  # after it was woken up
     assert "was cancelled" not in warnings(run)
 
