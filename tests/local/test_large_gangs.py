@@ -18,7 +18,7 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending, calls
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote import HostTasks
@@ -118,8 +118,8 @@ def run(simulation: Simulation, np: int) -> Traffic:
     simulation.exits.clear()
     simulation.traffic.to_hosts.clear()
     began_bytes = simulation.module._memory_bytes()
-    gang = launcher.launch(len, b"data", np=np, on="simulated")
-    launcher.follow(gang, simulation.module.ModelView())
+    gang = calls.launch(len, b"data", np=np, on="simulated")
+    attending.follow(gang, simulation.module.ModelView())
     until_trained(gang, PERIOD_S)
     assert len(agent_pool()._agents) == np, "any task may start the agent of its host"
     first_s = time.process_time()

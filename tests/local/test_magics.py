@@ -28,7 +28,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages, run_log
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.network import PortRange
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.history import history
@@ -102,7 +102,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     monkeypatch.setattr(capture, "capture_cell", fake.capture_cell)
     monkeypatch.setattr(launcher, "launch_captured", fake.launch_captured)
     monkeypatch.setattr(launcher, "plan", lambda spec: plan)
-    monkeypatch.setattr(launcher, "attend", lambda gang, view: None)
+    monkeypatch.setattr(attending, "attend", lambda gang, view: None)
     return fake
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import calls
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.ranks import TORCH
 from tests import plain_ranks, plug_in, ranks
@@ -50,7 +50,7 @@ class TestInProcess(GangContract):
 
 def test_ranks_attach_observers_of_plug_ins() -> None:
     """One observer cannot be imported: a warning says so, and the rank goes on."""
-    gang = ended(launcher.launch(plain_ranks.observed, np=1, on="mine", rendezvous="mine"))
+    gang = ended(calls.launch(plain_ranks.observed, np=1, on="mine", rendezvous="mine"))
     assert gang.result == (True, True)
     assert "planned by the plug-in" in notices_of(gang)
     assert "watched_library runs, but cannot be observed" in notices_of(gang)

@@ -227,7 +227,7 @@ def test_compiled_code_sends_and_receives(cold: None) -> None:
     """``isend`` and ``irecv`` are wrapped, and the compiler cannot trace what they call. A new agent has not
     imported torch yet: its ranks wrap them before other modules of torch import them.
     """
-    assert ended(launcher.launch(ranks.swap_compiled, np=2)).results == [2.0, 4.0]
+    assert ended(hm.launch(ranks.swap_compiled, np=2)).results == [2.0, 4.0]
 
 
 # ── orders ───────────────────────────────────────────────────────────────────────────────────────

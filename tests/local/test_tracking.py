@@ -17,7 +17,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
-from hydrogen_magic.driver import launcher, tracking
+from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, Tracker
 from hydrogen_magic.driver.trackers.mlflow import MlflowTracker
 from hydrogen_magic.driver.trackers.wandb import WandbTracker
@@ -160,7 +160,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(
     monkeypatch.setattr(tracking, "_FINISH_S", 0.1)
     tracker.ANSWERS.clear()
     try:
-        gang = ended(launcher.launch(int, np=1, track="mine", run_name="slow"))
+        gang = ended(hm.launch(int, np=1, track="mine", run_name="slow"))
         tracking.finish([gang])
         assert f"the tracker has not taken all of gang {gang.id}" in capsys.readouterr().err
         assert calls == []
@@ -199,7 +199,7 @@ def test_a_tracker_that_fails_costs_a_notice(
 ) -> None:
     monkeypatch.setenv("SERVICE_TOKEN", "correct-horse")
     tracker.FAILS_IN.add(fails_in)
-    gang = launcher.launch(plain_ranks.log_and_wait, str(tmp_path / "go"), np=1, track="mine")
+    gang = hm.launch(plain_ranks.log_and_wait, str(tmp_path / "go"), np=1, track="mine")
     if fails_in != "end":  # the notice comes while the gang runs
         gang._run.log.wait_for(lambda: "no server" in notices_of(gang), PATIENCE_S)
     (tmp_path / "go").touch()
@@ -257,11 +257,11 @@ def test_what_cannot_track_is_refused_before_anything_starts(
     with pytest.raises(UsageError, match=r"'wadnb' is not supported; did you mean wandb\?"):
         run(notebook_shell, "%%distributed --track wadnb\n1")
     with pytest.raises(PlacementError, match=r"`--track comet`: no tracker of this name .* mlflow"):
-        launcher.launch(int, track="comet")
+        hm.launch(int, track="comet")
     for name, pip in (("mlflow", "mlflow-skinny"), ("wandb", "wandb")):
         if importlib.util.find_spec(name) is None:
             with pytest.raises(ValueError, match=f"{name} is not installed: pip install {pip}"):
-                launcher.launch(int, track=name)
+                hm.launch(int, track=name)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("mlflow", MlflowTracker), ("wandb", WandbTracker)])
