@@ -187,9 +187,11 @@ def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def recorded(warm_agents: None) -> list[list[ev.Event]]:
+def recorded(warm_agents: None, homes: Iterator[Path]) -> list[list[ev.Event]]:
     """The events of each part of ``recorded_ranks.record``."""
-    gang = ended(hm.launch(recorded_ranks.record, np=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYDROGEN_MAGIC_HOME", str(next(homes)))
+        gang = ended(hm.launch(recorded_ranks.record, np=1))
     gang.raise_for_state()
     parts = list[list[ev.Event]]([[]])
     for event in gang.events():
