@@ -290,7 +290,7 @@ class Builder:
             for s, why in needs.statements.values()
         ]
         items += [
-            CapturedItem(name, "module", len(module.source.encode()), f"local, from {module.path}")
+            CapturedItem(name, "module", _nbytes(module.source), f"local, from {module.path}")
             for name, module in self.local.sources.items()
         ]
         return tuple(items)
@@ -305,6 +305,10 @@ def _kind(value: Any) -> str:
     if issubclass(kind, type):
         return "class"
     return "function" if issubclass(kind, types.FunctionType) else "value"
+
+
+def _nbytes(source: str) -> int:
+    return len(source) if source.isascii() else len(source.encode())
 
 
 def _sources(filenames: set[str]) -> dict[str, str]:

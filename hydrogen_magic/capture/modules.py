@@ -12,7 +12,9 @@ import site
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic.core import syntax
@@ -31,6 +33,7 @@ class LocalModules:
         self.sources: dict[str, ModuleSource] = {}
         self.warnings: list[str] = []
         self._seen: set[str] = set()
+        self._path_version = _path_version()
 
     def add(self, modules: Iterable[str]) -> None:
         """Add the whole top-level package of every local module in ``modules``."""
@@ -62,33 +65,38 @@ class LocalModules:
 
     def _add_tree(self, root: str, path: Path) -> list[str]:
         """Add one tree; return the roots of what it imports."""
-        found = dict(_files(root, path))
-        nbytes = sum(_size(module.path) for module in found.values())
+        found = list(_files(root, str(path)))
+        nbytes = sum(file.size for file in found)
         if len(found) > _MAX_FILES or nbytes > _MAX_BYTES:
             self.warnings.append(
                 f"the local package {root} in {path} has {len(found)} files, {size_text(nbytes)}: "
                 "it is too large to send, so ranks import it from their own disk"
             )
             return []
-        roots: list[str] = []
-        for name, module in found.items():
+        mentioned: dict[str, frozenset[str]] = {}
+        for file in found:
             try:
-                source, mentioned = _read(module.path)
+                source, mentioned[file.name] = _read(file)
             except (OSError, SyntaxError, UnicodeDecodeError):  # importers find it on disk
                 continue
-            if name not in self.sources:
-                self.sources[name] = ModuleSource(source, module.path, module.is_package)
-            new = [each for each in mentioned if self._is_new(each)]
-            if new:
-                imported = {each.partition(".")[0] for each in self._imported_by(name)}
-                roots += [each for each in new if each in imported]
-        return roots
+            if file.name not in self.sources:
+                self.sources[file.name] = ModuleSource(source, file.path, file.is_package)
+        new = {each for each in frozenset().union(*mentioned.values()) if self._is_new(each)}
+        roots: set[str] = set()
+        for name in [name for name, names in mentioned.items() if not new.isdisjoint(names)]:
+            roots |= new & {each.partition(".")[0] for each in self._imported_by(name)}
+        return sorted(roots)
 
     def _is_new(self, root: str) -> bool:
         """Whether ``root`` is local and was not added yet. Others count as seen: they are asked for often."""
-        if root not in self._seen and not local_paths(root):
+        if root not in self._seen and not self._is_found(root):
             self._seen.add(root)
         return root not in self._seen
+
+    def _is_found(self, root: str) -> bool:
+        # Most of them are optional libraries that are not there, which every cell would look for.
+        is_loaded = root in sys.modules
+        return bool(local_paths(root) if is_loaded else _paths_at(root, self._path_version))
 
     def _imported_by(self, name: str) -> list[str]:
         module = self.sources.get(name)
@@ -109,6 +117,25 @@ def local_paths(root: str) -> list[Path]:
     if any(_is_installation(path) for path in locations):
         return []
     return [path for path in locations if path.is_dir() or path.suffix == ".py"]
+
+
+@functools.lru_cache(maxsize=4096)
+def _paths_at(root: str, version: tuple[object, ...]) -> list[Path]:
+    """Return :func:`local_paths` of a module that is not loaded; ``version``: of the module path."""
+    return local_paths(root)
+
+
+def _path_version() -> tuple[object, ...]:
+    """Return what differs once a directory of the module path has another entry, as importers see it."""
+    return tuple(_directory_version(entry) for entry in sys.path if isinstance(entry, str))
+
+
+def _directory_version(path: str) -> tuple[str, int, int]:
+    try:
+        status = os.stat(path or os.curdir)
+    except OSError:
+        return path, 0, 0
+    return path, status.st_ino, status.st_mtime_ns
 
 
 def _is_everywhere(root: str) -> bool:
@@ -160,38 +187,63 @@ def _is_installation(path: Path) -> bool:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _files(name: str, path: Path) -> Iterator[tuple[str, ModuleSource]]:
-    """Yield every module of a tree, without its source."""
-    if not path.is_dir():
-        yield name, ModuleSource("", str(path))
+@dataclass(frozen=True)
+class _File:
+    """A module of a tree."""
+
+    name: str
+    path: str
+    """A directory if it is a package without ``__init__.py``."""
+    is_package: bool = False
+    size: int = 0
+    modified_ns: int = 0
+
+
+def _files(name: str, path: str) -> Iterator[_File]:
+    """Yield every module of a tree. Looks at each file once: a tree may have a thousand, for every cell."""
+    if not os.path.isdir(path):
+        yield from _file(name, path, Path(path).stat)
         return
-    init = path / "__init__.py"
-    yield name, ModuleSource("", str(init if init.is_file() else path), is_package=True)
-    for entry in sorted(path.iterdir()) if os.access(path, os.R_OK) else ():
-        if entry.is_dir() and _may_be_package(entry):
-            yield from _packages(f"{name}.{entry.name}", entry)
-        elif entry.suffix == ".py" and entry.stem.isidentifier() and entry.stem != "__init__":
-            yield f"{name}.{entry.stem}", ModuleSource("", str(entry))
+    try:
+        entries = {entry.name: entry for entry in os.scandir(path)}
+    except PermissionError:
+        entries = {}
+    init = entries.pop("__init__.py", None)
+    if init is None or not init.is_file():
+        yield _File(name, path, is_package=True)
+    else:
+        yield from _file(name, init.path, init.stat, is_package=True)
+    for each, entry in sorted(entries.items()):
+        stem, suffix = os.path.splitext(each)
+        if entry.is_dir():
+            yield from _packages(f"{name}.{each}", entry.path) if _may_be_package(entry) else ()
+        elif suffix == ".py" and stem.isidentifier():
+            yield from _file(f"{name}.{stem}", entry.path, entry.stat)
 
 
-def _packages(name: str, path: Path) -> Iterator[tuple[str, ModuleSource]]:
+def _file(
+    name: str, path: str, stat: Callable[[], os.stat_result], *, is_package: bool = False
+) -> Iterator[_File]:
+    with suppress(OSError):  # a link to nothing, or a file that is being replaced
+        status = stat()
+        yield _File(name, path, is_package, status.st_size, status.st_mtime_ns)
+
+
+def _packages(name: str, path: str) -> Iterator[_File]:
     """Yield the modules of a directory, if there are any."""
     found = list(_files(name, path))
-    if any(module.path.endswith(".py") for _, module in found):
+    if any(file.path.endswith(".py") for file in found):
         yield from found
 
 
-def _may_be_package(path: Path) -> bool:
-    skipped = path.name in ("__pycache__", "node_modules", "site-packages")
-    return path.name.isidentifier() and not skipped and not (path / "pyvenv.cfg").exists()
+def _may_be_package(entry: os.DirEntry[str]) -> bool:
+    skipped = entry.name in ("__pycache__", "node_modules", "site-packages")
+    has_python = os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+    return entry.name.isidentifier() and not skipped and not has_python
 
 
-def _size(path: str) -> int:
-    return os.path.getsize(path) if path.endswith(".py") and os.path.exists(path) else 0
-
-
-_cache: dict[str, tuple[tuple[int, int], tuple[str, tuple[str, ...]]]] = {}
-"""By path: size and time of the file, its source and the top-level modules that it may import."""
+_cache: dict[str, tuple[_File, tuple[str, frozenset[str]]]] = {}
+"""By path: the file as it was, its source and the top-level modules that it may import."""
 
 _IMPORT = re.compile(
     r"(?:^|[;:])[ \t\f]*(?:from\s+([^\W\d]\w*)|import\s+([^\W\d][\w., \t]*))", re.MULTILINE
@@ -199,21 +251,20 @@ _IMPORT = re.compile(
 """An import statement, or what looks like one in a text. The first names of relative imports are missing."""
 
 
-def _read(path: str) -> tuple[str, tuple[str, ...]]:
+def _read(file: _File) -> tuple[str, frozenset[str]]:
     """Return a file's source and the top-level modules that it may import.
 
     To parse all files of a large package takes seconds. So only those are parsed that may import another
     local package, and those that the cell may import.
     """
-    if not path.endswith(".py"):
-        return "", ()
-    status = os.stat(path)
-    version = (status.st_size, status.st_mtime_ns)
-    if path not in _cache or _cache[path][0] != version:
-        with tokenize.open(path) as file:
-            text = file.read()
-        _cache[path] = version, (text, tuple(dict.fromkeys(_mentioned(text))))
-    return _cache[path][1]
+    if not file.path.endswith(".py"):
+        return "", frozenset()
+    known = _cache.get(file.path)
+    if known is None or known[0] != file:
+        with tokenize.open(file.path) as opened:
+            text = opened.read()
+        known = _cache[file.path] = file, (text, frozenset(_mentioned(text)))
+    return known[1]
 
 
 def _mentioned(text: str) -> Iterator[str]:

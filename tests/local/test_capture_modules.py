@@ -119,6 +119,24 @@ def test_local_modules_that_no_cell_uses_are_not_sent(notebook: Notebook, tmp_pa
     assert [item.name for item in inventory if item.kind == "module"] == ["used"]
 
 
+def test_a_module_that_is_written_or_deleted_between_two_cells(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    write(tmp_path, {"optional.py": "try: import extra, pkg\nexcept ImportError: pass"})
+    notebook.cell("import optional")
+
+    def sent() -> set[str]:
+        inventory = notebook.capture("optional").inventory
+        return {item.name for item in inventory if item.kind == "module"}
+
+    assert sent() == {"optional"}
+    write(tmp_path, {"extra.py": "", "pkg/__init__.py": "", "pkg/inner.py": ""})
+    assert sent() == {"optional", "extra", "pkg", "pkg.inner"}
+    (tmp_path / "extra.py").unlink()
+    (tmp_path / "pkg/inner.py").unlink()
+    assert sent() == {"optional", "pkg"}
+
+
 def test_a_reloaded_module(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
     write(tmp_path, {"mod.py": "class A:\n    def v(self): return 1"})
     notebook.cell("import importlib, mod\na = mod.A()")
