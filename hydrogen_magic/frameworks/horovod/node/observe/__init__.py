@@ -6,7 +6,6 @@ names, so a wrapped function is installed wherever the original was.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,7 @@ def attach(module: ModuleType) -> None:
     """Wrap functions of ``horovod.torch`` and the modules below it, just after its import."""
     if not hasattr(module, "mpi_ops"):
         return  # its library could not be loaded: Horovod has reported it
-    places = _Places()
+    places = _Places(module)
     adasum.attach(module.mpi_ops, places.replace)
     collectives.attach(module, places.replace)
     lone_ranks.attach(module, places.replace)
@@ -35,12 +34,20 @@ def attach(module: ModuleType) -> None:
 class _Places:
     """Horovod's torch modules, where functions are replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: ModuleType) -> None:
         self._of: dict[int, list[tuple[ModuleType, str]]] = {}
-        for name, module in list(sys.modules.items()):
-            if name == "horovod.torch" or name.startswith("horovod.torch."):
-                for attribute, value in vars(module).items():
-                    self._of.setdefault(id(value), []).append((module, attribute))
+        self._add(package)
+
+    def _add(self, module: ModuleType) -> None:
+        """Add a module and those below it, which are its attributes.
+
+        To look for them in ``sys.modules`` would count references to everything there, and so copy
+        thousands of pages that the rank shares with the process that forked it.
+        """
+        for attribute, value in vars(module).items():
+            self._of.setdefault(id(value), []).append((module, attribute))
+            if type(value) is ModuleType and value.__name__ == f"{module.__name__}.{attribute}":
+                self._add(value)
 
     def replace(self, original: Any, wrapped: Callable[..., Any]) -> None:
         """Install ``wrapped`` wherever they have ``original``."""
