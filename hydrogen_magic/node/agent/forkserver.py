@@ -79,7 +79,9 @@ def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequ
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
     for name in _ALWAYS:
         importlib.import_module(name)
-    importlib.import_module("hydrogen_magic.node.worker.observe").import_ours()
+    from hydrogen_magic.node.worker import observe
+
+    observe.import_ours()
     sys.path[:] = sys_path
     if first:
         framing.send(sock, _preload(first))
@@ -94,6 +96,7 @@ def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequ
         if isinstance(request, msg.PreloadModules):
             framing.send(sock, _preload(request.modules))
         elif isinstance(request, msg.ForkWorkers):
+            observe.import_ahead(request.observers)
             pids = _fork_workers(sock, kernel, fds, agent_pid, request.observers)
             framing.send(sock, msg.WorkersForked(pids))
             framing.close_all(fds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import pkgutil
 import signal
@@ -503,9 +504,20 @@ def _end_child(error: BaseException) -> int:
 
 
 def _run_exit_handlers(loop: session_loop.SessionLoop) -> None:
+    _skip_compile_times()
     loop.close()
     threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads
     atexit._run_exitfuncs()
+
+
+def _skip_compile_times() -> None:
+    """Leave out an exit handler of torch that writes a table to a logger which ignores it, in 30 ms."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    handler = getattr(dynamo, "dump_compile_times", None)
+    if handler is not None and not logging.getLogger("torch._dynamo.utils").isEnabledFor(
+        logging.INFO
+    ):
+        atexit.unregister(handler)
 
 
 process_setup.let_interrupt(_Rank._work_or_debug.__code__, _run_exit_handlers.__code__)

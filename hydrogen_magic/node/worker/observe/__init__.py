@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 
@@ -18,8 +20,9 @@ from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.worker.observe import metrics, tqdm
 
-__all__ = ["import_ours", "install", "report_failures"]
+__all__ = ["import_ahead", "import_ours", "install", "report_failures"]
 
+_OURS = __name__.partition(".")[0]
 _failed: list[tuple[str, Exception]] = []
 """Observed modules and why their observers failed, before there was a reporter."""
 
@@ -28,6 +31,14 @@ def import_ours() -> None:
     """Import every observer of this package ahead: they import no library."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)
+
+
+def import_ahead(observers: Iterable[msg.ObserverSpec]) -> None:
+    """Import those of this package whose libraries are imported: each rank would do it after its fork."""
+    for one in observers:
+        if one.module in sys.modules and one.function.startswith(f"{_OURS}."):
+            with suppress(Exception):  # ranks report it
+                pkgutil.resolve_name(one.function)
 
 
 def install(observers: Iterable[msg.ObserverSpec]) -> None:
