@@ -297,15 +297,18 @@ def test_hosts_that_were_taken_away_are_named_though_agents_report_lost_tasks_fi
 def test_tasks_of_a_gang_that_has_succeeded_are_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy host they return late; the provider would count them as failed."""
     seen: list[str] = []
+    mine: list[DirectoryHosts] = []
     start_agents, release = DirectoryHosts.start_agents, DirectoryHosts.release
 
     async def return_late(hosts: DirectoryHosts, *arguments: Any) -> None:
+        mine.append(hosts)
         await start_agents(hosts, *arguments)
         await asyncio.sleep(3.0)
         seen.append("returned")
 
     async def note_release(hosts: DirectoryHosts) -> None:
-        seen.append("released")
+        if hosts in mine:  # not those of the gang before
+            seen.append("released")
         await release(hosts)
 
     monkeypatch.setattr(DirectoryHosts, "start_agents", return_late)
