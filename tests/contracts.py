@@ -105,6 +105,7 @@ def _with_rare_cases(test: Callable[..., Any], value: str) -> Callable[..., Any]
     (cases,) = [mark for mark in test.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     names, known = cases.args
     marked = [_marked(case, value) for case in known]
+    assert marked != [*known], f"{test.__name__} has no case {value!r}"
     others = [mark for mark in test.pytestmark if mark is not cases]  # type: ignore[attr-defined]
     test.pytestmark = [*others, pytest.mark.parametrize(names, marked).mark]  # type: ignore[attr-defined]
     return test

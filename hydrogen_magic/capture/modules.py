@@ -94,9 +94,10 @@ class LocalModules:
         return root not in self._seen
 
     def _is_found(self, root: str) -> bool:
+        if root in sys.modules:
+            return bool(local_paths(root))
         # Most of them are optional libraries that are not there, which every cell would look for.
-        is_loaded = root in sys.modules
-        return bool(local_paths(root) if is_loaded else _paths_at(root, self._path_version))
+        return _is_local_at(root, self._path_version)
 
     def _imported_by(self, name: str) -> list[str]:
         module = self.sources.get(name)
@@ -120,9 +121,9 @@ def local_paths(root: str) -> list[Path]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _paths_at(root: str, version: tuple[object, ...]) -> list[Path]:
-    """Return :func:`local_paths` of a module that is not loaded; ``version``: of the module path."""
-    return local_paths(root)
+def _is_local_at(root: str, version: tuple[object, ...]) -> bool:
+    """Whether a module that is not loaded is local; ``version``: of the module path."""
+    return bool(local_paths(root))
 
 
 def _path_version() -> tuple[object, ...]:
@@ -206,7 +207,7 @@ def _files(name: str, path: str) -> Iterator[_File]:
         return
     try:
         entries = {entry.name: entry for entry in os.scandir(path)}
-    except PermissionError:
+    except OSError:  # not readable, or deleted meanwhile
         entries = {}
     init = entries.pop("__init__.py", None)
     if init is None or not init.is_file():

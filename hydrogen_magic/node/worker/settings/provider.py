@@ -24,6 +24,8 @@ Undo = Callable[[], object]
 
 @dataclass(frozen=True)
 class Provider:
+    """What knows the settings of one library."""
+
     read: Callable[[Any], Iterator[Setting | Stays]]
     """Return the settings of this process that differ from the defaults."""
     apply: Callable[[Any, str, Any], Undo]
