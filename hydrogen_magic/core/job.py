@@ -86,6 +86,8 @@ class JobSpec:
     """Names whose value in the notebook replaces that of the session's ranks."""
     idle_s: float = 3600.0
     """Time without a cell after which the session ends."""
+    n_at_once: int = 1
+    """How many gangs like this one run beside each other: those of a sweep."""
 
     @property
     def first_rank(self) -> int:

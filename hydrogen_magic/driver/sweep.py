@@ -41,16 +41,16 @@ class Sweep:
     def __init__(
         self,
         queue: Sequence[tuple[SweepRun, Launch]],
-        shares: Sequence[Mapping[str, str]],
+        n_at_once: int,
         group: SweepGroup | None = None,
     ) -> None:
+        self.n_at_once = n_at_once
+        """How many runs fit beside each other."""
         self._group = group
         self.runs: Sequence[SweepRun] = tuple(run for run, _ in queue)
         """The combinations, in their order."""
         self._queue = deque(queue)
-        self._free = list(reversed(shares))
-        self._running: dict[SweepRun, Mapping[str, str]] = {}
-        """Runs that have not ended, and their shares of the machine."""
+        self._running: list[SweepRun] = []
         self.is_stopping = False
         self._is_killed = False
 
@@ -115,28 +115,22 @@ class Sweep:
     # ── control ──
 
     @property
-    def n_at_once(self) -> int:
-        """How many runs fit beside each other."""
-        return len(self._free) + len(self._running)
-
-    @property
     def has_more(self) -> bool:
         """Whether a run is left that :meth:`advance` has not seen end."""
         return bool(self._running or self._queue)
 
     def advance(self) -> bool:
         """Start runs where others have ended; return whether any is left. Waits for a moment."""
-        for run in list(self._running)[:1]:
+        for run in self._running[:1]:
             run.wait(_POLL_S)
-        for run in [run for run in self._running if run.wait(0)]:
-            self._free.append(self._running.pop(run))
-        while self._queue and self._free and not self.is_stopping:
-            self._start(*self._queue.popleft(), self._free.pop())
+        self._running = [run for run in self._running if not run.wait(0)]
+        while self._queue and len(self._running) < self.n_at_once and not self.is_stopping:
+            self._start(*self._queue.popleft())
         return self.has_more
 
-    def _start(self, run: SweepRun, launch: Launch, share: Mapping[str, str]) -> None:
-        self._running[run] = share
-        run.start(launch, share)
+    def _start(self, run: SweepRun, launch: Launch) -> None:
+        self._running.append(run)
+        run.start(launch)
         if isinstance(run.error, KeyboardInterrupt):  # of a rank inside the kernel
             self.stop()
         if self.is_stopping and run.gang is not None:  # requested while it was started
@@ -216,21 +210,18 @@ def prepare(
     as many as fit.
     """
     group = SweepGroup(plugins.tracker(spec.track), spec.name) if spec.track else None
+    most = min(len(captured), most_at_once or len(captured))
+    n_at_once = plugins.placement(spec.placement).n_at_once(spec, most)
     queue: list[tuple[SweepRun, Launch]] = []
     for values, cell in captured:
         run = SweepRun(values)
         listed = replace(cell, params={**cell.params, **params_of(values)})
-        named = replace(spec, name=f"{spec.name} {run.label}")
+        named = replace(spec, name=f"{spec.name} {run.label}", n_at_once=n_at_once)
         queue.append((run, partial(_launch, listed, named, title, group)))
-    most = min(len(queue), most_at_once or len(queue))
-    shares = plugins.placement(spec.placement).shares(spec, most)
-    return Sweep(queue, shares, group), [_planned(run, spec) for run, _ in queue]
+    return Sweep(queue, n_at_once, group), [_planned(run, spec) for run, _ in queue]
 
 
-def _launch(
-    cell: Captured, spec: JobSpec, title: str, group: SweepGroup | None, share: Mapping[str, str]
-) -> Gang:
-    spec = replace(spec, env=(*spec.env, *share.items()))
+def _launch(cell: Captured, spec: JobSpec, title: str, group: SweepGroup | None) -> Gang:
     return launcher.launch_captured(cell, spec, title=title, group=group)
 
 

@@ -11,8 +11,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.sweep_values import label_of
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, ResultError
 
-Launch = Callable[[Mapping[str, str]], Gang]
-"""Launches a gang with these variables in addition."""
+Launch = Callable[[], Gang]
 
 
 class SweepRun:
@@ -25,10 +24,10 @@ class SweepRun:
         self._refused: BaseException | None = None
         """Why it never became a gang."""
 
-    def start(self, launch: Launch, share: Mapping[str, str]) -> None:
+    def start(self, launch: Launch) -> None:
         """Become a gang; one that cannot be launched ends this run only."""
         try:
-            self.gang = launch(share)
+            self.gang = launch()
         except BaseException as error:
             self.refuse(error)
             if not isinstance(error, HydrogenError):

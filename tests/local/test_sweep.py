@@ -23,7 +23,8 @@ LOGGED = textwrap.dedent(
     for step in range(3):
         hm.log(step, loss=scaled(step))
     model = (lr, width)
-    {{"score": lr * width, "threads": os.environ.get("OMP_NUM_THREADS")}}
+    threads = os.environ.get("OMP_NUM_THREADS")
+    {{"score": lr * width, "threads": threads, "forkserver": os.getppid()}}
     """
 ).lstrip()
 DEFINED = "lr, width = 1.0, 1\ndef scaled(step):\n    return lr * step"
@@ -56,6 +57,9 @@ def test_each_combination_is_a_gang_with_its_values(
     assert [row["out"]["model"] for row in rows] == values
     assert [row["metrics"]["loss"] for row in rows] == [0.2, 0.2, 0.4, 0.4]
     assert {row["result"]["threads"] for row in rows} == {threads}, "gangs share the cores"
+    assert len({row["result"]["forkserver"] for row in rows}) == min(4, n_cores), (
+        "they are used again"
+    )
     assert sweep.best("score")["params"] == {"lr": 0.1, "width": 64}
     user_ns = notebook_shell.user_ns
     assert (user_ns["lr"], user_ns["width"]) == (1.0, 1) and "model" not in user_ns

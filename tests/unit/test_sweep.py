@@ -81,7 +81,6 @@ class Fake:
     """A gang that ends when the test says so."""
 
     label: str
-    share: Mapping[str, str]
     state: str = "RUNNING"
     id: str = "3f2a"
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -127,14 +126,13 @@ class Gangs:
     def __init__(self, n: int, n_at_once: int) -> None:
         self.launched: list[Fake] = []
         runs = [SweepRun({"lr": lr}) for lr in range(1, n + 1)]
-        shares = [{"PART": str(part)} for part in range(n_at_once)]
-        launches: Any = [(run, lambda share, r=run: self._launch(r, share)) for run in runs]
-        self.sweep = Sweep(launches, shares)
+        launches: Any = [(run, lambda r=run: self._launch(r)) for run in runs]
+        self.sweep = Sweep(launches, n_at_once)
 
-    def _launch(self, run: SweepRun, share: Mapping[str, str]) -> Gang:
+    def _launch(self, run: SweepRun) -> Gang:
         if run.values["lr"] == 13:
             raise PlacementError("the cluster is gone")
-        self.launched.append(Fake(run.label, share))
+        self.launched.append(Fake(run.label))
         return cast(Gang, self.launched[-1])
 
     def advance(self) -> list[str]:
@@ -143,13 +141,12 @@ class Gangs:
         return [gang.label for gang in self.launched]
 
 
-def test_as_many_at_once_as_there_are_shares_each_with_its_own() -> None:
+def test_as_many_at_once_as_fit() -> None:
     gangs = Gangs(4, n_at_once=2)
     assert gangs.advance() == ["lr=1", "lr=2"]
     assert gangs.sweep.progress == "2 running, 2 queued"
     gangs.launched[1].end()
     assert gangs.advance() == ["lr=1", "lr=2", "lr=3"]
-    assert [gang.share["PART"] for gang in gangs.launched] == ["0", "1", "1"]
     gangs.launched[0].end()
     gangs.launched[2].end()
     gangs.advance()
@@ -198,16 +195,16 @@ def test_a_stop_ends_what_runs_and_the_queue() -> None:
 def test_a_stop_reaches_the_gang_that_is_being_started() -> None:
     gangs = Gangs(1, n_at_once=1)
     launch = gangs._launch
-    gangs._launch = lambda run, share: (gangs.sweep.stop(kill=True), launch(run, share))[1]  # type: ignore[method-assign]
+    gangs._launch = lambda run: (gangs.sweep.stop(kill=True), launch(run))[1]  # type: ignore[method-assign]
     gangs.advance()
     assert gangs.launched[0].stops == [True]
 
 
 def test_a_fault_in_a_launch_is_not_hidden() -> None:
-    def fail(share: Mapping[str, str]) -> Gang:
+    def fail() -> Gang:
         raise OSError("no memory file")
 
-    sweep = Sweep([(SweepRun({"lr": 1}), fail)], [{}])
+    sweep = Sweep([(SweepRun({"lr": 1}), fail)], 1)
     with pytest.raises(OSError, match="no memory file"):
         sweep.advance()
     assert not sweep.advance(), "it counts as ended"
@@ -238,11 +235,11 @@ def test_no_run_goes_on_or_starts_after_a_fault(
     gangs = Gangs(5, n_at_once=2)
     launch, attempted, finished = gangs._launch, [], []
 
-    def launch_or_fail(run: SweepRun, share: Mapping[str, str]) -> Gang:
+    def launch_or_fail(run: SweepRun) -> Gang:
         attempted.append(run.label)
         if run.values["lr"] == fails_at:
             raise OSError("no space left")
-        return launch(run, share)
+        return launch(run)
 
     monkeypatch.setattr(gangs, "_launch", launch_or_fail)
     monkeypatch.setattr(gangs.sweep, "finish_tracking", lambda: finished.append(True))
@@ -287,8 +284,7 @@ def test_gangs_beside_each_other_have_gpus_of_their_own(
     monkeypatch.setattr(devices, "_installed_gpus", lambda path: installed)
     placement, spec = LocalPlacement(), JobSpec(np=np, gpu=gpu)
     plans: list[Plan] = []
-    for share in placement.shares(spec, most):
-        assert share == {}
+    for _ in range(placement.n_at_once(spec, most)):
         plans.append(placement.plan_beside(spec, plans))
     assert [[slot.gpu for slot in plan.slots] for plan in plans] == [list(part) for part in parts]
 
@@ -310,7 +306,7 @@ def test_ranks_share_the_gpus_that_env_names(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("np", "most", "n_gangs", "threads"),
-    [(4, 9, 2, None), (1, 4, 4, "2"), (1, 9, 8, "1"), (1, 1, 1, None), (16, 3, 1, None)],
+    [(4, 9, 2, "1"), (1, 4, 4, "2"), (1, 9, 8, "1"), (1, 1, 1, None), (16, 3, 1, "1")],
 )
 def test_without_gpus_each_rank_has_a_core(
     monkeypatch: pytest.MonkeyPatch, np: int, most: int, n_gangs: int, threads: str | None
@@ -318,5 +314,15 @@ def test_without_gpus_each_rank_has_a_core(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local.os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(devices, "visible_gpus", lambda environ: ("0",))
-    shares = LocalPlacement().shares(JobSpec(np=np, gpu=False), most)
-    assert [share.get("OMP_NUM_THREADS") for share in shares] == [threads] * n_gangs
+    placement, spec = LocalPlacement(), JobSpec(np=np, gpu=False)
+    assert placement.n_at_once(spec, most) == n_gangs
+    around = SimpleNamespace(env={})
+    job: Any = SimpleNamespace(
+        plan=placement.plan(spec),
+        spec=replace(spec, n_at_once=n_gangs),
+        surroundings=around,
+        feed=None,
+    )
+    assert local._threads(job).get("OMP_NUM_THREADS") == threads
+    around.env["OMP_NUM_THREADS"] = "3"
+    assert not local._threads(job), "the user's own number"

@@ -280,13 +280,9 @@ class Planner(ABC):
         """
         return nullcontext()
 
-    def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
-        """Return the environment of each gang like ``spec`` that can run beside the others.
-
-        At least one, and not more than ``most``. The variables give a gang its own part of the machine,
-        beyond what :meth:`plan_beside` does.
-        """
-        return ({},)
+    def n_at_once(self, spec: JobSpec, most: int) -> int:
+        """Return how many gangs like ``spec`` can run beside each other: 1 to ``most``."""
+        return 1
 
 
 class Placement(Planner):

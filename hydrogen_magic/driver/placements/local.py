@@ -68,19 +68,15 @@ class LocalPlacement(Placement):
         visible = [("CUDA_VISIBLE_DEVICES", ",".join(gpus))] if len(gpus) >= spec.np else []
         return self.plan(replace(spec, env=(*spec.env, *visible)))
 
-    def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
-        """Return as many as there are GPUs, or one core for each rank."""
+    def n_at_once(self, spec: JobSpec, most: int) -> int:
+        """Return how many there are GPUs for, or a core for each rank."""
         gpus, np = _visible_gpus(spec), spec.np
         if spec.gpu is not False and len(gpus) >= np:
-            return ({},) * min(most, len(gpus) // np)
-        n_cores = processes.usable_cores()
-        n_gangs = max(1, min(most, n_cores // np))
-        is_alone = np > 1 or n_gangs == 1 or "OMP_NUM_THREADS" in {**os.environ, **dict(spec.env)}
-        threads = {} if is_alone else {"OMP_NUM_THREADS": str(n_cores // n_gangs)}
-        return (threads,) * n_gangs
+            return min(most, len(gpus) // np)
+        return max(1, min(most, processes.usable_cores() // np))
 
     def open(self, spec: JobSpec) -> LocalAgentGroup:
-        return LocalAgentGroup()
+        return LocalAgentGroup(spec.n_at_once)
 
 
 def _free_first(gpus: Sequence[str], n: int, others: Sequence[Plan]) -> tuple[str, ...]:
@@ -99,12 +95,13 @@ def _visible_gpus(spec: JobSpec) -> tuple[str, ...]:
 def _threads(job: Job) -> dict[str, str]:
     """One thread per rank unless the user chose a number, as with torchrun: ranks share the cores.
 
-    Ranks that receive data may use all of their share of the cores.
+    Ranks that receive data, and gangs of one rank, may use all of their share of the cores.
     """
-    n_ranks = len(job.plan.slots)
-    if n_ranks == 1 or "OMP_NUM_THREADS" in job.surroundings.env:
+    n_ranks, n_gangs = len(job.plan.slots), job.spec.n_at_once
+    if n_ranks * n_gangs == 1 or "OMP_NUM_THREADS" in job.surroundings.env:
         return {}
-    share = processes.usable_cores() // n_ranks if job.feed is not None else 1
+    takes_share = job.feed is not None or n_ranks == 1
+    share = processes.usable_cores() // (n_ranks * n_gangs) if takes_share else 1
     return {"OMP_NUM_THREADS": str(max(1, share))}
 
 
@@ -115,7 +112,9 @@ _Needs = tuple[forkserver.Surroundings, Mapping[str, str], Sequence[str]]
 class LocalAgentGroup:
     """See :class:`hydrogen_magic.driver.placements.SessionAgentGroup`."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_at_once: int = 1) -> None:
+        """``n_at_once``: of :class:`~hydrogen_magic.core.job.JobSpec`."""
+        self._n_at_once = n_at_once
         self.is_retained = False
         self.on_lost: Callable[[str], None] = lambda why: None
         self._agent: LocalAgent | None = None
@@ -228,7 +227,7 @@ class LocalAgentGroup:
         if self._agent is not None and not self.is_retained:
             agent, self._agent = self._agent, None
             agent.on_session_lost = lambda why: None
-            await local_agents.pool().give_back(agent)
+            await local_agents.pool().give_back(agent, self._n_at_once)
         elif self._agent is not None and self._needs is not None and self._has_cells:
             local_agents.pool().get_ready(self._agent.hub, *self._needs)
 

@@ -10,23 +10,28 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from functools import partial
 
 from hydrogen_magic.driver.placements.forkserver import Surroundings
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
+from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import Hub
 
+_SPARE_S = 2.0
+"""How long the agents of a sweep wait for its next gangs."""
 _CLOSE_S = 15.0
 """How long all agents may take to end."""
 
 
 class AgentPool:
-    """The agents of this kernel: as many as concurrent gangs, one of which stays when all have ended."""
+    """The agents of this kernel: as many as concurrent gangs; one stays when all have ended."""
 
     def __init__(self) -> None:
         self.all: list[LocalAgent] = []
         self.idle: list[LocalAgent] = []
         self.warms_up = False
         """Agents are started ahead of the gangs that need them."""
+        self._closings = BackgroundTasks()
 
     def take(
         self, hub: Hub, around: Surroundings, env: Mapping[str, str], preload: Sequence[str]
@@ -47,16 +52,28 @@ class AgentPool:
             agent = self.take(hub, around, env, preload)
             self.idle.append(agent)  # looked up here: take() creates a new list
 
-    async def give_back(self, agent: LocalAgent) -> None:
-        """Keep ``agent`` for the next gang, in place of another idle one.
+    async def give_back(self, agent: LocalAgent, n_at_once: int = 1) -> None:
+        """Keep ``agent`` for the next gang; for a moment also idle ones that ``n_at_once`` gangs need.
 
         Ranks of a session that has just ended may still run their exit handlers there.
         """
-        spare = [agent]
         if agent.is_usable and agent.is_ready:
-            spare, self.idle = self.idle, [agent]
-        self.all = [one for one in self.all if one.alive and one not in spare]
-        for one in spare:
+            self.idle.append(agent)
+            await self._keep(n_at_once)
+        else:
+            await self._close([agent])
+        if len(self.idle) > 1:
+            end = partial(self._keep, 1)
+            agent.hub.loop.call_later(_SPARE_S, lambda: self._closings.start(end()))
+
+    async def _keep(self, n: int) -> None:
+        """Close all idle agents but the last ``n``."""
+        spare, self.idle = self.idle[:-n], self.idle[-n:]
+        await self._close(spare)
+
+    async def _close(self, agents: Sequence[LocalAgent]) -> None:
+        self.all = [one for one in self.all if one.alive and one not in agents]
+        for one in agents:
             await one.close()
 
     async def close(self) -> None:

@@ -43,11 +43,10 @@ class SparkPlacement(Placement):
         hosts = chosen.hosts or [slot.host for slot in plan.slots]
         return rank_assignment.expected(plan, hosts, chosen.note)
 
-    def shares(self, spec: JobSpec, most: int) -> tuple[Mapping[str, str], ...]:
-        """Return as many as there are slots for: Spark gives each its own."""
+    def n_at_once(self, spec: JobSpec, most: int) -> int:
+        """Return how many there are slots for."""
         _, capacity = _cluster.look(spec)
-        n_gangs = (capacity.slots or spec.np) // spec.np
-        return ({},) * max(1, min(most, n_gangs))
+        return max(1, min(most, (capacity.slots or spec.np) // spec.np))
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
         found, capacity = _cluster.look(spec)
