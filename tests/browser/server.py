@@ -25,6 +25,10 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "@jupyter-widgets/jupyterlab-manager/plugin": {"saveState": True},
 }
 
+_EXTENSIONS = (
+    "jupyterlab", "nbclassic", "notebook", "notebook_shim", "jupyter_lsp", "jupyter_server_terminals"
+)  # fmt: skip
+"""Of the server: those with pages, and what they need."""
 _PEERS = ("jupyter-distributed",)
 """Extensions that benchmarks install: they change the outputs of ``%%distributed`` cells."""
 _UNUSED = (
@@ -40,7 +44,8 @@ page. ``make test-all`` keeps them.
 class Server:
     """JupyterLab, Notebook 7 and nbclassic, served by one process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_pages: bool = True) -> None:
+        """``has_pages``: False for one that has kernels alone, and starts in half of the time."""
         self.notebooks = folder / "notebooks"
         self.runs = folder / "home" / "runs"
         """Records of the gangs of this server's kernels."""
@@ -49,16 +54,18 @@ class Server:
         self._environment = _environment(folder)
         _write_settings(folder / "lab" / "settings")
         _configure_pages(folder / "config" / "labconfig")
-        _write_kernels(folder / "data" / "kernels")
+        self._kernels = folder / "data" / "kernels"
+        for version in kernels.VERSIONS:
+            _write_kernel(self._kernels / kernel_name(version), kernels.spec(version))
         self.notebooks.mkdir()
-        self._process = self._start()
+        self._process = self._start(has_pages)
         try:
             self.url, self._token = self._wait_until_up()
         except BaseException:
             self.stop()
             raise
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, has_pages: bool) -> subprocess.Popen[bytes]:
         options = {
             "ServerApp.ip": "127.0.0.1",
             "ServerApp.port": "0",
@@ -68,10 +75,12 @@ class Server:
             "LabApp.expose_app_in_browser": "True",
             "JupyterNotebookApp.expose_app_in_browser": "True",
         }
+        if not has_pages:
+            options["ServerApp.jpserver_extensions"] = str(dict.fromkeys(_EXTENSIONS, False))
         arguments = [f"--{name}={value}" for name, value in options.items()]
         with self._log_path.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "jupyterlab", *arguments],
+                [sys.executable, "-m", "jupyterlab" if has_pages else "jupyter_server", *arguments],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -88,6 +97,10 @@ class Server:
                     return found["url"], found["token"]
             time.sleep(_POLL_S)
         raise AssertionError(f"the server did not come up in {START_S} s:\n{self.log()}")
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     @property
     def pid(self) -> int:
@@ -129,6 +142,13 @@ class Server:
 
     def _sessions(self, notebook: str | None) -> list[dict[str, Any]]:
         return [s for s in self.request("GET", "sessions") if notebook in (None, s["path"])]
+
+    def new_kernel(self, version: str, env: dict[str, str]) -> str:
+        """Start a kernel without a notebook, with these variables; return its id."""
+        name = f"{kernel_name(version)}-{len(list(self._kernels.iterdir()))}"
+        _write_kernel(self._kernels / name, {**kernels.spec(version), "env": env})
+        kernel_id: str = self.request("POST", "kernels", {"name": name})["id"]
+        return kernel_id
 
     def stop(self) -> None:
         """End the server and wait for its end."""
@@ -176,11 +196,9 @@ def kernel_name(version: str) -> str:
     return f"ipykernel-{version}"
 
 
-def _write_kernels(folder: Path) -> None:
-    for version in kernels.VERSIONS:
-        path = folder / kernel_name(version) / "kernel.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(kernels.spec(version)))
+def _write_kernel(folder: Path, spec: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(json.dumps(spec))
 
 
 def _read_json(path: Path) -> Any:

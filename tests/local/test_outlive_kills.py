@@ -15,7 +15,7 @@ import struct
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.driver.owner.connection import attach
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from tests import leaks
-from tests.browser.server import Server, kernel_name
+from tests.browser.server import Server
 from tests.gangs import PATIENCE_S, wait_until
 from tests.kernels import NEWEST
 
@@ -56,9 +56,8 @@ _PROGRAMS = {
 class Tab:
     """What a browser's tab has of a notebook: a connection to its kernel, by way of the server."""
 
-    def __init__(self, server: Server) -> None:
-        kernel = server.request("POST", "kernels", {"name": kernel_name(NEWEST)})
-        address = server.address(f"api/kernels/{kernel['id']}/channels")
+    def __init__(self, server: Server, kernel_id: str) -> None:
+        address = server.address(f"api/kernels/{kernel_id}/channels")
         self._socket: Any = websocket.create_connection(
             address.replace("http", "ws", 1), timeout=PATIENCE_S
         )
@@ -80,11 +79,13 @@ class Tab:
 class Killed:
     """An outliving gang of a notebook with a server, a kernel and a tab, and a run log of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, server: Server) -> None:
+        folder.mkdir()
         self.folder = folder
-        self.server = Server(folder)
-        self.home = str(self.server.runs.parent)
-        self._tab = Tab(self.server)
+        self.home = str(folder / "home")
+        self._server = server
+        self._kernel = server.new_kernel(NEWEST, {"HYDROGEN_MAGIC_HOME": self.home})
+        self._tab = Tab(server, self._kernel)
         self._tab.run(f"%load_ext hydrogen_magic\nfolder = {str(folder)!r}")
         self._tab.run(TRAINING)
 
@@ -93,7 +94,8 @@ class Killed:
         if victim == "tab":
             self._tab.crash()
         elif victim == "server":
-            os.kill(self.server.pid, signal.SIGKILL)
+            os.kill(self._server.pid, signal.SIGKILL)
+            self._server.stop()
         else:
             wait_until(lambda: self.pids_of(victim))
             os.kill(self.pids_of(victim)[0], signal.SIGKILL)
@@ -108,9 +110,10 @@ class Killed:
         return [pid for pid in pids if _PROGRAMS[victim] in leaks.command(pid)]
 
     def wait_until_gone(self, within_s: float = PATIENCE_S) -> None:
-        """Wait for the end of the gang, if there is one; end the server, and wait for all the rest."""
+        """Wait for the end of the gang, if there is one; end the kernel, and wait for all the rest."""
         wait_until(lambda: not self.pids_of("owner") and not self.pids_of("agent"), within_s)
-        self.server.stop()
+        if self._server.is_alive:
+            self._server.request("DELETE", f"kernels/{self._kernel}")
 
         def is_gone() -> bool:
             time.sleep(0.2)  # it looks at every process of the machine
@@ -161,18 +164,35 @@ def check(gang_id: str, killed: Killed, victim: str) -> None:
     assert gang.results == [gang.result, gang.results[1]] and gang.result == logged[0]
 
 
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[[], Server]]:
+    """Return what starts a server; all of them end with the test."""
+    started: list[Server] = []
+
+    def start() -> Server:
+        started.append(Server(tmp_path / f"server-{len(started)}", has_pages=False))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
 # They wait most of the time: one worker would take ten minutes.
-_SEEDS = [pytest.param(seed, marks=pytest.mark.xdist_group(f"kills {seed}")) for seed in range(8)]
+_SEEDS = [pytest.param(seed, marks=pytest.mark.xdist_group(f"kills {seed}")) for seed in range(7)]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_each_is_killed_at_a_random_moment(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_server: Callable[[], Server]
 ) -> None:
     moments = random.Random(seed)
+    server = start_server()
     for number, victim in enumerate(moments.sample(VICTIMS, len(VICTIMS))):
-        killed = Killed(tmp_path / str(number))
+        if not server.is_alive:
+            server = start_server()
+        killed = Killed(tmp_path / str(number), server)
         monkeypatch.setenv("HYDROGEN_MAGIC_HOME", killed.home)
         if number > 0 or victim == "tab":  # else it may be a moment of the launch
             wait_until(run_log.recent)
