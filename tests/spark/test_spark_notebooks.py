@@ -28,6 +28,8 @@ pytestmark = [
 
 DIGITS = Path(__file__).parents[2] / "example_notebooks" / "01_first_gang.ipynb"
 LOCAL_CLUSTER = "local-cluster[2,2,1024]"
+START_S = 240.0
+"""A session starts two or three JVMs, and its first gang the executors' Python."""
 ONE_EXECUTOR = {"spark.cores.max": "2"}
 NO_WAY = """
 from hydrogen_magic.driver.placements import local_agents
@@ -54,8 +56,7 @@ FAMILY = textwrap.dedent(
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session starts two or three JVMs, and its first gang the executors' Python."""
-    monkeypatch.setattr(jupyter, "PATIENCE_S", 240.0)
+    monkeypatch.setattr(jupyter, "PATIENCE_S", START_S)
 
 
 def owner(kernel: Kernel) -> str:
@@ -175,7 +176,7 @@ def test_a_session_that_is_stopped_while_its_agent_is(
         assert not started.error, started.error
         gang = "list(hm.gangs().values())[-1]"
         logs = f"all('training' in {gang}.logs.get(rank, '') for rank in (0, 1))"
-        spark_rig.until(lambda: kernel.value(logs) == "True", PATIENCE_S)
+        spark_rig.until(lambda: kernel.value(logs) == "True", START_S)
 
         (agent,) = [
             pid
