@@ -140,15 +140,17 @@ def launch_captured(
     *,
     title: str,
     feed: WorkFeed | None = None,
+    planned: Plan | None = None,
     place: Placement | None = None,
     group: SweepGroup | None = None,
 ) -> Gang:
     """Start a gang, with ``feed`` if its ranks receive data, at ``place`` if given.
 
-    ``group``: the tracker's group of the sweep that it belongs to. Raises PlacementError.
+    ``planned``: the result of :func:`plan`, if the caller has it. ``group``: the tracker's group of the sweep
+    that it belongs to. Raises PlacementError.
     """
     clock_zero_s, wall_time = time.monotonic(), time.time()
-    planned = plan(spec) if place is None else place.plan(spec)
+    planned = planned or (plan(spec) if place is None else place.plan(spec))
     placement = place or plugins.placement(spec.placement)
     _check_file_limit(spec.np if feed is not None else 0)
     # All refusals come first, before there is a gang.

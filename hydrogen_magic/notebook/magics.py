@@ -229,8 +229,10 @@ class Distributed(Magics):
             _print_dry_run(captured, planned)
             return None
         with interrupts_held() as interrupts:
-            launch = launch_outliving if spec.outlive else launcher.launch_captured
-            gang = launch(captured, spec, title=title)
+            if spec.outlive:
+                gang = launch_outliving(captured, spec, title=title)
+            else:
+                gang = launcher.launch_captured(captured, spec, title=title, planned=planned)
             if spec.detach:
                 interrupts.take(gang)
                 self._follow(gang, spec)

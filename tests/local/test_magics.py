@@ -79,7 +79,7 @@ class Launched:
             originals=Originals(),
         )
 
-    def launch_captured(self, captured: Any, spec: JobSpec, *, title: str) -> Any:
+    def launch_captured(self, captured: Any, spec: JobSpec, *, title: str, planned: Any) -> Any:
         self.specs.append(spec)
         self.titles.append(title)
         return finished(self.result, self.out)
