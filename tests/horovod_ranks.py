@@ -265,8 +265,11 @@ def elastic(epochs: int, ends: str, rank: int) -> dict[str, Any]:
             state.seen = [*state.seen, state.epoch]
             state.epoch += 1
             state.commit()
-            if is_first and state.epoch == 4 and hvd.rank() == rank:
-                _end(ends)
+            if is_first and state.epoch == 4:
+                state.commit()  # waits until the one before is on disk
+                hvd.barrier()
+                if hvd.rank() == rank:
+                    _end(ends)
         return begun_at
 
     begun_at = training(state)
