@@ -36,10 +36,16 @@ def pytest_runtest_makereport(
     if report.when == "call" and report.failed and "browser" in arguments:
         pages = [page for context in arguments["browser"].contexts for page in context.pages]
         for number, page in enumerate(pages):
-            path = arguments["tmp_path"] / f"page-{number}.png"
+            path = arguments["pictures"] / f"page-{number}.png"
             path.write_bytes(page.screenshot())
             report.sections.append((f"page {number}", str(path)))
     return report
+
+
+@pytest.fixture(autouse=True)
+def pictures(tmp_path: Path) -> Path:
+    """Folder of a test for pictures of its pages."""
+    return tmp_path
 
 
 @pytest.fixture(scope="package", autouse=True)
