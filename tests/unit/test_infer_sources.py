@@ -9,10 +9,11 @@ import pickle
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -28,11 +29,11 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import arrow_source, sources
 from hydrogen_magic.node.prediction import arrow_to_pandas
 from hydrogen_magic.node.prediction.arrow_copies import written
-from hydrogen_magic.node.prediction.block_rows import BlockRows
+from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
-from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
+from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT, BufferReader, BufferWriter
 from tests import infer_data
 from tests.infer_data import write
 from tests.records import disk_full_at
@@ -449,6 +450,28 @@ def test_a_batch_has_the_values_of_the_frame_in_its_own_memory(mix: str, annotat
     else:
         whole = pl.concat(held).to_arrow() if annotation is pl.DataFrame else pa.concat_tables(held)
         assert whole.to_pydict() == frame.to_dict("list")
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_blocks_of_any_layout_arrive(dtype: str, order: Literal["C", "F"]) -> None:
+    """In a new buffer, and in one that is used again."""
+    values = np.asarray(np.arange(7 * 3).reshape(7, 3) % 5, dtype, order=order)
+    frame = pd.DataFrame(values, columns=list("abc"), copy=False)
+    cuts = [frame, frame[::2], frame[::-1], frame[["b"]], frame[2:5], frame[:0], frame[["c", "a"]]]
+    with ExitStack() as closing:
+        for each in cuts:
+            (rows,) = sources.source(each).chunks(10)
+            writer, reader = BufferWriter(), BufferReader()
+            closing.callback(writer.close)
+            reader.layout = pickle.loads(pickle.dumps(rows.layout))
+            assert len(vars(reader.layout)) == len(fields(BlockLayout)), (
+                "what is computed stays behind"
+            )
+            for _ in range(MAX_IN_FLIGHT + 1):
+                place, fds = writer.write(rows)
+                arrived = reader.view(place, fds)
+                assert [block.tolist() for block in arrived.blocks] == [each.to_numpy().tolist()]
 
 
 NOON = dt.datetime(2026, 1, 2, 12)
