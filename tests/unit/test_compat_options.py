@@ -2,48 +2,52 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import Any
 
 import numpy as np
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, gangs
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
-from hydrogen_magic.notebook import ipython_cells
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
-    """What gangs are asked for; none starts."""
+    """What gangs are asked for; none is planned or started."""
     specs: list[JobSpec] = []
-    monkeypatch.setattr(gangs, "call", lambda main, args, kwargs, spec, **_: specs.append(spec))
+
+    def launch(captured: Any, spec: JobSpec, **options: Any) -> Any:
+        specs.append(spec)
+        return types.SimpleNamespace(result=None)
+
+    monkeypatch.setattr(launcher, "plan", lambda spec: types.SimpleNamespace(uses_gpu=False))
+    monkeypatch.setattr(launcher, "launch_captured", launch)
+    monkeypatch.setattr(attending, "attend", lambda gang, view: None)
     return specs
 
 
-def test_options_win_over_the_notebooks_defaults(
-    asked: list[JobSpec], monkeypatch: pytest.MonkeyPatch
+def test_options_win_over_the_notebooks_settings(
+    asked: list[JobSpec], notebook_shell: InteractiveShell
 ) -> None:
-    class Distributed:
-        def defaults(self) -> JobSpec:
-            return JobSpec(7, "inline", pack=True, retries=2, timeout_s=9.0, grace_s=1.0)
-
-    magics = types.SimpleNamespace(Distributed=Distributed)
-    shell = types.SimpleNamespace(configurables=[Distributed()])
-    monkeypatch.setitem(sys.modules, "hydrogen_magic.notebook.magics", magics)  # type: ignore[arg-type]
-    monkeypatch.setattr(ipython_cells, "shell_here", lambda: shell)
-    HorovodRunner(2).run(print)
+    for setting in ("np = 7", "retries = 2", "pack = True", "timeout = 9", "grace = 1"):
+        notebook_shell.run_line_magic("config", f"Distributed.{setting}")
     options: dict[str, Any] = {
         "env": {"A": "1"}, "retries": np.int64(0), "timeout": 5, "start_timeout": 6, "pack": False,
     }  # fmt: skip
+    HorovodRunner(2).run(print)
+    TorchDistributor(4, use_gpu=False).run(print)
     HorovodRunner(np=-3, **options).run(print)
     TorchDistributor(4, use_gpu=False, **options).run(print)
+    configured: dict[str, Any] = {"retries": 2, "pack": True, "timeout_s": 9.0, "grace_s": 1.0}
     given: dict[str, Any] = {"env": (("A", "1"),), "retries": 0, "timeout_s": 5, "pack": False}
     given |= {"start_timeout_s": 6, "grace_s": 1.0}
     assert asked == [
-        JobSpec(2, "spark", "horovod", pack=True, retries=2, timeout_s=9.0, grace_s=1.0),
+        JobSpec(2, "spark", "horovod", **configured),
+        JobSpec(4, "local", "torch", gpu=False, **configured),
         JobSpec(3, "local", "horovod", **given),
         JobSpec(4, "local", "torch", gpu=False, **given),
     ]
