@@ -30,7 +30,7 @@ MOST_ROWS = 16
 """Ranks with their own row; more are only counted."""
 _MOST_METRICS = 4
 _LONGEST_METRIC = 20
-_LONGEST_PHASE = 40
+_LONGEST_PHASE = 48
 _BAR_CELLS = 12
 _SLOW_START_S = 15.0
 _LONG_COLLECTIVE_S = 10.0

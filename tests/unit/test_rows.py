@@ -246,7 +246,7 @@ def test_a_row_says_what_the_rank_is_doing() -> None:
 def test_a_long_activity_is_visibly_cut() -> None:
     state = running(1, ev.RankPhase(1.0, 0, "starting", "importing torch, transformers, datasets"))
     doing = rank_rows.rank_row(state.ranks[0], "", 13.0)["doing"]
-    assert doing == "starting: importing torch, transformers…"
+    assert doing == "starting: importing torch, transformers, datase…"
 
 
 def test_memory_of_a_rank_that_has_ended_is_the_last_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import math
 import re
@@ -20,10 +21,14 @@ from hydrogen_magic.driver.state.failure_report import headline, report
 from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import OutputLines, clean
+from hydrogen_magic.node.worker import results
+from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
 from hydrogen_magic.views.text_table import gang_lines, status_line, warnings
 from hydrogen_magic.views.text_view import TextView
+from hydrogen_magic.views.widget.rank_rows import rank_row
 from tests.gang_events import launched, running
+from tests.pictures import drawn
 
 
 def out(rank: int, text: str, stream: str = "stdout", skipped: int = 0) -> ev.Output:
@@ -136,6 +141,20 @@ def test_a_row_says_phase_progress_rate_metrics_and_memory() -> None:
     rate = "0.4062 steps/s"  # 12.5 until 3 s, and none since
     told = f"epoch 日本 ███░░░░░░░░░ 3/10  {rate}  loss nan  acc 0.91  grad norm inf  512 MB"
     assert lines[1] == f"rank 0  cpu  running  {told}"
+
+
+@pytest.mark.parametrize("name", ["history", "validation_history_of_each_fold", CELL_VALUE])
+def test_how_much_of_a_result_is_sent_is_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(results, "_REPORT_S", 0.0)
+    progress = results._PackingProgress(said.append)
+    progress.begin(name, 99_900_000_000)
+    progress.written(12_300_000_000)
+    events = [*running(1), ev.RankPhase(2.0, 0, "finishing", said[-1])]
+    state = replay(events)
+    table = str(rank_row(state.ranks[0], "", 3.0)["doing"])
+    for view in ("\n".join(gang_lines(state, 3.0, 100)), table, html.unescape(drawn(events))):
+        assert "finishing: sending 12.3 GB of 99.9 GB: " in view
 
 
 @settings(max_examples=25)

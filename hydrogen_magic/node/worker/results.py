@@ -177,7 +177,7 @@ def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, l
 
 
 class _PackingProgress:
-    """Reports the progress of results that take long."""
+    """Reports the progress of results that take long: sizes first, since views cut the end."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -189,12 +189,12 @@ class _PackingProgress:
         self._name, self._written, self._total = name, 0, total
 
     def packed(self, nbytes: int) -> None:
-        self.report(f"packing {label(self._name)}: {size_text(nbytes)}")
+        self.report(f"packing {size_text(nbytes)}: {label(self._name)}")
 
     def written(self, nbytes: int) -> None:
         self._written += nbytes
         done = f"{size_text(self._written)} of {size_text(self._total)}"
-        self.report(f"sending {label(self._name)}: {done}")
+        self.report(f"sending {done}: {label(self._name)}")
 
     def report(self, text: str) -> None:
         if time.monotonic() >= self._next_s:
