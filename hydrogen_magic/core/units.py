@@ -24,8 +24,8 @@ def size_text(n_bytes: float) -> str:
 
 
 def counted(n: int, noun: str) -> str:
-    """Return ``1 rank`` or ``3 ranks``."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    """Return ``1 rank`` or ``1,024 ranks``."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def clipped(text: str, most: int) -> str:

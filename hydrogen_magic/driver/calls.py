@@ -12,6 +12,7 @@ from typing import Any
 from hydrogen_magic import capture
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, variables
 from hydrogen_magic.core.network import PortRange
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.attending import attend
@@ -131,8 +132,8 @@ def _fields_of(np: Any = None, on: str | None = None, **options: Any) -> dict[st
     if isinstance(np, Integral) and np < 0:
         if on not in (None, "local"):
             raise OptionValueError(
-                f"np={np} means {-np} ranks on this machine, which contradicts on={on!r}: pass np={-np}, or "
-                "drop on"
+                f"np={np} means {counted(int(-np), 'rank')} on this machine, which contradicts on={on!r}: "
+                f"pass np={-np}, or drop on"
             )
         np = -np
     given = {"np": np, "on": on, **options}

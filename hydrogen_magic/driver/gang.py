@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hydrogen_magic.core.events import Event, RankStacks
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.profile_merge import MAX_STEPS
 from hydrogen_magic.driver.state.gang_results import GangResults
@@ -229,7 +230,7 @@ class Gang:
 
     def __repr__(self) -> str:
         state = self.snapshot()
-        return f"<Gang {self.id}: {len(state.ranks)} ranks on {state.placement}, {state.state}>"
+        return f"<Gang {self.id}: {counted(len(state.ranks), 'rank')} on {state.placement}, {state.state}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Return IPython's display data: a static picture after the end; before, its view is displayed."""

@@ -23,6 +23,7 @@ from hydrogen_magic.capture.versions import note_brought_back, versions_of
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements import SessionAgentGroup
 from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.errors import CaptureError, HydrogenError, OptionValueError
@@ -177,7 +178,9 @@ class RankSession:
         if plugins.placement(self.spec.placement).on_this_machine:
             return self.spec.placement
         hosts = ", ".join(sorted(set(self.hosts.values())))
-        return f"{self.spec.placement}: {self.spec.np} slots on {hosts or 'hosts to come'}"
+        return (
+            f"{self.spec.placement}: {counted(self.spec.np, 'slot')} on {hosts or 'hosts to come'}"
+        )
 
     @property
     def memory_bytes(self) -> int:

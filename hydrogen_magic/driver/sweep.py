@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver import launcher, sweep_failures, tracking
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.interrupts import interrupts_held
@@ -104,7 +105,8 @@ class Sweep:
         return len(self.runs)
 
     def __repr__(self) -> str:
-        return f"<Sweep of {len(self)} runs: {self.progress}; see .table, .results and .best(name)>"
+        runs = counted(len(self), "run")
+        return f"<Sweep of {runs}: {self.progress}; see .table, .results and .best(name)>"
 
     @property
     def progress(self) -> str:

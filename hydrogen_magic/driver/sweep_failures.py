@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.sweep_run import SweepRun
 from hydrogen_magic.errors import HydrogenError, SweepError
 
@@ -22,7 +23,11 @@ def where_results(runs: Sequence[SweepRun]) -> str:
 
 def _headline(runs: Sequence[SweepRun], failed: Sequence[SweepRun]) -> str:
     each = "; ".join(f"{run.label}: {_first_line(run)}" for run in failed)
-    return f"{len(failed)} of {len(runs)} runs of the sweep failed: {each}{where_results(runs)}"
+    return f"{_count(runs, failed)}: {each}{where_results(runs)}"
+
+
+def _count(runs: Sequence[SweepRun], failed: Sequence[SweepRun]) -> str:
+    return f"{len(failed)} of {counted(len(runs), 'run')} of the sweep failed"
 
 
 def _report(runs: Sequence[SweepRun], failed: Sequence[SweepRun]) -> str:
@@ -30,9 +35,7 @@ def _report(runs: Sequence[SweepRun], failed: Sequence[SweepRun]) -> str:
     by_reason: dict[str, list[SweepRun]] = {}
     for run in failed:
         by_reason.setdefault(_first_line(run), []).append(run)
-    lines = [
-        f"SweepError: {len(failed)} of {len(runs)} runs of the sweep failed{where_results(runs)}"
-    ]
+    lines = [f"SweepError: {_count(runs, failed)}{where_results(runs)}"]
     for alike in by_reason.values():
         names = ", ".join(map(_name_and_id, alike))
         lines += ["", f"── {names} ──", *_own_report(alike[0])]

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
@@ -165,7 +166,8 @@ class _Forwarder:
             if deadline_s is not None and time.monotonic() > deadline_s:
                 left = len(batch) + sum(1 for _ in points)
                 self._notice(
-                    "warning", f"{self._name} is slow: it did not take the last {left} points"
+                    "warning",
+                    f"{self._name} is slow: it did not take the last {counted(left, 'point')}",
                 )
                 return
             tracked.log(batch)

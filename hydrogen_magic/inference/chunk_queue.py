@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import is_ordered, is_undecided, unordered
 from hydrogen_magic.node.prediction.block_rows import concatenated
@@ -246,9 +247,10 @@ class ChunkQueue:
         while parts[-1] is not None and (n_missing := n_rows - sum(p.num_rows for p in parts)):
             parts.append(self._rows(n_missing))
         if parts[-1] is None:
+            expected = counted(n_rows + self._n_chunk_rows, "row")
             raise InferError(
-                f"--resume: the frame has less than the {n_rows + self._n_chunk_rows:,} rows that an earlier"
-                " run predicted: run the cell without --resume to start over"
+                f"--resume: the frame has less than the {expected} that an earlier run predicted: run the "
+                "cell without --resume to start over"
             )
         return concatenated(parts)
 
@@ -411,8 +413,8 @@ class ChunkQueue:
         failures = (f for number in sorted(self._answered) for f in self._answered[number].failures)
         first = next(failures, {"reason": "unknown"})
         return InferError(
-            f"`predict` failed for each of the first {n_rows:,} rows, so the columns that it returns are"
-            f" not known; the first failure: {first['reason']}"
+            f"`predict` failed for each of the first {counted(n_rows, 'row')}, so the columns that it returns"
+            f" are not known; the first failure: {first['reason']}"
         )
 
     def settle(self) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources, speculation
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
@@ -187,8 +188,10 @@ class Dispatcher:
         ]
         more = [f"{len(gaps) - len(shown)} more parts"] if len(gaps) > len(shown) else []
         n_done = sum(end - start for start, end in done)
-        of = "" if n_rows is None else f" of {n_rows:,}"
-        return f"stopped: {n_done:,}{of} rows are finished; missing: {', '.join([*shown, *more])}"
+        rows = (
+            counted(n_done, "row") if n_rows is None else f"{n_done:,} of {counted(n_rows, 'row')}"
+        )
+        return f"stopped: {rows} finished; missing: {', '.join([*shown, *more])}"
 
     # ── the thread ──
 
@@ -351,8 +354,8 @@ class Dispatcher:
         n_rows = chunk.n_rows if columns is None else columns.num_rows
         if (message["chunk"], n_rows) != (chunk.number, chunk.n_rows):
             raise InferError(
-                f"rank {channel.rank} answered chunk {message['chunk']} with {n_rows} rows instead of"
-                f" chunk {chunk.number} with {chunk.n_rows}: did code in its process write to a file"
+                f"rank {channel.rank} answered chunk {message['chunk']} with {counted(n_rows, 'row')} instead"
+                f" of chunk {chunk.number} with {chunk.n_rows}: did code in its process write to a file"
                 " descriptor that it does not own?"
             )
         began_s, channel.since_s = channel.since_s, time.monotonic()

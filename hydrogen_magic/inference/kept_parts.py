@@ -32,6 +32,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.fingerprints import (
     FILES,
@@ -299,13 +300,14 @@ class KeptParts:
             return ""
         if self._begun is None:
             return NOTHING_KEPT
-        return f"resumed run {self._begun}: {self.n_rows:,} rows were finished before"
+        return f"resumed run {self._begun}: {counted(self.n_rows, 'row')} finished before"
 
     def text(self) -> str:
         """Return a sentence about how to continue the run; empty if nothing is kept."""
         if self._folder is None or not self._entries:
             return ""
-        return f"{self.n_rows:,} finished rows are kept: run the cell with --resume to continue"
+        rows = counted(self.n_rows, "finished row")
+        return f"{rows} kept: run the cell with --resume to continue"
 
 
 def _entries(lines: Iterable[bytes]) -> Iterator[_JournalEntry]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.schema_unify import fit
 
@@ -68,7 +69,7 @@ class MemoryResult:
             first, last = (0, done[0][0]) if done[0][0] else (done[0][1], done[1][0])
             raise InferError(f"the predictions for rows {first} to {last - 1} are missing")
         if self._n_rows not in (None, end):
-            raise InferError(f"{end} rows were predicted, but the frame has {self._n_rows}")
+            raise InferError(f"{counted(end, 'row')} predicted, but the frame has {self._n_rows}")
         return self.finished()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.core.units import size_text
+from hydrogen_magic.core.units import counted, size_text
 
 FOLDER = "HYDROGEN_MAGIC_DATASETS"
 """Variable of a rank: the folder in which its host has data that the notebook has written to its machine."""
@@ -68,8 +68,8 @@ class DatasetHandle:
         self.delete()
 
     def __repr__(self) -> str:
-        shape = f"{self.n_rows:,} rows, {len(self.columns)} columns, {size_text(self.n_bytes)}"
-        return f"<hm.dataset: {shape} in {self.place}>"
+        shape = f"{counted(self.n_rows, 'row')}, {counted(len(self.columns), 'column')}"
+        return f"<hm.dataset: {shape}, {size_text(self.n_bytes)} in {self.place}>"
 
     def __reduce__(self) -> Any:
         return DatasetHandle, (self.path, self.n_rows, self.n_bytes, self.columns, self.is_private)

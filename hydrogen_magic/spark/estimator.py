@@ -17,6 +17,7 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from hydrogen_magic.core.argument_types import not_one_of
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver import attending, calls, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.interrupts import interrupts_held
@@ -279,7 +280,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         for use, handle in (("training", rows.training), ("validation", rows.validation)):
             if handle is not None and handle.n_rows < n_ranks:
                 raise OptionValueError(
-                    f"np={n_ranks}: there are only {handle.n_rows} rows for {use}, and "
+                    f"np={n_ranks}: only {counted(handle.n_rows, 'row')} for {use}, and "
                     "every rank needs one"
                 )
 

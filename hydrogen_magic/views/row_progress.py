@@ -9,6 +9,7 @@ from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.views import draws_html
 
 if TYPE_CHECKING:
@@ -78,15 +79,12 @@ class RowProgress:
 
     def text(self) -> str:
         """Return the rows, and the tasks if these are known."""
-        rows = (
-            f"{self._rows:,} rows"
-            if self._n_rows is None
-            else f"{self._rows:,} of {self._n_rows:,} rows"
-        )
+        n, total = self._rows, self._n_rows
+        rows = counted(n, "row") if total is None else f"{n:,} of {counted(total, 'row')}"
         if self._tasks is None:
             return rows
-        done, total = self._tasks
-        return f"{done} of {total} tasks{f', {rows}' if self._rows else ''}"
+        done, n_tasks = self._tasks
+        return f"{done} of {counted(n_tasks, 'task')}{f', {rows}' if self._rows else ''}"
 
     def _show(self) -> None:
         if self._clock() >= self._due_s:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
@@ -74,7 +75,7 @@ class _NotebookSweep:
     def close(self, sweep: RunningSweep) -> None:
         self._comparison.read()
         now = time.time()
-        title = f"sweep of {len(sweep.runs)} runs: {sweep.progress}"
+        title = f"sweep of {counted(len(sweep.runs), 'run')}: {sweep.progress}"
         noted = _warnings(self._comparison.states)
         lines = "".join(f"<p>{escaped(line)}</p>\n" for line in noted)
         html = f"<p><b>{escaped(title)}</b></p>\n{lines}{self._comparison.html(now)}"

@@ -99,7 +99,7 @@ def sweep_table(states: Sequence[GangState], n_at_once: int) -> list[str]:
     """Return one line for each run of a sweep that has not started, with its values."""
     names = list(states[0].params)
     rows = [(str(n), *(str(s.params[name]) for name in names)) for n, s in enumerate(states, 1)]
-    return [*table(("run", *names), rows), f"{len(rows)} runs, {n_at_once} at once"]
+    return [*table(("run", *names), rows), f"{counted(len(rows), 'run')}, {n_at_once} at once"]
 
 
 def gangs_table(states: Sequence[GangState], now: float | None = None) -> Table:

@@ -122,7 +122,7 @@ def _state_text(state: GangState, now_s: float) -> str:
         )
     if state.queued is not None:
         have, wanted = state.queued
-        return f"queued, {have} of {wanted} slots · {duration(now_s)}"
+        return f"queued, {have} of {counted(wanted, 'slot')} · {duration(now_s)}"
     if state.closure is not None:
         return f"{closure_text(state.closure)} · {duration(now_s)}"
     where = f" · {clean_name(state.reason)}" if state.reason else ""  # on another machine
@@ -219,7 +219,7 @@ def _bar_cell(bar: ProgressBar | None) -> str:
 def _rate_text(rank: RankState, now_s: float) -> str:
     """Return the rank's rate, after its end its number of steps; empty if unknown."""
     if rank.is_over:
-        return f"{rank.steps} steps" if rank.steps else ""
+        return counted(rank.steps, "step") if rank.steps else ""
     rate = rank.steps_per_s(now_s)
     if rate is not None:
         return f"{number(rate)} steps/s"

@@ -278,7 +278,7 @@ def test_stop_returns_rows_without_a_single_value() -> None:
     part = ended(run).result
     assert 0 < len(part) < 10_000 and part["y"].isna().all()
     (text,) = [each.text for each in run.gang.snapshot().notices if "missing" in each.text]
-    assert f"{len(part):,} of 10,000 rows are finished" in text
+    assert f"{len(part):,} of 10,000 rows finished" in text
 
 
 def test_a_frame_that_cannot_be_read_ends_the_run(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def check_part(run: InferenceRun) -> None:
     part = as_pandas(run.result)
     assert 0 < len(part) < N_ROWS and (part["y"] == part["x"] * 2).all()
     (text,) = [each.text for each in run.gang.snapshot().notices if "missing: row" in each.text]
-    assert f"stopped: {len(part):,} of 12,000 rows are finished" in text and "--resume" in text
+    assert f"stopped: {len(part):,} of 12,000 rows finished" in text and "--resume" in text
 
 
 def as_pandas(frame: Any) -> pd.DataFrame:

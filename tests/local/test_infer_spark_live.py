@@ -87,7 +87,7 @@ def test_partitions_that_are_done_foretell_the_rest() -> None:
         3.0, 1.0, 1200, 4000, 1, 0, is_estimate=True, tasks_done=1, tasks=4
     )
     assert progress_text(rows_of(told)) == (
-        "1,200 of about 4,000 rows · 600 rows/s · 4.7 s left · 1 of 4 tasks · 1 chunks in flight"
+        "1,200 of about 4,000 rows · 600 rows/s · 4.7 s left · 1 of 4 tasks · 1 chunk in flight"
     )
     end = rows_of(progress.end(9.0, 4100))
     assert progress_text(end, is_over=True) == "4,100 of 4,100 rows · 512 rows/s"
@@ -136,7 +136,7 @@ def test_where_no_worker_says_anything_spark_does() -> None:
     assert state.state == "RUNNING"
     assert state.rows is not None
     assert progress_text(state.rows) == "12 s left · 2 of 8 tasks"
-    assert "running: 2 of all 8 tasks done" in gang_lines(state, 5.0, 80)[2]
+    assert "running: 2 of 8 tasks done" in gang_lines(state, 5.0, 80)[2]
     told = heard(progress, 6.0, "0", task(0, 1, 100))
     phases = [event.phase for event in told if isinstance(event, ev.RankPhase)]
     assert phases == ["running", "waiting", "waiting", "waiting"]

@@ -496,7 +496,7 @@ def test_infer_runs_on_the_ranks_of_a_session(cells: Cells) -> None:
     wait_until(lambda: run.gang.snapshot().rows is not None and run.gang.snapshot().rows.done > 2)
     run.gang.stop()
     text = notices_of(ended(run.gang))
-    assert len(run.result) > 2 and "of 1,000 rows are finished; missing: row" in text
+    assert len(run.result) > 2 and "of 1,000 rows finished; missing: row" in text
     assert "--resume" not in text
 
 

@@ -143,7 +143,7 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
         ({"labelCol": "name"}, r"labelCol: column 'name' is string"),
         ({"validation": "name"}, r"validation: column 'name' is string"),
         ({"validation": 1e-9}, r"validation=1e-09 leaves no row for validation"),
-        ({"np": 6}, r"np=6: there are only 5 rows for training, and every rank needs one"),
+        ({"np": 6}, r"np=6: only 5 rows for training, and every rank needs one"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             estimator(**{**given, "featuresCols": names, **params}).fit(frame)

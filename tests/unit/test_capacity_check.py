@@ -94,7 +94,8 @@ def test_no_more_executors_are_awaited_than_the_session_has_asked_for(
         (
             executors(("0",), ()),
             WITH_GPUS,
-            "2 ranks need 2 GPUs, the cluster has 1: wait for more executors with `--wait 10m`, use `--np 1`",
+            "2 GPUs needed for 2 ranks, the cluster has 1: wait for more executors with `--wait 10m`, "
+            "use `--np 1`",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_tasks_of_unknown_number_are_hidden() -> None:
         progress.add(10)
         progress.tasks(2, 2, None)
     shown = str(console.file.getvalue())  # type: ignore[attr-defined]
-    assert "1 of 1 tasks" in shown and "10 rows" in shown and "2 of 2" not in shown
+    assert "1 of 1 task " in shown and "10 rows" in shown and "2 of 2" not in shown
 
 
 def test_short_work_shows_nothing() -> None:

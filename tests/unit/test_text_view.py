@@ -27,6 +27,7 @@ from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOu
 from hydrogen_magic.views.text_table import gang_lines, status_line, warnings
 from hydrogen_magic.views.text_view import TextView
 from hydrogen_magic.views.widget.rank_rows import rank_row
+from tests import pictures, seconds
 from tests.gang_events import launched, running
 from tests.pictures import drawn
 
@@ -155,6 +156,28 @@ def test_how_much_of_a_result_is_sent_is_shown(name: str, monkeypatch: pytest.Mo
     table = str(rank_row(state.ranks[0], "", 3.0)["doing"])
     for view in ("\n".join(gang_lines(state, 3.0, 100)), table, html.unescape(drawn(events))):
         assert "finishing: sending 12.3 GB of 99.9 GB: " in view
+
+
+def test_one_of_a_kind_has_no_plural() -> None:
+    """Neither in the text nor in the picture of a gang with one of everything."""
+    spans = seconds.spans(1.0, 0, ["forward"], [0.3], [0.9], [0], skipped=1)
+    steps = [ev.Steps(0.3, 0, 0), ev.Steps(1.3, 0, 1)]
+    trained = [*running(1), *steps, spans, out(0, "hello\n")]
+    rows = ev.RowsDone(1.5, 0.3, 1, 1, 1, 1)
+    runs = [
+        [*launched(1), ev.Queued(0.1, 0, 1, "")],
+        *([*trained, told] for told in (rows, dataclasses.replace(rows, total=None, tasks=1))),
+    ]
+    shown = []
+    for live in runs:
+        for events in (live, pictures.ended(live)):
+            state = replay(events)
+            shown += [*gang_lines(state, 3.0, 200), status_line(state, 3.0)]
+            shown.append(drawn(events, OutputLines().feed(events)))
+    said = re.findall(r"(?<![\d.,])1 \w+(?![\w/])", "\n".join(shown))
+    assert [each for each in said if each.endswith("s")] == []
+    assert {*said} >= {f"1 {noun}" for noun in ("rank", "slot", "row", "task", "chunk", "step")}
+    assert {*said} >= {"1 span", "1 line"}
 
 
 @settings(max_examples=25)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.datasets import folders, handles, writing
 from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.driver.placements.spark import private_calls
@@ -148,10 +149,10 @@ def _check_visible(folder: str, n_rows: int) -> None:
         visible = 0
     if visible != n_rows:
         raise HydrogenError(
-            f"hm.dataset(): Spark has written {n_rows:,} rows to {folder}, but this machine sees {visible:,} "
-            "there: path= has to be a folder or URL that Spark's executors, this machine and all ranks "
-            "share; without path= the rows come to this machine, which sends them to hosts with ranks. "
-            "Files on the executors' own disks have to be deleted there"
+            f"hm.dataset(): Spark has written {counted(n_rows, 'row')} to {folder}, but this machine sees "
+            f"{visible:,} there: path= has to be a folder or URL that Spark's executors, this machine and "
+            "all ranks share; without path= the rows come to this machine, which sends them to hosts with "
+            "ranks. Files on the executors' own disks have to be deleted there"
         )
 
 

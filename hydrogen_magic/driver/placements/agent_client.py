@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization import payload
@@ -108,7 +109,7 @@ class AgentClient(ABC):
                 f"an agent has not responded for {_STOP_RESPONSE_S:.0f} s"
             ) from None
         if len(held.ports) < count:
-            raise PlacementError(f"{count} ports are needed for the ranks: {held.problem}")
+            raise PlacementError(f"the ranks need {counted(count, 'port')}: {held.problem}")
         return held.ports
 
     def expect_cleanup(self) -> asyncio.Future[None]:

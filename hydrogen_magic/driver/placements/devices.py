@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import PlacementError
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
@@ -83,9 +84,11 @@ def assign(spec: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str | None, ...]
         return tuple(gpus[rank % len(gpus)] for rank in range(spec.np)), ()
     found = f"this machine has {len(gpus)}" if gpus else "this machine has none that CUDA can use"
     if spec.gpu is None:
-        return none, (f"{spec.np} ranks, but {found} GPU(s): all ranks use the CPU",)
+        return none, (f"{counted(spec.np, 'rank')}, but {found} GPU(s): all ranks use the CPU",)
     fewer = f"use `--np {len(gpus)}` or drop `--gpu`" if gpus else "drop `--gpu`"
-    raise PlacementError(f"`--np {spec.np} --gpu` needs {spec.np} GPUs, {found}: {fewer}")
+    raise PlacementError(
+        f"`--np {spec.np} --gpu` needs {counted(spec.np, 'GPU')}, {found}: {fewer}"
+    )
 
 
 def environment(plan: Plan, slot: Slot) -> dict[str, str]:

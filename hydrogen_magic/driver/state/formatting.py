@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hydrogen_magic import plugins
 from hydrogen_magic.core.events import ClosureSent, RowsDone
-from hydrogen_magic.core.units import size_text
+from hydrogen_magic.core.units import counted, size_text
 from hydrogen_magic.driver.state.collective_waits import LateRanks
 
 
@@ -61,18 +61,20 @@ def progress_text(rows: RowsDone, is_over: bool = False) -> str:
     if left_s is not None:
         parts.append(f"{duration(left_s)} left")
     if rows.tasks:
-        parts.append(f"{rows.tasks_done or 0:,} of {rows.tasks:,} tasks")
+        parts.append(f"{rows.tasks_done or 0:,} of {counted(rows.tasks, 'task')}")
     if rows.in_flight and not is_over:
-        parts.append(f"{rows.in_flight} chunks in flight")
+        parts.append(f"{counted(rows.in_flight, 'chunk')} in flight")
     if rows.failed:
-        parts.append(f"{rows.failed:,} row{'s' if rows.failed != 1 else ''} failed")
+        parts.append(f"{counted(rows.failed, 'row')} failed")
     return " · ".join(parts)
 
 
 def _rows_texts(rows: RowsDone) -> list[str]:
-    about = "about " if rows.is_estimate else ""
-    total = "" if rows.total is None else f" of {about}{rows.total:,}"
-    parts = [f"{rows.done:,}{total} rows"]
+    if rows.total is None:
+        parts = [counted(rows.done, "row")]
+    else:
+        about = "about " if rows.is_estimate else ""
+        parts = [f"{rows.done:,} of {about}{counted(rows.total, 'row')}"]
     rate = rows_per_s(rows)
     if rate is not None:
         parts.append(f"{rate:,.0f} rows/s")

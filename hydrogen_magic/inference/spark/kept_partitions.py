@@ -26,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.errors import InferError
@@ -199,8 +200,8 @@ class KeptPartitions:
 
 
 def _amount(parts: list[Part]) -> str:
-    n_rows, s = sum(part.n_rows for part in parts), "" if len(parts) == 1 else "s"
-    return f"{n_rows:,} rows in {len(parts):,} partition{s}"
+    n_rows = sum(part.n_rows for part in parts)
+    return f"{counted(n_rows, 'row')} in {counted(len(parts), 'partition')}"
 
 
 def _replace(folder: Path, journal: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.node.prediction.row_labels import failures_text
 
 _ROWS_BAR = -1
@@ -203,7 +204,7 @@ class SparkProgress:
             return
         done, total = self._tasks
         for rank in range(min(self._n_ranks, total - done)):
-            detail = f"{done} of all {total} tasks done"
+            detail = f"{done} of {counted(total, 'task')} done"
             yield ("phase", rank), ev.RankPhase(now_s, rank, "running", detail)
 
     def _rows_event(self, now_s: float) -> ev.Event:

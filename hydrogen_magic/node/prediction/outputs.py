@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.node.prediction.column_values import array_from, is_single
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.pickling_errors import describe
@@ -80,8 +81,8 @@ def columns_of(
 def _check_rows(found: int, n_rows: int, value: Any, where: str = "") -> None:
     if found != n_rows:
         raise MisfitError(
-            f"predict returned {found:,} rows{where} ({describe(value)}) for the {n_rows:,} rows of the"
-            " batch: return one value per row"
+            f"predict returned {counted(found, 'row')}{where} ({describe(value)}) for the"
+            f" {counted(n_rows, 'row')} of the batch: return one value per row"
         )
 
 

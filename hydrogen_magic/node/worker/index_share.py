@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hydrogen_magic.core.units import counted
+
 
 @dataclass(frozen=True)
 class IndexShare:
@@ -21,7 +23,7 @@ class IndexShare:
         """
         if n_items < self.world_size > 1:
             raise ValueError(
-                f"hm.shard() got {n_items} items for {self.world_size} ranks: every rank needs at "
+                f"hm.shard() got {counted(n_items, 'item')} for {self.world_size} ranks: every rank needs at "
                 "least one; use fewer ranks, or use all of the data on every rank"
             )
         if self.drop_last:

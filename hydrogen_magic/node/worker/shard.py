@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.node import dataset_handle
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.worker import api, parquet_shard, parquet_stream, sharded_streams
@@ -183,8 +184,8 @@ def _opened(handle: DatasetHandle) -> Any:
     n_rows = parquet_shard.RowGroups.of(dataset, None).n_rows
     if n_rows != handle.n_rows:
         raise RuntimeError(
-            f"{handle.place} has {n_rows} rows on this host, but had {handle.n_rows} when hm.dataset() was "
-            "called: do not change the data meanwhile, or call hm.dataset() again"
+            f"{handle.place} has {counted(n_rows, 'row')} on this host, but had {handle.n_rows} when "
+            "hm.dataset() was called: do not change the data meanwhile, or call hm.dataset() again"
         )
     return dataset
 

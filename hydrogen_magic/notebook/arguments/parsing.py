@@ -27,6 +27,7 @@ from hydrogen_magic.core.argument_types import (
     variable_names,
 )
 from hydrogen_magic.core.job import DEFAULT_SESSION, JobSpec
+from hydrogen_magic.core.units import counted
 
 
 class ArgumentsError(ValueError):
@@ -257,7 +258,7 @@ def _check_session(spec: JobSpec, found: argparse.Namespace) -> None:
 def _on_this_machine(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     if found.on not in (None, "local"):
         raise ArgumentsError(
-            f"--np {found.np} means {-found.np} ranks on this machine, which contradicts --on "
+            f"--np {found.np} means {counted(-found.np, 'rank')} on this machine, which contradicts --on "
             f"{found.on}: write --np {-found.np} --on {found.on}, or drop --on"
         )
     return replace(spec, placement="local")

@@ -47,7 +47,7 @@ def timeline_html(
     picture = _Picture(state, tracks.names, times, rows)
     some = f" · {len(ranks)} of {len(state.ranks):,} ranks" if len(ranks) < len(state.ranks) else ""
     skipped = sum(spans.skipped for spans in tracks.tracks().values())
-    lost = f" · {skipped:,} spans were dropped because they came too fast" if skipped else ""
+    lost = f" · {counted(skipped, 'span')} dropped: too many came at once" if skipped else ""
     caption = f"<p><b>Timeline</b> since the launch{some}{lost}</p>"
     return [caption, f"<p>{picture.image()}</p>", *list_html(times)]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic.core.events import Metrics
-from hydrogen_magic.core.units import size_text
+from hydrogen_magic.core.units import counted, size_text
 from hydrogen_magic.driver import chrome_trace
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views import Actions
@@ -154,7 +154,9 @@ def _log(actions: Actions, request: PageCommand) -> DownloadFile:
     rank = request["rank"]
     known = [each.rank for each in actions.snapshot().ranks]
     if rank is not None and rank not in known:
-        raise HydrogenError(f"gang {actions.id} has no rank {rank}: it has {len(known)} ranks")
+        raise HydrogenError(
+            f"gang {actions.id} has no rank {rank}: it has {counted(len(known), 'rank')}"
+        )
     chosen = known if rank is None else [rank]
     paths = [actions.log_path(each) for each in chosen]
     n_bytes = sum(path.stat().st_size for path in paths if path.exists())

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.application_status import ExecutorList
 from hydrogen_magic.driver.placements.spark.job_errors import explained
@@ -125,7 +126,10 @@ def _too_few(
     besides = f" and {idle} more without a free core" if idle else ""
     fewer = [f"use `--np {found}`"] if found else []
     ways = settings.remedies(np, *fewer, "drop `--gpu`")
-    return f"{np} ranks need {np} GPUs, the cluster has {found}{besides}", ways
+    return (
+        f"{counted(np, 'GPU')} needed for {counted(np, 'rank')}, the cluster has {found}{besides}",
+        ways,
+    )
 
 
 def _no_profile(session: Session, settings: SessionSettings) -> tuple[str, str] | None:

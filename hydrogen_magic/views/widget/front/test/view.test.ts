@@ -1,4 +1,5 @@
 import { describe, expect, test, vi } from "vitest";
+import { NAMES, packSpans } from "./data";
 import {
   deltaWith,
   FakeModel,
@@ -11,6 +12,7 @@ import {
 } from "./kernel";
 import { setStage } from "./stage";
 
+const ONE_SPAN = { startS: 0.1, durationS: 0.5, name: 0, depth: 0 };
 const stage = setStage();
 
 test("hostile text is text wherever it is shown", () => {
@@ -71,7 +73,34 @@ test("stacks name their ranks, and how many ranks have none here", () => {
   expect(stage.all("summary")).toEqual(["rank 2", "ranks 0, 1, 3"]);
   expect(stage.words).not.toContain("other ranks");
   stage.say({ stacks: { ...stacks, n_left_out: 700 } });
-  expect(stage.words).toContain("700 other ranks have yet other stacks");
+  expect(stage.words).toContain("700 other ranks with yet other stacks");
+});
+
+test("one of a kind has no plural, for screen readers neither", () => {
+  const figures = { is_estimate: false, per_s: null, in_flight: 1, failed: 1 };
+  const rows = { ...figures, done: 1, total: null, tasks: [1, 1] as [number, number] };
+  const { deltas, buffers } = packSpans([{ rank: 0, track: "spans", spans: [ONE_SPAN] }]);
+  stage.say(
+    {
+      gang: gangWith({ np: 1, rows }),
+      ranks: [rankWith(0, { steps: 1 })],
+      lines: [lineOf(0, "hello")],
+      names: NAMES,
+      spans: deltas.map((delta) => ({ ...delta, skipped: 1 })),
+      stacks: { ...stacksOf([[0], "read"]), n_left_out: 1 },
+    },
+    buffers.map((each) => each.buffer as ArrayBuffer),
+  );
+  const read = ["aria-label", "aria-valuetext", "title"].flatMap((name) =>
+    [...stage.el.querySelectorAll(`[${name}]`)].map((each) => each.getAttribute(name)),
+  );
+  const said =
+    [...stage.all(".hm *"), ...read].join("\n").match(/(?<![\d.,])1 [a-z ]*[a-z]/g) ?? [];
+  for (const noun of ["rank", "row", "task", "chunk", "span", "line", "other rank"])
+    expect(said.some((each) => each.startsWith(`1 ${noun}`))).toBe(true);
+  expect(
+    said.filter((each) => /^1 (other )?(rank|row|task|chunk|span|line|step)s/.test(each)),
+  ).toEqual([]);
 });
 
 test("a section that was folded stays so in the next view", () => {

@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { count, counted } from "../format";
+import { counted } from "../format";
 import { lapse } from "../numbers";
 import { middle, type Range } from "../range";
 import type { TimelineProps } from "../view/props";
@@ -162,7 +162,7 @@ function noteOf(store: SpanStore, look: Look, isLive: boolean): string {
   if (isProfile && isWithin(store.profiled as Range, look.range)) parts.push("the profiled steps");
   if (isLive && look.kind === "live") parts.push(`following the last ${lapse(look.widthS)}`);
   if (store.skipped > 0)
-    parts.push(`${count(store.skipped)} spans were dropped because they came too fast`);
+    parts.push(`${counted(store.skipped, "span")} dropped: too many came at once`);
   if (store.completeSinceS > 0)
     parts.push(`single spans since ${lapse(store.completeSinceS)}; the trace has all`);
   return parts.join(" · ");

@@ -82,5 +82,5 @@ export function summary(
   endS: number,
 ): string {
   const ranks = counted(new Set(lanes.map((lane) => lane.rank)).size, "rank");
-  return `Timeline of ${ranks}, ${store.n} spans in ${lapse(endS)}. ${shares}`;
+  return `Timeline of ${ranks}, ${counted(store.n, "span")} in ${lapse(endS)}. ${shares}`;
 }

@@ -1,5 +1,6 @@
 import { useRef } from "preact/hooks";
 import { Curves } from "../curves/Curves";
+import { counted } from "../format";
 import type { Page } from "../page";
 import type { Theme } from "../theme";
 import { Timeline } from "../timeline/Timeline";
@@ -19,7 +20,7 @@ export function App({ page }: { page: Page }) {
   const theme = useTheme(root);
   useOwnKeys(root);
   const { gang } = page.store;
-  const label = gang ? `Gang ${gang.id}, ${gang.np} ranks` : "Gang";
+  const label = gang ? `Gang ${gang.id}, ${counted(gang.np, "rank")}` : "Gang";
   return (
     // biome-ignore lint/a11y/useSemanticElements: a fieldset is for forms
     <div class="hm" ref={root} role="group" aria-label={label}>

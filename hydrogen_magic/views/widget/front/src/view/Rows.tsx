@@ -18,7 +18,7 @@ export function RowsDone({ gang, rows, isLive }: Props) {
         {share !== null && <b class="hm-percent">{percent(share)}</b>}
         {areRowsTold(rows) && <span>{doneText(rows)}</span>}
         {rows.per_s !== null && <span>{rate(rows.per_s)} rows/s</span>}
-        {rows.tasks && <span class="hm-quiet">{rows.tasks.map(count).join(" of ")} tasks</span>}
+        {rows.tasks && <span class="hm-quiet">{tasksText(...rows.tasks)}</span>}
         {rows.in_flight > 0 && (
           <span class="hm-quiet">{counted(rows.in_flight, "chunk")} in flight</span>
         )}
@@ -42,6 +42,9 @@ const areRowsTold = ({ done, tasks }: Rows): boolean => done > 0 || tasks === nu
 
 /** Full only when everything is done. */
 const percent = (share: number): string => `${Math.floor(share * 100)} %`;
+
+const tasksText = (done: number, total: number): string =>
+  `${count(done)} of ${counted(total, "task")}`;
 
 function doneText({ done, total, is_estimate }: Rows): string {
   if (total === null || total === done) return counted(done, "row");

@@ -1,6 +1,6 @@
 import { useEffect, useRef } from "preact/hooks";
 import { parseAnsi } from "../ansi";
-import { count } from "../format";
+import { counted } from "../format";
 import type { Stacks as RankStacks } from "../protocol";
 import type { Store } from "../store";
 import { CopyButton } from "./Failure";
@@ -38,7 +38,7 @@ export function Stacks({ store, stacks }: { store: Store; stacks: RankStacks }) 
         </details>
       ))}
       {n_left_out > 0 && (
-        <p class="hm-note">{`${count(n_left_out)} other ranks have yet other stacks`}</p>
+        <p class="hm-note">{`${counted(n_left_out, "other rank")} with yet other stacks`}</p>
       )}
       <div ref={end} />
     </Section>
