@@ -8,6 +8,8 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,8 +17,11 @@ import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
+from hydrogen_magic import capture
+from hydrogen_magic.capture import CellText
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
@@ -96,12 +101,39 @@ def test_what_is_shared_makes_a_difference() -> None:
 # ── endings ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def end(gang: Gang, how: str, pid: int) -> None:
-    """End a gang, or the process ``pid`` of it if that still runs."""
-    if how in ("stop", "kill"):
-        gang.stop(kill=how == "kill")
-    elif how != "nothing" and not gang.wait(0) and alive([pid]):
-        os.kill(pid, signal.SIGKILL)
+class Ending(NamedTuple):
+    """How a gang ends."""
+
+    when: str
+    """``sent``: the results of a rank are in the socket of its agent, which is stopped; ``asked``: ranks
+    send their results when they are asked to stop; ``packing``: at the same time; ``first``: the results
+    of one rank have arrived, and the other one has not returned; ``any``: at any time.
+    """
+    pause_s: float
+    """After that."""
+    how: str
+    n_results: int
+    n_bytes: int
+    late_rank: int
+    late_s: float
+    killed_rank: int
+
+
+def random_ending(seed: int) -> Ending:
+    """Return the ending of this number: in two of four, and more by chance, results are on their way."""
+    choose, hows = random.Random(seed), ["rank", "kill", "stop"]
+    when = ["sent", "packing", "asked", choose.choice(["first", "any"])][seed % 4]
+    how = choose.choice([*hows, "agent"])
+    return Ending(
+        when,
+        choose.uniform(0, {"packing": 0.02, "first": 0.2, "any": 0.3}.get(when, 0)),
+        {"sent": hows[seed // 4 % 3], "asked": "stop"}.get(when, how),
+        choose.choice([1, 20]),
+        choose.choice([100, 3 << 20, 30 << 20]),
+        choose.randrange(2),
+        choose.choice([0.5, 1.0] if when == "first" else [0.0, 0.3]),
+        choose.randrange(2),
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,53 +144,100 @@ def end(gang: Gang, how: str, pid: int) -> None:
     ],
     ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
 )
-def test_what_was_sent_is_not_lost(seeds: range) -> None:
-    were_sent = [sent_before_a_random_end(seed) for seed in seeds]
-    assert any(0 < len(sent) < 2 for sent in were_sent), "some end while results are on their way"
+def test_what_was_sent_is_not_lost(seeds: range, homes: Iterator[Path]) -> None:
+    were_in_flight = [was_in_flight_at_the_end(random_ending(n), next(homes)) for n in seeds]
+    assert 2 * sum(were_in_flight) >= len(seeds), "results were on their way"
 
 
-def sent_before_a_random_end(seed: int) -> set[int]:
-    """End a gang; check what its ranks had sent, and return their numbers.
+def was_in_flight_at_the_end(ending: Ending, notes: Path) -> bool:
+    """End a gang; check what its ranks had sent. Return whether a result was on its way at the end.
 
-    Every other one is ended soon after the first result has arrived, and before the other rank returns.
+    Ranks note in the new folder ``notes`` what they have sent: that must not get lost. Only an agent that is
+    killed takes along what it has not passed on: no other process has it. Then, what has arrived is checked.
     """
-    choose, is_in_flight = random.Random(seed), seed % 2 == 1
-    n_bytes = choose.choice([100, 3 << 20, 60 << 20])
-    late_rank, killed_rank = choose.randrange(2), choose.randrange(2)
-    late_s = choose.choice([0.5, 1.0] if is_in_flight else [0.0, 0.3])
-    gang = hm.launch(array_ranks.two_results, n_bytes, late_rank, late_s, np=2)
-    until(gang, lambda: all(rank.pid is not None for rank in gang.ranks))
+    gang = launched(ending, notes)
     (agent,) = [one for one in local_agents.pool().all if one.attempt == (gang.id, 0)]
     family = family_of(gang)
-    if is_in_flight:
-        wait_until(lambda: sent_by(gang))
-    time.sleep(choose.uniform(0, 0.2 if is_in_flight else 0.6))
-    how = choose.choice(["stop", "kill", "rank", "agent", *([] if is_in_flight else ["nothing"])])
-    pid = agent.process.pid if how == "agent" else gang.ranks[killed_rank].pid
-    assert pid is not None
-    end(gang, how, pid)
+    wait_for_its_time(ending, gang, notes, agent.process.pid)
+    was_in_flight = any(
+        not arrived(gang, rank) for rank in (0, 1) if (notes / f"packing-{rank}").exists()
+    )
+    end(
+        gang, ending.how, agent.process.pid if ending.how == "agent" else family[ending.killed_rank]
+    )
+    agent.process.send_signal(signal.SIGCONT)
+    (notes / "end").touch()
     ended(gang)
     wait_until_gone(family)  # a process that was killed with its agent may still be exiting
-    sent = sent_by(gang)
-    if gang.state == "SUCCEEDED":
-        assert sent == {0, 1}
-        assert all(
-            np.array_equal(gang.results[rank], array_ranks.result_of(rank, n_bytes))
-            for rank in sent
-        )
-    else:
-        assert how != "nothing"
-        for rank in sent:
-            found = hm.load_results(gang.id, rank)
-            assert found.keys() == {"_"} and np.array_equal(
-                found["_"], array_ranks.result_of(rank, n_bytes)
-            )
+    if gang.state != "SUCCEEDED":
         with pytest.raises(HydrogenError):
             gang.raise_for_state()
+    for rank in (0, 1):
+        sent = sent_by(rank, notes) if ending.how != "agent" or arrived(gang, rank) else set()
+        assert sent or gang.state != "SUCCEEDED"
+        found = found_of(gang, rank) if sent else {}
+        assert found.keys() >= sent
+        for name, array in found.items():
+            n_bytes = ending.n_bytes if name == "_" else 100
+            assert np.array_equal(array, array_ranks.result_of(rank, n_bytes))
     launcher._recent.clear()  # else the kernel holds the results, which are memory files
-    return sent
+    return was_in_flight
 
 
-def sent_by(gang: Gang) -> set[int]:
-    """Return the ranks whose results have arrived."""
-    return {event.rank for event in gang.events() if isinstance(event, ev.RankResult)}
+def launched(ending: Ending, notes: Path) -> Gang:
+    """Return a gang whose processes have started; its results wait for ``go``, its exits for ``end``."""
+    notes.mkdir()
+    if ending.when in ("first", "any"):
+        (notes / "go").touch()
+    if (ending.when, ending.how) != ("sent", "rank"):
+        (notes / "end").touch()
+    names = [f"v{n}" for n in range(1, ending.n_results)]
+    what = (ending.n_results, ending.n_bytes, ending.late_rank, ending.late_s, str(notes))
+    call = f"results(*{what}, {ending.when == 'asked'})"
+    lines = ["from tests.array_ranks import results", f"{', '.join([*names, 'last'])}, = {call}"]
+    cell = CellText("\n".join([*lines, "last"]), "<cell>", "cell", 3, str)
+    captured = capture.capture_cell(cell, {}, out=names)
+    gang = launcher.launch_captured(captured, JobSpec(np=2), title="results")
+    until(gang, lambda: all(rank.pid is not None for rank in gang.ranks))
+    return gang
+
+
+def wait_for_its_time(ending: Ending, gang: Gang, notes: Path, agent_pid: int) -> None:
+    if ending.when == "first":
+        wait_until(lambda: arrived(gang, 0) or arrived(gang, 1))
+    elif ending.when != "any":
+        wait_until(lambda: [*notes.glob("packing-*")])
+    if ending.when == "sent":
+        os.kill(agent_pid, signal.SIGSTOP)
+    if ending.when != "asked":
+        (notes / "go").touch()
+    if ending.when == "sent":
+        wait_until(lambda: [*notes.glob("sent-*-_")])
+        if ending.how != "rank":
+            n_left = 1 if ending.late_s else 0
+            wait_until(lambda: len(alive(rank.pid or 0 for rank in gang.ranks)) <= n_left)
+    time.sleep(ending.pause_s)
+
+
+def end(gang: Gang, how: str, pid: int) -> None:
+    """End a gang, or the process ``pid`` of it if that still runs."""
+    if how in ("stop", "kill"):
+        gang.stop(kill=how == "kill")
+    elif not gang.wait(0) and alive([pid]):
+        os.kill(pid, signal.SIGKILL)
+
+
+def arrived(gang: Gang, rank: int) -> bool:
+    """Return whether all results of a rank have arrived."""
+    return any(isinstance(event, ev.RankResult) and event.rank == rank for event in gang.events())
+
+
+def sent_by(rank: int, notes: Path) -> set[str]:
+    """Return the names of the results that a rank has sent; "_" is its value."""
+    return {note.name.split("-", 2)[2] for note in notes.glob(f"sent-{rank}-*")}
+
+
+def found_of(gang: Gang, rank: int) -> dict[str, Any]:
+    if gang.state != "SUCCEEDED":
+        return hm.load_results(gang.id, rank)
+    return {name or "_": found for name, found in gang.received.of(rank).everything().items()}
