@@ -121,6 +121,13 @@ def notices_of(gang: Gang) -> str:
     return "\n".join(event.text for event in gang.events() if isinstance(event, ev.Notice))
 
 
+def noticed_after_s(gang: Gang, text: str) -> float:
+    """Return how long after Kill a notice with ``text`` came."""
+    (killed_s,) = [e.at_s for e in gang.events() if isinstance(e, ev.StopRequested) and e.kill]
+    found = [e for e in gang.events() if isinstance(e, ev.Notice) and text in e.text]
+    return found[0].at_s - killed_s
+
+
 def until_reported_again(gang: Gang, n: int) -> None:
     """Wait until every rank has sent ``n`` more batches of events; each of them counts steps."""
     before = len(gang.events())

@@ -139,6 +139,15 @@ def join() -> tuple[int, bool]:
     return dist.get_world_size(), "TORCH_DIST_INIT_BARRIER" in os.environ
 
 
+def return_in_the_second_attempt() -> int:
+    """In the first one, rank 1 hangs, and rank 0 waits for it in a collective."""
+    rank = meet()
+    if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(1000)
+    all_reduce()
+    return rank
+
+
 def fail_on(culprit: int, clean_up_s: float, leave_group: bool) -> None:
     """The culprit raises while its peers are in a collective, and cleans up for a while."""
     rank = meet()

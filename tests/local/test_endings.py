@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,7 @@ from tests.gangs import (
     ended,
     failure_of,
     family_of,
+    noticed_after_s,
     notices_of,
     said,
     until,
@@ -70,6 +72,18 @@ def test_a_fatal_signal_is_explained(how: str) -> None:
         assert "memory" in error.report
     else:
         assert "ending_ranks.py" in error.report, "the Python stack at the crash"
+
+
+def test_a_retry_names_the_cause_alone() -> None:
+    gang = hm.launch(ranks.return_in_the_second_attempt, np=2, retries=1)
+    until(gang, lambda: gang.ranks and gang.ranks[0].waiting_in and gang.ranks[1].pid)
+    os.kill(gang.ranks[1].pid or 0, signal.SIGKILL)
+    assert ended(gang).results == [0, 1]
+    (text,) = notices_of(gang).splitlines()
+    cause = "another process killed it, or the system was out of memory"
+    assert re.fullmatch(
+        rf"rank 1 failed: killed by SIGKILL \({cause}; .*\): restarting all ranks", text
+    ), text
 
 
 def test_killed_while_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -718,14 +732,13 @@ def test_an_agent_that_does_not_respond_is_ended(stopped: str, kill: bool) -> No
     gang.stop()
     if kill:
         gang.stop(kill=True)
-    pressed_s = time.monotonic()
     with pytest.raises(GangStoppedError, match="stopped by you"):
         ended(gang).raise_for_state()
     assert not leaks.marked(*mark) and not alive(family)
-    took_s = time.monotonic() - pressed_s
-    assert not kill or took_s < 10, "five seconds on a machine that is not busy"
     assert {rank.phase for rank in gang.ranks} == {"stopped"}
-    assert f"(pid {agent.process.pid}) did not respond" in notices_of(gang)
+    why = f"(pid {agent.process.pid}) did not respond"
+    assert why in notices_of(gang)
+    assert not kill or noticed_after_s(gang, why) < 5
 
 
 def stopped_with(agent: int, stopped: str, family: set[int]) -> set[int]:
