@@ -45,6 +45,7 @@ from hydrogen_magic.serialization.reducers import take_writers
 
 _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
+_KEEP = "make sure that the first rank assigns it and does not delete it, or leave it out of --out"
 
 
 def load(
@@ -315,8 +316,8 @@ class LoadedClosure:
     def _why_missing(self, name: str) -> str:
         names = [known for known in self._module.__dict__ if known[:1] != "_"]
         near = difflib.get_close_matches(name, names, n=3)
-        hint = f"; similar names: {', '.join(near)}" if near else ""
-        return f"`{name}` (--out) is not defined after the cell{hint}"
+        hint = f" (similar names: {', '.join(near)})" if near else ""
+        return f"`{name}` (--out) is not defined after the cell{hint}; {_KEEP}"
 
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results; use it inside :meth:`as_main`."""
