@@ -220,8 +220,8 @@ def times_of(gang: hm.Gang) -> dict[int, dict[type[ev.Event], float]]:
 
 
 def check_that_captured_arrays_are_freed(shell: InteractiveShell, options: str) -> None:
-    """Eight cells, each with an array of its own."""
-    size = 32 << 20
+    """Twenty cells, each with an array of its own."""
+    size = 8 << 20
     run_cell(shell, "import numpy as np")
 
     def run_with_another(value: int) -> None:
@@ -232,7 +232,7 @@ def check_that_captured_arrays_are_freed(shell: InteractiveShell, options: str) 
 
     run_with_another(0)
     before = psutil.Process().memory_info().rss
-    for value in range(1, 9):
+    for value in range(1, 21):
         run_with_another(value)
     grown = psutil.Process().memory_info().rss - before
     assert grown < 4 * size, grown
