@@ -11,11 +11,11 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,13 @@ from hydrogen_magic import capture
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, InferError, RankFailedError
-from hydrogen_magic.inference import chunk_queue, kept_parts
+from hydrogen_magic.inference import kept_parts
+from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
+from hydrogen_magic.inference.dispatcher import Dispatcher
 from hydrogen_magic.inference.fingerprints import matching
+from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.local import infer
+from hydrogen_magic.inference.rank_channel import RankChannel
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT
@@ -43,6 +47,7 @@ N_ROWS, BATCH, NP = 12_000, 50, 2
 N_BATCHES = N_ROWS // BATCH
 SLOW_S = 0.01
 PATIENCE_S = 60.0
+WAITING = kept_parts._MAX_WAITING
 
 
 def table() -> pa.Table:
@@ -74,19 +79,74 @@ def begun(kind: str, folder: Path, *, resume: bool, seconds: float = SLOW_S) -> 
 KERNEL = """
 import sys
 from pathlib import Path
-from tests.local.test_infer_resume import begun
+from tests.local.test_infer_resume import begun, trace
+trace(Path(sys.argv[2]) / "trace")
 begun(sys.argv[1], Path(sys.argv[2]), resume=sys.argv[3] == "True").gang.wait()
 """
+
+
+def trace(
+    path: Path,
+    put_together: Callable[[], Any] = lambda: time.sleep(PATIENCE_S),
+    replace: Callable[[Any, str, Any], None] = setattr,
+) -> None:
+    """Log which chunks this process hands out, which are answered, and which of these are on disk.
+
+    ``put_together`` is called before the result of a run is.
+    """
+
+    def note(what: str, chunk: Any = None, row: int = 0) -> None:
+        with path.open("a") as file:
+            file.write(f"{what} {row} {0 if chunk is None else chunk.num_rows}\n")
+
+    send, keep, write, finish = (
+        RankChannel.send_chunk, Dispatcher._keep, KeptParts._write, ChunkQueue.finish,
+    )  # fmt: skip
+
+    def sending(channel: RankChannel, chunk: Chunk, **options: Any) -> None:
+        note("sent", chunk.table, chunk.first_row)
+        send(channel, chunk, **options)
+
+    def keeping(dispatcher: Dispatcher, chunk: Chunk, *answer: Any) -> None:
+        note("answered", chunk.table, chunk.first_row)
+        keep(dispatcher, chunk, *answer)
+
+    def writing(kept: KeptParts, row: int, rows: Any, *answer: Any) -> None:
+        write(kept, row, rows, *answer)
+        note("written", rows, row)
+
+    def finishing(queue: ChunkQueue) -> Any:
+        note(PUT_TOGETHER)
+        put_together()
+        return finish(queue)
+
+    replace(RankChannel, "send_chunk", sending)
+    replace(Dispatcher, "_keep", keeping)
+    replace(KeptParts, "_write", writing)
+    replace(ChunkQueue, "finish", finishing)
+    replace(kept_parts, "_MAX_WAITING", 0)  # a slow disk is tested elsewhere
+
+
+PUT_TOGETHER = "put together"
+KERNEL_MARK = "HYDROGEN_MAGIC_TEST_KERNEL"
+"""Environment variable of a kernel and its ranks."""
 
 
 class Interrupted:
     """One run after another over the same frame, each of which is ended in the middle."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.folder = kind, folder
-        self.log = folder / "log"
+    def __init__(
+        self, kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = SLOW_S
+    ) -> None:
+        self.kind, self.folder, self._seconds = kind, folder, seconds
+        self.log, self._trace = folder / "log", folder / "trace"
         self.log.touch()
+        self._trace.touch()
         self.n_runs = 0
+        self.lost: set[int] = set()
+        """First row of every batch that the last run has predicted, and not kept."""
+        self._may_finish = threading.Event()
+        trace(self._trace, lambda: self._may_finish.wait(PATIENCE_S), monkeypatch.setattr)
 
     @property
     def rows(self) -> list[int]:
@@ -97,7 +157,12 @@ class Interrupted:
         """Wait for so many more batches; return False if the run has ended before."""
         n_done = len(self.rows)
         n_batches, moved_s = n_done + n_more, time.monotonic()
-        while n_done < n_batches and not is_over():
+        n_ended = self._trace.read_text().count(PUT_TOGETHER)
+        while (
+            n_done < n_batches
+            and not is_over()
+            and self._trace.read_text().count(PUT_TOGETHER) == n_ended
+        ):
             if (n_now := len(self.rows)) > n_done:
                 n_done, moved_s = n_now, time.monotonic()
             assert time.monotonic() - moved_s < 2 * PATIENCE_S, "a new kernel imports torch first"
@@ -105,25 +170,44 @@ class Interrupted:
         return not is_over()
 
     def interrupt(self, how: str, n_more: int) -> Any:
-        """Begin or continue a run, and end it after so many batches; return its result, if any."""
+        """Begin or continue a run, and end it after so many batches; return its result, if any.
+
+        It ends before its result is put together, whatever ``n_more`` is.
+        """
         kept, before = kept_rows(), len(self.rows)
         resume, self.n_runs = self.n_runs > 0, self.n_runs + 1
+        self._trace.write_text("")
+        self._may_finish.clear()
         value = getattr(self, f"_{how}")(n_more, resume)
-        fresh = set(self.rows[before:])
-        assert not kept & fresh, "finished rows are predicted once"
+        fresh = self.rows[before:]
+        assert len(fresh) == len(set(fresh)) and not kept & set(fresh), "each batch once"
         if value is None:
-            chunk = max(1, (N_BATCHES - len(kept)) // (chunk_queue._SHARES * NP))
-            lost = len(fresh - kept_rows())
-            assert lost <= NP * MAX_IN_FLIGHT * chunk, "no more than the chunks in flight"
+            self.lost = set(fresh) - kept_rows()
+            self._check_lost(was_killed=how == "kernel")
         return value
+
+    def _check_lost(self, *, was_killed: bool) -> None:
+        """Only batches that ranks had are lost, and answers that waited for the disk of a killed kernel."""
+        chunks: dict[str, dict[int, int]] = {"sent": {}, "answered": {}, "written": {}}
+        for line in self._trace.read_text().splitlines():
+            what, row, n_rows = line.rsplit(" ", 2)
+            chunks.setdefault(what, {})[int(row)] = int(n_rows)
+        sent, answered, written = (chunks[name] for name in ("sent", "answered", "written"))
+        assert len(sent.keys() - answered) <= NP * MAX_IN_FLIGHT
+        waited = answered.keys() - written
+        assert len(waited) <= (WAITING if was_killed else 0)
+        assert batches(written) <= kept_rows()
+        in_flight = {row: sent[row] for row in sent.keys() - answered | waited}
+        assert self.lost <= batches(in_flight)
 
     def _kernel(self, n_more: int, resume: bool) -> None:
         command = [sys.executable, "-c", KERNEL, self.kind, str(self.folder), str(resume)]
-        with subprocess.Popen(command) as kernel:
+        mark = str(time.monotonic_ns())
+        with subprocess.Popen(command, env={**os.environ, KERNEL_MARK: mark}) as kernel:
             assert self.until(n_more, lambda: kernel.poll() is not None)
             kernel.kill()
         assert kernel.returncode == -signal.SIGKILL
-        until(lambda: not leaks.running_gangs())
+        until(lambda: not leaks.marked(KERNEL_MARK, mark))  # its ranks may have predicted more
 
     def _rank(self, n_more: int, resume: bool) -> Any:
         run = begun(self.kind, self.folder, resume=resume)
@@ -131,6 +215,7 @@ class Interrupted:
             rank = n_more % NP
             until(lambda: run.gang.ranks[rank].pid)
             os.kill(run.gang.ranks[rank].pid, signal.SIGKILL)
+        self._may_finish.set()
         run.gang.wait(PATIENCE_S)
         try:
             return run.result
@@ -145,15 +230,17 @@ class Interrupted:
         os.link(self.log, kept)
         link.symlink_to(self.folder)
         link.replace(self.log)
+        self._may_finish.set()
         run.gang.wait(PATIENCE_S)
         kept.replace(self.log)
         with pytest.raises(RankFailedError, match="IsADirectoryError"):
             _ = run.result
 
     def _stop(self, n_more: int, resume: bool) -> Any:
-        run = begun(self.kind, self.folder, resume=resume)
+        run = begun(self.kind, self.folder, resume=resume, seconds=self._seconds)
         self.until(n_more, lambda: run.gang.wait(0))
         run.gang.stop()
+        self._may_finish.set()
         run.gang.wait(PATIENCE_S)
         if run.gang.state != "STOPPED":
             return run.result
@@ -162,6 +249,7 @@ class Interrupted:
         return None
 
     def _nothing(self, n_more: int, resume: bool) -> Any:
+        self._may_finish.set()
         run = begun(self.kind, self.folder, resume=resume)
         run.gang.wait(PATIENCE_S)
         return run.result
@@ -179,9 +267,12 @@ def kept_rows() -> set[int]:
     journals = run_log.runs_dir().glob("*/kept/journal")
     lines = [line for path in journals for line in path.read_text().split("\n")[1:-1]]
     entries = [json.loads(line) for line in lines if not line.startswith('{"files"')]
-    return {
-        row for each in entries for row in range(each["row"], each["row"] + each["n_rows"], BATCH)
-    }
+    return batches({each["row"]: each["n_rows"] for each in entries})
+
+
+def batches(chunks: Mapping[int, int]) -> set[int]:
+    """Return the first row of every batch of chunks; these are first rows with numbers of rows."""
+    return {row + n for row, n_rows in chunks.items() for n in range(0, n_rows, BATCH)}
 
 
 def check_part(run: InferenceRun) -> None:
@@ -198,29 +289,27 @@ def as_pandas(frame: Any) -> pd.DataFrame:
     return frame if isinstance(frame, pd.DataFrame) else frame.to_pandas()
 
 
-def check_whole(frame: Any, runs: Interrupted, n_ends: int) -> None:
+def check_whole(frame: Any, runs: Interrupted) -> None:
     expected = (
         table()
         .to_pandas()
         .assign(y=lambda df: df["x"] * 2, t=lambda df: "row " + df["x"].astype(str))
     )
     pd.testing.assert_frame_equal(as_pandas(frame), expected, check_dtype=False)
-    check_rows(runs, n_ends)
+    check_rows(runs)
 
 
-def check_rows(runs: Interrupted, n_ends: int) -> None:
-    """Every batch was predicted, only those in flight again, and nothing is left of the ended runs."""
-    rows = runs.rows
-    assert set(rows) == set(range(0, N_ROWS, BATCH))
-    repeated = sorted({row for row in rows if rows.count(row) > 1})
-    ranges = groupby(enumerate(repeated), key=lambda each: each[1] - BATCH * each[0])
-    assert len(list(ranges)) <= 2 * NP * n_ends, "no more than two chunks of each rank"
+def check_rows(runs: Interrupted) -> None:
+    """Every batch was predicted, and nothing is left of the ended runs."""
+    assert set(runs.rows) == set(range(0, N_ROWS, BATCH))
     assert not kept_rows() and not list(runs.folder.glob(".*"))
 
 
-def test_what_is_finished_is_predicted_once(tmp_path: Path) -> None:
+def test_what_is_finished_is_predicted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether the kernel ends, or a rank, or ``predict`` raises, or the user has stopped the run."""
-    runs = Interrupted("parquet", tmp_path)
+    runs = Interrupted("parquet", tmp_path, monkeypatch)
     for how in ("kernel", "rank", "raise", "stop"):
         before = kept_rows()
         assert runs.interrupt(how, 40) is None
@@ -230,7 +319,7 @@ def test_what_is_finished_is_predicted_once(tmp_path: Path) -> None:
         begun("parquet", tmp_path, resume=True, seconds=0.5)
     result = runs.interrupt("nothing", 0)
     assert result == str(tmp_path / "rows-inferred.parquet")
-    check_whole(result, runs, 4)
+    check_whole(result, runs)
 
 
 def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -336,22 +425,31 @@ def check_same(frame: Any, undisturbed: Any) -> None:
         assert frame.schema == undisturbed.schema and frame.equals(undisturbed)
 
 
-ENDS = [*["kernel", "rank"] * 4, "stop", "raise"]
+ENDS = [*["kernel", "rank"] * 3, "stop", "raise"]
+LATE = ["kernel", "rank"]
 """Of the runs over each kind of frame, in any order: 32 times in all, a process is killed."""
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FRAMES)
-def test_runs_that_end_at_any_moment(kind: str, tmp_path: Path) -> None:
+def test_runs_that_end_at_any_moment(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first 40 % of what is left, then in the rest, then while the result is put together."""
     (tmp_path / "undisturbed").mkdir()
-    undisturbed = Interrupted(kind, tmp_path / "undisturbed").interrupt("nothing", 0)
-    chance, runs = random.Random(kind), Interrupted(kind, tmp_path)
-    for how in chance.sample(ENDS, len(ENDS)):
+    with monkeypatch.context() as patched:
+        undisturbed = Interrupted(kind, tmp_path / "undisturbed", patched).interrupt("nothing", 0)
+    chance, runs = random.Random(kind), Interrupted(kind, tmp_path, monkeypatch)
+    hows = [*chance.sample(ENDS, len(ENDS)), *chance.sample(LATE, len(LATE))]
+    parts = [*(chance.uniform(0, 0.4) for _ in ENDS), chance.uniform(0.4, 1), 2]
+    for how, part in zip(hows, parts, strict=True):
         n_left = N_BATCHES - len(kept_rows())
-        n_more = chance.randrange(max(1, n_left * 2 // 5))  # it ends before its last row
-        assert runs.interrupt(how, n_more) is None
+        assert runs.interrupt(how, int(part * n_left)) is None
+    assert len(kept_rows()) == N_BATCHES - len(runs.lost)
+    n_before = len(runs.rows)
     check_same(runs.interrupt("nothing", 0), undisturbed)
-    check_rows(runs, len(ENDS))
+    assert set(runs.rows[n_before:]) == runs.lost
+    check_rows(runs)
 
 
 HASHED = """
