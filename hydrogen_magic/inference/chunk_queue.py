@@ -37,8 +37,15 @@ _SHARES = 3
 """A chunk has at most this part of a rank's share of the remaining rows: chunks get smaller near the end,
 and ranks end together. Smaller chunks cost time: with 8, a small model over two million rows took 1.07 of
 the time."""
+_CHUNK_S = 1.0
+"""How long a rank may take for a chunk of more than one batch: it answers at the end, so an end of the run
+loses the chunk."""
+_GROWTH = 8
+"""A chunk has at most this many times the rows of one that was measured: the first rows may be easy ones."""
 _CHUNKS_AHEAD = 4
-"""Chunks per rank that may be predicted before earlier ones: 16 MB if predictions are as large as rows."""
+_BYTES_AHEAD = 32 << 20
+"""What may be predicted per rank before earlier rows: so many chunks, and more if rows and predictions are
+small. A chunk may take many times as long as those after it."""
 _MAX_UNDECIDED_BYTES = 256 << 20
 """Rows and predictions of a bounded result that may wait for the type of a column. A column without a
 value so far has the type null then; a type that comes later means that files are written again."""
@@ -76,6 +83,24 @@ class _Answer:
     @property
     def nbytes(self) -> int:
         return int(self.chunk.table.nbytes + (0 if self.columns is None else self.columns.nbytes))
+
+
+class RowLimit:
+    """The most rows of a rank's next chunk, from how long the rank took for the last one.
+
+    Only the last one counts, since the first batch takes as long as warming up, and later rows may be harder.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self.rows = batch_size
+        """A multiple of the batch size."""
+        self._batch_size = batch_size
+
+    def took(self, seconds: float, n_rows: int) -> None:
+        """Take note of a chunk that the rank has answered."""
+        in_time = int(n_rows * _CHUNK_S / max(seconds, 1e-6))
+        rows = min(in_time, max(self.rows, _GROWTH * n_rows))
+        self.rows = max(1, rows // self._batch_size) * self._batch_size
 
 
 class ChunkQueue:
@@ -121,6 +146,7 @@ class ChunkQueue:
         """A heap of chunks to be handed out."""
         self._answered: dict[int, _Answer] = {}
         """Answers that wait until the predicted columns are known."""
+        self._answered_bytes = 0
         self._undecided = 0
         """Number of the first chunk that has not contributed to the predicted columns."""
         self._undecided_bytes = 0
@@ -142,10 +168,13 @@ class ChunkQueue:
 
     # ── handing out ──
 
-    def next(self) -> Chunk | None:
-        """Return the next chunk; None if there is none, or none now."""
+    def next(self, most: int = _NO_LIMIT) -> Chunk | None:
+        """Return the next chunk; None if there is none, or none now.
+
+        ``most``: how many rows it may have if it is a new one, see :class:`RowLimit`.
+        """
         if not self._waiting and not self._is_far_ahead() and self._next_kept_row() != 0:
-            self._cut()
+            self._cut(most)
         return self._handed_out(heapq.heappop(self._waiting)) if self._waiting else None
 
     @property
@@ -198,9 +227,10 @@ class ChunkQueue:
         row = None if self._kept is None else self._kept.next_row(self._n_chunk_rows)
         return None if row is None else row - self._n_chunk_rows
 
-    def _cut(self) -> None:
+    def _cut(self, most: int) -> None:
         """Make a chunk of the next rows of the source."""
-        table = self._next_rows()
+        n_before_kept = self._next_kept_row() or _NO_LIMIT
+        table = self._rows(min(most, self._max_rows(), n_before_kept))
         if table is None:
             self._is_read = True
             self._take_answers()
@@ -223,14 +253,12 @@ class ChunkQueue:
 
     def _is_far_ahead(self) -> bool:
         """Return whether more answers would only wait for earlier rows."""
-        ahead = _CHUNKS_AHEAD * self._n_ranks
-        is_before_first = self.schema is None and self._n_chunks >= self._undecided + ahead
-        return is_before_first or self._result.n_waiting >= ahead
-
-    def _next_rows(self) -> Any:
-        """Return the rows of the next chunk, None if there are no more."""
-        n_before_kept = self._next_kept_row()
-        return self._rows(min(self._max_rows(), n_before_kept or _NO_LIMIT))
+        n_chunks, n_bytes = _CHUNKS_AHEAD * self._n_ranks, _BYTES_AHEAD * self._n_ranks
+        if self.schema is not None:
+            result = self._result
+            return result.n_waiting >= n_chunks and bool(result.waiting_bytes >= n_bytes)
+        is_before_first = self._n_chunks >= self._undecided + n_chunks
+        return is_before_first and self._answered_bytes - self._undecided_bytes >= n_bytes
 
     def _rows(self, limit: int) -> Any:
         """Return at most ``limit`` rows of the source, None at its end."""
@@ -277,7 +305,9 @@ class ChunkQueue:
         if chunk.number not in self._open:
             return False
         self._open.remove(chunk.number)
-        self._answered[chunk.number] = _Answer(chunk, columns, failures)
+        answer = self._answered[chunk.number] = _Answer(chunk, columns, failures)
+        if self.schema is None:
+            self._answered_bytes += answer.nbytes
         self._take_answers()
         return True
 

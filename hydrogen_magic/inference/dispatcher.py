@@ -26,7 +26,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources, speculation
-from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
+from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue, RowLimit
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.one_process import OneProcessTiming
 from hydrogen_magic.inference.rank_channel import RankChannel
@@ -117,7 +117,8 @@ class Dispatcher:
         descriptors = []
         for rank in range(n_ranks):
             own, other = framing.pair()
-            self._channels.append(RankChannel(rank, own, framing.FrameReader(own)))
+            limit = RowLimit(int(self.options["batch_size"]))
+            self._channels.append(RankChannel(rank, own, framing.FrameReader(own), limit))
             descriptors.append(other.detach())
         self._closing, closed = framing.pair()
         self._thread = threading.Thread(
@@ -360,6 +361,7 @@ class Dispatcher:
             )
         began_s, channel.since_s = channel.since_s, time.monotonic()
         channel.is_reported_late = False
+        channel.limit.took(channel.since_s - began_s, n_rows)
         self._silence.took(channel.since_s - began_s, n_rows)
         self._alone.answered(channel.rank, channel.since_s - began_s, n_rows)
         if self._queue.answer(chunk, columns, message["failures"]):
@@ -377,7 +379,7 @@ class Dispatcher:
             for channel in ready:
                 has_room = channel.is_ready and len(channel.in_flight) <= n_chunks
                 if has_room and self._alone.may_send(channel.rank):
-                    chunk = self._queue.next()
+                    chunk = self._queue.next(channel.limit.rows)
                     if chunk is not None:
                         channel.send_chunk(chunk, is_alone=not self._alone.is_over)
                         if not channel.rows:

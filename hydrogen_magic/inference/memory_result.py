@@ -29,7 +29,7 @@ class MemoryResult:
     """
 
     is_bounded = False
-    n_waiting = 0
+    n_waiting = waiting_bytes = 0
     target = None
 
     def __init__(

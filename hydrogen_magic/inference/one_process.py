@@ -1,6 +1,6 @@
 """Whether the ranks are faster than one process, which is measured on the first chunks.
 
-Until a rank has answered one or two chunks alone, with the threads of all cores, the others get none.
+Until a rank has answered some chunks alone, with the threads of all cores, the others get none.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ _FIRST_LIMIT_OF_MANY_S = 5.0
 """How long other ranks wait for the first answer: longer if one batch is a small part of the rows."""
 _MANY_BATCHES = 20
 """Per rank."""
-_SECOND_LIMIT_S = 0.25
+_MORE_LIMIT_S = 0.25
+"""How long they wait after it."""
 _LONG_S = 0.05
-"""A first chunk that takes as long is measured well enough; warming up takes most of a shorter one."""
+"""Chunks that take as long are measured well enough, without a first one that is shorter: warming up takes
+most of it."""
+_MOST_CHUNKS = 5
+"""Of a fast predict they have 1, 1, 8, 8 and 64 batches; sending takes most of the time of a single one."""
 _SHARED_S = 5.0
 """How long all ranks predict before their rate is compared."""
 _MIN_LOSS_S = 2.0
@@ -38,6 +42,9 @@ class OneProcessTiming:
     """Time of one row in one process; None if no chunk was answered in time."""
     cell_s: float = 0.0
     """How long the cell ran before its ``predict`` was known."""
+    _n_chunks: int = 0
+    """Answered so far."""
+    _measured_s: float = 0.0
     _until_s: float = 0.0
     _shared_since: tuple[float, int] = (0.0, 0)
     """When all ranks began to predict, and the rows done by then."""
@@ -60,10 +67,12 @@ class OneProcessTiming:
         """Take note of an answer."""
         if self.is_over or rank != self.rank or not n_rows:
             return
-        is_second = self.row_s is not None
+        if self.row_s is None:
+            self._until_s = self.clock() + _MORE_LIMIT_S
+        self._n_chunks += 1
+        self._measured_s += seconds if self._n_chunks > 1 or seconds > _LONG_S else 0.0
         self.row_s = min(seconds / n_rows, self.row_s or seconds)
-        self.is_over = is_second or seconds > _LONG_S
-        self._until_s = self.clock() + _SECOND_LIMIT_S
+        self.is_over = self._measured_s > _LONG_S or self._n_chunks == _MOST_CHUNKS
 
     def left(self, rank: int) -> None:
         """Take note of a rank that has ended."""

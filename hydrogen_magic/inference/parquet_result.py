@@ -97,6 +97,7 @@ class ParquetResult:
         self._order = order
         self._present = present
         self._waiting: dict[int, pa.Table] = {}
+        self.waiting_bytes = 0
         self._next_row = 0
         self._files: _UnfinishedFiles | None = None
         self._schema = own
@@ -121,12 +122,15 @@ class ParquetResult:
         else:
             self._files.widen(whole)
         self._schema, self._waiting = whole, waiting
+        self.waiting_bytes = sum(table.nbytes for table in waiting.values())
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
-        table = side_by_side(rows.select(self._own.names), columns)
-        self._waiting[first_row] = fit_table(table, self._schema)
+        table = fit_table(side_by_side(rows.select(self._own.names), columns), self._schema)
+        self._waiting[first_row] = table
+        self.waiting_bytes += table.nbytes
         while self._files is not None and self._next_row in self._waiting:
             table = self._waiting.pop(self._next_row)
+            self.waiting_bytes -= table.nbytes
             self._next_row += table.num_rows
             self._files.write(table)
             if not table.num_rows:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrogen_magic.inference.chunk_queue import Chunk
+from hydrogen_magic.inference.chunk_queue import Chunk, RowLimit
 from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
@@ -25,6 +25,7 @@ class RankChannel:
     rank: int
     sock: socket.socket
     reader: framing.FrameReader
+    limit: RowLimit
     chunks: BufferWriter = field(default_factory=BufferWriter)
     outputs: BufferReader = field(default_factory=BufferReader)
     in_flight: deque[Chunk] = field(default_factory=deque)

@@ -97,6 +97,10 @@ class FrameResult(Protocol):
         Always 0 for a result in memory; otherwise a reason not to send further chunks.
         """
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Size of these chunks with their predictions."""
+
     def begin(self, schema: pa.Schema) -> None:
         """Set the predicted columns, or later wider types for them.
 

@@ -322,6 +322,16 @@ def test_what_is_finished_is_predicted_once(
     check_whole(result, runs)
 
 
+def test_an_end_costs_a_rank_about_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a chunk could have 40 batches, which take two seconds."""
+    runs = Interrupted("pandas", tmp_path, monkeypatch, seconds=0.05)
+    assert runs.interrupt("stop", 60) is None
+    assert len(runs.rows) - len(runs.lost) == len(kept_rows()) > 0
+    assert len(runs.lost) <= NP * 1.0 / 0.05
+
+
 def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:
     """A file that the cell reads and ``predict`` writes may change."""
     weights, log = tmp_path / "weights", tmp_path / "log"

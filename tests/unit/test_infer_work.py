@@ -463,7 +463,7 @@ def test_nor_for_rows_that_all_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_slow_first_chunk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     book, result = small_work(monkeypatch, 100_000)
-    first, *others = iter(book.next, None)
+    first, *others = itertools.islice(iter(book.next, None), 8)
     assert sum(each.table.nbytes for each in others) < 10_000
     monkeypatch.setattr(works, "_MAX_UNDECIDED_BYTES", 1_000)
     for each in others:
@@ -482,7 +482,23 @@ def test_of_many_failures_the_first_are_kept() -> None:
     assert book.n_failed_rows == book.n_failures > 100
 
 
-def test_nobody_runs_far_ahead_of_the_first_rows() -> None:
+def test_a_chunk_takes_about_a_second() -> None:
+    """Whether or not the number of rows is known. Before the first answer it is one batch."""
+    for n_rows in (1_000_000, None):
+        source = Rows(1_000_000, cut=100_000)
+        source.n_rows = n_rows
+        book = ChunkQueue(source, Result(), InferOptions(batch_size=10), 2)
+        limit, sizes = works.RowLimit(10), []
+        for row_s in (1.0, *[0.001] * 6, 0.01, 20.0, 0.5, 0.001):
+            chunk = book.next(limit.rows)
+            assert chunk is not None
+            sizes.append(chunk.n_rows)
+            limit.took(row_s * chunk.n_rows, chunk.n_rows)
+        assert sizes == [10, 10, 80, 640, 1_000, 1_000, 1_000, 1_000, 100, 10, 10]
+
+
+def test_nobody_runs_far_ahead_of_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(works, "_BYTES_AHEAD", 0)
     book, _ = work(100_000)
     out = list(iter(book.next, None))
     assert len(out) == 8
@@ -491,6 +507,30 @@ def test_nobody_runs_far_ahead_of_the_first_rows() -> None:
     assert book.next() is None
     book.answer(out[0], doubled(out[0]), ())
     assert book.next() is not None
+
+
+@pytest.mark.parametrize("kind", ["memory", "parquet"])
+def test_more_small_chunks_than_large_ones_may_be_ahead(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the columns are known, and until earlier rows of a file are done, which may take long."""
+    monkeypatch.setattr(works, "_BYTES_AHEAD", 1_600)
+    frame = pa.table({"x": range(10_000)})
+    pq.write_table(frame, tmp_path / "rows.parquet")
+    source = sources.source(frame if kind == "memory" else tmp_path / "rows.parquet")
+    options = InferOptions(batch_size=10)
+    book = ChunkQueue(source, source.result(options), options, 2)
+    if kind == "parquet":
+        first = next_of(book)
+        book.answer(first, doubled(first), ())
+    late, n_ahead = next_of(book), 0
+    while (chunk := book.next(10)) is not None:
+        book.answer(chunk, doubled(chunk), ())
+        n_ahead += 1
+    assert n_ahead == 20, "of 160 bytes each, for two ranks"
+    book.answer(late, doubled(late), ())
+    assert book.next(10) is not None
+    book.abandon()
 
 
 def test_a_column_without_a_single_value_is_one() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from hydrogen_magic.inference.one_process import OneProcessTiming
 
 
@@ -33,6 +35,24 @@ def alone(n_rows: int | None = 72_000, second_s: float = 0.1) -> Run:
     run.timing.answered(1, second_s, 4_000)
     assert run.timing.is_over and run.timing.may_send(0)
     return run
+
+
+def test_a_fast_predict_is_measured_on_a_large_chunk() -> None:
+    """Most of the time of a single batch goes into sending it."""
+    run = Run()
+    assert run.timing.may_send(0)
+    for n_batches in (1, 1, 8, 8, 64):
+        assert not run.timing.may_send(1)
+        run.timing.answered(0, 0.001 + 0.0001 * n_batches, 4_096 * n_batches)
+    assert run.timing.may_send(1) and run.timing.row_s == pytest.approx(0.0074 / (64 * 4_096))
+
+
+def test_other_ranks_do_not_wait_for_more_chunks_than_are_needed() -> None:
+    run = Run()
+    assert run.timing.may_send(0)
+    for seconds, is_over in ((0.04, False), (0.02, False), (0.04, True)):
+        run.timing.answered(0, seconds, 4_096)
+        assert run.timing.may_send(1) == is_over
 
 
 def test_a_small_frame_or_a_parallel_model_is_reported_with_both_times() -> None:
