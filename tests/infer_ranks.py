@@ -45,6 +45,20 @@ def who() -> Predict:
     return lambda batch: {"rank": [rank] * len(batch), "threads": [threads] * len(batch)}
 
 
+def torch_threads(chosen: int) -> Predict:
+    """Say how many threads torch uses; ``chosen``: a number for them, 0 for the rank's own."""
+    import torch
+
+    if chosen:
+        torch.set_num_threads(chosen)
+
+    def predict(batch: Any) -> Any:
+        time.sleep(0.06)
+        return {"threads": [torch.get_num_threads()] * len(batch)}
+
+    return predict
+
+
 def zeros() -> Predict:
     import numpy
 

@@ -148,6 +148,18 @@ def test_ranks_share_the_cores_and_report_their_rows() -> None:
     assert began_at == dict.fromkeys(done, 0)  # rates count from there
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_the_rank_that_predicts_alone_has_the_threads_of_all_cores() -> None:
+    """Unless the cell has chosen a number: a model with threads of its own is timed as in the notebook."""
+    n_cores = len(os.sched_getaffinity(0))
+    threads = ended(infer(frame(2_000), infer_ranks.torch_threads, 0)).result["threads"]
+    assert threads[0] == n_cores and set(threads[200:]) == {n_cores // 2}
+    chosen = n_cores + 1
+    assert set(ended(infer(frame(500), infer_ranks.torch_threads, chosen)).result["threads"]) == {
+        chosen
+    }
+
+
 def test_columns_without_number_are_told_to_every_rank() -> None:
     """More than fits into the socket that they are told by."""
     result = ended(infer(frame(300), infer_ranks.very_wide, 1_000, only=True)).result
