@@ -7,7 +7,9 @@ import gzip
 import os
 import pickle
 import random
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -34,7 +36,7 @@ from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT, BufferReader, BufferWriter
-from tests import infer_data
+from tests import infer_data, infer_ranks
 from tests.infer_data import write
 from tests.records import disk_full_at
 
@@ -650,6 +652,42 @@ def test_many_columns_and_a_cell_that_is_larger_than_a_chunk(n_columns: int, n_b
     large = pd.DataFrame({"a": ["x" * n_bytes, "y", None, "z"]})
     done = predicted(large, batch_size=1)
     assert [len(cell) for cell in done["p_a"].dropna()] == [n_bytes, 1, 1]
+
+
+def test_numbers_of_one_type_take_as_many_calls_for_thousands_of_columns_as_for_a_few() -> None:
+    """In the kernel and on a rank, after its first chunk: then memory limits how fast rows are sent."""
+
+    def calls(n_columns: int) -> Counter[str]:
+        frame = pd.DataFrame(np.ones((400, n_columns), dtype="float32")).rename(
+            columns="c{}".format
+        )
+        chunks = sources.source(frame).chunks(100)
+        writer, reader = BufferWriter(), BufferReader()
+        predictor = Predictor(infer_ranks.sums_rows(), InferOptions(batch_size=100))
+
+        def pass_on() -> pa.Table:
+            chunk = next(chunks)
+            reader.layout = reader.layout or chunk.layout
+            place, fds = writer.write(chunk)
+            return predictor.run(reader.view(place, fds), 0).columns
+
+        found: Counter[str] = Counter()
+
+        def count(frame: Any, event: str, value: Any) -> None:
+            if event in ("call", "c_call"):
+                found[str(value or frame.f_code)] += 1
+
+        assert pass_on()["sum"].to_pylist() == [n_columns] * 100
+        sys.setprofile(count)
+        try:
+            columns = pass_on()
+        finally:
+            sys.setprofile(None)
+        assert columns.num_rows == 300
+        return found
+
+    few, many = calls(30), calls(3_000)
+    assert few.total() == many.total(), (many - few).most_common(5)
 
 
 def test_chunks_hold_about_four_megabytes() -> None:
