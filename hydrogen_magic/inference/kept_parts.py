@@ -2,7 +2,7 @@
 
 Each answer of a rank is appended to one file by a thread, and described in a journal; the files are part of
 the run's record, or next to the result for Parquet data. A run with the same fingerprint takes them over, and
-uses each answer like one of its own ranks, after a comparison of some of its rows.
+uses each answer like one of its own ranks, after a comparison of its rows by their checksums.
 
     runs/<gang>/kept/journal    lines of JSON: the fingerprint, then one for each answer, and before it
                                 the files that ranks have read in their set-up
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import queue
 import threading
 import zlib
@@ -42,8 +41,8 @@ from hydrogen_magic.inference.fingerprints import (
     WRITTEN,
     earlier,
 )
+from hydrogen_magic.inference.row_checksums import checksum
 from hydrogen_magic.node.agent.file_versions import modified_ns
-from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.row_labels import rows_text
 
 _MAX_WAITING = 16
@@ -52,9 +51,6 @@ not slowed down, and its rows are soon predicted again."""
 _CLOSE_S = 20.0
 """How long a disk may take to write them at the end."""
 _ANSWERS = "answers"
-_N_CHECKED_ROWS = 4
-_N_CHECKED_COLUMNS = 64
-"""How many values of each answer's rows are compared, except for numbers of pandas, which are in blocks."""
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -76,8 +72,8 @@ class _JournalEntry:
     at: int
     """Where its columns begin in the file of answers."""
     n_bytes: int
-    checksum: int
-    """Of some of the rows that were predicted."""
+    rows_checksum: int
+    """Of the rows that were predicted."""
     columns_checksum: int
     """Of its columns in the file, which a crash of the machine may damage."""
     failures: list[dict[str, Any]]
@@ -230,7 +226,7 @@ class KeptParts:
         files: Mapping[str, int],
     ) -> None:
         texts = [dict(each) for each in failures]
-        checksums = _checksum(row, rows), zlib.crc32(data)
+        checksums = checksum(rows), zlib.crc32(data)
         entry = _JournalEntry(row, rows.num_rows, self._end, len(data), *checksums, texts)
         if files:
             _append(self._journal, _line({FILES: files}))
@@ -339,42 +335,13 @@ def _is_of_frame(head: Callable[[], Any], gang: str) -> bool:
     rows = None if entry is None else head()
     if entry is None or rows is None or rows.num_rows < entry.n_rows:
         return True
-    return _checksum(0, rows.slice(0, entry.n_rows)) == entry.checksum
+    return checksum(rows.slice(0, entry.n_rows)) == entry.rows_checksum
 
 
 def _check_same(entry: _JournalEntry, rows: Any) -> None:
-    if _checksum(entry.row, rows) != entry.checksum:
+    if checksum(rows) != entry.rows_checksum:
         where = rows_text(entry.row, entry.row + entry.n_rows - 1)
         raise InferError(
             f"--resume: the frame's values in {where} have changed since they were predicted: run the cell"
             " without --resume to start over"
         )
-
-
-def _checksum(row: int, rows: Any) -> int:
-    """Return a checksum of some rows of a ``pyarrow.Table`` or of ``BlockRows``."""
-    last = rows.num_rows - 1
-    if last < 0:
-        return 0
-    places = [last * n // (_N_CHECKED_ROWS - 1) for n in range(_N_CHECKED_ROWS)]
-    found, table = 0, rows
-    if isinstance(rows, BlockRows):
-        table = rows.table
-        for block in rows.blocks:
-            found = zlib.crc32(block[places].tobytes(), found)
-    for name in _checked_names(row, table.column_names):
-        found = zlib.crc32(_bytes([table.column(name)[place] for place in places]), found)
-    return found
-
-
-def _checked_names(row: int, names: list[str]) -> list[str]:
-    """Return the columns to compare; of very many, others for each answer."""
-    step = -(-len(names) // _N_CHECKED_COLUMNS) or 1
-    return names[row // 64 % step :: step]
-
-
-def _bytes(values: list[pa.Scalar]) -> bytes:
-    try:
-        return pickle.dumps([value.as_py() for value in values], protocol=5)
-    except Exception:  # a time out of range, invalid text
-        return b""
