@@ -740,6 +740,7 @@ def waiting_cell(folder: Path) -> str:
         "import os, time\n"
         "def predict(batch: dict[str, np.ndarray]):\n"
         f"    while batch['id'][0] >= 500 and not os.path.exists({str(folder / 'go')!r}):\n"
+        f"        assert not os.path.exists({str(folder / 'fail')!r}), 'no more'\n"
         "        time.sleep(0.05)\n"
         f"    with open({str(folder / 'log')!r}, 'a') as file:\n"
         "        file.write(f\"{batch['id'][0]}\\n\")\n"
@@ -784,6 +785,23 @@ def test_stop_returns_finished_partitions_and_resume_predicts_the_others(
         shell.push({"df": spark.range(0, 1000, 1, 2)})
         check_resumed(shell.run_cell_magic("infer", f"{line} --resume", body), tmp_path)
     assert [tuple(row) for row in part.collect()] == [(n, 2 * n) for n in range(500)]
+
+
+@on_classic
+def test_a_run_that_fails_keeps_its_finished_partitions(spark: Any, tmp_path: Path) -> None:
+    cell = captured(waiting_cell(tmp_path))
+    frame, options = spark.range(0, 1000, 1, 2), InferOptions(schema="twice bigint")
+    run = infer_on_spark(frame, cell, NO_GPU, options, title="%%infer df")
+    wait_for_parts(1)
+    (tmp_path / "fail").touch()
+    assert run.gang.wait(PATIENCE_S)
+    with pytest.raises(InferError, match="no more"):
+        _ = run.result
+    (text,) = [each.text for each in run.gang.snapshot().notices if "--resume" in each.text]
+    assert text.startswith("500 rows in 1 partition are finished and kept")
+    (tmp_path / "go").touch()
+    run = infer_on_spark(frame, cell, NO_GPU, options, title="%%infer df", resume=True)
+    check_resumed(run.result, tmp_path)
 
 
 @on_classic
