@@ -14,13 +14,17 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.capture.settings import SortedSettings
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.launcher import gangs
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.node.worker.plain_values import is_plain
@@ -464,6 +468,28 @@ def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> No
     finally:
         notebook.cell("logger.handlers.pop().close()")
     assert "the FileHandler of the logger 'of_the_test'; set them inside the cell" in warning
+
+
+def test_a_gang_lists_settings_that_stay_once_before_its_ranks(
+    notebook_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(cell: str) -> Any:
+        done = notebook_shell.run_cell(cell, store_history=True)
+        done.raise_error()
+        return done.result
+
+    run("import logging\nlogger = logging.getLogger('of_the_gang')")
+    run("logger.addHandler(logging.FileHandler('app.log', delay=True))")
+    try:
+        assert run("%%distributed --np 2\nlogger.warning('seen')\n3") == 3
+    finally:
+        run("logger.handlers.pop().close()")
+    events = [*gangs().values()][-1].events()
+    listed = [e for e in events if isinstance(e, ev.Notice) and "FileHandler" in e.text]
+    assert [(e.level, "set them inside the cell" in e.text) for e in listed] == [("warning", True)]
+    first_start = next(n for n, event in enumerate(events) if isinstance(event, ev.RankStarted))
+    assert events.index(listed[0]) < first_start
+    assert capsys.readouterr().out.count("the FileHandler of the logger 'of_the_gang'") == 1
 
 
 def test_what_mlflow_sets_on_loggers_of_others_is_not_of_the_notebook(
