@@ -31,6 +31,7 @@ PAGES = [
     _HERE.parent / "README.md",
     _HERE / "benchmarks.md",
     _HERE / "internals" / "large-gangs.md",
+    _HERE / "internals" / "public-notebooks.md",
     *sorted((_HERE / "reference").glob("*.md")),
 ]
 _TABLE = re.compile(r"(<!-- table: ([\w %]+?) -->\n).*?(?=<!-- end of table -->)", re.S)
