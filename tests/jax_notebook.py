@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import hydrogen_magic as hm
+from hydrogen_magic.capture import capture_call
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.library_objects import restore_jax_array
@@ -93,6 +94,13 @@ def refusal_of_a_key() -> str:
     raise AssertionError("a key of random numbers was sent")
 
 
+def notes_on_arrays() -> list[int]:
+    """Return how many notes calls get that use the arrays as they arrive, convert them, or use none."""
+    calls = (lambda: PARAMS["w"] / 2, lambda: jnp.asarray(PARAMS["w"]) / 2, lambda: X / 2)
+    hints = [capture_call(call, (), {}).hints for call in calls]
+    return [sum("read-only NumPy arrays on the ranks" in text for text in each) for each in hints]
+
+
 def stays_numpy(option: str, value: Any) -> bool:
     """Whether an array of float64 comes back as NumPy's with an option of JAX, and as JAX's without it."""
     numbers, before = np.ones(2), getattr(jax.config, option)
@@ -123,6 +131,7 @@ def main() -> None:
         "is_precise": stays_numpy("jax_enable_x64", False),
         "of_sharded": refusal,
         "of_key": refusal_of_a_key(),
+        "n_notes": notes_on_arrays(),
     }
     print(json.dumps(found))
 

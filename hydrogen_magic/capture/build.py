@@ -16,7 +16,13 @@ from hydrogen_magic.capture import params
 from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, slow_on_first_use, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, importable_parts, is_installed
-from hydrogen_magic.capture.notes import gradient_note, graph_note, registration_note, seed_note
+from hydrogen_magic.capture.notes import (
+    gradient_note,
+    graph_note,
+    jax_note,
+    registration_note,
+    seed_note,
+)
 from hydrogen_magic.capture.ownership import Action
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.scopes import ScopeAnalysis
@@ -164,6 +170,7 @@ class Builder:
             seeds,
             graph_note(values, names),
             gradient_note({name: values[name] for name in gradients}, names),
+            jax_note(pickler.n_jax_arrays, names),
             registration_note(sources, needs.namespace, pickler.definitions, names),
         )
         return tuple(filter(None, notes))

@@ -1,5 +1,5 @@
-"""Notes for the user on what ranks do not get with the objects of earlier cells: seeds, graphs, gradients and
-registrations.
+"""Notes for the user on what ranks do not get with the objects of earlier cells: seeds, graphs, gradients,
+types of arrays and registrations.
 """
 
 from __future__ import annotations
@@ -143,6 +143,23 @@ def gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:3])
+
+
+# ── JAX ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def jax_note(n_arrays: int, names: Set[str]) -> str:
+    """Return what ``n_arrays`` of JAX are on the ranks; empty without any, or if the cell converts arrays.
+
+    ``names``: those in the code that the ranks run.
+    """
+    if n_arrays == 0 or "asarray" in names:
+        return ""
+    return (
+        "jax.Arrays of the notebook are read-only NumPy arrays on the ranks: their operators compute with"
+        " NumPy (int32 / 2 is float64), and methods such as .at are missing; x = jax.numpy.asarray(x)"
+        " in the cell makes a jax.Array"
+    )
 
 
 # ── registrations ──────────────────────────────────────────────────────────────────────────────────

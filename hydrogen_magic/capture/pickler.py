@@ -107,6 +107,8 @@ class CapturePickler(Pickler):
         """Names of the notebook's functions and classes that are sent by value."""
         self.n_gradients = 0
         """How many tensors have a gradient in the notebook, which is not sent."""
+        self.n_jax_arrays = 0
+        """How many arrays of JAX are NumPy arrays on the ranks."""
         self.attributes: set[str] = set()
         """Names that those functions use, including attributes."""
         self.needs = needs
@@ -286,11 +288,18 @@ class CapturePickler(Pickler):
             if isinstance(base, type) and issubclass(kind, base):
                 return partial(_refuse, why=why, remedy=remedy)
         if is_jax_array(kind):
-            return _reduce_jax_array
+            return self._reduce_jax_array
         handler = super().handler_of(kind)
         if handler is None or handler not in _OVER_BLOCKS:
             return handler
         return partial(self._reduce_block, handler)
+
+    def _reduce_jax_array(self, array: Any) -> Any:
+        """Reduce to a read-only NumPy array: making a jax.Array would start JAX's backend on the rank, and
+        then ``jax.distributed.initialize()`` is refused there.
+        """
+        self.n_jax_arrays += 1
+        return restore_read_only, (values_of_jax_array(array),)
 
     def _handle(self, module: str, name: str, handler: Callable[[Any], Any]) -> None:
         """Reduce the objects of a class with ``handler`` if its module is imported."""
@@ -438,13 +447,6 @@ def _refuse_spark_object(obj: Any) -> Any:
     if kind in ("DataFrame", "RDD"):
         remedy = "send its data (.toPandas(), .collect()), or use %%infer"
     raise RefusedError(obj, f"a {kind} exists only in the notebook's process", remedy)
-
-
-def _reduce_jax_array(array: Any) -> Any:
-    """Reduce to a read-only NumPy array: making a jax.Array would start JAX's backend on the rank, and
-    then ``jax.distributed.initialize()`` is refused there.
-    """
-    return restore_read_only, (values_of_jax_array(array),)
 
 
 def _refuse(obj: Any, *, why: str, remedy: str) -> Any:

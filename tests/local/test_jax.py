@@ -48,6 +48,7 @@ def test_two_ranks_learn_what_one_process_learns() -> None:
     of_sharded, of_key = found.pop("of_sharded"), found.pop("of_key")
     assert found.pop("arrived") == ["ndarray"] * 3
     assert found.pop("n_devices") == 2
+    assert found.pop("n_notes") == [1, 0, 0]
     assert found == dict.fromkeys(found, True)
     assert "process_allgather(x, tiled=True)" in of_sharded
     assert "`KEY`" in of_key and "jax.random.key_data" in of_key
