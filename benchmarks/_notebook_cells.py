@@ -42,6 +42,8 @@ class Ran:
     value: Described | None = None
     text: str = ""
     """Standard output."""
+    errors: str = ""
+    """Standard error."""
     displays: list[str] = field(default_factory=list)
     error: str = ""
     """The type of the exception that it raised, empty without one."""
@@ -121,14 +123,15 @@ class Notebook:
     def run(self, source: str) -> Ran:
         """Run a cell plainly."""
         self._displays.clear()
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        printed, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
             done = self.shell.run_cell(source, store_history=True)
         error = done.error_before_exec or done.error_in_exec
         return Ran(
             described(self.names()),
             None if done.result is None else describe(done.result),
             comparable(printed.getvalue()),
+            comparable(errors.getvalue()),
             [*self._displays],
             "" if error is None else type(error).__name__,
         )
@@ -179,9 +182,12 @@ class Ranks:
 
     def run(self, source: str, names: Iterable[str], seed: int) -> OnRanks:
         """Run a cell in a copy of the working directory; bring these names back."""
+        from hydrogen_magic.driver import launcher
+
         out = ",".join(names)
         line = f"--np {self._np} --detach --quiet --seed {seed}{out and f' --out {out}'}"
         printed = io.StringIO()
+        launcher._shown_hints.clear()  # of a kernel each is shown once: here each cell has its own
         with self._notebook.next_cell(f"%%distributed {line}\n{source}"), copied_folder():
             try:
                 with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -194,15 +200,16 @@ class Ranks:
     def _of(self, gang: Any, names: Iterable[str]) -> OnRanks:
         from hydrogen_magic.core import events as ev
 
-        found = OnRanks()
+        found, printed = OnRanks(), {"stdout": "", "stderr": ""}
+        culprit = gang.snapshot().culprit or 0  # it alone has certainly got as far as its exception
         for event in gang.events():
             if isinstance(event, ev.Notice) and event.level != "info":
                 found.warnings.append(event.text)
-            elif isinstance(event, ev.Output) and (event.rank, event.stream) == (0, "stdout"):
-                found.text += event.text
+            elif isinstance(event, ev.Output) and event.rank == culprit:
+                printed[event.stream] += event.text
             elif isinstance(event, ev.Display) and event.rank == 0:
                 self._show(found.displays, event)
-        found.text = comparable(found.text)
+        found.text, found.errors = comparable(printed["stdout"]), comparable(printed["stderr"])
         if gang.state != "SUCCEEDED":
             return self._failed(found, gang)
         self._bring(found, gang, names)

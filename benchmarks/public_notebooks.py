@@ -192,7 +192,13 @@ def differences(ours: Record, theirs: Record, names: Sequence[str]) -> Iterator[
         if theirs["value"] is not None:  # a cell that ends in `;` has none to show
             yield from of_value("value", ours["value"], theirs["value"])
         yield from of_text("displays", "\n".join(ours["displays"]), "\n".join(theirs["displays"]))
-    yield from of_text("printed text", ours["text"], theirs["text"])
+    if lines_of(ours) != lines_of(theirs):  # the plain shell shows errors of `!` lines on stdout
+        yield from of_text("printed text", ours["text"], theirs["text"])
+
+
+def lines_of(ran: Record) -> list[str]:
+    """Return all lines of a cell, whatever the stream and the order of the streams."""
+    return sorted([*ran["text"].splitlines(), *ran["errors"].splitlines()])
 
 
 def of_value(
