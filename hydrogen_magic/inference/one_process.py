@@ -23,7 +23,7 @@ _MOST_CHUNKS = 5
 """Of a fast predict they have 1, 1, 8, 8 and 64 batches; sending takes most of the time of a single one."""
 _SHARED_S = 5.0
 """How long all ranks predict before their rate is compared."""
-_MIN_LOSS_S = 2.0
+_MIN_LOSS_S = 1.0
 """A loss that a user would notice."""
 
 
