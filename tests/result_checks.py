@@ -220,7 +220,10 @@ def times_of(gang: hm.Gang) -> dict[int, dict[type[ev.Event], float]]:
 
 
 def check_that_captured_arrays_are_freed(shell: InteractiveShell, options: str) -> None:
-    """Twenty cells, each with an array of its own."""
+    """Twenty cells, each with an array of its own.
+
+    The first ones leave buffers for the way to Spark, of up to five arrays.
+    """
     size = 8 << 20
     run_cell(shell, "import numpy as np")
 
@@ -235,7 +238,7 @@ def check_that_captured_arrays_are_freed(shell: InteractiveShell, options: str) 
     for value in range(1, 21):
         run_with_another(value)
     grown = psutil.Process().memory_info().rss - before
-    assert grown < 4 * size, grown
+    assert grown < 8 * size, grown
 
 
 def check_the_view_counts_bytes(shell: InteractiveShell, options: str, size: int) -> None:
