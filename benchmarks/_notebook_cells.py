@@ -103,8 +103,10 @@ class Notebook:
         self._hidden = set(self.shell.user_ns)
 
     def _silence(self) -> None:
-        """Keep what a page would show from being printed."""
+        """Keep what a page would show from being printed, and what cells print for the record."""
         self._displays: list[str] = []
+        # The same objects for all cells, as in a kernel: handlers of ``logging`` refer to them.
+        self._stdout, self._stderr = sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
         hook = self.shell.displayhook
         hook.write_output_prompt = lambda: None
         hook.write_format_data = lambda data, metadata=None: None
@@ -123,15 +125,16 @@ class Notebook:
     def run(self, source: str) -> Ran:
         """Run a cell plainly."""
         self._displays.clear()
-        printed, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-            done = self.shell.run_cell(source, store_history=True)
+        for stream in (self._stdout, self._stderr):  # such as what a gang has printed
+            stream.seek(0)
+            stream.truncate()
+        done = self.shell.run_cell(source, store_history=True)
         error = done.error_before_exec or done.error_in_exec
         return Ran(
             described(self.names()),
             None if done.result is None else describe(done.result),
-            comparable(printed.getvalue()),
-            comparable(errors.getvalue()),
+            comparable(self._stdout.getvalue()),
+            comparable(self._stderr.getvalue()),
             [*self._displays],
             "" if error is None else type(error).__name__,
         )
@@ -186,13 +189,12 @@ class Ranks:
 
         out = ",".join(names)
         line = f"--np {self._np} --detach --quiet --seed {seed}{out and f' --out {out}'}"
-        printed = io.StringIO()
         launcher._shown_hints.clear()  # of a kernel each is shown once: here each cell has its own
         with self._notebook.next_cell(f"%%distributed {line}\n{source}"), copied_folder():
             try:
-                with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                    gang = self._notebook.shell.run_cell_magic("distributed", line, source)
-                    gang.wait()
+                self._notebook.shell.run_cell_magic("distributed", line, source)
+                gang = [*launcher.gangs().values()][-1]  # a cell that ends in `;` returns none
+                gang.wait()
             except Exception as error:  # every refusal is a result
                 return OnRanks(refusal=f"{type(error).__name__}: {error}")
             return self._of(gang, out.split(",") if out else [])
@@ -314,7 +316,10 @@ def main() -> None:
     parser.add_argument("--np", type=int, default=2)
     given = parser.parse_args()
     sys.path[0] = ""  # as in a kernel
-    run(given.notebook, given.record, given.plain, given.np)
+    try:
+        run(given.notebook, given.record, given.plain, given.np)
+    finally:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
 
 if __name__ == "__main__":

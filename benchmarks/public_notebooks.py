@@ -18,9 +18,9 @@ displays, or its exception. Both get the same seeds, by ``--seed``.
 | differ | differ without a warning: a fault of the package, or to be explained |
 | other | are not Python (``%%bash``), or empty |
 
-Those that were refused, failed or differ are listed, and the exit code is 1 if some differ without a warning.
-Figures and objects that cannot be pickled count by their types, and gradients do not count, since they are
-not sent. ``PYTHONHASHSEED=0`` keeps the order of sets.
+Those that vary, were refused, failed or differ are listed, and the exit code is 1 if some differ without a
+warning. Figures and objects that cannot be pickled count by their types, and gradients do not count, since
+they are not sent. ``PYTHONHASHSEED=0`` keeps the order of sets.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_a_simulated_cluster(tmp_path: Path) -> None:
 NOTEBOOKS = {
     "a/same.ipynb": [
         "import numpy as np, time, threading\nx = np.arange(3)\nclass Box: size = 2",
-        "x += Box.size\nbox = Box()\nprint(x)\nx.sum()",
+        "x += Box.size\nbox = Box()\nprint(x)\nx.sum();",
         "y = np.random.rand(3); y",
         "started = time.time()",
         "x[5]",
