@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 T = TypeVar("T")
 
@@ -30,6 +30,10 @@ _COUNT_NAME = re.compile("(TOKEN|KEY)S", re.IGNORECASE)
 _ACCELERATOR_SETTINGS = ("CUBLAS_", "CUDA", "GLOO_", "NCCL_")
 _SETTINGS = (*_ACCELERATOR_SETTINGS, "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TF_", "TORCH")
 """Prefixes of variables that configure libraries."""
+_URL = re.compile(r"[\w+.-]+:\S*//\S*")
+_FILE_SYSTEMS = ("abfs", "adl", "dbfs", "file", "gcs", "gs", "hdfs", "s3", "viewfs", "wasb")
+"""Beginnings of the schemes of URLs that locate data, as paths do: ``s3a`` is one of S3. The path of another
+URL may be a secret, as that of a webhook is."""
 _WORDS = """
     anonymous automatic available changeme checkpoint collectives complete completed configured
     connection continue database debugging development directory disabled distributed enabled
@@ -62,10 +66,14 @@ def secret_values(
 
     ``given``: variables that the user set with ``--env``. Left out are values of fewer than 8
     characters (6 for passwords that are not words), common words, and paths that exist; of ``given`` also
-    numbers, locations, and settings of libraries, of which ``settings`` has more prefixes.
+    numbers, locations, and settings of libraries, of which ``settings`` has more prefixes. Locations are
+    paths and URLs without a user; but what follows the host is a secret by itself, in all URLs except those
+    of file systems.
     """
+    given = given or {}
     found = [value for name, value in env.items() if _is_secret(name, value)]
-    found += [value for name, value in (given or {}).items() if _is_private(name, value, settings)]
+    found += [value for name, value in given.items() if _is_private(name, value, settings)]
+    found += [part for value in (*found, *given.values()) for part in _parts_of_url(value)]
     return tuple(dict.fromkeys(value.strip() for value in found))
 
 
@@ -92,9 +100,23 @@ def _is_secret(name: str, value: str) -> bool:
 def _is_private(name: str, value: str, settings: tuple[str, ...]) -> bool:
     if _SECRET_NAME.search(name):
         return _is_secret(name, value)
-    is_location = value.startswith(("/", "./", "../", "~")) or ("://" in value and "@" not in value)
+    is_path = value.startswith(("/", "./", "../", "~", "dbfs:/"))
+    is_location = is_path or (_URL.fullmatch(value.strip()) is not None and "@" not in value)
     is_setting = name.startswith((*_SETTINGS, *settings)) or is_location or _is_number(value)
     return not is_setting and not _is_ordinary(value)
+
+
+def _parts_of_url(value: str) -> list[str]:
+    """Return the secrets in a URL, which libraries print without the rest, too; none of other values."""
+    if not _URL.fullmatch(value.strip()):
+        return []
+    try:
+        url = urlsplit(value.strip())
+    except ValueError:  # a bad host
+        return [value]
+    path = "" if url.scheme.startswith(_FILE_SYSTEMS) else url.path.strip("/")
+    parts = (url.password or "", path, url.query, url.fragment)
+    return [part for part in parts if not _is_ordinary(part)]
 
 
 def _is_ordinary(value: str, shortest: int = _SHORTEST) -> bool:

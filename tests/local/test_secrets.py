@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 
 TOKEN = "hf_Zq81-live-Qx9"
 GIVEN = "open-sesame-please"
+HOOK = "services/T0/B0/q8Zr2xW9pL"
 
 
 def spill() -> None:
@@ -31,6 +32,7 @@ def spill() -> None:
         os.write(1, text.encode())
         time.sleep(0.2)  # longer than output is collected before it is sent
     print(f"https://user:{token}@host/", file=sys.stderr)
+    print(f"posted to {os.environ['WEBHOOK']} in {os.environ['FOLDER']}", file=sys.stderr)
     log_to_driver(f"using {token}")
     hm.log(**{given: 1.0})
     try:
@@ -41,13 +43,15 @@ def spill() -> None:
 
 def test_secrets_are_masked_wherever_ranks_text_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HM_TEST_TOKEN", TOKEN)
-    gang = hm.launch(spill, np=1, env={"NOTE": GIVEN})
+    env = {"NOTE": GIVEN, "WEBHOOK": f"https://example.com/{HOOK}", "FOLDER": "/no/such/folder"}
+    gang = hm.launch(spill, np=1, env=env)
     error = failure_of(gang)
     shown = "".join(
         e.text for e in gang.events() if isinstance(e, ev.Output) and e.stream == "stdout"
     )
     assert shown == "first *** then ***\ntail hf_Z"
     assert "https://user:***@host/" in gang.logs[0] and "using ***" in gang.logs[0]
+    assert "posted to https://example.com/*** in /no/such/folder" in gang.logs[0]
     assert str(error) == "rank 0 failed: ValueError: cannot log in with '***'"
     assert "KeyError: '***'" in error.report
     folder = gang.log_path(0).parent
@@ -56,7 +60,7 @@ def test_secrets_are_masked_wherever_ranks_text_goes(monkeypatch: pytest.MonkeyP
     picture = static_picture(gang.snapshot(), gang.events())
     assert "cannot log in with" in picture and "first" in picture
     for text in (*kept.values(), repr(gang.events()), error.report, repr(gang.metrics), picture):
-        assert TOKEN not in text and GIVEN not in text
+        assert not [secret for secret in (TOKEN, GIVEN, HOOK) if secret in text]
 
 
 class Unsendable:

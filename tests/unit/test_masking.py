@@ -32,6 +32,36 @@ def test_values_of_env_options() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://hooks.example.com/services/T0/B0/secret", "https://hooks.example.com/***"),
+        ("https://example.com/api/?signature=q8Zr2xW9pL", "https://example.com/api/?***"),
+        ("https://example.com:8443/", "https://example.com:8443/"),
+        ("slack://example/q8Zr2xW9pL/9pL", "slack://example/***"),
+        ("jdbc:postgresql://db/x?password=q8Zr2xW9pL", "jdbc:***?***"),
+        ("https://me:q8Zr2xW9pL@example.com/login-1", "***"),
+        ("https://[example.com/services/secret", "***"),
+        ("s3://bucket/data-of-2026/part-1", "s3://bucket/data-of-2026/part-1"),
+        ("dbfs:/data-of-2026/part-1", "dbfs:/data-of-2026/part-1"),
+        ("tcp://127.0.0.1:29500", "tcp://127.0.0.1:29500"),
+        ('{"url": "https://example.com"}', "***"),
+    ],
+)
+def test_of_urls_what_follows_the_host_is_masked(url: str, shown: str) -> None:
+    mask = Mask(secret_values({}, {"LOCATION": url}))
+    assert mask.text(f"LOCATION={url}.") == f"LOCATION={shown}."
+
+
+def test_parts_of_a_url_are_masked_where_they_are_printed_alone() -> None:
+    """As urllib3 prints a path, and drivers of databases a password."""
+    hook = "https://hooks.example.com/services/T0/B0/secret?wait=until-done"
+    mask = Mask(secret_values({"DB_SECRET": "postgres://me:q8Zr2xW9pL@db"}, {"WEBHOOK": hook}))
+    printed = "(host='hooks.example.com', port=443): url: /services/T0/B0/secret?wait=until-done"
+    assert mask.text(printed) == "(host='hooks.example.com', port=443): url: /***?***"
+    assert mask.text("password q8Zr2xW9pL") == "password ***"
+
+
+@pytest.mark.parametrize(
     "value", ["short12", "production", "Disabled", "importlib", str(Path(__file__)), "   x     "]
 )
 def test_short_values_common_words_and_paths_are_shown(value: str) -> None:
