@@ -15,20 +15,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.compat import TorchDistributor, install_sparkdl
 from hydrogen_magic.node.worker import sparkdl
 from tests import library_ranks
-from tests.documented import Case, cases, covers
+from tests.documented import Case, cases, covers, covers_in_both_places
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
 
 Cells = Callable[..., dict[str, Any]]
-
-ON_EXECUTORS = (pytest.mark.spark, pytest.mark.xdist_group("spark"))
-"""Marks of tests that use the cluster's session, which their group starts."""
 
 TORCH_DISTRIBUTOR = "from hydrogen_magic.compat import TorchDistributor"
 """In the place of ``from pyspark.ml.torch.distributor import TorchDistributor``."""
@@ -141,7 +139,7 @@ TIMELINE = """
         hvd.shutdown()
         return total.item()
 
-    hr = HorovodRunner(np=np)
+    hr = HorovodRunner(np=np, driver_log_verbosity='log_callback_only')
     total = hr.run(run_training_horovod, params={'epochs': 1, 'batch_size': 16})
 """
 
@@ -238,20 +236,18 @@ TENSORFLOW = KERAS.format(
 )
 
 
-def run_horovods(cells: Cells, np: int, capsys: pytest.CaptureFixture[str]) -> None:
-    names = cells(DATA, HOROVOD, TIMELINE, np=np)
-    shown = capsys.readouterr().out
-    assert "[1] Train Epoch: 2 [16/32]" in shown
-    assert "[1] rank 1 with ['batch_size', 'epochs']" in shown
-    assert names["total"] == 2.0
-    (timeline,) = Path(names["timeline_dir"]).iterdir()
-    assert any(event.get("ph") == "X" for event in json.loads(timeline.read_bytes()))
+def two_ranks(on_executors: bool) -> int:
+    """Return ``np``; a negative number of ranks is on the driver, where the pages develop."""
+    return 2 if on_executors else -2
 
 
-PYTORCH_ROWS = covers(
+@covers("""`HorovodRunner(np=2)`""")
+@covers("""`HorovodRunner(np=-2)`""")
+@covers_in_both_places(
     """
     `from sparkdl import HorovodRunner`
     `driver_log_verbosity="all"`
+    `driver_log_verbosity="log_callback_only"`
     `hr.run(main, **kwargs)` and its value
     `from sparkdl.horovod import log_to_driver`
     `from sparkdl.horovod.tensorflow.keras import LogCallback`
@@ -271,33 +267,30 @@ PYTORCH_ROWS = covers(
     `os.environ["OMPI_MCA_btl_tcp_if_include"] = "eth0"`
     """
 )
+def test_the_pytorch_notebook(
+    on_executors: bool, cells: Cells, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the exhaustive tests, those of test_horovod_runner use executors."""
+    names = cells(DATA, HOROVOD, TIMELINE, np=two_ranks(on_executors))
+    shown = capsys.readouterr().out
+    assert "[1] Train Epoch: 2 [16/32]" in shown
+    assert "[1] rank 1 with ['batch_size', 'epochs']" in shown
+    assert names["total"] == 2.0
+    (timeline,) = Path(names["timeline_dir"]).iterdir()
+    assert any(event.get("ph") == "X" for event in json.loads(timeline.read_bytes()))
 
 
-@PYTORCH_ROWS
-@covers("""`HorovodRunner(np=-2)`""")
-def test_horovod_runner_here(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
-    """``np=-2``: the pages develop on the driver."""
-    run_horovods(cells, -2, capsys)
-
-
-@pytest.mark.exhaustive  # test_horovod_runner uses executors
-@covers("""`HorovodRunner(np=2)`""")
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_horovod_runner_on_executors(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
-    run_horovods(cells, 2, capsys)
-
-
-def run_keras(cells: Cells, np: int, text: str, patch: pytest.MonkeyPatch) -> None:
+def run_keras(cells: Cells, on_executors: bool, text: str, patch: pytest.MonkeyPatch) -> None:
+    """``KERAS_BACKEND`` of the notebook is forwarded."""
     patch.setenv("KERAS_BACKEND", "torch")
-    names = cells("import os\nimport numpy as np", text, np_ranks=np)
+    names = cells("import os\nimport numpy as np", text, np_ranks=two_ranks(on_executors))
     assert names["losses"][-1] == pytest.approx(names["loss"], rel=1e-4)
     assert names["preds"].shape == (9, 10)
     for kept, loaded in zip(names["weights"], names["hvd_model"].get_weights(), strict=True):
         assert (kept == loaded).all()
 
 
-KERAS_ROWS = covers(
+@covers_in_both_places(
     """
     `import horovod.tensorflow.keras as hvd`
     `tf.config.experimental.set_visible_devices(gpus[hvd.local_rank()], 'GPU')`
@@ -314,26 +307,24 @@ KERAS_ROWS = covers(
     `model.evaluate(x_test, y_test)`, `model.predict(x_test[0:9])`
     """
 )
+@pytest.mark.exhaustive  # ranks import Keras, which takes seconds
+def test_the_keras_notebook(
+    on_executors: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_keras(cells, on_executors, KERAS_ALONE, monkeypatch)
 
 
-@KERAS_ROWS
-@covers(
+@covers_in_both_places(
     """
     `from tensorflow import keras`, `from tensorflow.keras import layers, models`
     """
 )
-@pytest.mark.exhaustive  # ranks import Keras and TensorFlow, which takes seconds
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
+@pytest.mark.exhaustive  # and TensorFlow
 @pytest.mark.tensorflow
-def test_keras_of_tensorflow_on_executors(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``KERAS_BACKEND`` of the notebook is forwarded."""
-    run_keras(cells, 2, TENSORFLOW, monkeypatch)
-
-
-@pytest.mark.exhaustive
-def test_keras_alone_here(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_keras(cells, -2, KERAS_ALONE, monkeypatch)
+def test_the_keras_notebook_with_tensorflow(
+    on_executors: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_keras(cells, on_executors, TENSORFLOW, monkeypatch)
 
 
 FIRST = """
@@ -350,11 +341,11 @@ FIRST = """
 """The page's first example, with a value."""
 
 
-@covers("""`def train(): import tensorflow as tf; hvd.init()`""")
+@covers_in_both_places("""`def train(): import tensorflow as tf; hvd.init()`""")
 @pytest.mark.exhaustive
 @pytest.mark.tensorflow
-def test_tensorflow_in_a_function(cells: Cells) -> None:
-    assert cells(FIRST, np=-2)["value"] == 2.0
+def test_tensorflow_in_a_function(on_executors: bool, cells: Cells) -> None:
+    assert cells(FIRST, np=two_ranks(on_executors))["value"] == 2.0
 
 
 @covers("""`import horovod.spark`, `horovod.spark.run(train, num_proc=2)`""")
@@ -362,6 +353,7 @@ def test_tensorflow_in_a_function(cells: Cells) -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_the_example_of_horovod_spark(cells: Cells) -> None:
+    """``horovod.spark`` runs on executors alone."""
     text = """
         import hydrogen_magic as hm
         def train():
@@ -462,13 +454,8 @@ FILE = """
 """
 
 
-def run_torchs(cells: Cells, local_mode: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    names = cells(TORCH_DISTRIBUTOR, DATA, FUNCTION, FILE, local_mode=local_mode)
-    assert names["output"] == (2, 2)
-    assert "[1] rank 1 trains with 0.001 16" in capsys.readouterr().out
-
-
-TORCH_ROWS = covers(
+@covers("""`TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)`""")
+@covers_in_both_places(
     """
     `from pyspark.ml.torch.distributor import TorchDistributor`
     `distributor.run(train, 1e-3, True)`
@@ -482,66 +469,78 @@ TORCH_ROWS = covers(
     `os.environ["NCCL_P2P_DISABLE"] = "1"` in the function
     `os.environ["NCCL_SOCKET_IFNAME"] = "eth0"` in the function
     `os.environ["GLOO_SOCKET_IFNAME"] = "eth0"` in the function
-    """
+    """,
+    executors=(),
 )
+def test_a_function_and_a_file(
+    on_executors: bool, cells: Cells, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = cells(TORCH_DISTRIBUTOR, DATA, FUNCTION, FILE, local_mode=not on_executors)
+    assert names["output"] == (2, 2)
+    assert "[1] rank 1 trains with 0.001 16" in capsys.readouterr().out
 
 
-@TORCH_ROWS
-def test_torch_distributor_here(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
-    run_torchs(cells, True, capsys)
+OPTIONS = """
+    import os
 
-
-@covers("""`TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)`""")
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_torch_distributor_on_executors(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
-    run_torchs(cells, False, capsys)
-
-
-CALLS = cases(
-    """
-`distributor.run(train_func, epochs=1, batch_size=512)`
     def train_func(epochs, batch_size):
         return epochs, batch_size
-    assert distributor.run(train_func, epochs=1, batch_size=512) == (1, 512)
 
-`os.environ["DATABRICKS_TOKEN"] = db_token` in the function
-`os.environ['DATABRICKS_HOST'] = db_host` in the training function
-    import os
+    distributor = TorchDistributor(2, local_mode=local_mode, use_gpu=False)
+    given = distributor.run(train_func, epochs=1, batch_size=512)
+
     db_token, db_host = "dapi-0123456789abcdef", "https://example.org"
+
     def train():
         os.environ["DATABRICKS_TOKEN"] = db_token
-        os.environ["DATABRICKS_HOST"] = db_host
+        os.environ['DATABRICKS_HOST'] = db_host
         print("with", db_token)
         return os.environ["DATABRICKS_HOST"]
-    env = {"DATABRICKS_TOKEN": db_token}
-    secretive = TorchDistributor(2, local_mode=True, use_gpu=False, env=env)
-    assert secretive.run(train) == db_host
-    gang = list(hm.gangs().values())[-1]
-    assert gang.logs[0] == "with ***\\n"
 
-`distributor._train_on_dataframe(train, df)`
-    import pandas as pd
-    rows = hm.dataset(pd.DataFrame({"x": range(64)}))
+    env = {"DATABRICKS_TOKEN": db_token}
+    host = TorchDistributor(2, local_mode=local_mode, use_gpu=False, env=env).run(train)
+"""
+
+
+@covers_in_both_places(
+    """
+    `distributor.run(train_func, epochs=1, batch_size=512)`
+    `os.environ["DATABRICKS_TOKEN"] = db_token` in the function
+    """
+)
+@covers("""`os.environ['DATABRICKS_HOST'] = db_host` in the training function""")
+def test_options_and_credentials(on_executors: bool, cells: Cells) -> None:
+    names = cells(TORCH_DISTRIBUTOR, OPTIONS, local_mode=not on_executors)
+    assert names["given"] == (1, 512)
+    assert names["host"] == names["db_host"]
+    gang = list(hm.gangs().values())[-1]
+    assert gang.logs[0] == "with ***\n"
+
+
+FRAME = """
+    rows = hm.dataset(df)
+
     def train():
         return sum(len(batch["x"]) for batch in hm.shard(rows, batch_size=16))
-    assert distributor.run(train) == 32
+
+    n_rows = TorchDistributor(2, local_mode=local_mode, use_gpu=False).run(train)
     rows.delete()
 """
-)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*CALLS[:-1], pytest.param(CALLS[-1], marks=pytest.mark.exhaustive)],  # of a dataset
-    ids=str,
-)
-def test_calls(case: Case, cells: Cells) -> None:
-    distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False)
-    cells(TORCH_DISTRIBUTOR, case.code, distributor=distributor, hm=hm)
+@covers_in_both_places("""`distributor._train_on_dataframe(train, df)`""")
+@pytest.mark.exhaustive
+def test_a_data_frame(on_executors: bool, cells: Cells, request: pytest.FixtureRequest) -> None:
+    """Spark's on executors. Here there may be no session, and pandas' frame takes its place."""
+    if on_executors:
+        df = request.getfixturevalue("spark").range(64).withColumnRenamed("id", "x")
+    else:
+        df = pd.DataFrame({"x": range(64)})
+    names = cells(TORCH_DISTRIBUTOR, FRAME, df=df, hm=hm, local_mode=not on_executors)
+    assert names["n_rows"] == 32
 
 
-@covers(
+@covers_in_both_places(
     """
     `Trainer` of Hugging Face in the function
     `Trainer(accelerator="gpu", devices=num_proc, num_nodes=1, strategy="ddp")` of Lightning
@@ -549,23 +548,9 @@ def test_calls(case: Case, cells: Cells) -> None:
     """
 )
 @pytest.mark.exhaustive  # ranks import these libraries, which takes seconds
-@pytest.mark.parametrize(
-    ("library", "train", "local_mode"),
-    [
-        pytest.param("lightning", library_ranks.fit_lightning, True, id="lightning-here"),
-        pytest.param(
-            "transformers",
-            library_ranks.train_transformers,
-            False,
-            id="transformers-executors",
-            marks=ON_EXECUTORS,
-        ),
-    ],
-)
-def test_trainers(
-    library: str, train: Callable[..., int], local_mode: bool, tmp_path: Path
-) -> None:
+def test_trainers(on_executors: bool, tmp_path: Path) -> None:
     """Lightning's has as many devices as there are ranks on this one host."""
-    pytest.importorskip(library)
-    distributor = TorchDistributor(num_processes=2, local_mode=local_mode, use_gpu=False)
-    assert distributor.run(train, str(tmp_path)) == 4
+    pytest.importorskip("lightning")
+    pytest.importorskip("transformers")
+    distributor = TorchDistributor(num_processes=2, local_mode=not on_executors, use_gpu=False)
+    assert distributor.run(library_ranks.train, str(tmp_path)) == (4, 4)

@@ -24,7 +24,7 @@ from hydrogen_magic.driver.trackers.wandb import WandbTracker
 from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
 from hydrogen_magic.testing.entry_points import declare
 from tests import plain_ranks
-from tests.documented import covers
+from tests.documented import covers_in_both_places
 from tests.gangs import PATIENCE_S, ended, notices_of, wait_until_gone
 from tests.outliving import owner_of
 
@@ -277,21 +277,13 @@ def test_a_folder_named_like_a_library_is_no_library(
 # ── the trackers themselves ──────────────────────────────────────────────────────────────────────
 
 
-@covers("""`mlflow.start_run()`, `mlflow.log_param(…)`""")
+@covers_in_both_places("""`mlflow.start_run()`, `mlflow.log_param(…)`""")
 @pytest.mark.exhaustive  # as all that need a tracker's library; those above have the rest
-@pytest.mark.parametrize(
-    "where",
-    [
-        pytest.param("", id="here"),
-        pytest.param(
-            "--on spark --cpu",
-            id="executors",
-            marks=[pytest.mark.spark, pytest.mark.xdist_group("spark")],
-        ),
-    ],
-)
 def test_mlflow_has_the_runs_of_a_sweep(
-    where: str, notebook_shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_executors: bool,
+    notebook_shell: InteractiveShell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -299,6 +291,7 @@ def test_mlflow_has_the_runs_of_a_sweep(
     mlflow.set_experiment("mine")
     notebook_shell.run_cell("lr, api_token = 1.0, 'x'")
     cell = LOGS.replace("loss=", "**{'val@loss': float('nan')}, loss=")
+    where = "--on spark --cpu" if on_executors else ""
     run(
         notebook_shell,
         f"%%distributed --np 1 --quiet --track mlflow --name all --sweep lr=0.5,2.0 {where}\n{cell}",

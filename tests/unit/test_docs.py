@@ -162,6 +162,13 @@ def test_each_line_of_databricks_documentation_has_a_test() -> None:
     assert [line for line in named if line not in lines] == []
     assert len(set(lines)) == len(lines) > 100
     assert [row.line for row in rows if row.status != "works" and not row.here] == []
+    lines_of_places = {
+        row.line
+        for row in rows
+        if row.page in documented.IN_BOTH_PLACES and row.status != "refused"
+    }
+    in_one_place = lines_of_places - set(documented.named(in_both_places=True))
+    assert in_one_place == set(documented.IN_ONE_PLACE.strip().splitlines())
     table_rows = re.findall(r"^\| .*\|$", documented.PAGE.read_text(), re.M)
     other_rows = [row for row in table_rows if row.split(" | ")[1] in ("status", "meaning |")]
     assert len(table_rows) == len(rows) + len(other_rows) + len(documented.STATUSES)
