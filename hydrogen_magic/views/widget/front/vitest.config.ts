@@ -6,6 +6,8 @@ const PAGE = ["test/*_view.test.tsx", "test/{header,interrupt,keys,safe,sections
 export default defineConfig({
   test: {
     pool: "threads",
+    // Of a machine that is busy with other tests.
+    testTimeout: 60_000,
     projects: [
       { extends: true, test: { name: "page", environment: "happy-dom", include: PAGE } },
       {
