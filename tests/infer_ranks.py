@@ -158,14 +158,20 @@ def very_wide(width: int) -> Predict:
 def waits_for(
     marker: str, stopped: int = 1, from_row: int = 2_000, seconds: float = 0.001
 ) -> Predict:
-    """One rank stops itself (SIGSTOP) with a batch in hand that begins at ``from_row`` or later."""
+    """One rank stops itself (SIGSTOP) with a batch in hand that begins at ``from_row`` or later.
+
+    When it is woken up, it is faster than the others.
+    """
     rank = int(os.environ["RANK"])
 
     def predict(batch: Any) -> Any:
-        time.sleep(seconds)
-        if rank == stopped and batch["x"].iloc[0] >= from_row and not Path(marker).exists():
-            _stop_itself(marker)
-        return {"rank": [rank] * len(batch), "y": batch["x"] * 2}
+        is_woken = rank == stopped and Path(marker).exists()
+        if not is_woken:
+            time.sleep(seconds)
+            if rank == stopped and batch["x"].iloc[0] >= from_row:
+                _stop_itself(marker)
+        n_rows = len(batch)
+        return {"rank": [rank] * n_rows, "is_woken": [is_woken] * n_rows, "y": batch["x"] * 2}
 
     return predict
 

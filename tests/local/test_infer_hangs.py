@@ -88,13 +88,13 @@ def test_parquet_keeps_its_order(tmp_path: Path) -> None:
 
 def test_an_answer_that_comes_late_is_one_too_many(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    run = begun(rows(200_000), infer_ranks.waits_for, str(marker), 0, 0)
+    run = begun(rows(200_000), infer_ranks.waits_for, str(marker), 0, 20_000)
     woken = threading.Thread(target=_wake_up, args=(run, marker))
     woken.start()
     result = ended(run)
     woken.join()
     assert list(result["y"]) == [2 * x for x in range(200_000)]
-    assert Counter(result["rank"])[0] > 100  # after it was woken up
+    assert result["is_woken"].any()
     assert "was cancelled" not in warnings(run)
 
 
