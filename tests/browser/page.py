@@ -295,7 +295,7 @@ class NotebookPage:
         """Click the square button."""
         self.page.locator(self._front_end.interrupt).first.click()
 
-    def save(self, code: str, mime: str, text: str) -> Path:
+    def save(self, code: str, mime: str, text: str, within_s: float = PATIENCE_MS / 1000) -> Path:
         """Save until a cell has such an output in the file; return the file."""
 
         def saved() -> bool:
@@ -310,7 +310,8 @@ class NotebookPage:
             self.page.keyboard.press("Control+s")
             return False
 
-        wait_until(saved, f"{mime} with {text!r} in the saved notebook", every_s=0.5)
+        what = f"{mime} with {text!r} in the saved notebook"
+        wait_until(saved, what, within_s, every_s=min(0.5, within_s / 10))
         return self._path
 
     def set_theme(self, name: str) -> None:
