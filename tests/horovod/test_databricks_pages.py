@@ -190,7 +190,7 @@ KERAS = """
         return model
 
     batch_size = 16
-    epochs = 2
+    epochs = 1
     num_classes = 10
     checkpoint_dir = os.path.join(PYTORCH_DIR, 'train')
     os.makedirs(checkpoint_dir)
