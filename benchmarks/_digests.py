@@ -6,9 +6,10 @@ pickle would send. Objects that cannot be pickled (locks, generators), and figur
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range, slice)
@@ -162,8 +163,20 @@ def _contents(cell: types.CellType) -> Any:
         return None
 
 
+def _instructions(code: types.CodeType) -> Iterator[str]:
+    """Yield what the code does, whether it was compiled with its cell or, as by IPython, by statements.
+
+    Python calls ``random.random()`` by other instructions if ``import random`` is compiled with it.
+    """
+    for one in dis.get_instructions(code):
+        is_place = one.opcode in dis.hasjrel or one.opcode in dis.hasjabs
+        is_code = isinstance(one.argval, types.CodeType)
+        yield one.opname.replace("LOAD_METHOD", "LOAD_ATTR")
+        yield "" if is_place or is_code else repr(one.argval)
+
+
 def _code(digest: _Digest, value: types.CodeType) -> None:
-    digest.put(value.co_name, value.co_code, value.co_names, value.co_varnames, value.co_freevars)
+    digest.put(value.co_name, value.co_varnames, value.co_freevars, *_instructions(value))
     for constant in value.co_consts:
         _code(digest, constant) if isinstance(constant, types.CodeType) else digest.add(constant)
 

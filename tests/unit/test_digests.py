@@ -61,6 +61,12 @@ def test_code_of_the_notebook_counts_by_what_it_does() -> None:
         assert digests[0] != digests[1], change
 
 
+def test_a_function_is_the_same_if_it_is_compiled_with_the_import_that_it_uses() -> None:
+    with_import = _notebook("import math\ndef f(x): return math.sqrt(x)")
+    other = _notebook("def f(x): return math.sqrt(x)")
+    assert describe(with_import.f).digest == describe(other.f).digest
+
+
 def test_objects_that_cannot_be_pickled_count_by_their_types() -> None:
     assert describe(threading.Lock())[:2] == describe(threading.Lock())[:2]
     assert describe(n for n in ()).form == "generator"
