@@ -16,7 +16,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range, s
 _OPAQUE = ("matplotlib", "mpl_toolkits", "IPython", "weakref", "threading", "_thread")
 """Packages whose objects count by their types alone."""
 _CACHES = ("_cache", "_item_cache", "__weakref__", "__dict__", "__module__", "__doc__")
-_WITHOUT_IDENTITY = (tuple, frozenset, type, types.FunctionType, types.ModuleType)
+_WITHOUT_IDENTITY = (tuple, frozenset, types.ModuleType)
 
 
 class Described(NamedTuple):
@@ -33,8 +33,8 @@ def describe(value: Any) -> Described:
     digest = _Digest()
     try:
         digest.add(value)
-    except RecursionError:
-        digest.put("too deep")
+    except RecursionError:  # what it has seen so far depends on the depth that was left
+        digest = _Digest()
     return Described(_form(value), digest.hex(), _shown(value))
 
 

@@ -18,8 +18,9 @@ SOURCE = """
 def f(x, y=[1]): return x + g(y)
 class C:
     a = 1
+    def __init__(self): super().__init__(); self.b = [self]
     def m(self): return self.b
-c = C(); c.b = [c]
+c = C()
 """
 
 
@@ -59,6 +60,16 @@ def test_code_of_the_notebook_counts_by_what_it_does() -> None:
         other = _notebook(SOURCE.replace(*change))
         digests = [[describe(vars(n)[name]).digest for name in ("f", "C")] for n in (first, other)]
         assert digests[0] != digests[1], change
+
+
+def test_recursion_is_followed_once() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert describe(deep).digest == describe([deep]).digest, "too deep"
+    module = _notebook(SOURCE)
+    other = _notebook(SOURCE.replace("return self.b", "return self.d"))
+    assert describe(module.C).digest not in (describe(other.C).digest, describe(deep).digest)
 
 
 def test_a_function_is_the_same_if_it_is_compiled_with_the_import_that_it_uses() -> None:
