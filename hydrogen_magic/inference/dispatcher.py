@@ -43,6 +43,10 @@ _JOIN_S = 20.0
 """Timeout for the end of an attempt: one read of the data, one write of the result."""
 _LEAVE_S = 2.0
 """How long a rank may go on after the last row: it may print, and be retained for the next run."""
+_FAST_BYTES_S = 500e6
+"""Answers of a rank that predicts more bytes of rows per second are not kept: their checksum takes as long as
+predicting them again.
+"""
 _MAX_GAPS = 3
 """Missing parts of a frame that a message lists."""
 _ROWS_BAR = -1
@@ -275,9 +279,15 @@ class Dispatcher:
                 self._queue.resume()
             self._send_chunks()
 
-    def _keep(self, chunk: Chunk, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
-        """Keep an answer on disk; if that fails, the run goes on without it."""
-        if self._kept is None or data is None:
+    def _keep(
+        self, chunk: Chunk, data: Any, failures: Sequence[Mapping[str, Any]], seconds: float
+    ) -> None:
+        """Keep an answer on disk; if that fails, the run goes on without it.
+
+        ``seconds``: how long it took.
+        """
+        is_fast = chunk.table.nbytes > _FAST_BYTES_S * seconds
+        if self._kept is None or data is None or is_fast:
             return
         try:
             self._kept.add(chunk.first_row, chunk.table, data, failures)
@@ -361,12 +371,13 @@ class Dispatcher:
             )
         began_s, channel.since_s = channel.since_s, time.monotonic()
         channel.is_reported_late = False
-        channel.limit.took(channel.since_s - began_s, n_rows)
-        self._silence.took(channel.since_s - began_s, n_rows)
-        self._alone.answered(channel.rank, channel.since_s - began_s, n_rows)
+        seconds = channel.since_s - began_s
+        channel.limit.took(seconds, n_rows)
+        self._silence.took(seconds, n_rows)
+        self._alone.answered(channel.rank, seconds, n_rows)
         if self._queue.answer(chunk, columns, message["failures"]):
             channel.rows += n_rows
-            self._keep(chunk, data, message["failures"])
+            self._keep(chunk, data, message["failures"], seconds)
 
     def _send_chunks(self) -> None:
         """Send chunks to all ranks that wait; each gets its first before any gets a second."""

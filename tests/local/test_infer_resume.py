@@ -29,7 +29,7 @@ from hydrogen_magic import capture
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, InferError, RankFailedError
-from hydrogen_magic.inference import kept_parts
+from hydrogen_magic.inference import dispatcher, kept_parts
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.dispatcher import Dispatcher
 from hydrogen_magic.inference.fingerprints import matching
@@ -40,6 +40,7 @@ from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT
 from tests import infer_ranks, leaks
+from tests.gangs import notices_of, wait_until
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -422,6 +423,17 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, monkeypatch: Any) -> None:
         assert run.result["y"].to_pylist() == list(range(0, 2 * N_ROWS, 2))
         (text,) = [each.text for each in run.gang.snapshot().notices if "not kept" in each.text]
         assert len(written) == n_free and "No space left" in text and not kept_rows()
+
+
+def test_rows_of_a_fast_predict_are_not_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    """Their checksum would take as long."""
+    monkeypatch.setattr(dispatcher, "_FAST_BYTES_S", 0.0)
+    (tmp_path / "log").touch()
+    run = begun("arrow", tmp_path, resume=False)
+    wait_until(lambda: run.gang.snapshot().rows is not None and run.gang.snapshot().rows.done)
+    run.gang.stop()
+    assert run.gang.wait(PATIENCE_S) and len(run.result)
+    assert not kept_rows() and "--resume" not in notices_of(run.gang)
 
 
 def check_same(frame: Any, undisturbed: Any) -> None:
