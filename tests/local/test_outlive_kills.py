@@ -16,8 +16,10 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import websocket  # type: ignore[import-untyped]
@@ -113,13 +115,21 @@ class Killed:
         """Wait for the end of the gang, if there is one; end the kernel, and wait for all the rest."""
         wait_until(lambda: not self.pids_of("owner") and not self.pids_of("agent"), within_s)
         if self._server.is_alive:
-            self._server.request("DELETE", f"kernels/{self._kernel}")
+            wait_until(self._is_kernel_ended, within_s)
 
         def is_gone() -> bool:
             time.sleep(0.2)  # it looks at every process of the machine
             return not leaks.marked("HYDROGEN_MAGIC_HOME", self.home)
 
         wait_until(is_gone, within_s)
+
+    def _is_kernel_ended(self) -> bool:
+        """End the kernel; the server refuses that while it starts one again that was killed."""
+        try:
+            self._server.request("DELETE", f"kernels/{self._kernel}")
+        except HTTPError as error:
+            return error.code == HTTPStatus.NOT_FOUND
+        return True
 
 
 def _recorded() -> list[GangState]:
