@@ -25,9 +25,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "@jupyter-widgets/jupyterlab-manager/plugin": {"saveState": True},
 }
 
-_EXTENSIONS = (
-    "jupyterlab", "nbclassic", "notebook", "notebook_shim", "jupyter_lsp", "jupyter_server_terminals"
-)  # fmt: skip
+_EXTENSIONS = "jupyterlab nbclassic notebook notebook_shim jupyter_lsp jupyter_server_terminals"
 """Of the server: those with pages, and what they need."""
 _PEERS = ("jupyter-distributed",)
 """Extensions that benchmarks install: they change the outputs of ``%%distributed`` cells."""
@@ -76,7 +74,9 @@ class Server:
             "JupyterNotebookApp.expose_app_in_browser": "True",
         }
         if not has_pages:
-            options["ServerApp.jpserver_extensions"] = str(dict.fromkeys(_EXTENSIONS, False))
+            options["ServerApp.jpserver_extensions"] = str(
+                dict.fromkeys(_EXTENSIONS.split(), False)
+            )
         arguments = [f"--{name}={value}" for name, value in options.items()]
         with self._log_path.open("wb") as log:
             return subprocess.Popen(

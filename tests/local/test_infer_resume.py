@@ -108,9 +108,9 @@ def trace(
         note("sent", chunk.table, chunk.first_row)
         send(channel, chunk, **options)
 
-    def keeping(dispatcher: Dispatcher, chunk: Chunk, *answer: Any) -> None:
+    def keeping(feed: Dispatcher, chunk: Chunk, *answer: Any) -> None:
         note("answered", chunk.table, chunk.first_row)
-        keep(dispatcher, chunk, *answer)
+        keep(feed, chunk, *answer)
 
     def writing(kept: KeptParts, row: int, rows: Any, *answer: Any) -> None:
         write(kept, row, rows, *answer)
