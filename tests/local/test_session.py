@@ -136,6 +136,15 @@ def test_a_cell_that_all_ranks_fail_leaves_the_process_group_alone(cells: Cells)
     assert cells.on_ranks(reduced) == 2.0
 
 
+def test_a_cell_that_joins_and_leaves_can_be_run_again(cells: Cells) -> None:
+    """By torch alone, most ranks wait for addresses of an earlier group by the third time."""
+    join = "    dist.init_process_group('gloo', timeout=timedelta(seconds=20))\n"
+    leave = "    t = torch.ones(1)\n    dist.all_reduce(t)\n    dist.destroy_process_group()\n"
+    again = f"from datetime import timedelta\nfor n in range(6):\n{join}{leave}t.item()"
+    for _ in range(2):
+        assert cells.on_ranks(again, "--np 2") == 2.0
+
+
 def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
     """Its peer waits in a collective, and in a backward pass, which no observer sees."""
     model = "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"

@@ -36,6 +36,8 @@ class _Groups:
     """Of torch's C++ code, while its warnings are off; otherwise None."""
     n_pairwise: int = 0
     """How often two ranks alone have exchanged data, where the sequence number counts that (Gloo)."""
+    n_joined: int = 0
+    """How often this process has joined the default group by the environment, all ranks with it."""
 
 
 _process = _Groups()
@@ -78,6 +80,29 @@ def _noting_sockets(create: Callable[..., Any]) -> Callable[..., Any]:
     return new_process_group
 
 
+def with_new_keys(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's ``rendezvous``, with keys of its own in the store for each group.
+
+    After ``destroy_process_group``, torch 2.13 uses the keys of the first group again: ranks read the
+    addresses that others had in it, and wait for a connection until the timeout, as under torchrun.
+    """
+
+    @functools.wraps(rendezvous)
+    def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for store, rank, world_size in rendezvous(url, *args, **kwargs):
+            if url == "env://" and _process.n_joined > 0:
+                prefixed = sys.modules["torch.distributed"].PrefixStore
+                store = prefixed(f"join_{_process.n_joined}", store)
+            yield store, rank, world_size
+
+    return stores
+
+
+def note_joined() -> None:
+    """Note that ``init_process_group`` has succeeded."""
+    _process.n_joined += _process.arguments is not None
+
+
 def note_arguments(given: Mapping[str, Any]) -> None:
     """Note how the user joins: the arguments of ``init_process_group`` by name."""
     by_environment = given.get("init_method") in (None, "env://") and given.get("store") is None
@@ -109,6 +134,7 @@ def leave() -> None:
         _forget_unfinished_join()
     _restore_warnings()
     _process.sockets.clear()
+    _process.n_joined = 0  # the next store is a new one
 
 
 def join() -> Iterator[str]:

@@ -62,6 +62,7 @@ def attach(module: ModuleType) -> None:
         call = _noted(original) if is_joining else original
         replace(name, tracked_collective(name, call, torch, is_joining=is_joining))
     torch_groups.attach(module)
+    module.rendezvous = torch_groups.with_new_keys(module.rendezvous)  # type: ignore[attr-defined]
     for name in ("isend", "irecv"):
         replace(name, torch_groups.pairwise(getattr(module, name), torch))
     replace("destroy_process_group", _tracked_destroy(module.destroy_process_group))
@@ -73,7 +74,8 @@ def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         torch_groups.note_arguments(inspect.signature(init).bind_partial(*args, **kwargs).arguments)
         with explained(), _init_barrier():
-            return init(*args, **kwargs)
+            init(*args, **kwargs)
+        torch_groups.note_joined()
 
     return init_process_group
 
