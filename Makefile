@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all test-tensorflow checks lint vitest unit bench bench-save docs front clean
+.PHONY: help demo quick test test-all test-tensorflow checks lint unit bench bench-save docs front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -179,17 +179,18 @@ $(VENV)/.stamp-operator: $(VENV)/.stamp-deepspeed $(wildcard hydrogen_magic/fram
 demo: $(VENV)/.stamp-demo $(BUNDLE)
 	@$(BIN)/python example_notebooks/demo.py
 
-lint: $(VENV)/.stamp-dev $(NODE_MODULES)
+# The live view's checks read nothing else: they run again when it has changed since they passed.
+FRONT_FILES := $(shell find $(FRONT) -path '*/node_modules' -prune -o -type f -print)
+$(addprefix $(FRONT)/node_modules/.stamp-,check test): $(FRONT)/node_modules/.stamp-%: $(NODE_MODULES) $(FRONT_FILES)
+	@echo '· $(if $(filter test,$*),vitest,tsc, biome)'
+	@$(NPM) --silent run $*
+	@touch $@
+
+lint: $(VENV)/.stamp-dev $(FRONT)/node_modules/.stamp-check
 	@echo '· ruff, mypy'
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check hydrogen_magic tests benchmarks docs hatch_build.py example_notebooks/demo.py
 	@$(BIN)/mypy --no-error-summary
-	@echo '· tsc, biome'
-	@$(NPM) --silent run check
-
-vitest: $(NODE_MODULES)
-	@echo '· vitest'
-	@$(NPM) --silent test
 
 unit: $(VENV)/.stamp-dev $(BUNDLE)
 	@echo '· pytest, tests that start no process'
@@ -197,11 +198,11 @@ unit: $(VENV)/.stamp-dev $(BUNDLE)
 
 # At the same time, after what they need is installed.
 quick: $(VENV)/.stamp-dev $(NODE_MODULES) $(BUNDLE)
-	@$(MAKE) --no-print-directory --jobs lint vitest unit
+	@$(MAKE) --no-print-directory --jobs lint $(FRONT)/node_modules/.stamp-test unit
 
 # Together, because Horovod is compiled for minutes where no cache has it. Only one of them uses pip.
 checks: $(VENV)/.stamp-dev $(NODE_MODULES) $(BUNDLE)
-	@$(MAKE) --no-print-directory --jobs lint vitest $(addprefix $(VENV)/.stamp-,browser horovod spark)
+	@$(MAKE) --no-print-directory --jobs lint $(FRONT)/node_modules/.stamp-test $(addprefix $(VENV)/.stamp-,browser horovod spark)
 
 # pytest's own closing line stays the last thing printed.
 test: checks
