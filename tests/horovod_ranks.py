@@ -314,7 +314,8 @@ def folds(fails_in: int) -> list[tuple[int, float]]:
             state.epoch += 1
             state.commit()
             if is_first and len(calls) == fails_in and state.epoch == epochs - 1:
-                hvd.barrier()  # both have their commit
+                state.commit()  # waits until the one before is on disk
+                hvd.barrier()
                 if hvd.rank() == 1:
                     raise ValueError("bad batch 17")
         return begun_at
