@@ -34,6 +34,8 @@ _URL = re.compile(r"[\w+.-]+:\S*//\S*")
 _FILE_SYSTEMS = ("abfs", "adl", "dbfs", "file", "gcs", "gs", "hdfs", "s3", "viewfs", "wasb")
 """Beginnings of the schemes of URLs that locate data, as paths do: ``s3a`` is one of S3. The path of another
 URL may be a secret, as that of a webhook is."""
+_CONTAINER = re.compile(r"(?:abfs|wasb)s?://[^:@/]+@[^@]*")
+"""Azure's URLs have the name of a container in the place of a user."""
 _WORDS = """
     anonymous automatic available changeme checkpoint collectives complete completed configured
     connection continue database debugging development directory disabled distributed enabled
@@ -101,7 +103,9 @@ def _is_private(name: str, value: str, settings: tuple[str, ...]) -> bool:
     if _SECRET_NAME.search(name):
         return _is_secret(name, value)
     is_path = value.startswith(("/", "./", "../", "~", "dbfs:/"))
-    is_location = is_path or (_URL.fullmatch(value.strip()) is not None and "@" not in value)
+    url = value.strip()
+    has_user = "@" in url and _CONTAINER.fullmatch(url) is None
+    is_location = is_path or (_URL.fullmatch(url) is not None and not has_user)
     is_setting = name.startswith((*_SETTINGS, *settings)) or is_location or _is_number(value)
     return not is_setting and not _is_ordinary(value)
 
