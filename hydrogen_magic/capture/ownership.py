@@ -20,6 +20,7 @@ from hydrogen_magic.core import syntax
 from hydrogen_magic.core.events import NamesChanged
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import names_bound_by
+from hydrogen_magic.serialization.object_paths import Path
 
 if TYPE_CHECKING:
     from hydrogen_magic.capture.reachable import FunctionRead
@@ -193,6 +194,8 @@ class SessionNames:
         """By name and rank."""
         self.reads: dict[str, tuple[object, Sequence[FunctionRead]]] = {}
         """What the notebook's functions and classes read, and which object that holds for, by name."""
+        self._matched: dict[int, dict[str, dict[Path, int]]] = {}
+        """See :attr:`SessionSends.matched`, by rank: what the rank has not been sent yet."""
         self._n_cells = 0
 
     def held_by(self, ranks: frozenset[int]) -> list[str]:
@@ -325,6 +328,7 @@ class SessionNames:
     def after_cell(self, use: SessionUse, reports: Mapping[int, NamesChanged]) -> None:
         """Take the ranks' reports at the end of a cell."""
         for rank, report in reports.items():
+            self._matched.pop(rank, None)
             self._sent(use, rank, report.received.keys() | report.assigned.keys())
         for rank, report in reports.items():
             self._changed(use, rank, report)
@@ -373,6 +377,19 @@ class SessionNames:
                 self._set(name, rank, NameState(version))
             elif state.change is not None:
                 self._set(name, rank, NameState(version, state.change))
+
+    def match(self, name: str, numbers: Mapping[Path, int], ranks: frozenset[int]) -> None:
+        """Note which objects of ``ranks`` have new copies in the notebook, for the next cell."""
+        for rank in ranks:
+            self._matched.setdefault(rank, {}).setdefault(name, {}).update(numbers)
+
+    def matched(self, ranks: frozenset[int]) -> dict[str, dict[Path, int]]:
+        """Return what :meth:`match` has noted and some of ``ranks`` have not been sent."""
+        found: dict[str, dict[Path, int]] = {}
+        for rank in ranks:
+            for name, numbers in self._matched.get(rank, {}).items():
+                found.setdefault(name, {}).update(numbers)
+        return found
 
     def sharing(self, names: Collection[str]) -> list[str]:
         """Return other names whose values in the notebook share objects with those of ``names``."""

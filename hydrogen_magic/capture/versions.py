@@ -15,7 +15,8 @@ from hydrogen_magic.capture.ownership import SessionNames, Version
 from hydrogen_magic.capture.pickler import notebook_name
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.serialization.code_names import CODE
-from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
+from hydrogen_magic.serialization.identity import ObjectIdentity, Originals, is_kind
+from hydrogen_magic.serialization.object_paths import Path, paths_to
 from hydrogen_magic.serialization.reducers import resolve
 
 _NOT_PICKLABLE = ""
@@ -154,8 +155,17 @@ def note_brought_back(
 
     ``sharing``: the versions, before that, of other names whose values share objects with them.
     """
+    n_earlier = len(originals)
     versions = versions_of((*brought, *sharing), namespace, originals)
     for name in brought:
         names.brought_back(name, versions[name], ranks)
+        if len(originals) > n_earlier:
+            names.match(name, _numbers_in(namespace[name], originals, n_earlier), ranks)
     for name, before in sharing.items():
         names.follow(name, before, versions[name], ranks)
+
+
+def _numbers_in(value: Any, originals: Originals, first: int) -> dict[Path, int]:
+    """Return the numbers, from ``first`` on, of objects that are new in the notebook, by their paths."""
+    found = ((path, originals.number(obj)) for path, obj in paths_to(value, is_kind))
+    return {path: number for path, number in found if number is not None and number >= first}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydrogen_magic.serialization.object_paths import Path
 from hydrogen_magic.serialization.payload import Payload
 
 
@@ -62,6 +63,8 @@ class SessionSends:
     """The ranks that delete a name, by name."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Digests of the values of settings, by label. A rank leaves one alone that it has got before."""
+    matched: Mapping[str, Mapping[Path, int]] = field(default_factory=dict)
+    """Numbers of the notebook's copies of objects that ranks have made, by variable and path."""
 
     def taken_by(self, rank: int) -> frozenset[str]:
         """Return the names of which the rank and the notebook have the same values afterwards."""

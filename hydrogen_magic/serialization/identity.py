@@ -10,7 +10,8 @@ contents, and references to it in the results become references to the notebook'
     Originals.number ─► restore_numbered, take_numbered ─► restore_original, updating
 
 In a session, later cells update the objects of the ranks in the same way: everything that a cell sends is
-numbered, and a rank keeps the numbers of its objects from cell to cell.
+numbered, and a rank keeps the numbers of its objects from cell to cell. What a rank has made gets its number
+when the notebook has its copy: the next cell brings the paths to such objects.
 
     Originals.number ─► restore_original, updating(RankObjects) ─► restore_original, updating
 """
@@ -23,7 +24,7 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -68,9 +69,13 @@ class Originals:
         self.definitions: set[ObjectIdentity] = set()
         """Functions and classes that a session's values refer to, also after they were defined again."""
 
+    def __len__(self) -> int:
+        """Return how many numbers there are."""
+        return len(self._references)
+
     def number(self, obj: Any) -> int | None:
         """Return the number of ``obj``; None for kinds that are not updated in place."""
-        if not _is_kind(obj):
+        if not is_kind(obj):
             return None
         known = self._numbers.get(id(obj))
         if known is None or self.get(known) is not obj:  # another object had the id before
@@ -83,7 +88,8 @@ class Originals:
         return self._references[number]() if 0 <= number < len(self._references) else None
 
 
-def _is_kind(obj: Any) -> bool:
+def is_kind(obj: Any) -> bool:
+    """Whether it is of a kind that is updated in place."""
     kinds = (getattr(sys.modules.get(module), name, None) for module, name in _KINDS)
     return is_array(obj) or issubclass(type(obj), tuple(kind for kind in kinds if kind is not None))
 
@@ -157,6 +163,14 @@ class RankObjects:
     def add(self, number: int, obj: Any) -> None:
         """Keep the number of ``obj`` as long as it is alive."""
         self._objects[number] = obj
+
+    def match(self, found: Mapping[int, Any]) -> None:
+        """Give objects of the rank, by number, the numbers of the notebook's copies of them."""
+        earlier = {id(obj): number for number, obj in self._objects.items()}
+        for number, obj in found.items():
+            if number not in self._objects and is_kind(obj):
+                self.forget(earlier.get(id(obj), number))  # the notebook has made another object
+                self.add(number, obj)
 
     def forget(self, number: int) -> None:
         """Let the next object of this number be another one."""

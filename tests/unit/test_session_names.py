@@ -25,6 +25,7 @@ from tests.capture_rig import Notebook
 from tests.rank_results import delivered
 
 RANK_0 = frozenset({0})
+OUT = ("model", "w", "nets")
 
 
 class Session:
@@ -321,6 +322,39 @@ def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session)
     assert ours["weight"].equal(vars(session.rank)["model"].layer.weight)
     session.cell("model")
     assert session.sent == []
+
+
+def test_what_ranks_have_made_and_sent_follows_the_notebook_as_its_own(session: Session) -> None:
+    """Another variable of the ranks may refer to it, such as a wrapper that trains the model."""
+    run = session.notebook.cell
+    run(f"import numpy as np{NET.format('self.layer(x)')}del model")
+    made = "model = Net(); opt = torch.optim.SGD(model.parameters(), lr=0.5); w = np.zeros(2)\n"
+    session.cell(f"{made}nets = {{'best': [Net()]}}; own = model, w, nets['best'][0]", out=OUT)
+    run(
+        "for net in (model, nets['best'][0]): net.layer.weight.data.fill_(9)\nw[:] = 7; model.step = 3"
+    )
+    same = "own[0] is model, own[1] is w, own[2] is nets['best'][0], model.step"
+    assert session.cell(same) == (True, True, True, 3)
+    values = "[own[1].tolist(), *(net.layer.weight.tolist() for net in own[::2])]"
+    assert session.cell(f"nets\n{values}") == [[7.0, 7.0], [[9.0, 9.0]], [[9.0, 9.0]]]
+    trained = "model(torch.ones(1, 2)).sum().backward(); opt.step(); own[0].layer.weight.tolist()"
+    assert session.cell(trained) == [[8.5, 8.5]]
+    model = session.notebook.names["model"]
+    session.cell("model.layer.bias.data.zero_()", out=("model", "opt"))
+    assert session.notebook.names["model"] is model and model.layer.weight.tolist() == [[8.5, 8.5]]
+    run("opt.param_groups[0]['lr'] = 2.0; model.layer.weight.data.fill_(1)")
+    assert session.cell(trained) == [[-1.0, -1.0]]
+
+
+def test_a_copy_that_replaced_another_one_in_the_notebook_is_the_one_that_counts(
+    session: Session,
+) -> None:
+    """An array of another shape cannot be put into the notebook's, which lives on here."""
+    session.notebook.cell("import numpy as np\na = np.zeros(2); earlier = a")
+    session.cell("a.shape = (1, 2); own = a", out=("a",))
+    session.notebook.cell("a[:] = 5; earlier[:] = 4")
+    assert session.cell("own is a, own.tolist()") == (True, [[5.0, 5.0]])
+    assert session.cell("earlier.tolist(), own.tolist()") == ([4.0, 4.0], [[5.0, 5.0]])
 
 
 def test_what_out_changes_of_other_names_is_no_change_by_the_user(session: Session) -> None:

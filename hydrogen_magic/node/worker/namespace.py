@@ -123,6 +123,8 @@ class LoadedClosure:
         namespace.setdefault("__builtins__", builtins)
         for filename, text in header.sources.items():
             module_importer.show_source(filename, text)
+        if self._names is not None and header.session is not None:
+            self._names.match(header.session)
         if self._names is not None:  # before modules that were edited are loaded again
             labels = {*header.names, *(setting.label for setting in header.settings)}
             self._names.settings.undo_others(labels, self.warnings.append)

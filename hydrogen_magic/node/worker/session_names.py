@@ -16,6 +16,7 @@ from hydrogen_magic.node.worker.session_loop import SessionLoop
 from hydrogen_magic.node.worker.settings import NotebookSettings
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
+from hydrogen_magic.serialization.object_paths import objects_at
 from hydrogen_magic.serialization.reducers import take_writers
 from hydrogen_magic.serialization.stale_references import near, parts_of, stale_references
 
@@ -50,6 +51,12 @@ class RankNames:
         self._rank = rank
         self._cell, self._received, self.are_results_sent = None, [], False
         self._watch.start()
+
+    def match(self, sends: SessionSends) -> None:
+        """Note which objects of the rank the notebook has got copies of."""
+        for name, numbers in sends.matched.items():
+            found = objects_at(self._namespace.get(name), numbers)
+            self.objects.match({numbers[path]: obj for path, obj in found})
 
     def receive(
         self,
