@@ -26,8 +26,10 @@ from hydrogen_magic.node.prediction.schema_unify import (
     as_text,
     check_columns,
     fit_table,
+    is_only_nan,
     joined,
     types_of,
+    without_marks,
 )
 
 if TYPE_CHECKING:
@@ -351,12 +353,12 @@ class ChunkQueue:
         otherwise.
         """
         try:
-            self._result.begin(schema)
+            self._result.begin(without_marks(schema))
         except MisfitError as misfit:
             self._begin(self._remedied(schema, misfit))
             return
         for known, wide in zip(self.schema or (), schema, strict=False):
-            if known.type != wide.type:
+            if known.type != wide.type and not is_only_nan(known):
                 first = self.widened.get(wide.name, (str(known.type), ""))[0]
                 self.widened[wide.name] = first, str(wide.type)
         self.schema = schema
@@ -384,6 +386,8 @@ class ChunkQueue:
         if wide != self.schema:
             self._begin(wide)
             columns = fit_table(answer.columns, self.schema)
+        else:
+            self.schema = wide  # its columns may have had NaN alone
         self._result.put(chunk.first_row, columns, chunk.table)
         self._rows_put += chunk.n_rows
         for failure in answer.failures:

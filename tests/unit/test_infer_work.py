@@ -312,6 +312,30 @@ def test_a_column_of_missing_values_has_the_type_of_other_rows() -> None:
             assert column.to_pylist() == [known[0].as_py(), None, known[0].as_py()]
 
 
+@pytest.mark.parametrize("on_error", ["fail", "collect"])
+def test_a_column_of_nan_alone_has_the_type_of_other_rows(on_error: str) -> None:
+    """Whatever rows come first, and in which chunks they are."""
+    options = InferOptions(batch_size=1, only=True, on_error=on_error)
+    nan, text = float("nan"), "a"
+    for order in ([nan, text, nan], [text, nan, nan], [nan, nan, text], [nan, nan, nan]):
+        source = sources.source(pa.table({"x": [0, 1, 2]}))
+        book = ChunkQueue(source, source.result(options), options, 1)
+        for value in order:
+            columns = {"y": pa.array([value])}
+            if on_error == "collect":
+                columns["error"] = pa.nulls(1, pa.string())
+            book.answer(next_of(book), pa.table(columns), ())
+        table = book.finish()
+        kind = pa.string() if text in order else pa.float64()
+        assert table.schema.field("y") == pa.field("y", kind)
+        assert table.schema.field("y").metadata is None
+        shown = [str(value) for value in table["y"].to_pylist()]
+        assert shown == [
+            {text: "a"}.get(value, "None" if text in order else "nan") for value in order
+        ]
+        assert not book.widened, "of a type that no value had"
+
+
 @pytest.mark.parametrize(("early", "late"), LATE.values(), ids=LATE)
 def test_values_that_do_not_fit_a_later_type(early: pa.Array, late: pa.Array) -> None:
     """Of another rank, and of the same one."""

@@ -506,6 +506,9 @@ NOON = dt.datetime(2026, 1, 2, 12)
         (lambda b: {"a": [NOON.date(), NOON, None]}, "column 'a' .*others have a time"),
         (lambda b: {"a": [{"at": [NOON, NOON.astimezone()]}] * 3}, "some times have a time zone"),
         (lambda b: {"a": np.ones(3, complex)}, "column 'a' .*complex"),
+        (lambda b: {"a": [{"at": pd.Timestamp(1)}] * 3}, "column 'a' .* nanoseconds"),
+        (lambda b: {"a": pd.period_range("2026", periods=3, freq="D")}, r"column 'a' .*period\[D"),
+        (lambda b: {"a": pd.interval_range(0, 3)}, "column 'a' .*interval"),
         (lambda b: pa.table([[1] * 3, [2] * 3], names=["a", "a"]), "two columns 'a'"),
     ],
 )
@@ -547,6 +550,9 @@ WIDER = [
     (np.ones(3, np.int8), np.ones(3, np.uint8), pa.int16()),
     ([True] * 3, [2] * 3, pa.int64()),
     ([None] * 3, ["a"] * 3, pa.string()),
+    ([math.nan] * 3, ["a", math.nan, "b"], pa.string()),
+    ([math.nan] * 3, [[1], None, []], pa.list_(pa.int64())),
+    ([math.nan, None, math.nan], [NOON, None, NOON], pa.timestamp("us")),
     ([[1]] * 3, [[0.5], None, []], pa.list_(pa.float64())),
     ([{"k": 1}] * 3, [{"k": 0.5, "l": "a"}] * 3, pa.struct({"k": pa.float64(), "l": pa.string()})),
     (np.ones((3, 2)), np.ones((3, 4)), pa.list_(pa.float64())),
@@ -611,6 +617,38 @@ def test_values_inside_nested_types_are_checked() -> None:
     pairs = [[("x", 1)], None, []]
     found = run(by_batch(pairs), frame(3), schema="y map<string, int>")
     assert found["y"].to_pylist() == pairs
+
+
+def test_nan_is_a_number_beside_numbers() -> None:
+    nan = [math.nan] * 3
+    for columns in ((nan, [1.5] * 3, nan), (nan, [None] * 3, [1] * 3), (nan, nan, nan)):
+        found = run(by_batch(*columns), frame(9), (9,))["y"]
+        assert found.type == pa.float64() and str(found.to_pylist()[:3]) == str(nan)
+        with pytest.raises(InferError, match="as string, but as double for other rows"):
+            run(by_batch([0.5] * 3, *columns, ["a"] * 3), frame(15), (15,))
+    found = run(by_batch(nan, ["a"] * 3), frame(6), schema="y string")
+    assert found["y"].to_pylist() == [None] * 3 + ["a"] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "shown"),
+    [
+        ([pd.Timestamp(1, unit="ns"), None], pa.timestamp("ns"), ".000000001"),
+        ([[pd.Timestamp(1, unit="ns")], []], pa.list_(pa.timestamp("ns")), ".000000001"),
+        ([pd.Timedelta(1, unit="ns"), pd.NaT], pa.duration("ns"), ".000000001"),
+        ([pd.NaT, pd.Timestamp(2026, 1, 2)], pa.timestamp("us"), "2026-01-02"),
+        (
+            [np.datetime64("2026-01-02T03"), np.datetime64("NaT")],
+            pa.timestamp("s"),
+            "2026-01-02 03",
+        ),
+        ([np.timedelta64(5, "D"), np.timedelta64("NaT", "D")], pa.duration("s"), "5 days"),
+    ],
+)
+def test_times_of_a_list_are_exact(values: list[Any], kind: pa.DataType, shown: str) -> None:
+    for column in (values, np.array([*values, None], object)[:-1], pd.Series(values, dtype=object)):
+        found = run(by_batch(column), frame(2))["y"]
+        assert found.type == kind and shown in str(found.to_pandas().tolist())
 
 
 def test_types_without_a_common_one_are_refused() -> None:

@@ -21,6 +21,8 @@ _SINGLE = (str, bytes, bool, int, float, complex, type(None), np.generic)
 _PLAIN = {str, bytes, bool, int, float, type(None), dict}
 """Types of values that Arrow reads as they are."""
 _MAX_DIGITS = 38
+_COARSE = {"m": ("W", "D", "h", "m"), "M": ("h", "m")}
+"""Units of NumPy's times that Arrow lacks."""
 
 
 def is_single(value: Any) -> bool:
@@ -48,8 +50,8 @@ def array_from(
         dtype = getattr(value, "dtype", None)
         shown = describe(value) if dtype is None else f"{describe(value)} of {dtype}"
         raise MisfitError(
-            f"predict returned column {name!r} ({shown}) with values that have no common type"
-            f" ({error})",
+            f"predict returned column {name!r} ({shown}) with values for which Arrow has no"
+            f" common type ({error})",
             remedy="convert them to one type, such as text",
         ) from error
 
@@ -115,7 +117,10 @@ def _from_pandas(value: Any) -> pa.Array:
     if isinstance(value.dtype, np.dtype):
         # Not np.array, which leaves the copy to pandas; before version 3 it returns a view.
         return pa.array(_copied(np.asarray(value)), from_pandas=True)
-    return copied_column(_one_chunk(pa.array(value.array, from_pandas=True)))
+    array = _one_chunk(pa.array(value.array, from_pandas=True))
+    if isinstance(array.type, pa.BaseExtensionType):
+        raise TypeError(f"{value.dtype} is a type of pandas alone")
+    return copied_column(array)
 
 
 def of_tensor(tensor: Any) -> Any:
@@ -176,7 +181,7 @@ def _supported(flat: Any) -> Any:
     dtype = flat.dtype
     if not dtype.isnative:
         flat = flat.astype(dtype.newbyteorder("="))
-    if dtype.kind in "mM" and np.datetime_data(dtype)[0] in ("h", "m"):
+    if dtype.kind in "mM" and np.datetime_data(dtype)[0] in _COARSE[dtype.kind]:
         flat = flat.astype(f"{dtype.kind}8[s]")
     return flat
 
@@ -189,6 +194,8 @@ def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -
 
     Never in a known type: inside structs and lists, Arrow cuts off what does not fit.
     """
+    if values and all(isinstance(value, (np.datetime64, np.timedelta64)) for value in values):
+        return pa.array(_supported(np.array(values)))  # of one unit
     is_plain = set(map(type, values)) <= _PLAIN
     rows = values if is_plain else [_readable(value) for value in values]
     try:
@@ -235,11 +242,38 @@ def _in_parts(rows: list[Any], kind: pa.DataType, is_pandas: bool) -> pa.Array:
 
 def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
     try:
-        return _one_chunk(pa.array(rows, from_pandas=is_pandas))
-    except pa.ArrowInvalid:
+        array = _one_chunk(pa.array(rows, from_pandas=is_pandas))
+    except (ValueError, pa.ArrowTypeError):  # pd.NA or NaT, or NaN for a missing text
         if is_pandas:
             raise
-        return _one_chunk(pa.array(rows, from_pandas=True))  # has pd.NA, or NaN for a missing text
+        array = _one_chunk(pa.array(rows, from_pandas=True))
+    if "[us" not in str(array.type) or not any(map(_has_nanoseconds, rows)):
+        return array
+    if "struct<" in str(array.type):  # PyArrow gives them to pandas as integers
+        raise TypeError("times in dicts have nanoseconds")
+    return _one_chunk(pa.array(rows, _with_nanoseconds(array.type), from_pandas=True))
+
+
+def _with_nanoseconds(kind: pa.DataType) -> pa.DataType:
+    """Return a type that Arrow has inferred with nanoseconds in place of microseconds."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("ns", kind.tz)
+    if pa.types.is_duration(kind):
+        return pa.duration("ns")
+    if pa.types.is_list(kind):
+        return pa.list_(_with_nanoseconds(kind.value_type))
+    return kind
+
+
+def _has_nanoseconds(value: Any) -> bool:
+    """Return whether a time of pandas is finer than those of Python, for which Arrow takes it."""
+    if isinstance(value, dict):
+        return any(map(_has_nanoseconds, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_nanoseconds, value))
+    if isinstance(value, dt.timedelta):
+        return bool(getattr(value, "nanoseconds", 0))
+    return isinstance(value, dt.datetime) and getattr(value, "nanosecond", 0) > 0
 
 
 def check_times(values: Iterable[Any], kind: pa.DataType) -> None:

@@ -2,9 +2,10 @@
 
 Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. Categories in
 different orders have none. A column of nulls has the type ``null`` until a batch shows another one, also
-inside lists and structs. Other types that differ are refused, and so are values that do not fit the wider
-type; if errors are collected, the column becomes text instead. With ``--schema`` the types are fixed: numbers
-are converted if they are in range, and rounded for ``float``.
+inside lists and structs; one of NaN alone is float until then, and null beside text. Other types that differ
+are refused, and so are values that do not fit the wider type; if errors are collected, the column becomes
+text instead. With ``--schema`` the types are fixed: numbers are converted if they are in range, and rounded
+for ``float``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _NUMBERS = ("boolean", "integer", "float", "decimal")
 _NESTED = ("list", "map", "struct")
 _DECIMAL_DIGITS = 38
 _NO_LIMIT = 1 << 30
+_ONLY_NAN = {b"hydrogen_magic": b"only NaN"}
+"""Metadata of a column of floats without another value so far."""
 
 
 _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -47,38 +50,74 @@ def joined(known: pa.Schema | None, found: pa.Schema, *, as_text: bool = False) 
     ``as_text``: columns of types without a common one become text. Raises MisfitError if the columns are
     not the same, or if types have no common one.
     """
-    if known is None or known.equals(found):
-        return found
+    if known is None or (known.equals(found) and not has_only_nan(known)):
+        return found if known is None else known
     check_columns(known.names, found.names)
     for place, field in enumerate(known):
-        other = found.field(field.name).type
-        if field.type != other:
-            kind = _joined_type(field.type, other)
-            if kind is None and not as_text:
-                raise _misfit(field, other)
-            kind = _text_for(field.type, other) if kind is None else kind
-            known = known.set(place, field.with_type(kind))
+        other = found.field(field.name)
+        if not (is_only_nan(field) and is_only_nan(other)):
+            known = known.set(place, _joined_field(field, other, as_text=as_text))
     return known
+
+
+def _joined_field(known: pa.Field, found: pa.Field, *, as_text: bool) -> pa.Field:
+    if pa.types.is_null(known.type) or pa.types.is_null(found.type):
+        return known if pa.types.is_null(found.type) else found
+    kind = known.type if known.type == found.type else _joined_type(known.type, found.type)
+    if kind is None and (is_only_nan(known) or is_only_nan(found)):
+        kind = found.type if is_only_nan(known) else known.type
+    if kind is None and not as_text:
+        raise _misfit(known, found.type)
+    kind = _text_for(known.type, found.type) if kind is None else kind
+    return known.with_type(kind).remove_metadata()
+
+
+def is_only_nan(field: pa.Field) -> bool:
+    """Return whether a column has had no value but NaN."""
+    return bool(field.metadata == _ONLY_NAN)
+
+
+def has_only_nan(schema: pa.Schema) -> bool:
+    """Return whether a column of ``schema`` has had no value but NaN."""
+    return any(map(is_only_nan, schema))
+
+
+def without_marks(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` without the marks of columns that have had no value but NaN."""
+    return (
+        pa.schema([field.remove_metadata() for field in schema]) if has_only_nan(schema) else schema
+    )
 
 
 def types_of(columns: pa.Table, known: pa.Schema | None) -> pa.Schema:
     """Return the types of ``columns``, null for a column of nulls that has no type in common with ``known``.
 
-    pandas gives a column of missing values a type, which says nothing about other rows.
+    pandas gives a column of missing values a type, which says nothing about other rows. A column of NaN alone
+    is marked: NaN may stand for missing values, whose type other rows show.
     """
     found = columns.schema
-    if known is None or found.equals(known):
+    if known is not None and found.equals(known) and not has_only_nan(known):
         return found
     for place, field in enumerate(found):
-        known_at = known.get_field_index(field.name)
-        is_empty = columns.column(place).null_count == columns.num_rows
-        if (
-            known_at >= 0
-            and is_empty
-            and _joined_type(known.field(known_at).type, field.type) is None
-        ):
+        column = columns.column(place)
+        if all_nan(column):
+            found = found.set(place, field.with_metadata(_ONLY_NAN))
+        before = known.field(field.name).type if known and field.name in known.names else None
+        is_empty = before is not None and column.null_count == columns.num_rows
+        if is_empty and _joined_type(before, field.type) is None:
             found = found.set(place, field.with_type(pa.null()))
     return found
+
+
+def all_nan(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Return whether a column of floats has values, and each of them is NaN."""
+    if family(column.type) != "float" or len(column) == 0:
+        return False
+    first = column[0].as_py()
+    if first is not None and first == first:
+        return False  # most columns, at once
+    is_nan: bool = pc.all(pc.is_nan(column)).as_py() and column.null_count < len(column)
+    return is_nan
 
 
 def as_text(schema: pa.Schema, misfit: MisfitError) -> pa.Schema:
@@ -167,7 +206,7 @@ def fit_table(table: pa.Table, schema: pa.Schema, *, is_declared: bool = False) 
             fit(chunk, field, is_declared=is_declared) for chunk in table.column(field.name).chunks
         ]
         columns.append(pa.chunked_array(chunks, field.type))
-    return pa.Table.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=without_marks(schema))
 
 
 def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
@@ -178,7 +217,7 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
     found, wanted = array.type, field.type
     if found == wanted:
         return array
-    if array.null_count == len(array):
+    if array.null_count == len(array) or (family(wanted) not in _NUMBERS and all_nan(array)):
         return pa.nulls(len(array), wanted)
     if not is_declared and family(wanted) == "text":
         return text_of(array, wanted)
