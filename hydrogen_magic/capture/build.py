@@ -64,7 +64,7 @@ class Builder:
         self.use = session.choose(needs, self.local.is_local, out) if session else None
         code, find = frozenset[str](), None
         if session and self.use:
-            code = session.code_on_ranks(self.use)
+            code = session.code_on_ranks(self.use, needs.namespace)
             find = session.values_on_ranks(self.use, needs, self.local.is_local)
         self._new_stream = functools.partial(
             NamedPickles,

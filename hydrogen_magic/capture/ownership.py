@@ -181,7 +181,7 @@ class SessionUse:
             users = ", ".join(f"`{name}`" for name in names if shared[name])
             ways.append(
                 f"to keep those of the ranks, bring them back first, by a cell with --out {','.join(others)} "
-                f"that does not use {users}"
+                f"that does not use {users}; what they share in the notebook is overwritten"
             )
         return "; ".join(ways)
 

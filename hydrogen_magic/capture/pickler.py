@@ -15,7 +15,13 @@ from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
-from hydrogen_magic.serialization.identity import Originals, is_array, numbered, restore_numbered
+from hydrogen_magic.serialization.identity import (
+    ObjectIdentity,
+    Originals,
+    is_array,
+    numbered,
+    restore_numbered,
+)
 from hydrogen_magic.serialization.library_objects import (
     SharedRefs,
     copies_on_write,
@@ -211,9 +217,16 @@ class CapturePickler(Pickler):
 
     def _on_ranks(self, obj: Any) -> Any:
         """Reduce a function or class that the ranks have; None for others."""
-        if notebook_name(obj, self.needs.namespace) not in self.code_on_ranks:
+        name = notebook_name(obj, self.needs.namespace) or self._name_of_ranks(obj)
+        if name not in self.code_on_ranks:
             return None
         return resolve, ("__main__", obj.__qualname__)
+
+    def _name_of_ranks(self, obj: Any) -> str | None:
+        """Return the name of a class that the ranks have defined, and the notebook has not."""
+        name = str(obj.__qualname__).partition(".")[0]
+        is_theirs = self.originals is not None and ObjectIdentity(obj) in self.originals.of_ranks
+        return name if is_theirs and name not in self.needs.namespace else None
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if (there := self._on_ranks(func)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,10 +143,11 @@ class SessionCapture:
         is_outdated = self.names.is_outdated(name, version, self.ranks)
         return is_outdated and decision.action is not Action.CONFLICT
 
-    def code_on_ranks(self, use: SessionUse) -> frozenset[str]:
-        """Return the functions and classes that the ranks have."""
+    def code_on_ranks(self, use: SessionUse, namespace: Collection[str]) -> frozenset[str]:
+        """Return the functions and classes that the ranks have, and names that only they have."""
         versions = use.cell.versions
-        return frozenset(name for name in use.of(Action.KEEP) if versions[name].is_code)
+        kept = (name for name in use.of(Action.KEEP) if versions[name].is_code)
+        return frozenset((*kept, *(name for name in self.held if name not in namespace)))
 
     def values_on_ranks(
         self, use: SessionUse, needs: RequiredNames, is_local: Callable[[str], bool]

@@ -17,7 +17,7 @@ from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals, is_kind
 from hydrogen_magic.serialization.object_paths import Path, paths_to
-from hydrogen_magic.serialization.reducers import resolve
+from hydrogen_magic.serialization.reducers import resolve, take_writers
 
 _NOT_PICKLABLE = ""
 """Digest of a value that cannot be sent: its contents are unknown."""
@@ -155,6 +155,7 @@ def note_brought_back(
 
     ``sharing``: the versions, before that, of other names whose values share objects with them.
     """
+    originals.of_ranks |= {ObjectIdentity(code) for code in take_writers().values()}
     n_earlier = len(originals)
     versions = versions_of((*brought, *sharing), namespace, originals)
     for name in brought:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.reducers import take_writers
 from hydrogen_magic.serialization.stale_references import parts_of, stale_references
 
 
@@ -25,6 +26,7 @@ def assign(
     """
     before = {name: namespace[name] for name in names if name in namespace}
     parts = {name: parts_of(old) for name, old in before.items()}
+    take_writers()  # of earlier results
     results.objects(originals, loading)
     arrived = {name: results.result(name) for name in names if name in results.arrived()}
     namespace.update(arrived)

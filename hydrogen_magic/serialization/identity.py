@@ -68,6 +68,8 @@ class Originals:
         self._numbers: dict[int, int] = {}
         self.definitions: set[ObjectIdentity] = set()
         """Functions and classes that a session's values refer to, also after they were defined again."""
+        self.of_ranks: set[ObjectIdentity] = set()
+        """Copies of classes that a session's ranks have defined."""
 
     def __len__(self) -> int:
         """Return how many numbers there are."""

@@ -346,6 +346,16 @@ def test_what_ranks_have_made_and_sent_follows_the_notebook_as_its_own(session: 
     assert session.cell(trained) == [[-1.0, -1.0]]
 
 
+def test_an_object_of_a_class_of_the_ranks_is_still_one_after_the_notebook_has_changed_it(
+    session: Session,
+) -> None:
+    made = "class Config:\n    lr = 0\nclass Holder:\n    class Part: pass\n"
+    session.cell(f"{made}config, parts = Config(), [Holder.Part()]", out=("config", "parts"))
+    session.notebook.cell("config.lr = 0.5; parts.append(config)")
+    same = "type(config) is type(parts[1]) is Config, type(parts[0]) is Holder.Part, config.lr"
+    assert session.cell(same) == (True, True, 0.5)
+
+
 def test_a_copy_that_replaced_another_one_in_the_notebook_is_the_one_that_counts(
     session: Session,
 ) -> None:
