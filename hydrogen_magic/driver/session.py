@@ -347,7 +347,9 @@ def register(session: RankSession) -> list[str]:
     if before is None or before.why_ended == ENDED_BY_USER or session.name == UNNAMED:
         return []
     why = f"{before.why_ended}{before.loss}"
-    return [f"a new session {session.name!r} begins; the last one ended: {why}"]
+    n_ranks, n_before = session.spec.np, before.spec.np
+    size = "" if n_ranks == n_before else f" with --np {n_ranks} (the last one: {n_before})"
+    return [f"a new session {session.name!r} begins{size}; the last one ended: {why}"]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,7 +65,8 @@ def infer(
         ranks = fingerprints.of_ranks(captured, cell)
         feed = Dispatcher(source, result, options, spec.np, ranks, kept)
         on_error.callback(feed.end, "FAILED")
-        gang = launcher.launch_captured(captured, spec, title=title, feed=feed)
+        noted = replace(captured, warnings=(*captured.warnings, *getattr(source, "notes", ())))
+        gang = launcher.launch_captured(noted, spec, title=title, feed=feed)
         on_error.pop_all()
     return InferenceRun(gang, lambda: feed.value, feed.finished)
 

@@ -51,6 +51,8 @@ def frame(arguments: InferArguments, names: Mapping[str, Any]) -> Any:
         return given
     similar = difflib.get_close_matches(given, [name for name in names if name[:1] != "_"], n=3)
     hint = f"; similar names: {', '.join(similar)}" if similar else ""
+    if os.path.exists(given):
+        hint = f"; for the file or folder {given}, write ./{given}"
     raise InferError(f"%%infer {given}: the notebook has no variable of this name{hint}")
 
 

@@ -177,11 +177,25 @@ def test_parquet_data_is_written_where_it_is_said(shell: InteractiveShell, tmp_p
         run(shell, f"df --out {tmp_path / 'new.parquet'}")
 
 
-def test_what_cannot_run_is_refused_with_a_remedy(shell: InteractiveShell) -> None:
+def test_dicts_that_get_other_keys_are_named(shell: InteractiveShell) -> None:
+    shell.user_ns["df"] = pd.DataFrame({"meta": [{"a": 1}, {"b": 2}, None], "same": [{"a": 1}] * 3})
+    predict = "def predict(batch):\n    return {'n': [len(meta or ()) for meta in batch['meta']]}"
+    assert run(shell, "df --np 1 --only --quiet", predict)["n"].tolist() == [2, 2, 0]
+    (notice,) = list(launcher.gangs().values())[-1].snapshot().notices
+    assert notice.text.startswith("column 'meta' has dicts with different keys"), notice.text
+
+
+def test_what_cannot_run_is_refused_with_a_remedy(
+    shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="needs the name of a DataFrame"):
         run(shell, "")
     with pytest.raises(InferError, match="no variable of this name; similar names: df"):
         run(shell, "dff")
+    (tmp_path / "parts").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InferError, match=r"for the file or folder parts, write \./parts"):
+        run(shell, "parts")
     with pytest.raises(InferError, match=r"df\[df\.z > 0\] raised AttributeError"):
         run(shell, "df[df.z > 0]")
     with pytest.raises(InferError, match=r"spark\.createDataFrame\(df\)"):
