@@ -470,6 +470,17 @@ def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> No
     assert "the FileHandler of the logger 'of_the_test'; set them inside the cell" in warning
 
 
+def test_hooks_of_all_modules_stay(notebook: Notebook) -> None:
+    notebook.cell("import torch\nadd = torch.nn.modules.module.register_module_forward_hook")
+    notebook.cell("handle = add(lambda module, args, out: 2 * out)")
+    try:
+        (warning,) = notebook.capture("torch.nn.Linear(1, 1)(torch.ones(1))").warnings
+    finally:
+        notebook.cell("handle.remove()")
+    assert "hooks of all modules of torch" in warning
+    assert notebook.capture("torch.nn.Linear(1, 1)(torch.ones(1))").warnings == ()
+
+
 def test_a_gang_lists_settings_that_stay_once_before_its_ranks(
     notebook_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import processes
-from hydrogen_magic.node.worker.settings.provider import Value, attribute, functions, table
+from hydrogen_magic.node.worker.settings.provider import (
+    Provider,
+    Stays,
+    Undo,
+    Value,
+    attribute,
+    functions,
+    table,
+)
 
 
 def _default_threads() -> set[int]:
@@ -81,4 +90,19 @@ _TORCH = {
 }
 
 
-PROVIDERS = {"torch": table("torch", _TORCH)}
+def _read_hooks(module: Any) -> Iterator[Stays]:
+    kept = (
+        name for name in vars(module) if name.startswith("_global_") and name.endswith("_hooks")
+    )
+    if any(vars(module)[name] for name in kept):  # private
+        yield Stays("hooks of all modules of torch (register_module_forward_hook and others)")
+
+
+def _apply_nothing(module: Any, key: str, value: Any) -> Undo:
+    return lambda: None
+
+
+PROVIDERS = {
+    "torch": table("torch", _TORCH),
+    "torch.nn.modules.module": Provider(_read_hooks, _apply_nothing),
+}
