@@ -340,11 +340,10 @@ def _names(frame: pd.DataFrame) -> list[str]:
             ' with df.columns = ["_".join(map(str, labels)) for labels in df.columns]'
         )
     names = [str(label) for label in frame.columns]
-    refuse_repeated(
-        names,
-        "the frame has",
-        "rename one, or keep the first of each with df.loc[:, ~df.columns.duplicated()]",
-    )
+    remedy = "rename one, or keep the first of each with df.loc[:, ~df.columns.duplicated()]"
+    if frame.columns.is_unique:
+        remedy = "rename one, since labels are compared as text"
+    refuse_repeated(names, "the frame has", remedy)
     return names
 
 

@@ -551,7 +551,7 @@ def test_names_that_are_not_clear() -> None:
     both = pd.DataFrame([[1, 2]], columns=["a", "a"])
     with pytest.raises(InferError, match="more than one column 'a'"):
         sources.source(both)
-    with pytest.raises(InferError, match="'1'"):
+    with pytest.raises(InferError, match="'1': rename one, since labels are compared as text"):
         sources.source(pd.DataFrame([[1, 2]], columns=[1, "1"]))
     with pytest.raises(InferError, match=r"2 levels.*join"):
         sources.source(pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")])))

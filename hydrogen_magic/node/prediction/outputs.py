@@ -66,8 +66,8 @@ def columns_of(
     if n_rows > 1 and len(singles) == len(named):
         found = named[0][1] if len(named) == 1 else value
         raise MisfitError(
-            f"predict returned a {describe(found)}, a single value, for the {n_rows:,} rows of the"
-            " batch: return one value per row"
+            f"predict returned a single value ({describe(found)}) for the {n_rows:,} rows of the batch:"
+            " return one value per row"
         )
     fields = {} if known is None else {field.name: field for field in known}
     columns = {}
