@@ -26,7 +26,7 @@ class Binding(NamedTuple):
     name: str
     """Empty: no name."""
     is_writers: bool
-    """The writer's ``__main__`` has the same object under that name, or under its own."""
+    """The writer's ``__main__`` has the same object under that name; a class also under its own."""
 
 
 UNBOUND = Binding("", False)

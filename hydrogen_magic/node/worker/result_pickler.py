@@ -28,7 +28,7 @@ from hydrogen_magic.node.worker.rank_parts import (
 from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.identity import numbered, restore_original
 from hydrogen_magic.serialization.pickler import Pickler, is_main
-from hydrogen_magic.serialization.reducers import UNBOUND, Binding, resolve, restore_object
+from hydrogen_magic.serialization.reducers import Binding, resolve, restore_object
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
@@ -123,11 +123,12 @@ class ResultPickler(Pickler):
         return numbered(restore_original, original[0], obj, reduced)
 
     def binding(self, obj: Any, name: str) -> Binding:
-        """Leave the notebook's names alone; what the rank has defined can go back to it by name."""
+        """Leave the notebook's names alone; a class that the rank has defined can go back by its name."""
         try:
-            return Binding("", is_writers=resolve("__main__", name) is obj)
+            is_ranks = isinstance(obj, type) and resolve("__main__", name) is obj
         except AttributeError:
-            return UNBOUND
+            is_ranks = False
+        return Binding("", is_writers=is_ranks)
 
     def _reduce(self, obj: Any) -> Any:
         kind = type(obj)
