@@ -55,14 +55,16 @@ def joined(known: pa.Schema | None, found: pa.Schema, *, as_text: bool = False) 
     check_columns(known.names, found.names)
     for place, field in enumerate(known):
         other = found.field(field.name)
-        if not (is_only_nan(field) and is_only_nan(other)):
+        if field.type != other.type or (is_only_nan(field) and not is_only_nan(other)):
             known = known.set(place, _joined_field(field, other, as_text=as_text))
     return known
 
 
 def _joined_field(known: pa.Field, found: pa.Field, *, as_text: bool) -> pa.Field:
-    if pa.types.is_null(known.type) or pa.types.is_null(found.type):
-        return known if pa.types.is_null(found.type) else found
+    if pa.types.is_null(found.type):
+        return known
+    if pa.types.is_null(known.type):
+        return found
     kind = known.type if known.type == found.type else _joined_type(known.type, found.type)
     if kind is None and (is_only_nan(known) or is_only_nan(found)):
         kind = found.type if is_only_nan(known) else known.type
@@ -98,11 +100,11 @@ def types_of(columns: pa.Table, known: pa.Schema | None) -> pa.Schema:
     found = columns.schema
     if known is not None and found.equals(known) and not has_only_nan(known):
         return found
+    known_types = {} if known is None else {field.name: field.type for field in known}
     for place, field in enumerate(found):
-        column = columns.column(place)
+        column, before = columns.column(place), known_types.get(field.name)
         if all_nan(column):
             found = found.set(place, field.with_metadata(_ONLY_NAN))
-        before = known.field(field.name).type if known and field.name in known.names else None
         is_empty = before is not None and column.null_count == columns.num_rows
         if is_empty and _joined_type(before, field.type) is None:
             found = found.set(place, field.with_type(pa.null()))
