@@ -225,9 +225,16 @@ def test_displays_of_other_ranks_and_of_a_detached_gang(kernel: Kernel) -> None:
         "display({'text/html': os.environ['RANK'], 'text/plain': ''}, raw=True)"
     )
     kernel.run("print('another cell')")
+
+    def displays() -> list[dict[str, str]]:
+        return [c["data"] for kind, c in cell.messages if kind == "display_data"]
+
+    # The block comes first.
+    html = {"0", "1"}
+    kernel.until(cell, lambda: html <= {data.get("text/html") for data in displays()})
     kernel.until(cell, lambda: "succeeded" in cell.block)
-    shown = [c["data"] for kind, c in cell.messages if kind == "display_data"]
-    for rank in ("0", "1"):
+    shown = displays()
+    for rank in sorted(html):
         label = shown.index({"text/plain": f"rank {rank}"})
         assert shown[label + 1]["text/html"] == rank
 
