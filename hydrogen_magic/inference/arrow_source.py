@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -81,6 +81,8 @@ class ArrowSource:
         convert: Makes the result from what ``join`` returns.
         close: Ends the reading of such data, which may block a connection to a database.
     """
+
+    notes: Sequence[str] = ()
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ def infer(
         ranks = fingerprints.of_ranks(captured, cell)
         feed = Dispatcher(source, result, options, spec.np, ranks, kept)
         on_error.callback(feed.end, "FAILED")
-        noted = replace(captured, warnings=(*captured.warnings, *getattr(source, "notes", ())))
+        noted = replace(captured, warnings=(*captured.warnings, *source.notes))
         gang = launcher.launch_captured(noted, spec, title=title, feed=feed)
         on_error.pop_all()
     return InferenceRun(gang, lambda: feed.value, feed.finished)

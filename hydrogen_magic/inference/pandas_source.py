@@ -21,7 +21,7 @@ Lists and arrays with a null integer or boolean inside are Python lists.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +69,7 @@ class PandasSource:
         self._columns = [_column(self._names[n], frame.iloc[:, n]) for n in others]
         self.n_rows: int | None = len(frame)
         notes = (_keys_note(self._names[n], c) for n, c in zip(others, self._columns, strict=True))
-        self.notes = [note for note in notes if note]
-        """What is not the same for ``predict`` as in the frame."""
+        self.notes: Sequence[str] = [note for note in notes if note]
         names = [self._names[n] for n in others]
         types = [(name, column.type) for name, column in zip(names, self._columns, strict=True)]
         named = frame.iloc[:, others].set_axis(names, axis=1)

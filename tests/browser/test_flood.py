@@ -3,8 +3,8 @@
 How many messages a server drops depends on the machine and on its load, and one that is merely late drops
 none. So in one test the kernel itself drops all of them, as its socket does when the server reads none. The
 other sends a real flood. JupyterLab works through it in order, which may take a minute on a machine under
-load, so the flood's end is where the page has read its last message. On two processors, that
-was up to 2.5 s after the last of 1,000 messages a second, 5.3 s beside two busy loops, and 22 s beside more.
+load, so the flood's end is where the page has read its last message. On two processors, that was up to 2.5 s
+after the last of 1,000 messages a second, 5.3 s beside two busy loops, and 22 s beside more.
 """
 
 from __future__ import annotations

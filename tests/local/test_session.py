@@ -137,7 +137,7 @@ def test_a_cell_that_all_ranks_fail_leaves_the_process_group_alone(cells: Cells)
 
 
 def test_a_cell_that_joins_and_leaves_can_be_run_again(cells: Cells) -> None:
-    """By torch alone, most ranks wait for addresses of an earlier group by the third time."""
+    """By torch alone, ranks wait for addresses of an earlier group after a few times."""
     join = "    dist.init_process_group('gloo', timeout=timedelta(seconds=20))\n"
     leave = "    t = torch.ones(1)\n    dist.all_reduce(t)\n    dist.destroy_process_group()\n"
     again = f"from datetime import timedelta\nfor n in range(6):\n{join}{leave}t.item()"

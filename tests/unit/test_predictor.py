@@ -635,6 +635,11 @@ def test_nan_is_a_number_beside_numbers() -> None:
     [
         ([pd.Timestamp(1, unit="ns"), None], pa.timestamp("ns"), ".000000001"),
         ([[pd.Timestamp(1, unit="ns")], []], pa.list_(pa.timestamp("ns")), ".000000001"),
+        (
+            [np.array([pd.Timestamp(1, unit="ns")], object), None],
+            pa.list_(pa.timestamp("ns")),
+            ".000000001",
+        ),
         ([pd.Timedelta(1, unit="ns"), pd.NaT], pa.duration("ns"), ".000000001"),
         ([pd.NaT, pd.Timestamp(2026, 1, 2)], pa.timestamp("us"), "2026-01-02"),
         (
