@@ -1028,6 +1028,9 @@ x = pd.Series([1, 2, 3]).rolling(2)
 x = pd.Timestamp('2024-01-01', tz='UTC'), pd.Timedelta('1D'), pd.NaT, pd.NA, pd.Period('2024-01')
 -> repr(x)
 
+x = struct.Struct('<if'), torch.finfo(torch.bfloat16), torch.iinfo(torch.int8)
+-> x[0].size, x[1], x[2]
+
 x = pd.Interval(1, 2), pd.DateOffset(months=1), pd.tseries.offsets.BDay(2)
 -> repr(x)
 
@@ -1198,9 +1201,6 @@ x = os.scandir('/')
 
 x = mmap.mmap(-1, 10)
 -> mmap
-
-x = struct.Struct('<i')
--> Struct
 
 x = hashlib.sha256()
 -> HASH

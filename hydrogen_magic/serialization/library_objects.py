@@ -286,6 +286,11 @@ def restore_parametrized(module: Any, attributes: dict[str, Any]) -> None:
     module.parametrizations = lists
 
 
+def _reduce_limits(limits: Any) -> Any:
+    """Reduce the limits of a type of number."""
+    return type(limits), (getattr(sys.modules["torch"], limits.dtype),)
+
+
 def _reduce_script_module(module: Any) -> Any:
     own = dict((*module.named_parameters(), *module.named_buffers()))
     return restore_script, (_saved(module),), own, None, None, restore_script_tensors
@@ -477,6 +482,9 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("pandas", "Index", reduce_index),
     ("numpy", "ndarray", _reduce_subclass),
     ("pydantic._internal._namespace_utils", "NamespacesTuple", _reduce_namespaces),
+    ("struct", "Struct", lambda form: (type(form), (form.format,))),
+    ("torch", "finfo", _reduce_limits),
+    ("torch", "iinfo", _reduce_limits),
     ("torch.optim", "Optimizer", _reduce_optimizer),
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),
