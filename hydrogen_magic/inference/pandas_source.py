@@ -78,7 +78,7 @@ class PandasSource:
         types += [(f"__index_{level}__", column.type) for level, column in enumerate(index)]
         self._layout = BlockLayout(
             self._names,
-            like=frame.iloc[:0].reset_index(drop=True),
+            like=_without_rows(frame),
             dtypes=list(blocks),
             places=[np.array(places) for places in blocks.values()],
             others=np.array(others, dtype=int),
@@ -165,6 +165,13 @@ def _objects(cells: list[Any]) -> Any:
     for place, cell in enumerate(cells):
         array[place] = cell
     return array
+
+
+def _without_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a plain DataFrame with the labels and ``attrs``: ranks may lack the frame's own class."""
+    empty: pd.DataFrame = pd.DataFrame(columns=frame.columns)
+    empty.attrs = frame.attrs
+    return empty
 
 
 def _grouped(frame: pd.DataFrame) -> tuple[dict[Any, list[int]], list[int]]:
@@ -349,6 +356,7 @@ def _names(frame: pd.DataFrame) -> list[str]:
 def _metadata(frame: pd.DataFrame) -> dict[bytes, bytes]:
     """Return the metadata from which ``pyarrow.Table.to_pandas`` restores dtypes."""
     empty = frame.iloc[:0].reset_index(drop=True)
+    empty.attrs = {}  # they are in the layout, and need not be JSON
     for place, dtype in enumerate(empty.dtypes):
         if isinstance(dtype, pd.ArrowDtype) and not _is_restored(empty.iloc[:, [place]]):
             empty.isetitem(place, empty.iloc[:, place].astype(object))
