@@ -185,6 +185,32 @@ def test_dicts_that_get_other_keys_are_named(shell: InteractiveShell) -> None:
     assert notice.text.startswith("column 'meta' has dicts with different keys"), notice.text
 
 
+def test_columns_that_predict_does_not_get_are_named(shell: InteractiveShell) -> None:
+    shell.user_ns["df"] = pd.DataFrame({"id": ["a", "b"], "x": 1.0, "points": [[1.0, 2.0]] * 2})
+    predict = "import torch\ndef predict(batch: torch.Tensor):\n    return batch.sum(1)"
+    assert run(shell, "df --np 1 --only --quiet", predict)["prediction"].tolist() == [3.0, 3.0]
+    (notice,) = list(launcher.gangs().values())[-1].snapshot().notices
+    assert notice.text == "predict takes torch.Tensor batches, which leave out 'id', 'x'"
+
+
+def test_a_frame_may_have_classes_of_the_notebook(shell: InteractiveShell) -> None:
+    """Its own class, and that of a value in ``attrs``, which is a copy where the cell does not use it."""
+    shell.run_cell("""
+import pandas as pd
+class Table(pd.DataFrame):
+    pass
+class Unit:
+    name = "m"
+df = Table({"x": [1, 2]})
+df.attrs["unit"] = Unit()
+""").raise_error()
+    for use in ("", "    assert type(batch.attrs['unit']) is Unit\n"):
+        body = f"def predict(batch):\n{use}    return {{'unit': [batch.attrs['unit'].name] * len(batch)}}"
+        scored = run(shell, "df --np 1 --only --quiet", body)
+        assert scored["unit"].tolist() == ["m", "m"]
+        assert type(scored.attrs["unit"]) is shell.user_ns["Unit"]
+
+
 def test_what_cannot_run_is_refused_with_a_remedy(
     shell: InteractiveShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,8 @@ class _ChunkServer:
                 stack.callback(part.close)
             self._written |= file_tracking.written()
             read = file_tracking.of_data(file for file in files if file not in self._written)
-            self._send({"did": "set up", "cell_s": cell_s, "files": read})
+            kind = self._predictor.kind
+            self._send({"did": "set up", "cell_s": cell_s, "files": read, "kind": kind})
             while (received := framing.receive(reader)) is not None:
                 message, fds = received
                 if message["do"] == "end":
