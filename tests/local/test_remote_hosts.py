@@ -49,10 +49,11 @@ from hydrogen_magic.driver.placements.remote import (
     host_tasks,
     unassigned,
 )
+from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
+from hydrogen_magic.errors import HydrogenError, InferError, PlacementError, RankFailedError
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
@@ -61,6 +62,7 @@ from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
 from tests import (
     closure_bytes,
     directory_hosts,
+    listening_ranks,
     plain_checkpoints,
     plain_ranks,
     ranks,
@@ -565,6 +567,38 @@ def test_a_range_without_a_free_port_is_named(directories: list[Path]) -> None:
         expected = f"cannot listen on 127.0.0.1 .*: all ports of {taken} are in use"
         with pytest.raises(PlacementError, match=expected):
             rendezvous_port(np=1, ports=str(taken))
+
+
+@pytest.fixture
+def own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hosts have an address of this machine in its network, not one on loopback."""
+    if not (addresses := own_addresses()):
+        pytest.skip("this machine has no network")
+    monkeypatch.setattr(directory_hosts, "ADDRESSES", [*addresses])
+
+
+@pytest.mark.usefixtures("own_address")
+def test_ranks_listen_for_other_machines_in_the_range(directories: list[Path]) -> None:
+    """Also Gloo, which has no setting for that; sockets for other purposes are as they are."""
+    ports = in_row(16)
+    options: dict[str, Any] = {"np": 2, "ports": str(ports)}
+    found = ended(launch(listening_ranks.ports_of_groups, **options)).results
+    every = [port for of_rank in found for port in of_rank]
+    assert len(every) == len(set(every)) == 8
+    assert all(ports.first < port <= ports.last for port in every), every
+    found = ended(launch(listening_ranks.ports_of_other_sockets, **options)).results
+    assert not any(ports.first <= port <= ports.last for of_rank in found for port in of_rank)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("own_address")
+def test_ranks_that_find_no_free_port_say_so(directories: list[Path]) -> None:
+    ports = in_row(2)  # of the kernel, and of the agent
+    gang = ended(launch(listening_ranks.listen_anywhere, np=1, ports=str(ports)))
+    with pytest.raises(RankFailedError, match="Address already in use"):
+        gang.raise_for_state()
+    notices = [notice.text for notice in gang.snapshot().notices]
+    assert any(f"all ports of {ports} are in use" in text for text in notices), notices
 
 
 @pytest.mark.exhaustive  # hosts in namespaces

@@ -10,7 +10,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hydrogen_magic.core import file_limit, memory_settings, processes
 from hydrogen_magic.core import messages as msg
@@ -20,6 +20,9 @@ from hydrogen_magic.node.agent.file_versions import are_changed, modified_ns
 from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 from hydrogen_magic.transport import framing
+
+if TYPE_CHECKING:
+    from hydrogen_magic.node.agent.port_supervisor import PortSupervisor
 
 _A = TypeVar("_A", bound=msg.ForkserverAnswer)
 
@@ -40,11 +43,13 @@ class ForkserverClient:
         sys_path: Sequence[str],
         preload: Sequence[str],
         unsafe_modules: set[str],
+        ports: PortSupervisor | None = None,
     ) -> None:
         """Start it. It imports ``preload`` at once, without a request.
 
         ``kernel``: the kernel's pidfd, -1 where it is on another machine. ``unsafe_modules`` are not
-        imported; modules that make a forkserver unsafe to fork are added to them.
+        imported; modules that make a forkserver unsafe to fork are added to them. ``ports``: of the ports at
+        which ranks may listen, None for any.
         """
         self.modules: set[str] = set()
         """Modules that it was asked to import, whether or not that succeeded."""
@@ -58,17 +63,21 @@ class ForkserverClient:
         """It was ended during an import, which is not the fault of the imported module."""
         self._sock, theirs = framing.pair()
         self._reader = framing.FrameReader(self._sock)
-        arguments = (theirs.fileno(), kernel, os.getpid(), json.dumps(list(sys_path)), *preload)
+        ports_fd = -1 if ports is None else ports.follow()
+        fds = theirs.fileno(), kernel, ports_fd
+        arguments = (*fds, os.getpid(), json.dumps(list(sys_path)), *preload)
         module = "hydrogen_magic.node.agent.forkserver"
         # subprocess must not wait for the exit status: the agent reaps all its children.
         process = subprocess.Popen(
             command_line.command(module, sys_path, *map(str, arguments)),
-            pass_fds=[fd for fd in (theirs.fileno(), kernel) if fd >= 0],
+            pass_fds=[fd for fd in fds if fd >= 0],
             env=command_line.environment({**memory_settings.ENVIRONMENT, **env}),
             stdin=subprocess.DEVNULL,
             cwd="/",
         )
         theirs.close()
+        if ports_fd >= 0:
+            os.close(ports_fd)
         self.pid = process.pid
 
     def is_usable(self, fingerprint: str) -> bool:
