@@ -107,6 +107,12 @@ def _init_of(package: str) -> Path:
     return Path(found.origin)
 
 
+@functools.cache
+def bytecode(module: str) -> bytes:
+    """Return one of our modules as marshalled code, for the minor version of this Python alone."""
+    return marshal.dumps(compile(source(module), module, "exec"))
+
+
 def source(module: str) -> str:
     """Return the source of one of our modules; empty for an empty name."""
     found = find_spec(module) if module else None

@@ -30,10 +30,10 @@ def submit(
     Its tasks follow the same ``instructions`` (:class:`~.host_tasks.HostTasks`). See
     :meth:`Session.run_tasks` for the others.
     """
-    task = _task(instructions)
 
     def run() -> SparkJobError | None:
         try:
+            task = _task(instructions, session.sent_once(_code()))
             session.run_tasks(task, n_tasks, profile, tag, description, hosts)
         except SparkJobError as error:
             return error
@@ -44,20 +44,29 @@ def submit(
     return in_daemon_thread(run, f"hydrogen_magic Spark job of gang {tag}")
 
 
-def _task(instructions: Mapping[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a function that Spark pickles by value, since executors do not have this package."""
-    names = ("hydrogen_magic.node.agent.host_task", "hydrogen_magic.node.spark.barrier_task")
-    sources, code = [(name, packaging.source(name)) for name in names], packaging.code()
+def _task(instructions: Mapping[str, Any], code: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a function that Spark pickles by value, since executors do not have this package.
+
+    ``code``: returns what :func:`_code` does, in a task.
+    """
 
     def hydrogen_magic_task(batches: Iterator[Any]) -> Iterator[Any]:
+        import marshal
         import types
 
-        host_task, barrier_task = (types.ModuleType(name) for name, _ in sources)
-        for module, (name, source) in zip((host_task, barrier_task), sources, strict=True):
-            exec(compile(source, name, "exec"), vars(module))
-        yield from barrier_task.serve(batches, instructions, code, host_task)
+        package, *modules = code()
+        host_task, barrier_task = (types.ModuleType(name) for name, _ in modules)
+        for module, (_, bytecode) in zip((host_task, barrier_task), modules, strict=True):
+            exec(marshal.loads(bytecode), vars(module))
+        yield from barrier_task.serve(batches, instructions, package, host_task)
 
     return hydrogen_magic_task
+
+
+def _code() -> tuple[Any, ...]:
+    """Return the package, and the names and bytecode of the modules that a task runs."""
+    names = ("hydrogen_magic.node.agent.host_task", "hydrogen_magic.node.spark.barrier_task")
+    return packaging.code(), *((name, packaging.bytecode(name)) for name in names)
 
 
 # ── errors ───────────────────────────────────────────────────────────────────────────────────────

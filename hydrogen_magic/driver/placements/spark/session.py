@@ -52,6 +52,8 @@ _NEWEST = (4, 3)
 
 _versions: dict[str, str] = {}
 """Application -> its version of Spark, which is a request on Connect."""
+_sent: dict[str, tuple[object, Any]] = {}
+"""Application -> content and broadcast variable of :meth:`Session.sent_once`."""
 _running: dict[tuple[str, str], threading.Event] = {}
 """(application, tag) -> set when that call of :meth:`Session.run` has ended."""
 _insisting: dict[tuple[str, str], threading.Thread] = {}
@@ -116,6 +118,24 @@ class Session:
             ended.set()
             _running.pop((self.application, tag), None)
             _insisting.pop((self.application, tag), None)
+
+    def sent_once(self, content: T) -> Callable[[], T]:
+        """Return a function for the closure of a task, which returns ``content``.
+
+        It is a broadcast variable, which executors get once; on Spark Connect, which has none, it is part of
+        the closure. Raises :class:`SparkJobError`.
+        """
+        if self.is_connect:
+            return lambda: content
+        sent, variable = _sent.get(self.application, (None, None))
+        if sent != content:  # the same objects are not compared
+            try:
+                variable = self.spark.sparkContext.broadcast(content)
+            except Exception as error:
+                raise self._fault(error) from error
+            _sent.clear()  # those of sessions that have ended
+            _sent[self.application] = content, variable
+        return lambda: variable.value
 
     def _fault(self, error: Exception) -> SparkJobError:
         """Return the error. A job that ends because its session does may raise anything."""
@@ -248,13 +268,16 @@ class Session:
     # ── one stage ────────────────────────────────────────────────────────────────────────────────
 
     def _stage(self, task: Callable[[Any], Any], n: int, profile: Any, hosts: Sequence[str]) -> Any:
+        from pyspark.sql.types import BinaryType, StructField, StructType
+
+        schema = StructType([StructField("o", BinaryType())])  # as text, the JVM would parse it
         with warnings.catch_warnings():
             # pyspark checks its pandas on first use, although no gang uses it.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
             rows = private_calls.rows_at(self, hosts) if hosts else None
             if rows is None:
                 rows = self.spark.range(0, n, 1, n)
-            return rows.mapInArrow(task, "o binary", barrier=True, profile=profile)
+            return rows.mapInArrow(task, schema, barrier=True, profile=profile)
 
     @contextmanager
     def _tagged(self, tag: str, description: str) -> Iterator[None]:
