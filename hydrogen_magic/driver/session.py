@@ -147,8 +147,13 @@ class RankSession:
 
     # ── on the loop ──
 
-    def finish_cell(self, reports: Mapping[int, ev.NamesChanged], has_failed: bool) -> str:
-        """Take what the ranks report at the end of a cell; return a text if the session is over."""
+    def finish_cell(
+        self, reports: Mapping[int, ev.NamesChanged], has_failed: bool, loss: str
+    ) -> str:
+        """Take what the ranks report at the end of a cell; return a text if the session is over.
+
+        ``loss``: which rank has ended by itself, and how; empty if none has.
+        """
         self.is_running = False
         entered = {report.n_collectives for report in reports.values()}
         has_left = any(report.has_left_groups for report in reports.values())
@@ -162,7 +167,8 @@ class RankSession:
             return ""
         # Ranks that returned before the kill still wait.
         self._ending = asyncio.ensure_future(self.agents.end_session())
-        self._why_ended = self._why_ended or "its ranks have ended with a cell"
+        why = f"its ranks have ended with a cell{loss and ': '}{loss}"
+        self._why_ended = self._why_ended or why
         if self.name == UNNAMED:
             return ""
         return f"session {self.name!r} has ended: {self.why_ended}{self.loss}"
@@ -258,6 +264,7 @@ class CellRun:
         self._use = use
         self._reports: dict[int, ev.NamesChanged] = {}
         self._has_failed = False
+        self._loss = ""
 
     def begin(self, stop: Callable[[str, bool], None]) -> None:
         self._session.begin_cell(stop)
@@ -267,12 +274,15 @@ class CellRun:
             self._session.hosts[event.rank] = event.host
         if isinstance(event, ev.NamesChanged):
             self._reports[event.rank] = event
-        self._has_failed |= isinstance(event, ev.RankExited) and event.exit_code != 0
+        if isinstance(event, ev.RankExited) and event.exit_code != 0:
+            self._has_failed = True
+            if event.signal_name and not event.asked and not self._loss:
+                self._loss = f"rank {event.rank} was killed by {event.signal_name}"
 
     def finish(self) -> str:
         if self._use is not None:
             self._session.names.after_cell(self._use, self._reports)
-        return self._session.finish_cell(self._reports, self._has_failed)
+        return self._session.finish_cell(self._reports, self._has_failed, self._loss)
 
 
 # ── the sessions of this kernel ──────────────────────────────────────────────────────────────────

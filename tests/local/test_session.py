@@ -219,7 +219,8 @@ def test_a_rank_that_dies_ends_the_session_and_the_report_names_its_variables(ce
     with pytest.raises(RankFailedError, match="rank 1"):
         cells.on_ranks("if hm.rank() == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(1000)")
     assert "ranks held weights" in session.loss and not sessions.sessions()
-    with pytest.raises(CaptureError, match=r"'lab' has ended.* held weights"):
+    said = r"'lab' has ended: .*rank 1 was killed by SIGKILL.* held weights"
+    with pytest.raises(CaptureError, match=said):
         cells.on_ranks("weights", "--np 2")
 
 
