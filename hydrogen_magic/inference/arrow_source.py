@@ -44,7 +44,7 @@ def arrow_source(frame: Any) -> ArrowSource | None:
         return _from_polars(frame)
     if is_a(frame, "polars", "LazyFrame"):
         return _from_lazy_frame(frame)
-    if is_a(frame, "pyarrow.dataset", "Dataset"):
+    if is_a(frame, "pyarrow._dataset", "Dataset"):
         return _read_once(frame.schema, lambda: scanned(frame))
     if is_a(frame, "datasets", "Dataset"):  # of Hugging Face
         rows = frame.with_format("arrow")

@@ -541,6 +541,23 @@ def test_globs_urls_and_datasets(parquet: Path) -> None:
         memory.pseudo_dirs[:] = [""]
 
 
+@pytest.mark.parametrize("chosen", [[2, 3], [3], [3, 1], [0]])
+def test_a_dataset_of_some_row_groups(tmp_path: Path, chosen: list[int]) -> None:
+    """A fragment may be a subset of its file, such as by a filter."""
+    ds = pytest.importorskip("pyarrow.dataset")
+    pq.write_table(pa.table({"x": range(40)}), tmp_path / "rows.parquet", row_group_size=10)
+    whole = ds.dataset(tmp_path / "rows.parquet")
+    (file,) = whole.get_fragments()
+    parts = [file.subset(row_group_ids=[number]) for number in chosen]
+    some = ds.FileSystemDataset(parts, whole.schema, whole.format, whole.filesystem)
+    expected = some.to_table()["x"].to_pylist()
+    assert rows_of([hm.shard(some)]) == rows_of(hm.shard(some, batch_size=7)) == expected
+    with pytest.raises(
+        ValueError, match=r"pass its to_table\(\), or the Dataset without the filter"
+    ):
+        hm.shard(whole.filter(ds.field("x") > 20))
+
+
 def test_files_of_other_types_or_columns(tmp_path: Path) -> None:
     """A Dataset of PyArrow has the columns of its first file: others would vanish."""
     first, second = tmp_path / "a.parquet", tmp_path / "b.parquet"
@@ -574,5 +591,6 @@ def test_a_column_of_files_and_of_folders(tmp_path: Path) -> None:
 
 
 def test_a_batch_has_a_row(parquet: Path) -> None:
-    with pytest.raises(ValueError, match="batch_size of at least 1, got 0"):
-        hm.shard(parquet, batch_size=0)
+    for size, shown in ((0, "0"), (2.5, r"2\.5"), ("2", "'2'")):
+        with pytest.raises(ValueError, match=f"as batch_size, at least 1, got {shown}"):
+            hm.shard(parquet, batch_size=size)  # type: ignore[arg-type]

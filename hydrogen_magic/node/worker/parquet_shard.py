@@ -52,6 +52,10 @@ def open_dataset(source: Any) -> Any:
         fragments = list(dataset.get_fragments())
         schemas = {fragment.path: fragment.physical_schema for fragment in fragments}
     except pa.ArrowInvalid as error:
+        if "duplicate field" in str(error):
+            raise ValueError(
+                f"{source} has more than one column of a name ({error}): rename one where it is written"
+            ) from None
         raise ValueError(
             f"{source} cannot be read as Parquet data ({error}); read other formats into a frame in the "
             "notebook, and pass hm.shard() the handle of hm.dataset(frame), as in "
@@ -122,11 +126,12 @@ class RowGroups:
     @classmethod
     def of(cls, dataset: Any, seed: str | None) -> RowGroups:
         """Read the footers of all files. With a seed, the row groups are in random order."""
-        fragments = sorted(dataset.get_fragments(), key=lambda fragment: fragment.path)
+        fragments = sorted(_fragments(dataset), key=lambda fragment: fragment.path)
         groups = [
-            RowGroup(fragment, file, number, group.num_rows, group.total_byte_size)
+            # Not numbered here: a fragment may be a subset of the groups of its file.
+            RowGroup(fragment, file, group.id, group.num_rows, group.total_byte_size)
             for file, fragment in enumerate(fragments)
-            for number, group in enumerate(fragment.row_groups)
+            for group in fragment.row_groups
             if group.num_rows
         ]
         if seed is not None:
@@ -162,6 +167,16 @@ class RowGroups:
         """Return the rows of row groups of one file."""
         numbers = [group.number for group in groups]
         return groups[0].fragment.subset(row_group_ids=numbers).to_table(schema=self.schema)
+
+
+def _fragments(dataset: Any) -> Iterator[Any]:
+    try:
+        yield from dataset.get_fragments()
+    except ValueError as error:  # it is filtered or projected
+        raise ValueError(
+            f"hm.shard() reads a PyArrow Dataset in parts, which this one does not have ({error}): pass its "
+            "to_table(), or the Dataset without the filter, and filter the batches"
+        ) from None
 
 
 # ── their rows ───────────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ footers: a stream that continues in the middle of an epoch reads nothing of the 
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -39,8 +40,14 @@ class StreamOptions:
 
 def stream(dataset: Any, options: StreamOptions) -> ParquetStream:
     """Return the share as an iterable of batches; see ``hm.shard``."""
-    if options.batch_size < 1:
-        raise ValueError(f"hm.shard() needs a batch_size of at least 1, got {options.batch_size}")
+    try:
+        size = operator.index(options.batch_size)
+    except TypeError:
+        size = 0
+    if size < 1:
+        raise ValueError(
+            f"hm.shard() needs a whole number as batch_size, at least 1, got {options.batch_size!r}"
+        )
     # Not a base class: ranks that read with NumPy or JAX do not import torch.
     hooks.add("torch.utils.data.dataset", _register)
     hooks.add("torch.utils.data.dataloader", _watch)

@@ -154,7 +154,7 @@ def _whole_number(seed: object) -> int:
 def _is_parquet(data: Any) -> bool:
     if isinstance(data, (list, tuple)):  # other lists of names, such as those of images, are items
         return bool(data) and all(_is_parquet_name(item) for item in data)
-    return isinstance(data, (str, os.PathLike)) or is_a(data, "pyarrow.dataset", "Dataset")
+    return isinstance(data, (str, os.PathLike)) or is_a(data, "pyarrow._dataset", "Dataset")
 
 
 def _is_parquet_name(item: Any) -> bool:
