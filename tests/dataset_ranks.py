@@ -9,6 +9,10 @@ from typing import Any
 import hydrogen_magic as hm
 
 
+def length(rows: Any) -> int:
+    return len(hm.shard(rows))
+
+
 def train(rows: Any) -> tuple[int, list[int], list[int]]:
     import torch.distributed as dist
     from torch import nn

@@ -123,6 +123,12 @@ def open_folder(path: AnyPath) -> tuple[Any, str]:
     return filesystem, place
 
 
+def check_driver(path: AnyPath) -> None:
+    """Raise ImportError or OSError if this machine cannot access file systems of a URL's scheme."""
+    if is_url(path):
+        _opened(_without_alias(os.fspath(path)))
+
+
 def delete_folder(path: AnyPath) -> None:
     """Delete a folder and all in it, if it exists."""
     if not is_url(path):

@@ -20,7 +20,7 @@ from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.node import data_files
 from hydrogen_magic.views.row_progress import RowProgress
 from tests import dataset_ranks
-from tests.gangs import ended, failure_of
+from tests.gangs import ended, failure_of, wait_until
 from tests.shards import rows_of, write_parquet
 
 pa = pytest.importorskip("pyarrow")
@@ -67,7 +67,7 @@ def test_an_attempt_continues_in_the_epoch(
     assert sorted(before + after) == list(range(100))
 
 
-def test_ranks_without_the_data(datasets: Callable[[], list[str]]) -> None:
+def test_ranks_without_a_handle(tmp_path: Path, datasets: Callable[[], list[str]]) -> None:
     rows = hm.dataset(frame())
     copy = pickle.loads(pickle.dumps(rows))
     rows.delete()
@@ -75,6 +75,10 @@ def test_ranks_without_the_data(datasets: Callable[[], list[str]]) -> None:
         FileNotFoundError, match=r"does not exist on this host .*path=…\) with a folder"
     ):
         hm.shard(copy)
+    ds = pytest.importorskip("pyarrow.dataset")
+    frame().to_parquet(tmp_path / "rows.parquet")
+    whole = ds.dataset(tmp_path / "rows.parquet")  # whose module a rank has not imported
+    assert ended(hm.launch(dataset_ranks.length, whole, np=1)).result == 100
     error = failure_of(hm.launch(hm.dataset, frame(), np=1))
     assert "hm.dataset() writes a frame of the notebook: call it there" in str(error)
 
@@ -227,15 +231,16 @@ def test_a_write_that_fails_leaves_nothing(
     assert list((tmp_path / "shared").iterdir()) == [] and datasets() == []
 
 
+def _no_space(progress: RowProgress, n_rows: int) -> None:
+    raise OSError("No space left")
+
+
 def test_a_write_that_fails_frees_the_connection(
     datasets: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = pytest.importorskip("duckdb").connect()
 
-    def add(progress: RowProgress, n_rows: int) -> None:
-        raise OSError("No space left")
-
-    monkeypatch.setattr(RowProgress, "add", add)
+    monkeypatch.setattr(RowProgress, "add", _no_space)
     with pytest.raises(OSError, match="No space") as shown:  # holds what its frames refer to
         hm.dataset(connection.sql("select range x, repeat('t', 1000) t from range(50_000)"))
     assert shown.tb is not None and connection.execute("select 1").fetchall() == [(1,)]
@@ -277,6 +282,7 @@ def test_a_store_that_does_not_answer_delays_nothing_else(
     datasets: Callable[[], list[str]],
     unreachable: Callable[..., Any],
     hydrogen_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = pytest.importorskip("fsspec").filesystem("memory")
     rows = hm.dataset(frame(), path="memory://lake/tmp")
@@ -291,9 +297,19 @@ def test_a_store_that_does_not_answer_delays_nothing_else(
     launcher.clean_up_abandoned()
     hm.dataset(frame()).delete()
     assert len(datasets()) == 2 and memory.find("/lake")
+    monkeypatch.setattr(RowProgress, "add", _no_space)
+    with pytest.raises(OSError, match="No space left"):
+        hm.dataset(frame(), path="memory://lake/tmp")
+    folders._delete_all()
+    folders._forget()
+    assert len(datasets()) == 3
+    with pytest.raises((ImportError, OSError)):
+        hm.dataset(frame(), path="s4://lake/tmp")
+    assert len(datasets()) == 3, "nothing can be there"
     unreachable(None)
-    launcher.clean_up_abandoned()
-    assert datasets() == ["stray"] and not memory.find("/lake")
+    # A thread that tries it for an earlier call may still run.
+    wait_until(lambda: launcher.clean_up_abandoned() or datasets() == ["stray"])
+    assert not memory.find("/lake")
 
 
 WRITES = """

@@ -15,7 +15,8 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+import threading
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,8 @@ class DatasetFolder:
         shutil.rmtree(self.record, ignore_errors=True)
 
 
+_is_pruning = threading.Lock()
+"""Held while a thread deletes data in other file systems."""
 _owned: dict[DatasetFolder, int] = {}
 """Folders of this process -> descriptor that holds the lock."""
 
@@ -74,10 +77,14 @@ _owned: dict[DatasetFolder, int] = {}
 def new(parent: AnyPath | None) -> DatasetFolder:
     """Return a new folder, in ``parent`` or else in this user's state directory; it is not created.
 
-    Raises OSError if the state directory is not writable.
+    Raises OSError if the state directory is not writable, and what :func:`data_files.check_driver` raises.
     """
     prune()
     name = secrets.token_hex(8)
+    if parent is not None:
+        data_files.check_driver(
+            parent
+        )  # a folder that cannot be reached could not be deleted, either
     with _locked_records() as records:
         record = records / name
         data = str(record / "data") if parent is None else _inside(parent, _PREFIX + name)
@@ -105,14 +112,28 @@ def kept(places: Collection[str]) -> Iterator[None]:
 
 
 def prune() -> None:
-    """Delete what processes that have ended have left.
+    """Delete what processes that have ended have left; in other file systems, in a thread.
 
     What cannot be deleted now, in a store that does not answer or whose driver is not installed, stays for a
     later process.
     """
     own = {folder.record for folder in _owned}
+    remote = []
     with suppress(OSError):
         for record in set(run_log.state_dir("datasets").iterdir()) - own:
+            with suppress(Exception), _claimed(record) as folder:
+                if data_files.is_url(folder.data):
+                    remote.append(record)
+                else:
+                    folder.remove()
+    if remote and not _is_pruning.locked():
+        name = "hydrogen_magic datasets"
+        threading.Thread(target=_prune_remote, args=(remote,), name=name, daemon=True).start()
+
+
+def _prune_remote(records: Iterable[Path]) -> None:
+    with _is_pruning:
+        for record in records:
             with suppress(Exception), _claimed(record) as folder:
                 folder.remove()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.node.dataset_handle import DatasetHandle
@@ -23,7 +24,8 @@ def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandl
             raise ValueError(NO_ROWS)
         return handle
     except BaseException:  # an interrupt too
-        folder.delete()
+        with suppress(Exception):  # of a store that does not answer: a later process deletes it
+            folder.delete()
         raise
 
 
