@@ -60,6 +60,24 @@ def classify(model: nn.Module, features: Any) -> Any:
     return model(features).argmax(1)
 
 
+def log_rows(model: nn.Module, data: Any) -> None:
+    """Log how many rows are both in training and in validation, and how many in either."""
+    import hydrogen_magic as hm
+
+    sides = [
+        {int(x) for features, _ in side for x in features[:, 0]} for side in (data, data.validation)
+    ]
+    hm.log(0, both=len(sides[0] & sides[1]), either=len(sides[0] | sides[1]))
+
+
+def one() -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def is_above_one(model: nn.Module, features: Any) -> Any:
+    return features[:, 0] > 1
+
+
 def fail(model: nn.Module, data: Any) -> None:
     import hydrogen_magic as hm
 

@@ -22,8 +22,11 @@ from hydrogen_magic.driver import attending, calls, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
+from hydrogen_magic.inference import sources
+from hydrogen_magic.inference.spark.prepared import is_case_sensitive
 from hydrogen_magic.node.prediction.arrow_types import is_number
 from hydrogen_magic.node.worker.model_training import TrainingTask, train_on_rank
+from hydrogen_magic.serialization.pickling_errors import describe
 from hydrogen_magic.spark.model import TorchModel
 from hydrogen_magic.spark.params import TrainingParams
 from hydrogen_magic.spark.persistence import Reader, Writer
@@ -228,6 +231,11 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
 
         After a failure, or an interrupt of the cell, the remaining ones are not trained.
         """
+        if sources.kind_of(dataset) != "spark":
+            raise OptionTypeError(
+                f"TorchEstimator.fit() takes a Spark DataFrame, not a {describe(dataset)}: create one with "
+                "spark.createDataFrame(…)"
+            )
         estimators = [self.copy(each) for each in paramMaps]
         arguments = [each._checked_arguments() for each in estimators]  # before the first training
         rows = SharedRows(dataset, [each._rows() for each in estimators])
@@ -263,7 +271,8 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         launcher.plan(calls.spec_of(**options))  # before the rows are written
         with rows.of(self._rows()) as written:
             self._check_size(written)
-            gang = _run(self._task(written, arguments), options, quiet, launched)
+            task = self._task(written, arguments, rows.frame)
+            gang = _run(task, options, quiet, launched)
         trained = gang.result
         types = _types_of(trained.schema)
         model = TorchModel(trained.model.cpu(), types, gang.metrics)._resetUid(self.uid)
@@ -284,7 +293,7 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
                     "every rank needs one"
                 )
 
-    def _task(self, rows: TrainingRows, arguments: dict[str, Any]) -> TrainingTask:
+    def _task(self, rows: TrainingRows, arguments: dict[str, Any], frame: Any) -> TrainingTask:
         return TrainingTask(
             train=self.getOrDefault("train"),
             model=self.getOrDefault("model"),
@@ -297,6 +306,9 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
             shuffle=self.getOrDefault("shuffle"),
             seed=self.getSeed(),
             predict=self.getOrDefault("predict"),
+            prediction=self.getPredictionCol(),
+            taken=tuple(frame.columns),
+            is_case_sensitive=is_case_sensitive(frame),
         )
 
     # ── saving ──
@@ -377,13 +389,16 @@ def _run(
 
 
 def _types_of(serialized: bytes) -> dict[str, str]:
-    """Return the types of the predicted columns in Spark's DDL; a number without a name is a double."""
+    """Return the types of the predicted columns in Spark's DDL; a number without a name is a double.
+
+    A boolean is none: Spark could not convert it.
+    """
     from pyspark.sql.pandas.types import from_arrow_type
 
     schema = pa.ipc.read_schema(pa.py_buffer(serialized))
     return {
         field.name: "double"
-        if not field.name and is_number(field.type)
+        if not field.name and is_number(field.type) and not pa.types.is_boolean(field.type)
         else from_arrow_type(field.type).simpleString()
         for field in schema
     }

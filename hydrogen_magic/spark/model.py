@@ -9,10 +9,10 @@ from pyspark.ml.base import Model
 from pyspark.ml.util import MLReadable, MLWritable
 
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.errors import OptionValueError
 from hydrogen_magic.inference.spark.cell_task import called_once, quoted
 from hydrogen_magic.inference.spark.function import check_version, function_of
-from hydrogen_magic.inference.spark.prepared import column_keys
+from hydrogen_magic.inference.spark.prepared import is_case_sensitive
+from hydrogen_magic.node.prediction.column_names import refuse_taken
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.torch_model import ModelPredict
 from hydrogen_magic.spark import rows
@@ -54,7 +54,9 @@ class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: igno
         check_version(session, "TorchModel.transform", "use %%infer with the attribute model there")
         features, column = self.getOrDefault("featuresCols"), self.getPredictionCol()
         types = {name or column: kind for name, kind in self._types.items()}
-        _refuse_existing(dataset, list(types))
+        refuse_taken(
+            list(types), dataset.columns, column, is_case_sensitive=is_case_sensitive(dataset)
+        )
         predict = ModelPredict(self.model, features, column, self.getOrDefault("predict"))
         schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in types.items())
         size = self.getOrDefault("predictBatchSize")
@@ -79,13 +81,3 @@ class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: igno
     def _restored(cls, attributes: dict[str, Any]) -> TorchModel:
         history = pd.DataFrame(attributes["history"])
         return cls(attributes["model"], attributes["types"], history)
-
-
-def _refuse_existing(dataset: Any, names: list[str]) -> None:
-    keys, added = column_keys(dataset, dataset.columns), column_keys(dataset, names)
-    existing = [name for name, key in zip(dataset.columns, keys, strict=True) if key in added]
-    if existing:
-        raise OptionValueError(
-            f"the DataFrame already has a column {existing[0]!r}: drop it, or choose another name with "
-            "predictionCol"
-        )

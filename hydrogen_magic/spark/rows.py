@@ -56,7 +56,7 @@ class SharedRows:
 
     def __init__(self, frame: Any, specs: Sequence[RowSpec]) -> None:
         """``specs``: one for each training."""
-        self._frame = frame
+        self.frame = frame
         self._left = Counter(specs)
         """Trainings that have not ended."""
         self._begun: Counter[RowSpec] = Counter()
@@ -98,7 +98,7 @@ class SharedRows:
         if spec not in self._written:
             try:
                 with while_wanted(self._refuse_cancelled):
-                    rows = _write(self._frame, spec)
+                    rows = _write(self.frame, spec)
             except BaseException:
                 self.cancel()  # before another thread, which waits, tries the same
                 raise
@@ -167,11 +167,11 @@ def _write(frame: Any, spec: RowSpec) -> TrainingRows:
     if spec.label not in spec.features:
         chosen += columns(frame, [spec.label], "labelCol")
     if spec.validation is None:
-        return TrainingRows(_training(frame.select(*chosen), spec))
+        with _named(spec, "training"):
+            return TrainingRows(_training(frame.select(*chosen), spec))
     marked = frame.select(*chosen, _is_validation(frame, spec).alias(_IS_VALIDATION))
-    if isinstance(spec.validation, str):
-        return _divided(marked, spec)
-    marked.persist()  # rows must not change sides between the two jobs
+    # Rows must not change sides between the two jobs: a column of the user may be random, too.
+    marked.persist()
     try:
         return _divided(marked, spec)
     finally:
@@ -207,6 +207,8 @@ def _named(spec: RowSpec, use: str) -> Iterator[None]:
     except ValueError as error:
         if str(error) != NO_ROWS:
             raise
+        if spec.validation is None:
+            raise OptionValueError("the DataFrame has no row to train with") from None
         raise OptionValueError(f"validation={spec.validation!r} leaves no row for {use}") from None
 
 

@@ -39,6 +39,22 @@ def rows() -> Any:
         yield handle
 
 
+def test_a_column_that_the_frame_has_is_refused_before_the_training(rows: Any) -> None:
+    trains = lambda model, data: pytest.fail("it has trained")  # noqa: E731
+    for taken, predict, message in (
+        ("Prediction", None, "'Prediction': drop it, or choose another name with predictionCol"),
+        (
+            "score",
+            lambda model, x: {"score": x[:, 0]},
+            "'score': drop it, or give it another name in",
+        ),
+    ):
+        given = {"train": trains, "predict": predict, "taken": ("a", "b", "label", taken)}
+        with pytest.raises(ValueError, match=message):
+            train_on_rank(task(rows, **given))
+    assert train_on_rank(task(rows, taken=("Prediction",), is_case_sensitive=True)) is not None
+
+
 def test_epochs_have_orders_of_their_own(rows: Any) -> None:
     """As in a plain process, which is the only rank."""
     orders = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
@@ -147,10 +148,34 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             estimator(**{**given, "featuresCols": names, **params}).fit(frame)
+    with pytest.raises(
+        TypeError, match=r"takes a Spark DataFrame, not a pandas\S*: create one with"
+    ):
+        estimator(**given, featuresCols=names).fit(frame.toPandas())
     stream = spark.readStream.format("rate").load()
     with pytest.raises(TypeError, match=r"fit\(\) does not support a streaming"):
         estimator(**given, featuresCols=names, validation=0.5).fit(stream)
     assert datasets(hydrogen_home) == []
+
+
+@on_classic
+def test_a_random_column_divides_the_rows(spark: Any, hydrogen_home: Path) -> None:
+    """Spark evaluates it for each job, of which the training and the validation rows are one each.
+
+    The model predicts booleans, which stay ones.
+    """
+    from pyspark.sql.functions import udf
+
+    is_held_out = udf(lambda: random.random() < 0.3, "boolean")
+    frame = spark.range(0, 200, 1, 2).selectExpr("id", "double(id) as label").coalesce(1)
+    given = {"model": estimator_ranks.one(), "train": estimator_ranks.log_rows, "np": 1}
+    options = {"featuresCols": ["id"], "predict": estimator_ranks.is_above_one}
+    fitted = estimator(**given, **options, validation="held_out").fit(
+        frame.withColumn("held_out", is_held_out())
+    )
+    assert fitted.history[["both", "either"]].iloc[-1].tolist() == [0, 200]
+    found = fitted.transform(frame.limit(4)).orderBy("id").select("prediction").collect()
+    assert [row.prediction for row in found] == [False, False, True, True]
 
 
 @on_classic

@@ -240,8 +240,12 @@ def column_keys(frame: Any, names: Iterable[str]) -> list[str]:
 
     By default these are names that differ in case alone.
     """
-    is_case_sensitive = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
-    return list(names) if is_case_sensitive else [name.lower() for name in names]
+    return list(names) if is_case_sensitive(frame) else [name.lower() for name in names]
+
+
+def is_case_sensitive(frame: Any) -> bool:
+    """Return whether Spark can tell names apart that differ in case alone."""
+    return bool(frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true")
 
 
 def refuse_unsupported(schema: Any) -> None:

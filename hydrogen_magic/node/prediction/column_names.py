@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hydrogen_magic.errors import InferError
+from hydrogen_magic.errors import InferError, OptionValueError
 
 _MAX_LISTED = 8
 
@@ -15,6 +15,27 @@ def refuse_repeated(names: Sequence[str], owner: str, remedy: str) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise InferError(f"{owner} more than one column {listed(repeated)}: {remedy}")
+
+
+def refuse_taken(
+    names: Sequence[str], taken: Sequence[str], column: str, *, is_case_sensitive: bool
+) -> None:
+    """Raise OptionValueError if a DataFrame with the columns ``taken`` has a predicted column already.
+
+    ``column``: the ``predictionCol`` of Spark ML.
+    """
+    keys = {name if is_case_sensitive else name.lower(): name for name in names}
+    for name in taken:
+        predicted = keys.get(name if is_case_sensitive else name.lower())
+        if predicted is not None:
+            other = (
+                "choose another name with predictionCol"
+                if predicted == column
+                else "give it another name in predict"
+            )
+            raise OptionValueError(
+                f"the DataFrame already has a column {name!r}: drop it, or {other}"
+            )
 
 
 def listed(names: Sequence[str]) -> str:

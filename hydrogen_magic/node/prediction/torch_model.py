@@ -109,6 +109,8 @@ class ModelPredict:
         self._column = column
         self._predict = predict
         self._columns: FeatureColumns | None = None
+        self.names_columns = False
+        """Whether the last output was a dict of columns."""
 
     def __call__(self, batch: dict[str, torch.Tensor]) -> Any:
         import torch
@@ -117,8 +119,9 @@ class ModelPredict:
         with torch.no_grad():  # inference_mode would mark caches of a model that is trained next
             call = self._predict or columns.call
             output = call(self._model, columns.of(batch))
-        is_named = output is None or isinstance(output, Mapping)
-        return output if is_named else {self._column: output}
+        self.names_columns = isinstance(output, Mapping)
+        is_whole = output is None or self.names_columns
+        return output if is_whole else {self._column: output}
 
     def _ready(self) -> FeatureColumns:
         if self._columns is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.column_names import refuse_taken
 from hydrogen_magic.node.prediction.ddl import spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
@@ -33,6 +34,12 @@ class TrainingTask:
     shuffle: bool
     seed: int
     predict: Callable[[Any, Any], Any] | None
+    prediction: str = "prediction"
+    """Name of the predicted column, if ``predict`` does not name its columns."""
+    taken: tuple[str, ...] = ()
+    """Columns of the DataFrame."""
+    is_case_sensitive: bool = False
+    """Whether names that differ in case alone are different columns."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,11 @@ def train_on_rank(task: TrainingTask) -> TrainedModel | None:
     trained = _unwrapped(task.train(model, data, **task.parameters), model)
     if _is_sharded(trained):
         return TrainedModel(trained, schema)  # all ranks take part in gathering it
-    return TrainedModel(trained.cpu(), schema) if api.rank() == 0 else None
+    if api.rank() != 0:
+        return None
+    if trained is not model:
+        schema = _predicted_columns(replace(task, model=trained))
+    return TrainedModel(trained.cpu(), schema)
 
 
 def _data(task: TrainingTask, model: Any) -> TrainingData:
@@ -125,7 +136,9 @@ def _predicted_columns(task: TrainingTask) -> bytes:
 
     On all ranks, whose models stay alike: lazy layers get their sizes.
     """
-    predict = ModelPredict(task.model, task.features, "", task.predict)
+    import pyarrow as pa
+
+    predict = ModelPredict(task.model, task.features, task.prediction, task.predict)
     predictor = Predictor(predict, InferOptions(task.batch_size, of_function=True))
     rows = next(iter(_stream(task, task.rows).to_arrow()))
     found = predictor.run(rows.select(list(task.features)), 0).columns.schema
@@ -134,5 +147,8 @@ def _predicted_columns(task: TrainingTask) -> bytes:
         raise InferError(
             f"predict returned no value in column {unknown[0]!r}: its type is not known"
         )
+    refuse_taken(found.names, task.taken, task.prediction, is_case_sensitive=task.is_case_sensitive)
+    if not predict.names_columns:
+        found = pa.schema([found.field(0).with_name("")])
     schema: bytes = spark_schema(found).serialize().to_pybytes()
     return schema
