@@ -23,6 +23,7 @@ Curves = dict[str, dict[int, float]]
 
 RANK = """
 import atexit, json, os, sys, time, types
+exec(os.environ.pop("IMPORTED_BEFORE", ""))  # as a forkserver may do
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.node.worker import observe, reporter
@@ -90,6 +91,6 @@ def start(code: str, events: Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def run(code: str, tmp_path: Path) -> Ended:
+def run(code: str, tmp_path: Path, **env: str) -> Ended:
     events = tmp_path / "events.json"
-    return Ended(start(code, events), events)
+    return Ended(start(code, events, **env), events)

@@ -16,10 +16,10 @@ from tests import observed
 pytestmark = pytest.mark.exhaustive  # these libraries are large; test_observe.py has rich and tqdm
 
 
-def reported(library: str, code: str, tmp_path: Path) -> observed.Ended:
+def reported(library: str, code: str, tmp_path: Path, **env: str) -> observed.Ended:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    ended = observed.run(code, tmp_path)
+    ended = observed.run(code, tmp_path, **env)
     assert ended.of(ev.Notice) == [], "no observer failed"
     return ended
 
@@ -122,8 +122,9 @@ print([(point.step, point.value) for point in history])
 """
 
 
-def test_mlflow_logs_over_given_steps(tmp_path: Path) -> None:
-    ended = reported("mlflow", MLFLOW, tmp_path)
+@pytest.mark.parametrize("before", ["", "import mlflow"])
+def test_mlflow_logs_over_given_steps(before: str, tmp_path: Path) -> None:
+    ended = reported("mlflow", MLFLOW, tmp_path, IMPORTED_BEFORE=before)
     assert ended.curves == {
         "loss": {7: 0.0, 8: 0.5},
         "a": {0: 0.0, 1: 1.0},
