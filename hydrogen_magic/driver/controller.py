@@ -47,7 +47,7 @@ _NO_CELL = (
 _STOP_WORDS = {
     "user": "stopped by you",
     "timeout": "stopped: it ran longer than its timeout of {timeout:g} s",
-    "kernel": "stopped: the kernel ended",
+    "kernel": ev.KERNEL_ENDED,
     "owner": "stopped: its owner process was terminated (SIGTERM)",
     "session": "stopped by %gang end",
     "cell": "stopped: the cell that waited for it failed",

@@ -20,6 +20,7 @@ magics ── arguments ──► JobSpec ─┐
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import secrets
 import threading
@@ -75,6 +76,8 @@ _LAUNCH_FILES = 48
 _running: dict[str, tuple[Gang, Plan]] = {}
 _recent: deque[Gang] = deque(maxlen=4)
 """The gangs launched last, kept for inspection; more would hold results, which may be large."""
+_AT_EXIT_S = 1.0
+"""How long this process waits at its end for gangs that it stops, and then once more for those it kills."""
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
@@ -391,6 +394,21 @@ def _start_controller(
     done = asyncio.run_coroutine_threadsafe(controller.run(), loop)
     done.add_done_callback(lambda future: _on_controller_end(run, future))
     return gang
+
+
+@atexit.register  # after that of the agents, so it runs before
+def _end_with_kernel() -> None:
+    """Stop what runs, so that records say why it ended; ranks have a moment for their ``finally``."""
+    gangs = [gang for gang, _ in list(_running.values())]
+    for kill in (False, True):
+        for gang in gangs:
+            gang.stop_for("kernel", kill)
+        deadline = time.monotonic() + _AT_EXIT_S
+        for gang in gangs:
+            gang.wait(max(0.0, deadline - time.monotonic()))
+
+
+os.register_at_fork(after_in_child=_running.clear)
 
 
 def _on_controller_end(run: GangRun, done: Future[None]) -> None:

@@ -40,6 +40,7 @@ def test_kills_at_random_moments() -> None:
 @pytest.mark.parametrize(
     "how",
     [
+        pytest.param(signal.SIGINT, id="by an exception"),
         signal.SIGTERM,
         pytest.param(signal.SIGSEGV, marks=pytest.mark.exhaustive),
         pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive),
@@ -55,7 +56,8 @@ def test_a_kernel_that_ends_takes_its_gang_along(how: signal.Signals) -> None:
         kernel.process.wait(PATIENCE_S)
         kernel.wait_until_gone()
         last = run_log.read(kernel.gang)[-1]
-        assert isinstance(last, ev.GangEnded) and last.reason == "the kernel ended"
+        assert isinstance(last, ev.GangEnded)
+        assert (last.state, last.reason) == ("STOPPED", "the kernel ended")
     finally:
         kernel.close()
 
