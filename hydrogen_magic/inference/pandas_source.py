@@ -29,6 +29,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumns, RowRanges
 from hydrogen_magic.node.prediction import chunking
@@ -300,8 +301,11 @@ def _type_of_objects(name: str, values: Any) -> pa.DataType:
             for start in range(0, len(values), _CHECKED_ROWS):
                 pa.array(values[start : start + _CHECKED_ROWS], type=kind, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        has_tensors = any(isinstance(value, np.ndarray) and value.ndim > 1 for value in values)
-        remedy = "map(lambda array: array.tolist())" if has_tensors else "astype(str)"
+        remedy = "astype(str)"
+        if any(isinstance(value, np.ndarray) and value.ndim > 1 for value in values):
+            remedy = 'map(lambda array: array.tolist(), na_action="ignore")'
+        if any(is_a(value, "torch", "Tensor") for value in values):
+            remedy = 'map(lambda tensor: tensor.tolist(), na_action="ignore")'
         raise InferError(
             f"column {name!r} has values of type {_shown_types(values)}, which have no common Arrow"
             f" type ({error}): convert them to one type, for example with df[{name!r}].{remedy}, or"
