@@ -47,6 +47,10 @@ RESULTS = "results-"
 """Beginning of the names of files with results that no kernel has got, before the rank."""
 
 _EVENTS = "events.jsonl"
+_METRICS = b'["Metrics",'
+"""What an event of metrics begins with."""
+_MOST_METRICS = 1024
+"""Events in which the last values of a gang without an end are looked for."""
 _KEEP_RUNS = 50
 """Weeks of work for one person; most records are well below a megabyte."""
 _KEEP_BYTES = 10 * 10**9
@@ -424,11 +428,28 @@ def write_end(run_dir: Path, reason: str) -> None:
             last = complete and _decode(lines[-1], run_dir.name)
             if reason == ev.KERNEL_ENDED and complete and _outlives(lines[0], run_dir.name):
                 reason = ev.OWNER_ENDED
-            end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason)
+            metrics = getattr(last, "metrics", None) or _last_metrics(lines, run_dir.name)
+            end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason, metrics=metrics)
             file.truncate(complete)  # removes a line that a killed kernel did not complete
             file.write(_line(end))
     except (OSError, ev.MessageError):
         return
+
+
+def _last_metrics(lines: Sequence[bytes], gang_id: str) -> dict[str, float]:
+    """Return the last values that the first rank has logged; those of long ago are not looked for."""
+    found: dict[int, dict[str, float]] = {}
+    logged = (line for line in reversed(lines) if line.startswith(_METRICS))
+    for line in islice(logged, _MOST_METRICS):
+        with suppress(ev.MessageError):
+            event = _decode(line, gang_id)
+            assert isinstance(event, ev.Metrics)
+            values = found.setdefault(event.rank, {})
+            for name, column in event.values.items():
+                given = [value for value in column if value is not None]
+                if given:
+                    values.setdefault(name, given[-1])
+    return found[min(found)] if found else {}
 
 
 def _outlives(first: bytes, gang_id: str) -> bool:

@@ -215,11 +215,16 @@ def test_a_record_says_why_the_gang_is_over() -> None:
     path = write("g2", replace(outliving, gang="g2"), METRICS)
     (path / run_log.OWNER_SOCKET).touch()
     run_log.write_end(path, ev.KERNEL_ENDED)  # as an agent does it
-    assert [getattr(event, "reason", "") for event in run_log.read("g2")[2:]] == [ev.OWNER_ENDED]
+    (ended,) = run_log.read("g2")[2:]
+    assert isinstance(ended, ev.GangEnded)
+    assert (ended.reason, ended.metrics) == (ev.OWNER_ENDED, {"loss": math.inf})
     assert not (path / run_log.OWNER_SOCKET).exists()
     assert run_log.unfinished() == ["g2"], "the user has not been informed"
     run_log.end_abandoned("g2")
     assert run_log.unfinished() == []
+    found = run_log.summary("g2")
+    assert found is not None and found.ended is not None
+    assert found.ended.metrics == {"loss": math.inf}
 
 
 @pytest.fixture
