@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 
 from hydrogen_magic.capture import versions
 from hydrogen_magic.driver import launcher
@@ -79,6 +80,19 @@ def test_later_cells_run_on_the_same_ranks_with_their_variables(cells: Cells) ->
     assert cells.shell.user_ns["y"] == 2
     with pytest.raises(CaptureError, match="`z`"):
         cells.on_ranks("z")
+
+
+def test_displays_outlast_their_cell(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:
+    """An update is seen below a later cell; what comes back displays in the notebook."""
+    define = "def show(text): display(text)\nhandle = display('first', display_id=True)"
+    cells.on_ranks(define, "--np 1 --out show,handle")
+    cells.on_ranks("handle.update('second')")
+    assert capsys.readouterr().out.splitlines() == ["'first'", "'second'"]
+    with capture_output() as captured:
+        cells.run("from IPython.display import HTML\nshow(HTML('<b>third</b>'))")
+        cells.run("handle.update(HTML('<i>fourth</i>'))")
+    shown = [output.data["text/html"] for output in captured.outputs]
+    assert shown == ["<b>third</b>", "<i>fourth</i>"]
 
 
 def test_sharded_results_of_each_cell_come_home(cells: Cells) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -105,10 +106,10 @@ def test_half_an_emoji_becomes_a_character_that_messages_can_contain() -> None:
 class Rank:
     """A queue with a clock of the test's own; what it wrote, and what it would send."""
 
-    def __init__(self, n_ranks: int = 1) -> None:
+    def __init__(self, n_ranks: int = 1, earlier: Collection[str] = ()) -> None:
         self.now_s = 0.0
         self.written = b""
-        self.queue = DisplayQueue(0, n_ranks, lambda: self.now_s, self._write)
+        self.queue = DisplayQueue(0, n_ranks, lambda: self.now_s, self._write, earlier)
 
     def _write(self, data: bytes) -> None:
         self.written += data
@@ -141,6 +142,17 @@ def test_an_animation_skips_frames_that_would_not_be_seen() -> None:
     rank.queue.clear(wait=False)
     rank.update("of a display that is gone", "plot")
     assert rank.sent() == ["clear"]
+
+
+def test_an_update_of_an_earlier_cells_display_is_a_new_one() -> None:
+    first = Rank()
+    first.show("loss: ?", "loss")
+    second = Rank(earlier=first.queue.ids)
+    second.update("loss: 1", "loss")
+    second.update("loss: 2", "loss")
+    second.update("of no display", "other")
+    assert second.sent() == ["clear later", "show loss: 1", "update loss: 2"]
+    assert second.queue.ids == {"loss"}
 
 
 def test_displays_wait_for_their_rate_and_none_is_lost() -> None:

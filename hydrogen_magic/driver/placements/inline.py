@@ -32,6 +32,11 @@ class InlinePlacement(InKernelPlacement):
                 "`--np 1`, or `--on local`"
             )
         gpus, notes = devices.assign(spec, devices.visible_gpus(os.environ))
+        given = {"--retries": spec.retries, "--timeout": spec.timeout_s}
+        if unused := [option for option, value in given.items() if value]:
+            are = "have" if len(unused) > 1 else "has"
+            why = "the notebook's process cannot be started again, or stopped"
+            notes = (*notes, f"{' and '.join(unused)} {are} no effect with --on inline: {why}")
         return Plan(
             (Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, gpus[0], interface=LOOPBACK),), notes
         )

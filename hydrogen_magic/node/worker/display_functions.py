@@ -6,8 +6,9 @@ They take the place of IPython's own functions when a rank imports IPython, see
 
 from __future__ import annotations
 
+import sys
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter
@@ -70,6 +71,8 @@ def clear_output(wait: bool = False) -> None:
     queue = _queue()
     if queue is not None:
         queue.clear(wait=wait)
+    elif (of_notebook := _of_notebook("clear_output", clear_output)) is not None:
+        of_notebook(wait)
 
 
 def publish_display_data(
@@ -83,7 +86,10 @@ def publish_display_data(
     """Display contents by MIME type."""
     queue = _queue()
     if queue is None:
-        if "text/plain" in data:
+        of_notebook = _of_notebook("publish_display_data", publish_display_data)
+        if of_notebook is not None:
+            of_notebook(data, metadata, transient=transient, update=update)
+        elif "text/plain" in data:
             print(data["text/plain"])
         return
     about = json_text(metadata) if metadata else ""
@@ -97,6 +103,15 @@ def publish_display_data(
 def shows_below_cell() -> bool:
     """Whether displays of this process appear below the cell."""
     return _queue() is not None
+
+
+def _of_notebook(name: str, ours: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return IPython's function in the notebook, which may call what a rank has defined; None elsewhere."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    if get_shell is None or get_shell() is None:
+        return None
+    function = getattr(sys.modules.get("IPython.core.display_functions"), name, None)
+    return None if function is ours else function
 
 
 def _queue() -> DisplayQueue | None:

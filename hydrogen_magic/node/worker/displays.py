@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ class DisplayQueue:
     """Displays of this rank. Any thread may add, one thread takes.
 
     ``n_ranks`` ranks share the limits. ``clock`` returns seconds of a monotonic clock, ``write`` writes to
-    stdout.
+    stdout. ``earlier`` has the ids of what earlier cells of the session have displayed.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class DisplayQueue:
         n_ranks: int = 1,
         clock: Callable[[], float] = time.monotonic,
         write: Callable[[bytes], object] = _write_to_stdout,
+        earlier: Collection[str] = (),
     ) -> None:
         self._rank = rank
         self._label = f"rank {rank}" if n_ranks > 1 or rank else ""
@@ -65,6 +66,10 @@ class DisplayQueue:
         self._waiting: deque[ev.Display] = deque()
         self._sizes: dict[str, int] = {}
         """Bytes of each output of the page, by id."""
+        self.ids = set(earlier)
+        """Of all displays of this process."""
+        self._earlier = set(earlier)
+        """Those of earlier cells alone."""
         self._n_left_out = 0
         self._mark = 0
         self._lock = threading.RLock()
@@ -73,6 +78,8 @@ class DisplayQueue:
         """Add an output to the page, after what the rank has printed."""
         standard_streams.flush()
         with self._lock:
+            self.ids |= {display_id} - {""}
+            self._earlier.discard(display_id)
             if not self._mark:  # those of an earlier attempt
                 self.clear(wait=True)
             if self._waiting and self._waiting[-1].action == ev.CLEAR_LATER:
@@ -83,10 +90,12 @@ class DisplayQueue:
         self._write(mark(place))
 
     def update(self, data: Mapping[str, str], metadata: str, display_id: str) -> None:
-        """Replace the data of all outputs with this id."""
+        """Replace the data of all outputs with this id; those of an earlier cell by a new output."""
         with self._lock:
             if display_id in self._sizes:
                 self._add(self._event(ev.UPDATE, data, metadata, display_id))
+            elif display_id in self._earlier:
+                self.show(data, metadata, display_id)
 
     def clear(self, *, wait: bool) -> None:
         """Remove the page's outputs; with ``wait`` when the next one is shown."""

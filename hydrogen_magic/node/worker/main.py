@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -191,7 +191,8 @@ class _Rank:
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
-        self.reporter = self._new_reporter(start)
+        shown = earlier.reporter.displays if earlier else None
+        self.reporter: reporter.Reporter = self._new_reporter(start, shown.ids if shown else ())
         self.entered = entered_collectives.EnteredCollectives(
             self.rank, self.groups, self.reporter.collectives
         )
@@ -201,8 +202,11 @@ class _Rank:
         )
         self._follow_commands(reader, start)
 
-    def _new_reporter(self, start: msg.RankStart) -> reporter.Reporter:
-        """Return the reporter of this gang, by which the whole process reports from now on."""
+    def _new_reporter(self, start: msg.RankStart, shown: Collection[str]) -> reporter.Reporter:
+        """Return the reporter of this gang, by which the whole process reports from now on.
+
+        ``shown``: ids of displays of earlier cells.
+        """
         from hydrogen_magic.node.worker import api, displays, reporter, send_interval
 
         interval = send_interval.SendInterval(self.rank, api.world_size())
@@ -213,7 +217,7 @@ class _Rank:
         displaying = start.options.displaying
         if not displaying or self.rank in displaying:
             n_displaying = len(displaying) or api.world_size()
-            found.displays = displays.DisplayQueue(self.rank, n_displaying)
+            found.displays = displays.DisplayQueue(self.rank, n_displaying, earlier=shown)
         reporter.install(found)
         return found
 
