@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.capture import CellText
+from hydrogen_magic.core.library_types import is_a
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -48,6 +52,16 @@ def first_line_of(body: str, raw: str) -> int:
         if line.startswith("%%") and lines[index + 1 :] == wanted:
             return index + 2
     return 2
+
+
+def show_figures(shell: InteractiveShell, values: Iterable[Any]) -> None:
+    """Let a kernel show figures among ``values`` as pictures: it can once it has drawn one of its own."""
+    is_kernel = getattr(shell, "kernel", None) is not None
+    if is_kernel and any(is_a(value, "matplotlib.figure", "Figure") for value in values):
+        with suppress(ImportError):
+            importlib.import_module(
+                "matplotlib_inline.backend_inline"
+            )  # sets itself up if it is chosen
 
 
 def earlier_sources(shell: InteractiveShell) -> list[str]:

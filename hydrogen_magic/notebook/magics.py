@@ -359,6 +359,7 @@ class Distributed(Magics):
         if results.errors:
             raise ResultError(_lost_results(gang))
         results.release()
+        ipython_cells.show_figures(self._ip, [gang.result, *map(self._ip.user_ns.get, spec.out)])
         return gang.result
 
     def _watch(self, gang: Gang, spec: JobSpec) -> None:

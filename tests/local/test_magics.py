@@ -537,6 +537,9 @@ CELLS = (
     "shown = display({'text/html': '<i>a</i>'}, raw=True, display_id='a')\n"
     "display({'image/png': 'iVBORw0=', 'text/plain': 'plot'}, raw=True)\n"
     "shown.update({'text/html': '<b>b</b>' + os.environ['HM_TEST_TOKEN']}, raw=True)",
+    "%%distributed --np 1 --quiet --out figure\nfrom matplotlib.figure import Figure\n"
+    "figure = Figure()\nfigure.subplots();",
+    "figure",
 )
 TOKEN = "hf_Zq81-live-Qx9"
 
@@ -557,7 +560,7 @@ def test_a_saved_notebook_shows_everything_once_and_no_secret(
     monkeypatch.setenv("HM_TEST_TOKEN", TOKEN)
     book = executed(CELLS, tmp_path)
     assert TOKEN not in (tmp_path / "out.ipynb").read_text()
-    _, _, trained, brought_back, failed, _, nowhere, displayed = (
+    _, _, trained, brought_back, failed, _, nowhere, displayed, _, figure = (
         cell.outputs for cell in book.cells
     )
 
@@ -585,6 +588,7 @@ def test_a_saved_notebook_shows_everything_once_and_no_secret(
     assert [out.ename for out in nowhere] == ["CaptureError"]
     shown = {kind: text for out in displayed for kind, text in out.data.items()}
     assert (shown["text/html"], shown["image/png"]) == ("<b>b</b>***", "iVBORw0=")
+    assert figure[0].data["image/png"].startswith("iVBORw0KGgo"), "the kernel has drawn none itself"
 
 
 STUBBORN = """
