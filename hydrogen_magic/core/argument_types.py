@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_NAME = 100
+_LARGEST_SEED = 1 << 63
 
 
 def typed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -56,6 +57,14 @@ def count(text: str) -> int:
     return number
 
 
+def seed(text: str) -> int:
+    """Return a seed that torch accepts, also with the number of a rank added; ValueError for others."""
+    number = count(text)
+    if number >= _LARGEST_SEED:
+        raise ValueError(f"should be below 2**63, got {text}")
+    return number
+
+
 def positive_count(text: str) -> int:
     """Return a whole number from 1 on, or raise ValueError."""
     number = _whole(text)
@@ -73,10 +82,10 @@ def _whole(text: str) -> int:
 
 def rank_numbers(text: str) -> tuple[int, ...]:
     """Return the ranks in ``0,2`` in order; ValueError for other text."""
-    numbers = [count(part) for part in text.split(",") if part.strip()]
-    if not numbers:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
         raise ValueError(f"should be numbers of ranks, like 0,2; got {text!r}")
-    return tuple(sorted(set(numbers)))
+    return tuple(sorted(set(map(int, parts))))
 
 
 def env_variable(text: str) -> tuple[str, str]:
@@ -100,7 +109,12 @@ def variable_names(text: str) -> tuple[str, ...]:
 
 def displaying_ranks(text: str) -> tuple[int, ...]:
     """Return the ranks in ``0,2`` in order, none for ``all``; ValueError for other text."""
-    return () if text.strip() == "all" else rank_numbers(text)
+    if text.strip() == "all":
+        return ()
+    try:
+        return rank_numbers(text)
+    except ValueError:
+        raise ValueError(f"should be all, or numbers of ranks like 0,2; got {text!r}") from None
 
 
 def swept_values(text: str) -> tuple[str, str]:

@@ -22,11 +22,9 @@ from hydrogen_magic.driver import attending, calls, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
-from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.spark.prepared import is_case_sensitive
 from hydrogen_magic.node.prediction.arrow_types import is_number
 from hydrogen_magic.node.worker.model_training import TrainingTask, train_on_rank
-from hydrogen_magic.serialization.pickling_errors import describe
 from hydrogen_magic.spark.model import TorchModel
 from hydrogen_magic.spark.params import TrainingParams
 from hydrogen_magic.spark.persistence import Reader, Writer
@@ -231,11 +229,6 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
 
         After a failure, or an interrupt of the cell, the remaining ones are not trained.
         """
-        if sources.kind_of(dataset) != "spark":
-            raise OptionTypeError(
-                f"TorchEstimator.fit() takes a Spark DataFrame, not a {describe(dataset)}: create one with "
-                "spark.createDataFrame(…)"
-            )
         estimators = [self.copy(each) for each in paramMaps]
         arguments = [each._checked_arguments() for each in estimators]  # before the first training
         rows = SharedRows(dataset, [each._rows() for each in estimators])

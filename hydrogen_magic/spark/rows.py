@@ -15,10 +15,12 @@ from hydrogen_magic.driver.datasets.handles import NO_ROWS
 from hydrogen_magic.driver.datasets.spark import while_wanted
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import GangStoppedError, OptionTypeError, OptionValueError
+from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.spark.cell_task import quoted
 from hydrogen_magic.inference.spark.prepared import as_array
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.column_names import listed
+from hydrogen_magic.serialization.pickling_errors import describe
 from hydrogen_magic.spark.trainings import NOT_TRAINED
 
 _IS_VALIDATION = "hydrogen_magic is validation"
@@ -161,6 +163,11 @@ def _is_numeric(kind: Any) -> bool:
 
 
 def _write(frame: Any, spec: RowSpec) -> TrainingRows:
+    if sources.kind_of(frame) != "spark":
+        raise OptionTypeError(
+            f"TorchEstimator.fit() takes a Spark DataFrame, not a {describe(frame)}: create one with "
+            "spark.createDataFrame(…)"
+        )
     if frame.isStreaming:
         raise OptionTypeError("TorchEstimator.fit() does not support a streaming DataFrame")
     chosen = columns(frame, spec.features, "featuresCols")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextvars import copy_context
 from typing import Any, Protocol
@@ -153,9 +154,11 @@ def _differences(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
 
 
 def _metrics(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
-    """Return the last value of each metric."""
+    """Return the last value of each metric, those of most runs first if there are too many."""
     last = [state.last_metrics for state in states]
-    names = list(dict.fromkeys(name for each in last for name in each))[:_MOST_METRICS]
+    n_runs = Counter(name for each in last for name in each)  # in the order in which runs have them
+    chosen = {name for name, _ in n_runs.most_common(_MOST_METRICS)}
+    names = [name for name in n_runs if name in chosen]
     return [(name, [number(each[name]) if name in each else "" for each in last]) for name in names]
 
 

@@ -166,7 +166,7 @@ def load(folder: Path, map_location: Any, name: str = NAME) -> Any:
             f"the checkpoint {path} refers to a class or function that is not available here: "
             f"{error}; a cell must define its own classes before it calls hm.checkpoint.load()"
         ) from error
-    except (EOFError, pickle.UnpicklingError) as error:
+    except (EOFError, OverflowError, UnicodeDecodeError, pickle.UnpicklingError) as error:
         raise ValueError(_damaged(path, error)) from error
 
 

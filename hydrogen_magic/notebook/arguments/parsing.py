@@ -23,6 +23,7 @@ from hydrogen_magic.core.argument_types import (
     rank_numbers,
     ranks,
     run_name,
+    seed,
     typed,
     variable_names,
 )
@@ -73,7 +74,7 @@ def add_where(parser: LineParser) -> None:
     )
     add(
         "--seed",
-        type=typed(count),
+        type=typed(seed),
         metavar="N",
         help="rank r seeds Python, NumPy and torch with N + r",
     )
