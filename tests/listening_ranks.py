@@ -73,7 +73,9 @@ def _listening_ports() -> list[int]:
 def ports_of_other_sockets() -> list[int]:
     """Return the ports of sockets that are not for other machines, or are at a certain port."""
     with socket.create_server(("127.0.0.1", 0)) as free, socket.socket() as certain:
-        certain.bind(("0.0.0.0", free.getsockname()[1] + 1))
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+        certain.bind(("0.0.0.0", port))
         with socket.socket(type=socket.SOCK_DGRAM) as datagrams:
             datagrams.bind(("0.0.0.0", 0))
             every = (free, certain, datagrams)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_NAME = 100
-_LARGEST_SEED = 1 << 63
+_SEED_LIMIT = 1 << 63
+"""Seeds are below it."""
 
 
 def typed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -60,7 +61,7 @@ def count(text: str) -> int:
 def seed(text: str) -> int:
     """Return a seed that torch accepts, also with the number of a rank added; ValueError for others."""
     number = count(text)
-    if number >= _LARGEST_SEED:
+    if number >= _SEED_LIMIT:
         raise ValueError(f"should be below 2**63, got {text}")
     return number
 

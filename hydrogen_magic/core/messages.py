@@ -110,7 +110,7 @@ class RemoteAgentConfig(AgentConfig):
     parent_pid: int | None
     """:attr:`TaskHello.parent_pid` of that task."""
     ports: PortRange | None
-    """For the rendezvous service, and for agents that fetch a closure here; None: any."""
+    """Where the rendezvous service, agents that fetch a closure here, and ranks listen; None: any."""
 
 
 # ── launch ───────────────────────────────────────────────────────────────────────────────────────

@@ -48,9 +48,9 @@ RESULTS = "results-"
 
 _EVENTS = "events.jsonl"
 _METRICS = b'["Metrics",'
-"""What an event of metrics begins with."""
+"""Beginning of the line of a ``Metrics`` event."""
 _MOST_METRICS = 1024
-"""Events in which the last values of a gang without an end are looked for."""
+"""How many of the last ``Metrics`` events are searched for the last values of a gang without an end."""
 _KEEP_RUNS = 50
 """Weeks of work for one person; most records are well below a megabyte."""
 _KEEP_BYTES = 10 * 10**9
@@ -437,7 +437,7 @@ def write_end(run_dir: Path, reason: str) -> None:
 
 
 def _last_metrics(lines: Sequence[bytes], gang_id: str) -> dict[str, float]:
-    """Return the last values that the first rank has logged; those of long ago are not looked for."""
+    """Return the last values that the first rank has logged, in its last ``_MOST_METRICS`` events."""
     found: dict[int, dict[str, float]] = {}
     logged = (line for line in reversed(lines) if line.startswith(_METRICS))
     for line in islice(logged, _MOST_METRICS):

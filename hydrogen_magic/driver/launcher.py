@@ -402,7 +402,8 @@ def _end_with_kernel() -> None:
     gangs = [gang for gang, _ in list(_running.values())]
     for kill in (False, True):
         for gang in gangs:
-            gang.stop_for("kernel", kill)
+            with suppress(RuntimeError):  # its agents have been closed, and their loop with them
+                gang.stop_for("kernel", kill)
         deadline = time.monotonic() + _AT_EXIT_S
         for gang in gangs:
             gang.wait(max(0.0, deadline - time.monotonic()))

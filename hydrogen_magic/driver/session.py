@@ -152,7 +152,7 @@ class RankSession:
     ) -> str:
         """Take what the ranks report at the end of a cell; return a text if the session is over.
 
-        ``loss``: which rank has ended by itself, and how; empty if none has.
+        ``loss``: which rank was killed by which signal; empty if none was.
         """
         self.is_running = False
         entered = {report.n_collectives for report in reports.values()}

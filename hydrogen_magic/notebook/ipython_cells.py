@@ -59,9 +59,8 @@ def show_figures(shell: InteractiveShell, values: Iterable[Any]) -> None:
     is_kernel = getattr(shell, "kernel", None) is not None
     if is_kernel and any(is_a(value, "matplotlib.figure", "Figure") for value in values):
         with suppress(ImportError):
-            importlib.import_module(
-                "matplotlib_inline.backend_inline"
-            )  # sets itself up if it is chosen
+            # It registers its hooks on import if it is the chosen backend.
+            importlib.import_module("matplotlib_inline.backend_inline")
 
 
 def earlier_sources(shell: InteractiveShell) -> list[str]:

@@ -384,7 +384,7 @@ def _run(
 def _types_of(serialized: bytes) -> dict[str, str]:
     """Return the types of the predicted columns in Spark's DDL; a number without a name is a double.
 
-    A boolean is none: Spark could not convert it.
+    A boolean stays a boolean: Spark cannot convert it to a double.
     """
     from pyspark.sql.pandas.types import from_arrow_type
 

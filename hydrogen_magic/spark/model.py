@@ -55,7 +55,10 @@ class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: igno
         features, column = self.getOrDefault("featuresCols"), self.getPredictionCol()
         types = {name or column: kind for name, kind in self._types.items()}
         refuse_taken(
-            list(types), dataset.columns, column, is_case_sensitive=is_case_sensitive(dataset)
+            list(types),
+            dataset.columns,
+            column if "" in self._types else "",
+            is_case_sensitive=is_case_sensitive(dataset),
         )
         predict = ModelPredict(self.model, features, column, self.getOrDefault("predict"))
         schema = ", ".join(f"{quoted(name)} {kind}" for name, kind in types.items())

@@ -154,7 +154,7 @@ def _differences(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
 
 
 def _metrics(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
-    """Return the last value of each metric, those of most runs first if there are too many."""
+    """Return the last value of each metric; if there are too many, of those that most runs have."""
     last = [state.last_metrics for state in states]
     n_runs = Counter(name for each in last for name in each)  # in the order in which runs have them
     chosen = {name for name, _ in n_runs.most_common(_MOST_METRICS)}

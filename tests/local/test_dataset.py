@@ -307,8 +307,12 @@ def test_a_store_that_does_not_answer_delays_nothing_else(
         hm.dataset(frame(), path="s4://lake/tmp")
     assert len(datasets()) == 3, "nothing can be there"
     unreachable(None)
-    # A thread that tries it for an earlier call may still run.
-    wait_until(lambda: launcher.clean_up_abandoned() or datasets() == ["stray"])
+
+    def is_clean() -> bool:
+        launcher.clean_up_abandoned()  # again: a thread of an earlier call may still run
+        return datasets() == ["stray"]
+
+    wait_until(is_clean)
     assert not memory.find("/lake")
 
 

@@ -19,7 +19,7 @@ from hydrogen_magic.node.agent.port_supervisor import PortSupervisor
 from tests.gangs import free_ports, wait_until
 
 _BINDS = """
-import signal, socket, sys
+import ctypes, signal, socket, sys
 from hydrogen_magic.node.agent import port_supervisor
 port_supervisor.install_filter(int(sys.argv[1]))
 signal.signal(signal.SIGALRM, lambda *_: None)
@@ -29,6 +29,10 @@ for _ in range(100):
     with socket.socket() as sock:
         sock.bind(("0.0.0.0", 0))
         print(sock.getsockname()[1])
+libc = ctypes.CDLL(None)
+assert libc.bind(sock.fileno(), bytes(16), 16) < 0  # closed, and an address of no family
+with socket.socket() as sock:
+    assert libc.bind(sock.fileno(), bytes([10]) + bytes(27), 28) < 0  # of the other family
 try:
     socket.socket().bind(("192.0.2.99", 0))  # no address of this machine
 except OSError as error:
@@ -66,25 +70,33 @@ def test_signals_do_not_disturb_a_call_that_is_answered(ports: PortRange) -> Non
     assert supervisor.problem == ""
 
 
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
 def test_an_agent_that_may_not_access_sockets_says_so(
-    ports: PortRange, monkeypatch: pytest.MonkeyPatch
+    error: int, ports: PortRange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container without the capability; the system chooses the ports then."""
 
     def refused(thread: int, fd: int) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(port_supervisor, "_duplicate", refused)
     supervisor = PortSupervisor(ports)
     assert len(bound(supervisor)) == 101
-    assert "the agent may not access their sockets (Operation not permitted)" in supervisor.problem
+    assert f"not access their sockets ({os.strerror(error)})" in supervisor.problem
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("machine", "riscv64", "(not supported on riscv64)"),
+        ("release", "5.4.0-1106-aws", "(Linux 5.4.0-1106-aws is older than 5.6)"),
+    ],
+)
 def test_a_machine_without_such_filters_says_so(
-    ports: PortRange, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, said: str, ports: PortRange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(platform, name, lambda: value)
     supervisor = PortSupervisor(ports)
     port_supervisor.install_filter(supervisor.follow())
     wait_until(lambda: supervisor.problem)
-    assert "(not supported on riscv64)" in supervisor.problem
+    assert said in supervisor.problem

@@ -82,9 +82,8 @@ def new(parent: AnyPath | None) -> DatasetFolder:
     prune()
     name = secrets.token_hex(8)
     if parent is not None:
-        data_files.check_driver(
-            parent
-        )  # a folder that cannot be reached could not be deleted, either
+        # A folder that cannot be reached could not be deleted, either.
+        data_files.check_driver(parent)
     with _locked_records() as records:
         record = records / name
         data = str(record / "data") if parent is None else _inside(parent, _PREFIX + name)
@@ -102,7 +101,7 @@ def kept(places: Collection[str]) -> Iterator[None]:
     Deletes it at the end, if that process has ended.
     """
     with ExitStack() as locks:
-        locks.callback(prune)
+        locks.callback(prune, waits=True)
         with suppress(OSError):
             for record in run_log.state_dir("datasets").iterdir():
                 with suppress(OSError):  # it is no record
@@ -111,11 +110,11 @@ def kept(places: Collection[str]) -> Iterator[None]:
         yield
 
 
-def prune() -> None:
+def prune(*, waits: bool = False) -> None:
     """Delete what processes that have ended have left; in other file systems, in a thread.
 
     What cannot be deleted now, in a store that does not answer or whose driver is not installed, stays for a
-    later process.
+    later process. ``waits``: return when the thread has ended, too.
     """
     own = {folder.record for folder in _owned}
     remote = []
@@ -126,9 +125,12 @@ def prune() -> None:
                     remote.append(record)
                 else:
                     folder.remove()
-    if remote and not _is_pruning.locked():
+    if remote and (waits or not _is_pruning.locked()):
         name = "hydrogen_magic datasets"
-        threading.Thread(target=_prune_remote, args=(remote,), name=name, daemon=True).start()
+        thread = threading.Thread(target=_prune_remote, args=(remote,), name=name, daemon=True)
+        thread.start()
+        if waits:
+            thread.join()
 
 
 def _prune_remote(records: Iterable[Path]) -> None:

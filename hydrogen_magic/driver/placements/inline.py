@@ -35,7 +35,7 @@ class InlinePlacement(InKernelPlacement):
         given = {"--retries": spec.retries, "--timeout": spec.timeout_s}
         if unused := [option for option, value in given.items() if value]:
             are = "have" if len(unused) > 1 else "has"
-            why = "the notebook's process cannot be started again, or stopped"
+            why = "the notebook's process can be neither restarted nor stopped"
             notes = (*notes, f"{' and '.join(unused)} {are} no effect with --on inline: {why}")
         return Plan(
             (Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, gpus[0], interface=LOOPBACK),), notes

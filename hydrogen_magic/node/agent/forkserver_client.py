@@ -48,8 +48,8 @@ class ForkserverClient:
         """Start it. It imports ``preload`` at once, without a request.
 
         ``kernel``: the kernel's pidfd, -1 where it is on another machine. ``unsafe_modules`` are not
-        imported; modules that make a forkserver unsafe to fork are added to them. ``ports``: of the ports at
-        which ranks may listen, None for any.
+        imported; modules that make a forkserver unsafe to fork are added to them. ``ports``: restricts
+        the ports at which ranks listen; None: any port.
         """
         self.modules: set[str] = set()
         """Modules that it was asked to import, whether or not that succeeded."""

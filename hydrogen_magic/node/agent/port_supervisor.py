@@ -7,7 +7,7 @@ system calls lets the agent carry out such a ``bind`` in place of the rank (secc
          ◄──────────── result ─────────────────────┘   bind(socket, (address, a free port of the range))
 
 The forkserver installs the filter before it imports anything, so all processes of ranks have it. Every other
-call goes on as it is: of a certain port, on loopback, of another type of socket.
+call goes on as it is: with a fixed port, on loopback, of another type of socket.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import fcntl
 import ipaddress
 import os
 import platform
+import re
 import select
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,7 +46,7 @@ _LOAD, _IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _NOTIFY = 0x7FFF0000, 0x7FC00000
 _CALL, _ARCHITECTURE = 0, 4
 """Offsets in ``struct seccomp_data``."""
-_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+_RECEIVE, _SEND, _IS_VALID = 0xC0502100, 0xC0182101, 0x40082102
 _REQUEST = struct.Struct("QIIiIQ6Q")
 """``struct seccomp_notif``: number, thread, flags; call, architecture, instruction, arguments."""
 _ANSWER = struct.Struct("QqiI")
@@ -52,7 +54,11 @@ _ANSWER = struct.Struct("QqiI")
 _CONTINUE = 1
 _MOST_BYTES = 128
 """Of a socket's address (``struct sockaddr_storage``)."""
-_IPV4, _IPV6 = struct.Struct("!2xH4s"), struct.Struct("!2xHI16s")
+_SIZES: dict[int, int] = {socket.AF_INET: 16, socket.AF_INET6: 24}
+"""Of the addresses of each family, of IPv6 without its scope."""
+_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOSYS)
+_OLDEST = (5, 6)
+"""The first Linux with ``pidfd_getfd``."""
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
@@ -60,9 +66,10 @@ _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 def install_filter(fd: int) -> None:
-    """Let the agent carry out ``bind`` of this process and its children; called before there are threads.
+    """Let the agent carry out calls of ``bind`` by this process and its children.
 
-    ``fd``: a socket of the agent, to which the filter's descriptor goes, or why there is none.
+    Call it before there are threads. ``fd``: a socket of the agent, which receives the filter's descriptor,
+    or a text that says why there is none.
     """
     with socket.socket(fileno=fd) as sock:
         try:
@@ -75,6 +82,8 @@ def install_filter(fd: int) -> None:
 
 
 def _new_filter() -> int:
+    if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < _OLDEST:
+        raise OSError(0, f"Linux {platform.release()} is older than 5.6")
     if platform.machine() not in _ARCHITECTURES:
         raise OSError(0, f"not supported on {platform.machine()}")
     architecture, bind, seccomp = _ARCHITECTURES[platform.machine()]
@@ -113,8 +122,15 @@ class PortSupervisor:
 
     def __init__(self, ports: PortRange) -> None:
         self._ports = ports
-        self.problem = ""
+        self._refusal = ""
+        """Why ranks may listen at other ports."""
+        self._shortage = ""
+        """That there was no port for the last socket."""
+
+    @property
+    def problem(self) -> str:
         """Why ranks listen at other ports, or cannot listen; empty if nothing is wrong."""
+        return self._refusal or self._shortage
 
     def follow(self) -> int:
         """Return a socket for :func:`install_filter` in a new forkserver; it is the caller's."""
@@ -141,52 +157,57 @@ class PortSupervisor:
 
     def _note(self, why: str) -> None:
         if why:  # else the forkserver has ended
-            self.problem = (
-                f"{os.uname().nodename}: ranks may listen at ports outside of {self._ports}: {why}"
-            )
+            host = os.uname().nodename
+            self._refusal = f"{host}: ranks may listen at ports outside of {self._ports}: {why}"
 
     def _answer(self, listener: int) -> None:
         request = bytearray(_REQUEST.size)
-        # A call may be interrupted at any moment, and then comes again.
+        # Its thread may end at any moment, or be interrupted and call again.
         with suppress(FileNotFoundError, InterruptedError):
             fcntl.ioctl(listener, _RECEIVE, request)
             number, thread, *_, fd, address, length, _, _, _ = _REQUEST.unpack(request)
-            flags = failed = 0
-            try:
-                flags = 0 if self._bind(thread, fd, address, length) else _CONTINUE
-            except OSError as error:
-                failed = error.errno or errno.EIO
-                if failed == errno.EADDRINUSE:
-                    self.problem = f"{os.uname().nodename}: {error.strerror}"
+            found = self._bindable(thread, fd, address, min(length, _MOST_BYTES))
+            # Only now is it certain that all this was of the thread that called (seccomp_unotify(2)).
+            fcntl.ioctl(listener, _IS_VALID, struct.pack("Q", number))
+            flags, failed = (_CONTINUE, 0) if found is None else (0, self._bind(*found))
             fcntl.ioctl(listener, _SEND, _ANSWER.pack(number, 0, -failed, flags))
 
-    def _bind(self, thread: int, fd: int, address: int, length: int) -> bool:
-        """Bind the socket of a process to a port of the range; return False if its call is to go on.
-
-        Raises OSError with the result of its call.
-        """
+    def _bindable(
+        self, thread: int, fd: int, address: int, length: int
+    ) -> tuple[socket.socket, bytes] | None:
+        """Return a duplicate of a thread's socket and its address, None if the call is to go on."""
         try:
-            where = _at_any_port(_memory(thread, address, min(length, _MOST_BYTES)))
-            sock = _duplicate(thread, fd) if where is not None else None
-        except PermissionError as error:
-            self._note(f"the agent may not access their sockets ({error.strerror})")
-            return False
-        except Exception:  # no socket, no address, a process that has ended: the call goes on
-            return False
-        if where is None or sock is None:
-            return False
+            wanted = _memory(thread, address, length)
+            if not _is_at_any_port(wanted):
+                return None
+            sock = _duplicate(thread, fd)
+        except OSError as error:
+            if error.errno in _REFUSALS:
+                self._note(f"the agent may not access their sockets ({error.strerror})")
+            return None  # else it is no socket, or no address: the system says so itself
+        except Exception:  # the process has ended
+            return None
+        if sock.type != socket.SOCK_STREAM or sock.family not in _SIZES:
+            sock.close()
+            return None
+        return sock, wanted
+
+    def _bind(self, sock: socket.socket, address: bytes) -> int:
+        """Bind a socket to a port of the range; return the number of the error, 0 if there was none."""
+        self._shortage = ""
         with sock:
-            if sock.type != socket.SOCK_STREAM:
-                return False
-            if not sock.getsockname()[1]:  # else by an answer that came too late
-                self._bind_in_range(sock, where)
-        return True
+            try:
+                if not sock.getsockname()[1]:  # else by an answer that came too late
+                    self._bind_in_range(sock, address)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    self._shortage = f"{os.uname().nodename}: {error.strerror}"
+                return error.errno or errno.EIO
+        return 0
 
-    def _bind_in_range(self, sock: socket.socket, where: tuple[Any, ...]) -> None:
-        host, _, *rest = where
-
+    def _bind_in_range(self, sock: socket.socket, address: bytes) -> None:
         def bind() -> None:
-            network.bind(self._ports, lambda port: sock.bind((host, port, *rest)))
+            network.bind(self._ports, lambda port: _bind_to(sock, address, port))
 
         # With these options two sockets could get one port, of which one could not listen.
         with _turned_off(sock, socket.SO_REUSEPORT):
@@ -196,7 +217,7 @@ class PortSupervisor:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-                bind()  # also at ports whose last connections have just ended, if it has the option
+                bind()  # also to ports whose last connections have just ended, if it has the option
 
 
 @contextmanager
@@ -209,30 +230,26 @@ def _turned_off(sock: socket.socket, option: int) -> Iterator[None]:
         sock.setsockopt(socket.SOL_SOCKET, option, value)
 
 
+def _bind_to(sock: socket.socket, address: bytes, port: int) -> None:
+    wanted = address[:2] + port.to_bytes(2, "big") + address[4:]
+    if _libc.bind(sock.fileno(), wanted, len(wanted)):
+        raise _last_error()
+
+
 def _memory(thread: int, address: int, length: int) -> bytes:
     with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
         memory.seek(address)
         return memory.read(length)
 
 
-def _at_any_port(address: bytes) -> tuple[Any, ...] | None:
-    """Return the address of an IPv4 or IPv6 socket with port 0, as Python has it.
-
-    ``address``: its ``struct sockaddr``. None for other addresses, and for those on loopback.
-    """
-    (family,) = struct.unpack_from("H", address) if len(address) >= 2 else (0,)
-    if family == socket.AF_INET and len(address) >= _IPV4.size:
-        port, packed = _IPV4.unpack_from(address)
-        rest: tuple[int, ...] = ()
-    elif family == socket.AF_INET6 and len(address) >= _IPV6.size:
-        port, flow, packed = _IPV6.unpack_from(address)
-        scope = address[_IPV6.size : _IPV6.size + 4]
-        rest = flow, int.from_bytes(scope, "little")
-    else:
-        return None
-    host = ipaddress.ip_address(packed)
-    is_loopback = (getattr(host, "ipv4_mapped", None) or host).is_loopback
-    return None if port or is_loopback else (str(host), port, *rest)
+def _is_at_any_port(address: bytes) -> bool:
+    """Whether a ``struct sockaddr`` is of IPv4 or IPv6, has port 0, and is not on loopback."""
+    family = int.from_bytes(address[:2], sys.byteorder)
+    if len(address) < _SIZES.get(family, _MOST_BYTES + 1) or any(address[2:4]):
+        return False
+    is_ipv4 = family == socket.AF_INET
+    host = ipaddress.ip_address(address[4:8] if is_ipv4 else address[8:24])
+    return not (getattr(host, "ipv4_mapped", None) or host).is_loopback
 
 
 def _duplicate(thread: int, fd: int) -> socket.socket:

@@ -82,7 +82,9 @@ class _ByNameOrValue:
 
     def __reduce__(self) -> tuple[Any, ...]:
         by_name = b""
-        with suppress(pickle.PicklingError, AttributeError, TypeError):  # a lambda
+        with suppress(
+            Exception
+        ):  # of a lambda: the other form is always tried, and raises what is shown
             by_name = pickle.dumps(self._value, protocol=5)
         by_value = io.BytesIO()
         Pickler(by_value, protocol=5).dump(self._value)
@@ -90,7 +92,7 @@ class _ByNameOrValue:
 
 
 def _loaded(by_name: bytes, by_value: bytes) -> Any:
-    with suppress(AttributeError, ImportError, EOFError):
+    with suppress(Exception):  # the name is missing, or is that of something else
         return pickle.loads(by_name)
     return pickle.loads(by_value)
 

@@ -113,7 +113,7 @@ def _cut(value: Any, start: int, stop: int) -> Any:
 def left_out(kind: str, schema: pa.Schema) -> list[str]:
     """Return the names of the columns that batches of this kind do not have.
 
-    None if no batch can be made of these columns, which :class:`BatchConverter` reports.
+    Empty if no batch can be made of these columns, which :class:`BatchConverter` reports.
     """
     if kind in (kinds.ARRAY, kinds.TENSOR):
         try:

@@ -191,8 +191,9 @@ class _Rank:
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
-        shown = earlier.reporter.displays if earlier else None
-        self.reporter: reporter.Reporter = self._new_reporter(start, shown.ids if shown else ())
+        self.displayed: Collection[str] = earlier.displayed if earlier else ()
+        """Ids of displays, also of earlier cells."""
+        self.reporter: reporter.Reporter = self._new_reporter(start)
         self.entered = entered_collectives.EnteredCollectives(
             self.rank, self.groups, self.reporter.collectives
         )
@@ -202,11 +203,8 @@ class _Rank:
         )
         self._follow_commands(reader, start)
 
-    def _new_reporter(self, start: msg.RankStart, shown: Collection[str]) -> reporter.Reporter:
-        """Return the reporter of this gang, by which the whole process reports from now on.
-
-        ``shown``: ids of displays of earlier cells.
-        """
+    def _new_reporter(self, start: msg.RankStart) -> reporter.Reporter:
+        """Return the reporter of this gang, by which the whole process reports from now on."""
         from hydrogen_magic.node.worker import api, displays, reporter, send_interval
 
         interval = send_interval.SendInterval(self.rank, api.world_size())
@@ -217,7 +215,8 @@ class _Rank:
         displaying = start.options.displaying
         if not displaying or self.rank in displaying:
             n_displaying = len(displaying) or api.world_size()
-            found.displays = displays.DisplayQueue(self.rank, n_displaying, earlier=shown)
+            queue = displays.DisplayQueue(self.rank, n_displaying, earlier=self.displayed)
+            found.displays, self.displayed = queue, queue.ids
         reporter.install(found)
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +98,8 @@ def train_on_rank(task: TrainingTask) -> TrainedModel | None:
     if api.rank() != 0:
         return None
     if trained is not model:
-        schema = _predicted_columns(replace(task, model=trained))
+        with suppress(Exception):  # it is not lost here: what fails does so where it predicts
+            schema = _serialized(*_predicted(replace(task, model=trained)))
     return TrainedModel(trained.cpu(), schema)
 
 
@@ -136,19 +138,29 @@ def _predicted_columns(task: TrainingTask) -> bytes:
 
     On all ranks, whose models stay alike: lazy layers get their sizes.
     """
-    import pyarrow as pa
-
-    predict = ModelPredict(task.model, task.features, task.prediction, task.predict)
-    predictor = Predictor(predict, InferOptions(task.batch_size, of_function=True))
-    rows = next(iter(_stream(task, task.rows).to_arrow()))
-    found = predictor.run(rows.select(list(task.features)), 0).columns.schema
+    predict, found = _predicted(task)
     unknown = [field.name for field in found if has_null_type(field.type)]
     if unknown:
         raise InferError(
             f"predict returned no value in column {unknown[0]!r}: its type is not known"
         )
-    refuse_taken(found.names, task.taken, task.prediction, is_case_sensitive=task.is_case_sensitive)
+    column = "" if predict.names_columns else task.prediction
+    refuse_taken(found.names, task.taken, column, is_case_sensitive=task.is_case_sensitive)
+    return _serialized(predict, found)
+
+
+def _predicted(task: TrainingTask) -> tuple[ModelPredict, Any]:
+    """Return ``predict``, and the schema of what it predicts for the first rows."""
+    predict = ModelPredict(task.model, task.features, task.prediction, task.predict)
+    predictor = Predictor(predict, InferOptions(task.batch_size, of_function=True))
+    rows = next(iter(_stream(task, task.rows).to_arrow()))
+    return predict, predictor.run(rows.select(list(task.features)), 0).columns.schema
+
+
+def _serialized(predict: ModelPredict, schema: Any) -> bytes:
+    import pyarrow as pa
+
     if not predict.names_columns:
-        found = pa.schema([found.field(0).with_name("")])
-    schema: bytes = spark_schema(found).serialize().to_pybytes()
-    return schema
+        schema = pa.schema([schema.field(0).with_name("")])
+    serialized: bytes = spark_schema(schema).serialize().to_pybytes()
+    return serialized
