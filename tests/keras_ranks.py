@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import tempfile
 from typing import Any
 
 BATCH, EPOCHS, RATE, MOMENTUM = 8, 3, 0.05, 0.9
@@ -34,6 +36,10 @@ def train(x: Any, y: Any, backend: str = "torch", **schedule: Any) -> tuple[Any,
     mine = slice(hvd.rank(), None, hvd.size())
     options = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
     history = model.fit(x[mine], y[mine], callbacks=callbacks, **options)
+    if hvd.rank() == 0:  # alone, as in Horovod's example
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(f"{folder}/model.keras")
+            pickle.dumps(model)
     state = [variable.numpy() for variable in optimizer.variables]
     return begin, model.get_weights(), state, history.history
 

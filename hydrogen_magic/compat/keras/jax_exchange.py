@@ -33,6 +33,7 @@ class JaxExchange(Exchange):
             keras.distribution.initialize()
         else:
             raise RuntimeError("Keras uses JAX, but the ranks cannot join by it: use `--with jax`")
+        _prepare_saving()
         # Each rank passes its own rows.
         parallel = keras.distribution.DataParallel(auto_shard_dataset=False)
         keras.distribution.set_distribution(parallel)
@@ -69,3 +70,20 @@ class JaxExchange(Exchange):
 
     def before_change(self, model: Any) -> None:
         model.jax_state_sync()
+
+
+def _prepare_saving() -> None:
+    """Let one rank save or pickle a model alone.
+
+    Keras makes an optimizer and a metric each time, to learn their attributes; under a distribution their
+    variables are made by all ranks together. It looks up what it has learned under these names, but stores it
+    under others (3.15).
+    """
+    try:
+        from keras.src.backend.common import global_state
+        from keras.src.saving.saving_lib import get_attr_skipset
+    except ImportError:  # private to Keras
+        return
+    for kind in ("Metric", "Optimizer"):
+        learned = get_attr_skipset(kind)
+        global_state.set_global_attribute(f"saving_attr_skiplist_{kind}", learned)
