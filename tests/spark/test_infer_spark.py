@@ -66,17 +66,19 @@ mostly_on_classic = pytest.mark.parametrize("spark", [CLASSIC, CONNECT_TOO], ind
 """Where Connect goes by code that another test of Connect runs as well."""
 
 
-def captured(body: str, namespace: Mapping[str, Any] | None = None) -> Captured:
+def captured(
+    body: str, namespace: Mapping[str, Any] | None = None, seed: int | None = None
+) -> Captured:
     """Return a cell of a notebook that has imported NumPy."""
     import numpy as np
 
     cell = CellText(body, "<cell 7>", "Cell In[7]", 2, lambda text: text)
-    return capture_cell(cell, {"np": np, **(namespace or {})}, ["import numpy as np"])
+    return capture_cell(cell, {"np": np, **(namespace or {})}, ["import numpy as np"], seed=seed)
 
 
 def inferred(frame: Any, body: str, *, spec: JobSpec = NO_GPU, **options: Any) -> Any:
-    namespace = options.pop("namespace", None)
-    return infer_spark(frame, captured(body, namespace), spec, InferOptions(**options))
+    cell = captured(body, options.pop("namespace", None), options.pop("seed", None))
+    return infer_spark(frame, cell, spec, InferOptions(**options))
 
 
 def prepared(frame: Any, body: str, **options: Any) -> PreparedRun:
@@ -268,14 +270,47 @@ def test_an_action_predicts_the_rows_that_it_needs_once(
     assert plan.count("ArrowEvalPython") == 1
     assert plan.index("twice") < plan.index("ArrowEvalPython") < plan.rindex("< 900")
 
-    again = inferred(spark.range(0, 8, 1, 8), body, schema="twice bigint, text string")
-    assert [row.twice for row in again.collect()] == list(range(0, 16, 2))
     pids = runs.read_text().split()
     assert 1 <= len(pids) == len(set(pids)) <= 4, "once per worker"
+    again = inferred(spark.range(0, 8, 1, 8), body, schema="twice bigint, text string")
+    assert [row.twice for row in again.collect()] == list(range(0, 16, 2))
+    later = runs.read_text().split()[len(pids) :]
+    assert 1 <= len(later) == len(set(later)) <= 4, (
+        "once more: what the cell reads may have changed"
+    )
 
     before = n_rows()
     assert len(frame.limit(5).collect()) == 5
     assert n_rows() == before + 5
+
+
+@on_classic
+def test_a_run_neither_sees_nor_leaves_anything_in_the_workers(spark: Any, tmp_path: Path) -> None:
+    """Files that the cell has read, the generators of --seed, settings of libraries, and accumulators."""
+    factor, counted = tmp_path / "factor", spark.sparkContext.accumulator(0)
+    frame = spark.range(0, 40, 1, 4)
+    body = f"""
+import decimal, os, random
+factor = int(open({str(factor)!r}).read())
+found = [decimal.getcontext().prec, os.getcwd()]
+decimal.getcontext().prec = 5
+os.chdir("/")
+def predict(batch):
+    counted.add(len(batch))
+    drawn = [random.random() for _ in batch["id"]]
+    return {{"times": batch["id"] * factor, "drawn": drawn, "found": [str(found)] * len(batch)}}
+"""
+    drawn: list[list[float]] = []
+    for number in (1, 10, 100):
+        factor.write_text(str(number))
+        seed, names = (7 if number < 100 else None), {"counted": counted}
+        rows = inferred(frame, body, namespace=names, seed=seed).collect()
+        assert [row.times for row in rows] == [number * n for n in range(40)]
+        assert all(row.found.startswith("[28, ") and "'/'" not in row.found for row in rows)
+        drawn.append([row.drawn for row in rows])
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) == 40, "each partition has its own seed"
+    assert not set(drawn[2]) & set(drawn[0])
+    assert counted.value == 3 * 40, "without the rows that were tried first"
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ or calls one again for a filter of its values (4.1).
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -130,6 +131,7 @@ def task_config(
     return {
         "package": sent.package_digest,
         "closure": sent.closure_digest,
+        "run": secrets.token_hex(8),
         "env": [*forwarded_settings.forwarded(), *spec.env],
         "gpu": has_gpu,
         "needs": sorted(needs),

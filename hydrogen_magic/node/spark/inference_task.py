@@ -10,6 +10,8 @@ minute without work.
 
 from __future__ import annotations
 
+import contextlib
+import decimal
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -31,6 +33,8 @@ CHANGED = "have changed since they were predicted"
 FOREIGN = "this function belongs to another Spark session: call hm.udf again in this one"
 _KEPT = "_hydrogen_magic_infer"
 _MOST_GUESTS = 2
+_NUMPY_BEGINS_WITH = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+"""What NumPy does with errors (``numpy.geterr``)."""
 """Cells whose models one worker keeps: a frame may depend on two of them, in turn."""
 _VECTOR = ["type", "size", "indices", "values"]
 """Parts of a vector of Spark ML; the type of a dense one is 1, of a sparse one 0."""
@@ -258,11 +262,14 @@ def _read(batches: Any, config: dict[str, Any], package: Any) -> Iterator[Any]:
 
 
 def _guest(config: dict[str, Any]) -> _CellGuest:
-    """Return the guest for this cell on this task's device, the one from earlier tasks if there is one."""
+    """Return the guest for this run of a cell on this task's device, that of earlier tasks if there is one.
+
+    A cell that is run again has other guests: the files that it reads may have changed.
+    """
     kept = sys.modules.setdefault(_KEPT, types.ModuleType(_KEPT))
     guests: OrderedDict[Any, _CellGuest] = kept.__dict__.setdefault("guests", OrderedDict())
     device = _device() if config["gpu"] else "cpu"
-    key = (config["package"], config["closure"], tuple(config["env"]), device)
+    key = (config["run"], device)
     guest = guests.pop(key, None)
     while len(guests) >= _MOST_GUESTS:
         guests.popitem(last=False)
@@ -311,6 +318,8 @@ class _CellGuest:
         """Modules of the worker that are removed in the meantime."""
         self._finders: list[Any] = []
         self._paths: list[str] = []
+        self._state: dict[str, Any] = {}
+        """What it has set in the process and in libraries."""
         self._worker: Any = None
 
     def read(self, path: str, config: dict[str, Any], package: Any) -> Iterator[Any]:
@@ -353,6 +362,8 @@ class _CellGuest:
 
     def __enter__(self) -> _CellGuest:
         self._before = dict(os.environ), list(sys.path), list(sys.meta_path)
+        self._state_before = _state()
+        _set_state(self._state)
         self._main_before = sys.modules["__main__"]
         self._hidden = _taken(self._names)
         sys.modules.update(self._modules)
@@ -371,7 +382,34 @@ class _CellGuest:
         sys.path[:], sys.meta_path[:] = path, finders
         self._modules = _taken(self._names)
         sys.modules.update(self._hidden)
+        self._state = _state()
+        _set_state(self._state_before)
         sys.modules["__main__"] = self._main_before
+
+
+def _state() -> dict[str, Any]:
+    """Return the working directory, and settings of libraries that change values."""
+    found: dict[str, Any] = {"decimal": decimal.getcontext().copy()}
+    with contextlib.suppress(OSError):  # it was deleted
+        found["folder"] = os.getcwd()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        found["numpy"] = numpy.geterr()
+    if (torch := sys.modules.get("torch")) is not None:
+        found["torch"] = torch.get_default_dtype(), torch.is_grad_enabled()
+    return found
+
+
+def _set_state(state: dict[str, Any]) -> None:
+    """Set what :func:`_state` returns; for libraries that were not imported then, what they begin with."""
+    decimal.setcontext(state.get("decimal", decimal.Context()).copy())
+    with contextlib.suppress(OSError):
+        os.chdir(state.get("folder", "."))
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.seterr(**state.get("numpy", _NUMPY_BEGINS_WITH))
+    if (torch := sys.modules.get("torch")) is not None:
+        dtype, has_grad = state.get("torch", (torch.float32, True))
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(has_grad)
 
 
 def _taken(names: set[str]) -> dict[str, types.ModuleType]:

@@ -29,7 +29,7 @@ from hydrogen_magic.node.prediction.fixed_types import misfit_texts
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure, reason_of
 from hydrogen_magic.node.prediction.row_labels import rows_text
-from hydrogen_magic.node.worker import main_thread, module_importer, namespace, settings
+from hydrogen_magic.node.worker import main_thread, module_importer, namespace, seeding, settings
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
@@ -64,8 +64,10 @@ class CellWorker:
         with _on_device("torch" in config["needs"]):
             loaded = namespace.LoadedClosure(header, sys.modules["__main__"], own_process=False)
             loaded.restore(body)
-            self._settings = loaded.settings
-            with settings.apply(self._settings, _print_warning):
+            self._settings, self._seed = loaded.settings, header.seed
+            self._accumulators = list(_registered().values())
+            self._has_served = False
+            with seeding.seeded(self._seed), settings.apply(self._settings, _print_warning):
                 value = loaded.run()
         self._predict = loaded.predict(value)
 
@@ -76,11 +78,14 @@ class CellWorker:
 
         If they go to a file, yield the places of its streams.
         """
+        self._register_accumulators(is_trial=task.progress.is_trial)
+        number = None if self._seed is None else self._seed + task.progress.partition
         predictor = Predictor(self._predict, InferOptions(**config["options"]))
         chunks = _chunks(batches, config["options"]["batch_size"])
         with (
             _on_device("torch" in sys.modules),
             contextlib.closing(predictor),
+            seeding.seeded(number),
             settings.apply(self._settings, _print_warning),
         ):
             if config["columns"] is None:
@@ -91,6 +96,31 @@ class CellWorker:
                 )
             else:
                 yield from _predicted(predictor, chunks, config, task)
+
+    def _register_accumulators(self, *, is_trial: bool) -> None:
+        """Let Spark add what this task adds; it forgets accumulators after each task.
+
+        The rows of a trial are predicted again.
+        """
+        known = _registered()
+        for each in self._accumulators:
+            if self._has_served:
+                each._value = each.accum_param.zero(each._value)
+            if is_trial:
+                known.pop(each.aid, None)
+            else:
+                known[each.aid] = each
+        self._has_served = True
+
+
+def _registered() -> dict[int, Any]:
+    """Return the accumulators of the current task, by their numbers."""
+    try:
+        from pyspark.accumulators import _accumulatorRegistry
+    except ImportError:  # private to pyspark
+        return {}
+    registered: dict[int, Any] = _accumulatorRegistry
+    return registered
 
 
 def _print_warning(text: str) -> None:
