@@ -514,6 +514,19 @@ def test_what_mlflow_sets_on_loggers_of_others_is_not_of_the_notebook(
     assert notebook.capture("1").warnings == ()
 
 
+@pytest.mark.parametrize(("maker", "n_warnings"), [("pyspark.logger", 0), ("logging", 1)])
+def test_loggers_of_a_librarys_own_class_are_not_of_the_notebook(
+    maker: str, n_warnings: int, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyspark makes one when a statement fails."""
+    of_library = type("Made", (logging.Logger,), {"__module__": maker})("made")
+    formatter = type("JSONFormatter", (logging.Formatter,), {"__module__": "pyspark.logger.json"})
+    of_library.addHandler(logging.StreamHandler(sys.stderr))
+    of_library.handlers[0].setFormatter(formatter())
+    monkeypatch.setitem(logging.root.manager.loggerDict, "made", of_library)
+    assert len(notebook.capture("1").warnings) == n_warnings
+
+
 def ranks_of(captured: Captured) -> str:
     return fingerprints.of_ranks(captured, fingerprints.of_cell(captured))
 

@@ -76,6 +76,8 @@ def _read_logger(name: str, logger: logging.Logger) -> Iterator[Setting | Stays]
             of_library: Any = (logger.level, logger.propagate, logger.disabled, [], filters)
             yield Setting("logging", home, name, of_library)
         return
+    if _is_of_library(logger):
+        return
     handlers = []
     for handler in logger.handlers:
         stream = _stream_name(handler)
@@ -92,6 +94,14 @@ def _read_logger(name: str, logger: logging.Logger) -> Iterator[Setting | Stays]
     state = (logger.level, logger.propagate, logger.disabled, handlers, filters)
     if state != (default, True, False, [], []):
         yield Setting("logging", "logging" if module is None else home, name, state)
+
+
+def _is_of_library(logger: logging.Logger) -> bool:
+    """Whether a library has made a logger of its own class, with its own formatter, as pyspark does."""
+    maker = type(logger).__module__.partition(".")[0]
+    formatters = (type(handler.formatter).__module__ for handler in logger.handlers)
+    is_notebooks = maker in ("logging", "__main__")
+    return not is_notebooks and any(name.partition(".")[0] == maker for name in formatters)
 
 
 def _stream_name(handler: logging.Handler) -> str | None:
