@@ -83,6 +83,7 @@ class ResultPickler(Pickler):
         self._originals = originals
         self._shared = {id(obj) for obj in shared}
         self._module_class = loaded("torch.nn", "Module") if _is_distributed() else None
+        self._optimizer_class = loaded("torch.optim", "Optimizer")
         self._add_distributed_handlers()
 
     def _add_distributed_handlers(self) -> None:
@@ -136,6 +137,8 @@ class ResultPickler(Pickler):
         if is_module and self.handlers.get(kind) is None and self.handler_of(kind) is None:
             self.last = obj
             return _undistributed(obj)
+        if self._optimizer_class is not None and issubclass(kind, self._optimizer_class):
+            _refuse_wrapped(obj)
         return super().reducer_override(obj)
 
     def _reduce_sharded(self, tensor: Any) -> Any:
@@ -214,6 +217,19 @@ def _refuse_fsdp(obj: Any) -> Any:
 
 def _refuse_zero(obj: Any) -> Any:
     raise pickling_errors.RefusedError(obj, "every rank holds a part of its state", _CONSOLIDATED)
+
+
+def _refuse_wrapped(optimizer: Any) -> None:
+    """Refuse an optimizer of a class that a library has made around that of the user's optimizer.
+
+    What such a class needs is set when it wraps an optimizer, and is bound to the ranks.
+    """
+    kind = type(optimizer)
+    home = sys.modules.get(kind.__module__)
+    is_of_library = "-packages" in str(getattr(home, "__file__", ""))
+    if is_of_library and getattr(home, kind.__name__, None) is not kind:
+        why = f"{kind.__module__} has wrapped it for the ranks"
+        raise pickling_errors.RefusedError(optimizer, why, "bring back its `.state_dict()`")
 
 
 def _refuse_part(obj: Any) -> Any:
