@@ -39,6 +39,15 @@ def partly_unpicklable() -> Any:
     return [1, {"array": np.ones(3), "lock": threading.Lock()}]
 
 
+def wrapped_optimizer() -> Any:
+    """As Horovod wraps one: in a class of its name, made at run time in a module of an installed package."""
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer.__class__ = type("SGD", (torch.optim.SGD,), {"__module__": "torch.optim.adam"})
+    return optimizer
+
+
 def failure_after_others(n_bytes: int) -> Any:
     """The last rank fails when the others have returned."""
     if hm.rank() == hm.world_size() - 1:

@@ -12,6 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.errors import ResultError
 from tests import result_checks, result_ranks
 from tests.gangs import ended, until
 from tests.result_checks import run_cell
@@ -59,6 +60,12 @@ def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
 
 def test_a_forked_child_sends_no_results() -> None:
     assert ended(hm.launch(result_ranks.forks, np=1)).result > 0
+
+
+def test_an_optimizer_that_a_library_has_wrapped_is_refused() -> None:
+    gang = ended(hm.launch(result_ranks.wrapped_optimizer, np=1))
+    with pytest.raises(ResultError, match=r"has wrapped it for the ranks; .* `\.state_dict\(\)`"):
+        _ = gang.result
 
 
 def test_packing_a_result_may_take_longer_than_exiting() -> None:
