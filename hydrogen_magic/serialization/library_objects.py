@@ -394,6 +394,20 @@ def copies_on_write() -> bool:
     return not is_optional or pandas.options.mode.copy_on_write is True
 
 
+# ── Spark ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class BroadcastValue:
+    """Stands for a broadcast variable, which Spark loads for the functions that it pickles itself."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _reduce_broadcast(variable: Any) -> Any:
+    return BroadcastValue, (variable.value,)
+
+
 # ── JAX ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -482,6 +496,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("pandas", "Index", reduce_index),
     ("numpy", "ndarray", _reduce_subclass),
     ("pydantic._internal._namespace_utils", "NamespacesTuple", _reduce_namespaces),
+    ("pyspark.core.broadcast", "Broadcast", _reduce_broadcast),
     ("struct", "Struct", lambda form: (type(form), (form.format,))),
     ("torch", "finfo", _reduce_limits),
     ("torch", "iinfo", _reduce_limits),

@@ -286,8 +286,12 @@ def test_an_action_predicts_the_rows_that_it_needs_once(
 
 @on_classic
 def test_a_run_neither_sees_nor_leaves_anything_in_the_workers(spark: Any, tmp_path: Path) -> None:
-    """Files that the cell has read, the generators of --seed, settings of libraries, and accumulators."""
+    """Files that the cell has read, the generators of --seed, settings of libraries, and accumulators.
+
+    A broadcast variable is its value.
+    """
     factor, counted = tmp_path / "factor", spark.sparkContext.accumulator(0)
+    names = {"counted": counted, "one": spark.sparkContext.broadcast([1])}
     frame = spark.range(0, 40, 1, 4)
     body = f"""
 import decimal, os, random
@@ -298,12 +302,13 @@ os.chdir("/")
 def predict(batch):
     counted.add(len(batch))
     drawn = [random.random() for _ in batch["id"]]
-    return {{"times": batch["id"] * factor, "drawn": drawn, "found": [str(found)] * len(batch)}}
+    times = batch["id"] * factor * one.value[0]
+    return {{"times": times, "drawn": drawn, "found": [str(found)] * len(batch)}}
 """
     drawn: list[list[float]] = []
     for number in (1, 10, 100):
         factor.write_text(str(number))
-        seed, names = (7 if number < 100 else None), {"counted": counted}
+        seed = 7 if number < 100 else None
         rows = inferred(frame, body, namespace=names, seed=seed).collect()
         assert [row.times for row in rows] == [number * n for n in range(40)]
         assert all(row.found.startswith("[28, ") and "'/'" not in row.found for row in rows)
