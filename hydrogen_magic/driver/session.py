@@ -148,11 +148,11 @@ class RankSession:
     # ── on the loop ──
 
     def finish_cell(
-        self, reports: Mapping[int, ev.NamesChanged], has_failed: bool, loss: str
+        self, reports: Mapping[int, ev.NamesChanged], has_failed: bool, cause: str
     ) -> str:
         """Take what the ranks report at the end of a cell; return a text if the session is over.
 
-        ``loss``: which rank was killed by which signal; empty if none was.
+        ``cause``: which rank was killed by which signal; empty if none was.
         """
         self.is_running = False
         entered = {report.n_collectives for report in reports.values()}
@@ -167,7 +167,7 @@ class RankSession:
             return ""
         # Ranks that returned before the kill still wait.
         self._ending = asyncio.ensure_future(self.agents.end_session())
-        why = f"its ranks have ended with a cell{loss and ': '}{loss}"
+        why = f"its ranks have ended with a cell{cause and ': '}{cause}"
         self._why_ended = self._why_ended or why
         if self.name == UNNAMED:
             return ""
@@ -264,7 +264,8 @@ class CellRun:
         self._use = use
         self._reports: dict[int, ev.NamesChanged] = {}
         self._has_failed = False
-        self._loss = ""
+        self._cause = ""
+        """Which rank was killed by which signal."""
 
     def begin(self, stop: Callable[[str, bool], None]) -> None:
         self._session.begin_cell(stop)
@@ -276,13 +277,13 @@ class CellRun:
             self._reports[event.rank] = event
         if isinstance(event, ev.RankExited) and event.exit_code != 0:
             self._has_failed = True
-            if event.signal_name and not event.asked and not self._loss:
-                self._loss = f"rank {event.rank} was killed by {event.signal_name}"
+            if event.signal_name and not event.asked and not self._cause:
+                self._cause = f"rank {event.rank} was killed by {event.signal_name}"
 
     def finish(self) -> str:
         if self._use is not None:
             self._session.names.after_cell(self._use, self._reports)
-        return self._session.finish_cell(self._reports, self._has_failed, self._loss)
+        return self._session.finish_cell(self._reports, self._has_failed, self._cause)
 
 
 # ── the sessions of this kernel ──────────────────────────────────────────────────────────────────

@@ -274,6 +274,17 @@ def unreachable(
     return fail
 
 
+def test_an_owner_deletes_data_elsewhere_before_it_ends(datasets: Callable[[], list[str]]) -> None:
+    """Of a notebook that has ended: the owner of a gang that outlived it was the last to need it."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    rows = hm.dataset(frame(), path="memory://lake/tmp")
+    with folders.kept([str(rows.path)]):
+        folders._forget()
+        folders.prune(waits=True)
+        assert memory.find("/lake") and len(datasets()) == 1
+    assert memory.find("/lake") == [] and datasets() == []
+
+
 @pytest.mark.parametrize(
     "error", [ImportError("adlfs"), OSError(), pa.ArrowException(), ValueError()]
 )

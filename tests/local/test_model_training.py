@@ -40,7 +40,9 @@ def rows() -> Any:
 
 
 def test_a_column_that_the_frame_has_is_refused_before_the_training(rows: Any) -> None:
-    trains = lambda model, data: pytest.fail("it has trained")  # noqa: E731
+    def trains(model: Any, data: Any) -> None:
+        pytest.fail("it has trained")
+
     for taken, predict, message in (
         ("Prediction", None, "'Prediction': drop it, or choose another name with predictionCol"),
         (

@@ -593,4 +593,4 @@ def test_a_column_of_files_and_of_folders(tmp_path: Path) -> None:
 def test_a_batch_has_a_row(parquet: Path) -> None:
     for size, shown in ((0, "0"), (2.5, r"2\.5"), ("2", "'2'")):
         with pytest.raises(ValueError, match=f"as batch_size, at least 1, got {shown}"):
-            hm.shard(parquet, batch_size=size)  # type: ignore[arg-type]
+            hm.shard(parquet, batch_size=size)
