@@ -55,6 +55,7 @@ def ports_of_groups() -> list[int]:
     ]
     found = _listening_ports()
     assert {sock.getsockname()[1] for sock in own} < set(found)
+    dist.barrier()  # a rank that has ended no longer holds its ports
     return found
 
 
