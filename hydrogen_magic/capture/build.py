@@ -80,6 +80,8 @@ class Builder:
         self._out = out
         self._settings = SortedSettings()
         self.names: list[str] = []
+        self._perhaps: set[str] = set()
+        """Of them, those that the code may not need."""
         self.call: dict[str, Any] = {}
         """The call under an empty name, if it is one."""
 
@@ -122,6 +124,7 @@ class Builder:
             if name not in needs.values and self._is_picklable(value, limit):
                 needs.values[name] = why
                 self.names.append(name)
+                self._perhaps.add(name)
                 self.stream.add([(name, value)])
 
     def _is_picklable(self, value: Any, max_bytes: int) -> bool:
@@ -166,9 +169,10 @@ class Builder:
         seeds = seed_note(sources, names) if seed is None else ""
         values = {name: needs.namespace[name] for name in needs.values}
         gradients = [name for name in self.stream.with_gradients if name in values]
+        certain = {name: value for name, value in values.items() if name not in self._perhaps}
         notes = (
             seeds,
-            graph_note(values, names),
+            graph_note(certain, names),
             gradient_note({name: values[name] for name in gradients}, names),
             jax_note(pickler.n_jax_arrays, names),
             registration_note(sources, needs.namespace, pickler.definitions, names),

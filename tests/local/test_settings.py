@@ -590,6 +590,8 @@ def test_backward_on_a_loss_of_an_earlier_cell(notebook: Notebook) -> None:
     assert "without the autograd graph: `loss`;" in hint and "inside the cell" in hint
     assert notebook.capture("loss.item()").hints == ()
     assert notebook.capture("model(torch.ones(2)).sum().backward()").hints == ()
+    own = "with torch.enable_grad():\n    loss = model(torch.ones(2)).sum()\nloss.backward()"
+    assert notebook.capture(own).hints == ()
 
 
 def test_gradients_of_an_earlier_cell(notebook: Notebook) -> None:
