@@ -609,14 +609,17 @@ def test_values_inside_nested_types_are_checked() -> None:
         ("y map<string, float>", [("x", 0.1)], [("x", 1e300)]),
         ("y array<map<string, int>>", [[("x", 1)], None, []], [[("x", 0.5)]]),
         ("y struct<a: map<string, int>>", {"a": [("x", 1)]}, {"a": [("x", 0.5)]}),
+        ("y map<string, int>", {"x": 1, "z": None}, {"x": 1, "z": 0.5}),
+        ("y array<map<string, int>>", [{"x": 1}, {}], [{"x": 1}, {"y": 0.5}]),
     ):
         found = run(by_batch([fits, None, fits]), frame(3), schema=schema)
         assert found["y"].is_valid().to_pylist() == [True, False, True]
         with pytest.raises(InferError, match="but --schema declares"):
             run(by_batch([too_wide] * 3), frame(3), schema=schema)
     pairs = [[("x", 1)], None, []]
-    found = run(by_batch(pairs), frame(3), schema="y map<string, int>")
-    assert found["y"].to_pylist() == pairs
+    for values in (pairs, [{"x": 1}, None, {}], pd.Series([{"x": 1}, None, {}])):
+        found = run(by_batch(values), frame(3), schema="y map<string, int>")
+        assert found["y"].to_pylist() == pairs
 
 
 def test_nan_is_a_number_beside_numbers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import accumulate, chain
 from typing import Any
 
@@ -64,7 +65,7 @@ def _array(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
     if is_a(value, "pandas.api.extensions", "ExtensionArray"):
         value = sys.modules["pandas"].Series(value)
     if is_a(value, "pandas", "Series") or is_a(value, "pandas", "Index"):
-        return _from_pandas(value)
+        return _from_pandas(value, field)
     if is_a(value, "torch", "Tensor"):
         value = of_tensor(value)
     if isinstance(value, (list, tuple, range)):
@@ -111,9 +112,9 @@ def _is_missing(value: Any) -> bool:
 # ── by library ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _from_pandas(value: Any) -> pa.Array:
+def _from_pandas(value: Any, field: pa.Field | None) -> pa.Array:
     if value.dtype == object:
-        return _of_objects(list(value), None, is_pandas=True)
+        return _of_objects(list(value), field, is_pandas=True)
     if isinstance(value.dtype, np.dtype):
         # Not np.array, which leaves the copy to pandas; before version 3 it returns a view.
         return pa.array(_copied(np.asarray(value)), from_pandas=True)
@@ -198,10 +199,14 @@ def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -
         return pa.array(_supported(np.array(values)))  # of one unit
     is_plain = set(map(type, values)) <= _PLAIN
     rows = values if is_plain else [_readable(value) for value in values]
+    is_nested = field is not None and family(field.type) in ("list", "map", "struct")
+    if is_nested and "map<" in str(field.type):  # Arrow would infer a struct from dicts
+        with suppress(pa.ArrowException, TypeError, ValueError):
+            return _in_parts(rows, field.type, is_pandas)
     try:
         array = _inferred(rows, is_pandas)
     except pa.ArrowException:
-        if field is None or family(field.type) not in ("list", "map", "struct"):
+        if not is_nested:
             raise
         return _in_parts(rows, field.type, is_pandas)
     check_times(rows, array.type)
