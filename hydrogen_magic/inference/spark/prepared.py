@@ -292,10 +292,15 @@ def _stored(frame: Any, kept: list[str], added: pa.Schema, *, as_text: bool = Fa
     ``as_text``: those of types that Spark lacks are text. Otherwise raises InferError.
     """
     for field in added:
-        if has_null_type(field.type):
+        if pa.types.is_null(field.type):
             raise InferError(
                 f"column {field.name!r} has no value in the first batch, so its type is not known:"
                 f' set it, for example --schema "{field.name} double"'
+            )
+        if has_null_type(field.type):
+            raise InferError(
+                f"column {field.name!r} is {field.type} in the first batch, so the type of its parts that"
+                " are null there is not known: set the column's type with --schema"
             )
     stored = spark_schema(added, as_text=as_text)
     _refuse_same_names(frame, [*kept, *stored.names], "the result")
