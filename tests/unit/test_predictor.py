@@ -718,8 +718,9 @@ def test_columns_that_change_halfway() -> None:
 
 def test_a_schema_that_was_asked_for() -> None:
     table = frame(3)
-    found = run(by_batch([1.0, 2.0, None]), table, schema="y int")
-    assert found.schema.types == [pa.int32()] and found["y"].to_pylist() == [1, 2, None]
+    for values in ([1.0, 2.0, None], np.array([1.0, 2.0, math.nan])):
+        found = run(by_batch(values), table, schema="y int")
+        assert found.schema.types == [pa.int32()] and found["y"].to_pylist() == [1, 2, None]
     found = run(by_batch([[1], [], None]), table, schema="y array<float>")
     assert found["y"].to_pylist() == [[1.0], [], None]
     with pytest.raises(InferError, match=r"'y' as double, but --schema declares int32.*1\.5"):

@@ -199,16 +199,17 @@ def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -
         return pa.array(_supported(np.array(values)))  # of one unit
     is_plain = set(map(type, values)) <= _PLAIN
     rows = values if is_plain else [_readable(value) for value in values]
-    is_nested = field is not None and family(field.type) in ("list", "map", "struct")
-    if is_nested and "map<" in str(field.type):  # Arrow would infer a struct from dicts
+    kind = None if field is None else field.type
+    is_nested = kind is not None and family(kind) in ("list", "map", "struct")
+    if is_nested and "map<" in str(kind):  # Arrow would infer a struct from dicts
         with suppress(pa.ArrowException, TypeError, ValueError):
-            return _in_parts(rows, field.type, is_pandas)
+            return _in_parts(rows, kind, is_pandas)
     try:
         array = _inferred(rows, is_pandas)
     except pa.ArrowException:
         if not is_nested:
             raise
-        return _in_parts(rows, field.type, is_pandas)
+        return _in_parts(rows, kind, is_pandas)
     check_times(rows, array.type)
     wide = _widened(array.type)
     return array if wide == array.type else array.cast(wide)

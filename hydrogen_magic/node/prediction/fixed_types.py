@@ -16,7 +16,12 @@ from hydrogen_magic.core.units import clipped
 from hydrogen_magic.node.prediction.arrow_types import family, is_number
 from hydrogen_magic.node.prediction.ddl import name_of, spark_type
 from hydrogen_magic.node.prediction.options import ERROR_COLUMN
-from hydrogen_magic.node.prediction.schema_unify import is_convertible, n_infinite, text_of
+from hydrogen_magic.node.prediction.schema_unify import (
+    is_convertible,
+    n_infinite,
+    text_of,
+    without_nan,
+)
 
 _MAX_CHARACTERS = 500
 """Of a message; the column of errors has the whole value."""
@@ -128,8 +133,7 @@ def _cast(values: pa.Array, kind: pa.DataType, rounds: bool) -> pa.Array:
     are_numbers = is_number(values.type) and is_number(kind)
     if not (rounds or are_numbers or is_convertible(values.type, kind)):
         raise pa.ArrowInvalid("another type")
-    if kinds == ("float", "integer"):
-        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    values = without_nan(values, kind)
     # Spark has microseconds: what is finer is cut off, as pyspark does.
     is_rounded = rounds and kinds == ("integer", "float")
     options = pc.CastOptions(kind, allow_time_truncate=True, allow_float_truncate=is_rounded)

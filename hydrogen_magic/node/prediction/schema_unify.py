@@ -5,7 +5,7 @@ different orders have none. A column of nulls has the type ``null`` until a batc
 inside lists and structs; one of NaN alone is float until then, and null beside text. Other types that differ
 are refused, and so are values that do not fit the wider type; if errors are collected, the column becomes
 text instead. With ``--schema`` the types are fixed: numbers are converted if they are in range, and rounded
-for ``float``.
+for ``float``; NaN in a column of integers is a missing value.
 """
 
 from __future__ import annotations
@@ -255,11 +255,19 @@ def _cast(array: pa.Array, wanted: pa.DataType, rounds: bool) -> pa.Array:
     if "struct<" in str(wanted) and "list<item: null>" in str(wanted):
         # The cast of PyArrow makes lists of nulls in a struct that end after their items.
         return pa.array(array.to_pylist(), type=wanted)
+    array = without_nan(array, wanted)
     is_rounded = rounds and pa.types.is_floating(wanted) and pa.types.is_integer(array.type)
     cast = array.cast(wanted, safe=not is_rounded)
     if n_infinite(cast) != n_infinite(array):
         raise pa.ArrowInvalid(f"a value is out of the range of {wanted}")
     return cast
+
+
+def without_nan(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return floats for a column of integers, where NaN is a missing value."""
+    if (family(array.type), family(wanted)) != ("float", "integer"):
+        return array
+    return pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
 
 
 def n_infinite(array: pa.Array) -> int:
