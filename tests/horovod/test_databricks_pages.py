@@ -314,17 +314,14 @@ def test_the_keras_notebook(
     run_keras(cells, on_executors, KERAS_ALONE, monkeypatch)
 
 
-@covers_in_both_places(
-    """
-    `from tensorflow import keras`, `from tensorflow.keras import layers, models`
-    """
-)
-@pytest.mark.exhaustive  # and TensorFlow
+@covers("""`from tensorflow import keras`, `from tensorflow.keras import layers, models`""")
+@pytest.mark.exhaustive
 @pytest.mark.tensorflow
-def test_the_keras_notebook_with_tensorflow(
-    on_executors: bool, cells: Cells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_keras(cells, on_executors, TENSORFLOW, monkeypatch)
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_the_keras_notebook_with_tensorflow(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On executors alone: two minutes of a processor."""
+    run_keras(cells, True, TENSORFLOW, monkeypatch)
 
 
 FIRST = """
@@ -341,11 +338,11 @@ FIRST = """
 """The page's first example, with a value."""
 
 
-@covers_in_both_places("""`def train(): import tensorflow as tf; hvd.init()`""")
+@covers("""`def train(): import tensorflow as tf; hvd.init()`""")
 @pytest.mark.exhaustive
 @pytest.mark.tensorflow
-def test_tensorflow_in_a_function(on_executors: bool, cells: Cells) -> None:
-    assert cells(FIRST, np=two_ranks(on_executors))["value"] == 2.0
+def test_tensorflow_in_a_function(cells: Cells) -> None:
+    assert cells(FIRST, np=two_ranks(on_executors=False))["value"] == 2.0
 
 
 @covers("""`import horovod.spark`, `horovod.spark.run(train, num_proc=2)`""")

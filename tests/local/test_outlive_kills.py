@@ -34,7 +34,7 @@ from tests.gangs import PATIENCE_S, wait_until
 from tests.kernels import NEWEST
 
 STEPS = 150
-TRAINING = f"""%%distributed --np 2 --cpu --retries 2 --outlive
+TRAINING = f"""%%distributed --np 2 --cpu --with jax --retries 2 --outlive
 import time
 import hydrogen_magic as hm
 began = hm.checkpoint.load() or 0
@@ -46,6 +46,7 @@ with open(f"{{folder}}/steps-{{hm.rank()}}", "a", buffering=1) as done:
         time.sleep(0.02)
 began
 """
+"""With JAX, which ranks import on first use: each of the forty agents would import torch."""
 VICTIMS = ("kernel", "agent", "rank", "owner", "tab", "server")
 _PROGRAMS = {
     "owner": "hydrogen_magic.driver.owner.process",
@@ -193,6 +194,7 @@ _SEEDS = [pytest.param(seed, marks=pytest.mark.xdist_group(f"kills {seed}")) for
 
 
 @pytest.mark.exhaustive
+@pytest.mark.jax
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_each_is_killed_at_a_random_moment(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_server: Callable[[], Server]
