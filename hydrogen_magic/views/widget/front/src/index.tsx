@@ -35,6 +35,7 @@ function open(model: Model): { page: Page; close: () => void } {
     place.close();
     page.close();
   };
+  page.end = close;
   return { page, close };
 }
 

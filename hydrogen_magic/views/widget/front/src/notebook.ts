@@ -12,7 +12,7 @@ interface List<T> {
 
 /** The parts of JupyterLab's widget manager that are used here; other front ends have none of them. */
 export interface Manager {
-  context?: { model?: { cells?: List<{ outputs?: List<Output> }> } };
+  context?: { isDisposed?: boolean; model?: { cells?: List<{ outputs?: List<Output> }> } };
   kernel?: { clientId?: string } | null;
 }
 
@@ -32,6 +32,10 @@ export function heldBy(manager: Manager | undefined, place: string, gangId: stri
   const isText = texts(outputs, "text/plain").some((text) => text.startsWith(`gang ${gangId} `));
   return isText ? "text" : "nothing";
 }
+
+/** Whether the notebook is no longer open in this page. */
+export const isClosed = (manager: Manager | undefined): boolean =>
+  manager?.context?.isDisposed === true;
 
 /** Whether the page that shows the notebook is the one that `session` sent the cell from. */
 export function isFrom(manager: Manager | undefined, session: string): boolean {

@@ -1,7 +1,7 @@
 import { Channel, randomId } from "./channel";
 import { Files } from "./download";
 import { interruptKernel } from "./interrupt";
-import { heldBy, isFrom, type Manager } from "./notebook";
+import { heldBy, isClosed, isFrom, type Manager } from "./notebook";
 import type { Ack, Delta, FromKernel, Traits } from "./protocol";
 import { Stopping } from "./stopping";
 import { Store } from "./store";
@@ -44,6 +44,8 @@ export class Page {
   refusal = "";
   /** Whether the page shows something else than the finished picture though the gang has ended. */
   isPictureMissing: () => boolean = () => false;
+  /** Closes this page and its views: the notebook was closed, which removes no widget. */
+  end: () => void = () => this.close();
   private readonly files = new Files();
   /** Whether everything has arrived since messages were lost. */
   private isWhole = false;
@@ -99,6 +101,10 @@ export class Page {
    * second, including ours, and after the last ones no other message shows the gap.
    */
   private check(): void {
+    if (isClosed(this.model.widget_manager)) {
+      this.end();
+      return;
+    }
     this.n_toWait -= 1;
     this.n_toWaitForOutput -= 1;
     if (this.refusal !== "" || this.isKernelGone || this.n_toWait > 0) return;

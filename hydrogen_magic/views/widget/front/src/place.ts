@@ -6,7 +6,12 @@ const FOREIGN_STYLES = ["jp-RenderedHTMLCommon", "rendered_html"];
 interface Taken {
   /** The picture, to be restored. */
   picture: Node[];
-  leave: () => void;
+  /** The live view. */
+  root: HTMLElement;
+  unmount: () => void;
+  unstyle: () => void;
+  /** Gives the keyboard back to the element of the view that had it when the view left the page. */
+  refocus: () => void;
 }
 
 /**
@@ -41,13 +46,16 @@ export class Place {
 
   /** Updates the list of places in the document. */
   look(): void {
-    for (const element of this.taken.keys()) {
-      if (!element.isConnected) this.leave(element);
+    const gone = [...this.taken.keys()].filter((element) => !element.isConnected);
+    const fresh = [...this.found].filter((element) => !this.taken.has(element));
+    // A notebook that shows an output anew replaces its element: the view, with what the user has chosen
+    // in it, moves there.
+    for (const [k, element] of fresh.entries()) {
+      const before = gone[k];
+      if (before !== undefined) this.move(before, element);
+      else if (this.isReady()) this.take(element);
     }
-    if (!this.isReady()) return;
-    for (const element of [...this.found]) {
-      if (!this.taken.has(element)) this.take(element);
-    }
+    for (const element of gone.slice(fresh.length)) this.leave(element);
   }
 
   /** Restores the pictures. */
@@ -58,26 +66,57 @@ export class Place {
 
   private take(element: Element): void {
     const root = document.createElement("div");
-    const picture = [...element.childNodes];
+    const picture = this.put(element, root);
     const unstyle = withoutForeignStyles(element);
-    element.replaceChildren(root);
     const unmount = this.show(root);
-    const leave = () => {
-      unmount();
-      unstyle();
-    };
-    this.taken.set(element, { picture, leave });
+    this.taken.set(element, { picture, root, unmount, unstyle, refocus: followFocus(root) });
+  }
+
+  private move(from: Element, to: Element): void {
+    const taken = this.release(from);
+    if (taken === undefined) return;
+    const picture = this.put(to, taken.root);
+    this.taken.set(to, { ...taken, picture, unstyle: withoutForeignStyles(to) });
+    taken.refocus();
   }
 
   private leave(element: Element): void {
+    this.release(element)?.unmount();
+  }
+
+  /** Puts the view into an element; returns what was there. */
+  private put(element: Element, root: HTMLElement): Node[] {
+    const picture = [...element.childNodes];
+    element.replaceChildren(root);
+    return picture;
+  }
+
+  /** Restores the picture of an element. */
+  private release(element: Element): Taken | undefined {
     const taken = this.taken.get(element);
     this.taken.delete(element);
-    taken?.leave();
+    taken?.unstyle();
     element.replaceChildren(...(taken?.picture ?? []));
+    return taken;
   }
 }
 
 const isFinished = (node: Node) => node instanceof Element && node.classList.contains(FINISHED);
+
+/** Follows which element in `root` has the focus; returns a function that focuses it again. */
+function followFocus(root: HTMLElement): () => void {
+  let focused: HTMLElement | null = null;
+  root.addEventListener("focusin", ({ target }) => {
+    focused = target instanceof HTMLElement ? target : null;
+  });
+  // An element that leaves the page loses the focus as well, to nothing; it may be back by then.
+  root.addEventListener("focusout", () =>
+    setTimeout(() => {
+      if (root.isConnected && !root.contains(document.activeElement)) focused = null;
+    }),
+  );
+  return () => focused?.focus({ preventScroll: true });
+}
 
 /**
  * Removes the notebook's HTML styles from elements around `element`; returns a function that

@@ -16,6 +16,7 @@ export class Stage {
 
   /** The notebook makes the widget and shows it. */
   open(model = new FakeModel()): void {
+    act(() => this.dispose()); // another widget would look for the same place
     this.model = model;
     this.seq = 0;
     this.shown = widget();
@@ -39,6 +40,7 @@ export class Stage {
   close(): void {
     this.leave();
     act(() => this.dispose());
+    this.dispose = () => {};
   }
 
   /** Has the kernel say something, and the page paint it. */
@@ -104,7 +106,7 @@ export function setStage(): Stage {
     stage.open();
   });
   afterEach(() => {
-    stage.leave();
+    stage.close();
     vi.useRealTimers();
     vi.unstubAllGlobals();
     vi.restoreAllMocks();

@@ -185,6 +185,36 @@ describe("in the place of the finished picture", () => {
     expect(around.querySelector(".hm-pill")).not.toBeNull();
     around.remove();
   });
+
+  test("an output that is shown anew keeps the view with what the user has entered", async () => {
+    openAt();
+    stage.say({ gang: gangWith(), full: true, lines: [[0, 0, "first", 1]] });
+    const around = picture();
+    await stage.pass(50);
+    const search = () => around.querySelector("input[type=search]") as HTMLInputElement;
+    search().value = "fir";
+    search().focus();
+    around.innerHTML = `<div class="${NAME}"><p>the next picture</p></div>`;
+    await stage.pass(50);
+    expect([search().value, document.activeElement]).toEqual(["fir", search()]);
+    stage.close();
+    expect(around.textContent).toBe("the next picture");
+    around.remove();
+  });
+
+  test("a notebook that is closed ends the view", async () => {
+    const model = openAt();
+    stage.say({ gang: gangWith(), full: true });
+    const around = picture();
+    await stage.pass(50);
+    model.widget_manager = { context: { isDisposed: true } };
+    await stage.pass(1000);
+    expect(around.textContent).toBe("the picture");
+    const n_asked = model.sent.length;
+    await stage.pass(5000);
+    expect(model.sent.length).toBe(n_asked);
+    around.remove();
+  });
 });
 
 describe("without a kernel", () => {
