@@ -28,8 +28,11 @@ a notebook with `np` above 1 that imports from other relative files
 `TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)`
 `spark.task.resource.gpu.amount` of the cluster
 `pytorch.spark.distributor.ignoreSsl`
+`from tensorflow import keras`, `from tensorflow.keras import layers, models`
+`def train(): import tensorflow as tf; hvd.init()`
 """
-"""Their rows that name a place, or configure one. Rows that are refused run nowhere."""
+"""Their rows that name a place, or configure one, and those of TensorFlow: a minute of a processor each time.
+Rows that are refused run nowhere."""
 
 
 @dataclass(frozen=True)
