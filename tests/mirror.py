@@ -20,6 +20,8 @@ class MirroredCurve:
     bad_steps: dict[int, int] = field(default_factory=dict)
 
     def apply(self, delta: dict[str, Any], buffer: bytes) -> None:
+        if delta.get("replaces"):
+            self.series, self.bad_steps = {}, {}
         ratio = delta["width"] // self.width
         assert ratio >= 1 and ratio * self.width == delta["width"]
         if ratio > 1:
@@ -28,8 +30,8 @@ class MirroredCurve:
         at = 0
         for one in delta["series"]:
             n, rank = one["n"], one["rank"]
-            keys, counts, means, mins, maxs = columns(buffer[at : at + 24 * n], n, "dffff")
-            at += 24 * n
+            keys, counts, means, mins, maxs = columns(buffer[at : at + 40 * n], n, "ddddd")
+            at += 40 * n
             fresh = zip(counts, means, mins, maxs, strict=True)
             self.series.setdefault(rank, {}).update(zip(keys, fresh, strict=True))
             if "bad_step" in one:
@@ -100,7 +102,7 @@ class Mirror:
         if is_full:
             self._forget()
         if delta.get("restarted"):
-            self.curves, self.stacks = {}, None
+            self.stacks = None
         self._take(delta, message.buffers)
 
     def _take(self, delta: dict[str, Any], buffers: list[bytes]) -> None:

@@ -4,6 +4,9 @@ A curve is a series of buckets per metric and rank: count, mean, minimum and max
 steps fall into it. All ranks of a metric share one bucket width, a power of two that starts at 1 and
 doubles when there are too many buckets. So extremes are never dropped, and a client with the old buckets
 can merge them itself. The points themselves are kept for detail views.
+
+A gang that starts again mostly resumes from a checkpoint: the first step that it logs then replaces all from
+that step on, and what came before stays.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ _MOST_WAITING = 5000
 burst stays exact."""
 _MOST_PENDING = 10_000
 """Batches of points that wait to be added together; a page that comes late has those of all hours."""
-_LARGEST = float(np.finfo(np.float32).max)
-"""Larger values are replaced by this one: a page draws in float32."""
+_LARGEST = 1e200
+"""Larger values are replaced by this one, so that sums of values are finite."""
 _LARGEST_STEP = 2**53
 """The largest exact integer of a page."""
 
@@ -62,15 +65,14 @@ class CurveChange:
     """Rank -> buckets that are new or have changed."""
     bad_steps: Mapping[int, int]
     """Rank -> first step with a non-finite value, for the ranks in :attr:`series`."""
+    replaces: bool = False
+    """The buckets of the metric that were returned before are void."""
 
 
 class Curves:
-    """The curves of one attempt of a gang, built from its Metrics events."""
+    """The curves of a gang, built from its Metrics events."""
 
     def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
         self._curves: dict[str, _Curve] = {}
         self._names: dict[str, str] = {}
         self._fresh: dict[str, None] = {}
@@ -82,12 +84,13 @@ class Curves:
         """Changed buckets beyond the capacity of messages, before widths were doubled."""
 
     def feed(self, events: Iterable[ev.Event]) -> None:
-        """Process Metrics; AttemptStarted resets the curves; other kinds are ignored."""
+        """Process Metrics and AttemptStarted; other kinds are ignored."""
         for event in events:
             if isinstance(event, ev.Metrics):
                 self._take(event)
             elif isinstance(event, ev.AttemptStarted):
-                self._start()
+                for curve in self._curves.values():
+                    curve.is_resumed = True
 
     def metrics(self) -> list[str]:
         """Return the cleaned names in the order of their first appearance; at most 1,000."""
@@ -143,15 +146,16 @@ class Curves:
         # Ranks do not log steps beyond 1e308, or columns of different lengths.
         if len(columns) < len(event.values) or not np.isfinite(steps).all():
             return
-        with np.errstate(over="ignore"):  # all at once: there are hundreds of batches a second
-            table = floats(columns).astype(np.float32)
-        is_good = np.isfinite(table)
-        is_all_good = bool(is_good.all())
+        # all at once: there are hundreds of batches a second
+        table = floats(columns)
+        is_all_good = bool((np.abs(table) <= _LARGEST).all())
         for raw_name, column, values in zip(event.values, columns, table, strict=True):
             curve = self._curve(raw_name)
             if curve is not None:
                 self._fresh[curve.metric] = None
                 self.n_new_points += len(column)
+                if curve.is_resumed and len(steps):
+                    curve.cut(float(steps.min()))
                 if is_all_good:
                     curve.add_points(event.rank, steps, values)
                 else:
@@ -198,18 +202,30 @@ class _Curve:
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self.width = 1
+        self.is_resumed = False
+        """The gang has started again, and has not logged this metric since."""
+        self._is_cut = False
         self.bad_steps: dict[int, int] = {}
         self._sent_bad: set[int] = set()
         self._points: dict[int, Points] = {}
         self._series: dict[int, Series] = {ALL_RANKS: Series()}
-        self._pending: list[tuple[NDArray[np.float64], NDArray[np.float32]]] = []
+        self._pending: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
         """Points that are not yet in the series of all ranks."""
 
     def ranks(self) -> frozenset[int]:
         return frozenset((ALL_RANKS, *self._points))
 
+    def cut(self, step: float) -> None:
+        """Drop everything from ``step`` on, of an attempt that did not get further."""
+        self.is_resumed, self._is_cut = False, True
+        self._points = {rank: points.before(step) for rank, points in self._points.items()}
+        self._series = {ALL_RANKS: Series()}
+        self._pending = [points.since(0) for points in self._points.values() if len(points)]
+        self.bad_steps = {rank: bad for rank, bad in self.bad_steps.items() if bad < step}
+        self._sent_bad.clear()
+
     def add_points(
-        self, rank: int, steps: NDArray[np.float64], values: NDArray[np.float32]
+        self, rank: int, steps: NDArray[np.float64], values: NDArray[np.float64]
     ) -> None:
         points = self._points.get(rank)
         if points is None:
@@ -235,7 +251,7 @@ class _Curve:
         if first is not None:
             step = min(_LARGEST_STEP, max(-_LARGEST_STEP, raw_steps[first]))
             self.bad_steps.setdefault(rank, step)
-        small = np.clip(values[is_good], -_LARGEST, _LARGEST).astype(np.float32)
+        small = np.clip(values[is_good], -_LARGEST, _LARGEST)
         self.add_points(rank, steps[is_good], small)
 
     def update(self, ranks: Collection[int] | None) -> int:
@@ -288,7 +304,8 @@ class _Curve:
             taken[rank] = series.take(max(1, int(min(1e9, most_buckets / (len(waiting) - place)))))
             most_buckets -= len(taken[rank])
         self._sent_bad.update(taken.keys() & self.bad_steps.keys())
-        return self._change(taken)
+        replaces, self._is_cut = self._is_cut and bool(taken), self._is_cut and not taken
+        return self._change(taken, replaces)
 
     def full(self, ranks: Collection[int] | None) -> CurveChange:
         shown = {rank: self.series(rank) for rank in (ALL_RANKS, *self._shown(ranks))}
@@ -315,6 +332,7 @@ class _Curve:
     def _shown(self, ranks: Collection[int] | None) -> Iterable[int]:
         return self._points if ranks is None else [rank for rank in ranks if rank in self._points]
 
-    def _change(self, series: Mapping[int, Buckets]) -> CurveChange:
+    def _change(self, series: Mapping[int, Buckets], replaces: bool = False) -> CurveChange:
         bad_steps = {rank: self.bad_steps[rank] for rank in series if rank in self.bad_steps}
-        return CurveChange(self.metric, self.width, dict(sorted(series.items())), bad_steps)
+        shown = dict(sorted(series.items()))
+        return CurveChange(self.metric, self.width, shown, bad_steps, replaces)

@@ -18,10 +18,10 @@ class Buckets:
     """
 
     keys: NDArray[np.float64]
-    counts: NDArray[np.float32]
-    means: NDArray[np.float32]
-    mins: NDArray[np.float32]
-    maxs: NDArray[np.float32]
+    counts: NDArray[np.float64]
+    means: NDArray[np.float64]
+    mins: NDArray[np.float64]
+    maxs: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -32,23 +32,30 @@ class Points:
 
     def __init__(self) -> None:
         self._steps = GrowableArray(np.float64)
-        self._values = GrowableArray(np.float32)
+        self._values = GrowableArray(np.float64)
         self._n_checked = 0
         self._rises = True
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def append(self, steps: NDArray[np.float64], values: NDArray[np.float32]) -> None:
+    def append(self, steps: NDArray[np.float64], values: NDArray[np.float64]) -> None:
         self._steps.append(steps)
         self._values.append(values)
 
-    def since(self, n: int) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    def before(self, step: float) -> Points:
+        """Return the points before ``step``."""
+        steps, values = self.since(0)
+        kept = Points()
+        kept.append(steps[steps < step], values[steps < step])
+        return kept
+
+    def since(self, n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return self._steps.array[n:], self._values.array[n:]
 
     def between(
         self, start: float, until: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the points with start <= step < until."""
         steps, values = self.since(0)
         unchecked = steps[max(0, self._n_checked - 1) :]
@@ -80,7 +87,7 @@ class Series:
     def __len__(self) -> int:
         return self._n
 
-    def add(self, steps: NDArray[np.float64], values: NDArray[np.float32], width: int) -> None:
+    def add(self, steps: NDArray[np.float64], values: NDArray[np.float64], width: int) -> None:
         self.widen(width)
         self.n_points += len(steps)
         new = bucketed(steps, values, width)
@@ -132,7 +139,7 @@ def _add(into: NDArray[np.float64], other: NDArray[np.float64]) -> None:
 
 
 def bucketed(
-    steps: NDArray[np.float64], values: NDArray[np.float32], width: int
+    steps: NDArray[np.float64], values: NDArray[np.float64], width: int
 ) -> NDArray[np.float64]:
     """Return points as buckets."""
     if not len(steps):
@@ -182,8 +189,8 @@ def _run_starts(keys: NDArray[np.float64]) -> NDArray[np.intp]:
 
 def as_buckets(rows: NDArray[np.float64]) -> Buckets:
     means = rows[_SUM] / rows[_COUNT]
-    small = (row.astype(np.float32) for row in (rows[_COUNT], means, rows[_MIN], rows[_MAX]))
-    return Buckets(rows[_KEY].copy(), *small)
+    columns = (row.copy() for row in (rows[_KEY], rows[_COUNT], means, rows[_MIN], rows[_MAX]))
+    return Buckets(*columns)
 
 
 NOTHING = as_buckets(np.empty((6, 0)))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
+from hydrogen_magic.views.curves import ALL_RANKS
 from hydrogen_magic.views.widget import feed
 from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 from hydrogen_magic.views.widget.live_feed import LiveFeed
@@ -175,13 +176,26 @@ def test_a_page_may_be_there_before_the_first_event() -> None:
     assert page.gang["id"] == "3f2a" and len(page.ranks) == 2
 
 
-def test_a_new_attempt_makes_pages_forget_curves_but_not_lines() -> None:
+def test_curves_of_a_new_attempt_replace_those_from_its_first_step_on() -> None:
     rig = Rig(*running(), batch(0, range(3000), loss=[1.0] * 3000), out(0, "first\n"))
     rig.tick(after_s=1.0)
-    message = rig.tick(ev.AttemptStarted(2.0, 1), batch(0, [5], acc=[1.0]))
-    assert message is not None and message.content["restarted"]
-    assert rig.page.curves.keys() == {"acc"} and rig.page.gang["attempt"] == 1
+    rig.tick(batch(1, range(800), loss=[1.0] * 799 + [math.nan], acc=[0.5] * 800))
+    rig.tick(ev.RankStacks(1.5, 0, "Thread 1"), after_s=1.0)
+    message = rig.tick(ev.AttemptStarted(2.0, 1))
+    assert message is not None and message.content["restarted"] and rig.page.gang["attempt"] == 1
+    rig.tick(batch(0, [501, 503], loss=[2.0, 2.0]))
+    rig.tick(batch(1, [501, 502], loss=[2.0, 2.0]), after_s=1.0)
+    rig.end(ENDED)
+    loss = rig.page.curves["loss"]
+    assert loss.bad_steps == {} and loss.width == 4
+    for rank in (ALL_RANKS, 0, 1):
+        series = loss.series[rank]
+        assert sorted(series) == [*range(126)]
+        assert [series[key][1:] for key in range(125)] == [(1.0, 1.0, 1.0)] * 125
+        assert series[125][2:] == (1.0, 2.0)
+    assert len(rig.page.curves["acc"].series[1]) == 800
     assert [line[2] for line in rig.page.lines] == ["first"]
+    assert rig.arrive("late").curves["loss"].series == loss.series
 
 
 # ── budgets ──────────────────────────────────────────────────────────────────────────────────────
@@ -396,7 +410,7 @@ def test_detail_answers_the_client_that_asked() -> None:
     series = [{"rank": rank, "n": 100} for rank in (-1, 0, 1)]
     known = {"kind": "detail", "to": "me", **asked, "width": 2, "series": series, "at": 0}
     assert content | {"at": 0} == known
-    keys, counts, means, _, _ = columns(buffers[0][:2400], 100, "dffff")
+    keys, counts, means, _, _ = columns(buffers[0][:4000], 100, "ddddd")
     assert keys == tuple(range(50, 150)) and set(counts) == {4} and set(means) == {0.5}
 
 

@@ -25,10 +25,10 @@ from hydrogen_magic.views.widget.state_diff import StateDiff
 
 _HEARTBEAT_S = 1.0
 """A page without messages for a few seconds reports that."""
-_BUCKETS_PER_S = 5000
+_BUCKETS_PER_S = 3000
 """120 kB a second: with all the rest less than 200 kB."""
 _MOST_BUCKETS = 1000
-"""Buckets in one message: 24 kB."""
+"""Buckets in one message: 40 kB."""
 _MANY_POINTS = 1000
 _MANY_POINTS_EVERY_S = 0.19
 """With this many points per message, curves are updated in every other one: that takes half the time."""
@@ -181,9 +181,9 @@ class PageFeed:
     # ── input ────────────────────────────────────────────────────────────────────────────────────
 
     def _is_restart(self, events: Sequence[ev.Event]) -> bool:
-        """Return whether curves start again, so that pages must drop theirs, and stacks."""
+        """Return whether pages must drop the stacks of an earlier attempt."""
         begins = any(isinstance(event, ev.AttemptStarted) for event in events)
-        return begins and bool(self.curves.metrics() or self._stacks is not None)
+        return begins and self._stacks is not None
 
     def _feed(self, events: Sequence[ev.Event]) -> None:
         self.curves.feed(events)

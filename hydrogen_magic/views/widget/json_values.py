@@ -60,14 +60,16 @@ def curve_part(change: CurveChange, buffers: list[bytes]) -> dict[str, Any]:
         bad = {"bad_step": change.bad_steps[rank]} if rank in change.bad_steps else {}
         series.append({"rank": rank, "n": len(buckets), **bad})
     buffers.append(b"".join(map(packed_buckets, change.series.values())))
-    head = {"metric": change.metric, "width": change.width}
+    head: dict[str, Any] = {"metric": change.metric, "width": change.width}
+    if change.replaces:
+        head["replaces"] = True
     return {**head, "series": series, "at": len(buffers) - 1}
 
 
 def packed_buckets(buckets: Buckets) -> bytes:
-    """Return 24 bytes per bucket: key Float64, then count, mean, min, max Float32, by column."""
-    small = (buckets.counts, buckets.means, buckets.mins, buckets.maxs)
-    return _bytes(buckets.keys, "<f8") + b"".join(_bytes(column, "<f4") for column in small)
+    """Return 40 bytes per bucket: key, count, mean, min and max as Float64, by column."""
+    columns = (buckets.keys, buckets.counts, buckets.means, buckets.mins, buckets.maxs)
+    return b"".join(_bytes(column, "<f8") for column in columns)
 
 
 def span_part(rank: int, track: str, spans: SpanTrack, buffers: list[bytes]) -> dict[str, Any]:

@@ -139,13 +139,15 @@ export const ALL_RANKS = -1;
 export interface CurveDelta {
   metric: string;
   width: number;
+  /** True: existing buckets of the metric are void, since the gang has gone back to an earlier step. */
+  replaces?: boolean;
   series: {
     rank: number;
     n: number;
     /** First step with a non-finite value; such values are in no bucket. */
     bad_step?: number;
   }[];
-  /** Buffer: per series key Float64[n], count Float32[n], mean, min, max Float32[n] each. */
+  /** Buffer: per series key, count, mean, min and max, Float64[n] each. */
   at: number;
 }
 
@@ -188,7 +190,7 @@ export interface Delta {
   full?: boolean;
   /** Number of messages that follow at once and complete a full one; these are not full themselves. */
   parts_left?: number;
-  /** True: the gang has started again, and existing curves and stacks are of an earlier attempt. */
+  /** True: the gang has started again, and existing stacks are of an earlier attempt. */
   restarted?: boolean;
   /** The requesting client; others ignore the message, and its `seq` does not count. */
   to?: string;

@@ -138,10 +138,7 @@ export class Store {
   private take(delta: Delta, buffers: Buffers): void {
     this.hasData = true;
     this.nowAtMessageS = delta.now_s;
-    if (delta.restarted) {
-      this.curves.clear();
-      this.stacks = null;
-    }
+    if (delta.restarted) this.stacks = null;
     if (delta.gang) this.takeGang(delta.gang);
     for (const rank of delta.ranks ?? []) this.ranks.set(rank.rank, rank);
     if (delta.summary) this.takeSummary(readSummary(delta.summary, buffers));

@@ -37,7 +37,7 @@ describe("the store of curves", () => {
       for (let chunk = 0; chunk < 15; chunk++) {
         const n_before = ranks[0]?.length as number;
         const n = 1 + Math.floor(next() * 20);
-        // Sixteenths are exact in float32, however they are averaged.
+        // Sixteenths are exact, however they are averaged.
         for (const points of ranks) {
           for (let k = 0; k < n; k++) points.push([n_before + k, Math.floor(next() * 160) / 16]);
         }

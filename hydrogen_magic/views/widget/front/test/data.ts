@@ -112,17 +112,17 @@ export function packCurve(
   width: number,
   series: readonly { rank: number; buckets: readonly Bucket[]; badStep?: number }[],
 ) {
-  const n_bytes = series.reduce((sum, { buckets }) => sum + 24 * buckets.length, 0);
+  const n_bytes = series.reduce((sum, { buckets }) => sum + 40 * buckets.length, 0);
   const bytes = new Uint8Array(n_bytes);
   let at = 0;
-  const put = (column: Float64Array | Float32Array) => {
+  const put = (column: Float64Array) => {
     bytes.set(new Uint8Array(column.buffer), at);
     at += column.byteLength;
   };
   for (const { buckets } of series) {
     put(Float64Array.from(buckets, (b) => b.key));
     for (const field of ["count", "mean", "min", "max"] as const) {
-      put(Float32Array.from(buckets, (b) => b[field]));
+      put(Float64Array.from(buckets, (b) => b[field]));
     }
   }
   const delta: CurveDelta = {

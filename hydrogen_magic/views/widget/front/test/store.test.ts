@@ -53,13 +53,25 @@ describe("what is applied", () => {
     expect(store.spans.completeSinceS).toBe(9);
   });
 
-  test("a restart makes it drop curves and stacks, and nothing else", () => {
+  test("a restart makes it drop the stacks, and nothing else", () => {
     const { store } = storeAt();
     const { delta, buffers } = packCurve("loss", 1, [{ rank: 0, buckets: [] }]);
     const before = { curves: [delta], stacks: stacksOf([[0], "s"]), lines: [lineOf(0, "old")] };
     store.apply(deltaWith(1, before), buffers);
     store.apply(deltaWith(2, { restarted: true }), []);
-    expect([store.curves.metrics.size, store.stacks, store.lines.length]).toEqual([0, null, 1]);
+    expect([store.curves.metrics.size, store.stacks, store.lines.length]).toEqual([1, null, 1]);
+  });
+
+  test("a curve that goes back to an earlier step replaces what the page has of it", () => {
+    const { store } = storeAt();
+    const bucket = (key: number) => ({ key, count: 1, mean: 1, min: 1, max: 1 });
+    const first = packCurve("loss", 2, [{ rank: 0, buckets: [1, 2, 3].map(bucket), badStep: 7 }]);
+    const next = packCurve("loss", 2, [{ rank: 1, buckets: [bucket(1)] }]);
+    store.apply(deltaWith(1, { curves: [first.delta] }), first.buffers);
+    store.apply(deltaWith(2, { curves: [{ ...next.delta, replaces: true }] }), next.buffers);
+    const { series } = store.curves.metrics.get("loss") ?? { series: new Map() };
+    expect([...series.keys()]).toEqual([1]);
+    expect(series.get(1)?.n).toBe(1);
   });
 
   test("a delta that was applied already does nothing", () => {

@@ -83,7 +83,7 @@ function isWithin(inner: Buckets, outer: Buckets): boolean {
 }
 
 /** `column` at the keys of the plot; undefined if the series has no bucket. */
-function aligned(buckets: Buckets, column: Float32Array, keys: Float64Array, isLog: boolean) {
+function aligned(buckets: Buckets, column: Float64Array, keys: Float64Array, isLog: boolean) {
   const values: Values = new Array(keys.length);
   let i = 0;
   for (let k = 0; k < keys.length; k++) {

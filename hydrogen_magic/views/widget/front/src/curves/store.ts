@@ -3,14 +3,14 @@ import { valueAt } from "../maps";
 import type { CurveDelta, Detail } from "../protocol";
 
 /** Keys, counts, means, minima, maxima. */
-export type BucketColumns = [Float64Array, Float32Array, Float32Array, Float32Array, Float32Array];
+export type BucketColumns = [Float64Array, Float64Array, Float64Array, Float64Array, Float64Array];
 
 const noBuckets = (): BucketColumns => [
   new Float64Array(0),
-  new Float32Array(0),
-  new Float32Array(0),
-  new Float32Array(0),
-  new Float32Array(0),
+  new Float64Array(0),
+  new Float64Array(0),
+  new Float64Array(0),
+  new Float64Array(0),
 ];
 
 /** Buckets of one rank's curve; the columns are longer than `n`. */
@@ -25,16 +25,16 @@ export class Buckets {
   get keys(): Float64Array {
     return this.table.columns[0];
   }
-  get counts(): Float32Array {
+  get counts(): Float64Array {
     return this.table.columns[1];
   }
-  get means(): Float32Array {
+  get means(): Float64Array {
     return this.table.columns[2];
   }
-  get mins(): Float32Array {
+  get mins(): Float64Array {
     return this.table.columns[3];
   }
-  get maxs(): Float32Array {
+  get maxs(): Float64Array {
     return this.table.columns[4];
   }
 
@@ -87,16 +87,17 @@ export class Metric {
   constructor(readonly name: string) {}
 
   apply(delta: CurveDelta, buffers: readonly DataView[]): void {
+    if (delta.replaces) this.series.clear();
     this.widen(delta.width);
     const reader = readerOf(buffers, delta.at, `curves of ${delta.metric}`);
     for (const { rank, n, bad_step } of delta.series) {
       const mine = this.seriesOf(rank);
       mine.put([
         reader.take(Float64Array, n),
-        reader.take(Float32Array, n),
-        reader.take(Float32Array, n),
-        reader.take(Float32Array, n),
-        reader.take(Float32Array, n),
+        reader.take(Float64Array, n),
+        reader.take(Float64Array, n),
+        reader.take(Float64Array, n),
+        reader.take(Float64Array, n),
       ]);
       if (bad_step !== undefined) mine.badStep = bad_step;
     }
@@ -129,9 +130,7 @@ export class Metric {
   }
 
   private widen(width: number): void {
-    // Narrower than before: the gang started again, and the existing data is of an earlier attempt.
-    if (width < this.width) this.series.clear();
-    else if (width > this.width) {
+    if (width > this.width) {
       for (const buckets of this.series.values()) buckets.coarsen(width / this.width);
     }
     this.width = width;
@@ -166,6 +165,7 @@ export class CurveStore {
     for (const delta of deltas) {
       const metric = valueAt(this.metrics, delta.metric, () => new Metric(delta.metric));
       metric.apply(delta, buffers);
+      if (delta.replaces) this.details.delete(delta.metric);
     }
   }
 
