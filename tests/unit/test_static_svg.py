@@ -30,6 +30,7 @@ from hydrogen_magic.views.static_svg.ansi import to_html
 from hydrogen_magic.views.static_svg.fills import FILLS, KINDS
 from hydrogen_magic.views.static_svg.scales import Scale, seconds_ticks, value_scale
 from hydrogen_magic.views.static_svg.swimlanes import _covered
+from hydrogen_magic.views.widget.static_html import StaticView
 from tests import seconds
 from tests.pictures import drawn, ended, launched, trained
 
@@ -247,6 +248,23 @@ def test_a_failure_that_the_cell_shows_too_is_folded() -> None:
     assert "<summary>rank 1 failed</summary>" in folded and "line" in checked(folded).text
 
 
+def test_large_and_small_values_are_whole() -> None:
+    for values, labels, last in (
+        ((0, 98_765_432), {"0", "20000000", "80000000"}, "98765432"),
+        ((-1.25e-4, 1.25e-4), {"-0.00010", "0.00000", "0.00010"}, "0.000125"),
+        ((1.7e9, 1.7e9 + 100), {"1700000000", "1700000100"}, "1.7e+09"),
+        ((1.25e-12, 1.75e-12), {"1.3e-12", "1.7e-12"}, "1.75e-12"),
+        ((0.0, 0.0), {"-1.0", "0.0", "1.0"}, "0"),
+    ):
+        logged = ev.Metrics(2.0, 0, (0, 1), (0.0, 1.0), {"m": values})
+        parsed = checked(drawn(ended([*launched(1), logged])))
+        assert labels <= {*parsed.words()} and last in parsed.words(), parsed.words()
+        places = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*end', parsed.images()[1])]
+        shown = re.findall(r'<text x="[\d.]+"[^>]*end[^>]*>([^<]*)<', parsed.images()[1])
+        for x, text in zip(places, shown, strict=True):
+            assert x > 5 * len(text), "it begins inside the picture"
+
+
 def test_a_curve_over_many_decades_gets_a_logarithmic_axis() -> None:
     parsed = checked(drawn(ended(trained(1, 400, ("lr",), spans=False))))
     assert {"0.001", "1e-05", "1e-07"} <= set(parsed.words())
@@ -436,6 +454,21 @@ def test_text_stays_text_in_what_nbconvert_makes(hostile: str) -> None:
     assert whole(read).text.split() == checked(fragment).text.split()
 
 
+def test_a_rank_that_prints_without_end_does_not_hide_the_others() -> None:
+    lines = [OutputLine(0, "stdout", f"line {n}") for n in range(5)]
+    lines += [OutputLine(1, "stdout", f"flood {n} " + "x" * 50) for n in range(20_000)]
+    events = ended(trained(2, 20, ()))
+    shown = checked(drawn(events, lines)).text
+    assert all(f"[0] line {n}" in shown for n in range(5)) and "[1] flood 19999 " in shown
+    state = replay(events)
+    assert re.search(
+        rf"Output: [\d,]+ of 20,005 lines; all of them: %gang logs {state.gang}", shown
+    )
+    plain = [*StaticView(Curves(), SpanTracks(), lines).plain_lines(state)]
+    assert plain[0].endswith(f"of 20,005 lines; all of them: %gang logs {state.gang}")
+    assert plain[1:6] == [f"[0] line {n}" for n in range(5)] and len(plain) == 1001
+
+
 # ── size ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -482,7 +515,7 @@ def test_ticks_are_few_inside_and_told_apart(one: float, two: float, most: int) 
         (0.0, 1.0, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
         (0.0, 0.9, ["0.0", "0.2", "0.4", "0.6", "0.8"]),
         (3.25, 3.25, ["3.0", "3.2", "3.4"]),
-        (1.00001, 1.00004, ["1.00000", "1.00002", "1.00004", "1.00006"]),
+        (1.00001, 1.00004, ["1.00001", "1.00002", "1.00003", "1.00004"]),
         (1e-6, 1.0, ["1e-06", "0.0001", "0.01", "1"]),
         (-200.0, 900.0, ["-250", "0", "250", "500", "750"]),
     ],

@@ -25,7 +25,10 @@ _MOST_LINES = 8
 _MOST_POINTS = 12_000
 """Points of all lines of all charts: about 150 kB in a notebook."""
 _LEFT, _TOP = 46, 30
-"""Where a chart's axes begin, in pixels."""
+"""Where a chart's axes begin, in pixels; further right if the labels of values are long."""
+_GAP = 5
+"""Pixels between a label and its axis."""
+_MOST_TICKS = 6
 _APART = 1.5
 """Minimum distance in pixels at which a rank is visibly different from the mean."""
 _NAMES_IN_NOTE = 12
@@ -128,7 +131,8 @@ def _left_out(metrics: Sequence[str]) -> str:
     left_out = metrics[_MOST_CHARTS:]
     if not left_out:
         return ""
-    names = ", ".join(name_html(name, 30) for name in left_out[:_NAMES_IN_NOTE])
+    short = short_names(left_out[:_NAMES_IN_NOTE], _LONGEST_NAME)
+    names = ", ".join(name_html(name, _LONGEST_NAME) for name in short)
     more = f" and {len(left_out) - _NAMES_IN_NOTE} more" if len(left_out) > _NAMES_IN_NOTE else ""
     return f" · the first {_MOST_CHARTS} of {len(metrics)} metrics; not drawn: {names}{more}"
 
@@ -217,7 +221,7 @@ class _Chart:
         """Return the chart; ``last`` is the newest value, beside the metric's name."""
         parts = [svg.label(4, 15, self.name, _LONGEST_NAME, font_weight="bold", font_size=12)]
         if last is not None:
-            parts.append(svg.label(self.size.right, 15, _short(last), text_anchor="end"))
+            parts.append(svg.label(self.size.right, 15, number(last), text_anchor="end"))
         if self.lines:
             parts += self._plot()
         if self.bad:
@@ -239,7 +243,9 @@ class _Chart:
         values = value_scale(lowest, highest, self.size.bottom, _TOP)
         first = min(line.first for line in lines)
         last = max(first + 1, *(line.steps[-1] for line in lines), *self.bad.values())
-        steps = Scale(first, float(last), _LEFT, self.size.right)
+        labels = [svg.text_width(text) for _, text in values.ticks(_MOST_TICKS)]
+        left = max(_LEFT, *(width + _GAP for width in labels))
+        steps = Scale(first, float(last), left, self.size.right)
         shown = self._distinguishable(steps, values)
         drawn = [self._curve(rank, line, steps, values) for rank, line in shown.items()]
         return [*_axes(self.size, steps, values), *drawn, *self._bad_mark(steps)]
@@ -302,26 +308,22 @@ class _Chart:
         lowest, highest = self._extremes()
         main = self.lines[min(self.lines)]
         return (
-            f"{self.metric}: {_short(main.means[0])} to {_short(main.means[-1])}, "
-            f"lowest {_short(lowest)}, highest {_short(highest)}, "
+            f"{self.metric}: {number(main.means[0])} to {number(main.means[-1])}, "
+            f"lowest {number(lowest)}, highest {number(highest)}, "
             f"steps {number(round(main.first))} to {number(round(main.steps[-1]))}{note}"
         )
 
 
 def _axes(size: _Size, steps: Scale, values: Scale) -> list[str]:
-    parts = [svg.rule(_LEFT, size.bottom, size.right, size.bottom, 0.6)]
-    for value, text in values.ticks(6):
+    left = steps.start
+    parts = [svg.rule(left, size.bottom, size.right, size.bottom, 0.6)]
+    for value, text in values.ticks(_MOST_TICKS):
         y = float(values(value))
-        parts.append(svg.rule(_LEFT, y, size.right, y, 0.18))
-        parts.append(svg.label(_LEFT - 5, y + 3.5, text, text_anchor="end", font_size=10))
+        parts.append(svg.rule(left, y, size.right, y, 0.18))
+        parts.append(svg.label(left - _GAP, y + 3.5, text, text_anchor="end", font_size=10))
     for step, text in steps.ticks(5, are_whole=True):
         x = float(steps(step))
-        anchor = "end" if x > size.right - 12 else "middle"
+        anchor = "end" if x + svg.text_width(text) / 2 > size.width else "middle"
         parts.append(svg.rule(x, size.bottom, x, size.bottom + 3, 0.6))
         parts.append(svg.label(x, size.bottom + 15, text, text_anchor=anchor, font_size=10))
     return parts
-
-
-def _short(value: float) -> str:
-    """Return four significant digits: values of curves are float32, so more would be noise."""
-    return number(float(f"{value:.4g}"))

@@ -13,7 +13,7 @@ from itertools import accumulate
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import number, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.driver.state.output_lines import OutputLine
+from hydrogen_magic.driver.state.output_lines import OutputLine, newest
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import name_html, to_html
@@ -24,10 +24,10 @@ from hydrogen_magic.views.static_svg.swimlanes import timeline_html
 from hydrogen_magic.views.static_svg.times import times_of
 from hydrogen_magic.views.text_table import MOST_ROWS, headline, slowest, warnings
 
-_MOST_LINES = 100
+_MOST_LINES = 1000
 _LONGEST_LINE = 400
 _LONGEST_REPORT_LINE = 4000
-_MOST_OUTPUT_CHARACTERS = 60_000
+_MOST_OUTPUT_CHARACTERS = 100_000
 """Characters of HTML: a line with a colour per letter takes ten times as much as its text."""
 _MOST_REPORT_CHARACTERS = 40_000
 _MARKS = {"SUCCEEDED": "✓", "FAILED": "✕", "STOPPED": "■"}
@@ -53,7 +53,7 @@ def html(
         *ranks_html(state, ranks),
         *charts_html(curves, state),
         *timeline_html(state, tracks, times_of(tracks), ranks),
-        *_output(lines, len(state.ranks)),
+        *_output(lines, state),
     ]
     # MathJax would render a rank's text between two dollar signs, including links.
     head = '<div class="hydrogen-magic tex2jax_ignore mathjax_ignore">'
@@ -98,20 +98,28 @@ def _failure(report: str, is_folded: bool) -> list[str]:
     return [f'<details style="{bar}">', title, _preformatted(kept[1:]), "</details>"]
 
 
-def _output(lines: Sequence[OutputLine], n_ranks: int) -> list[str]:
+def _output(lines: Sequence[OutputLine], state: GangState) -> list[str]:
     if not lines:
         return []
-    last = lines[-_MOST_LINES:]
-    prefixes = [f"[{line.rank}] " if n_ranks > 1 else "" for line in last]
-    texts = [
-        to_html(prefix + _short(line.text, _LONGEST_LINE))
-        for prefix, line in zip(prefixes, last, strict=True)
-    ]
-    n_kept = _n_within(texts[::-1], _MOST_OUTPUT_CHARACTERS)
-    count = counted(n_kept, "line")
-    summary = f"the last {count}" if n_kept < len(lines) else count
+    texts: dict[int, str] = {}
+
+    def size(place: int) -> int:
+        line = lines[place]
+        prefix = f"[{line.rank}] " if len(state.ranks) > 1 else ""
+        texts[place] = to_html(prefix + _short(line.text, _LONGEST_LINE))
+        return len(texts[place])
+
+    kept = newest(lines, _MOST_LINES, _MOST_OUTPUT_CHARACTERS, size)
+    summary = name_html(output_summary(len(kept), len(lines), state), 100)
     head = f"<summary><b>Output</b>: {summary}</summary>"
-    return ["<details>", head, _preformatted(texts[-n_kept:]), "</details>"]
+    return ["<details>", head, _preformatted([texts[place] for place in kept]), "</details>"]
+
+
+def output_summary(n_kept: int, n_lines: int, state: GangState) -> str:
+    """Return ``2 lines``, or how many of more lines are shown, and where the others are."""
+    if n_kept == n_lines:
+        return counted(n_lines, "line")
+    return f"{n_kept:,} of {counted(n_lines, 'line')}; all of them: %gang logs {state.gang}"
 
 
 def _n_within(lines: Sequence[str], most: int) -> int:

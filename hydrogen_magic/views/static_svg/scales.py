@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,8 +52,8 @@ def value_scale(low: float, high: float, start: float, end: float) -> Scale:
     """Return a scale with some margin around the values; logarithmic over more than 3 decades."""
     if low > 0 and high / low > 10**_MOST_DECADES_LINEAR:
         return Scale(low, high, start, end, is_log=True)
-    # A constant gets a tenth around it; a range that is too small for its labels is widened.
-    least = max(abs(low), abs(high)) * (2e-5 if high > low else 0.1)
+    # A constant gets a tenth around it, and zero one; a range too small for its labels is widened.
+    least = max(abs(low), abs(high)) * (1e-9 if high > low else 0.1) or 1.0
     room = max((high / 2 - low / 2) * 0.1, least, 1e-300)
     limit = 1.7e308
     return Scale(max(low - room, -limit), min(high + room, limit), start, end)
@@ -89,7 +90,10 @@ def _decades(low: float, high: float, most: int) -> list[float]:
 
 def _fixed(value: float, step: float) -> str:
     """Return ``value`` with enough decimals to differ from its neighbours."""
-    decimals = next((d for d in range(8) if math.isclose(round(step, d), step)), 8)
-    if decimals > 6 or abs(value) >= 1e8:
-        return number(value)
-    return f"{value + 0.0:.{decimals}f}"
+    decimals = next((d for d in range(12) if math.isclose(round(step, d), step)), 12)
+    if decimals <= (10 if abs(value) >= 1e-3 else 6) and abs(value) < 1e10:
+        return f"{value + 0.0:.{decimals}f}"
+    if value == 0:
+        return "0"
+    digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(step) + 1e-9) + 2
+    return re.sub(r"\.?0*(e[+-])0?", r"\1", f"{value:.{min(12, max(1, digits)) - 1}e}")

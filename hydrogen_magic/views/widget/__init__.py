@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.core.events import Display, Event
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.driver.state.output_lines import without_colour
 from hydrogen_magic.views import DETACHED_S, Actions
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import gang_lines, text_while_running
@@ -246,8 +245,7 @@ class WidgetView:
         html = drawn.html(state, with_output=not is_printed, is_raised=self._blocking)
         text = _as_text(state)
         if not is_printed:
-            lines = (f"[{line.rank}] {without_colour(line.text)}" for line in drawn.last_lines)
-            text = "\n".join([text, *lines])
+            text = "\n".join([text, *drawn.plain_lines(state)])
         may_come = self._is_connected.is_set() or self._flood.is_recent
         if self._page is not None and (may_come or not is_printed):
             self._page.end(html, text)

@@ -137,8 +137,12 @@ def shown_ranks(
     alive = [rank for rank in state.ranks if not rank.is_over]
     others = [rank for rank in state.ranks if rank.phase != "failed"]
     slow = [rank.rank for rank in slowest(alive or others)[:_MOST_SLOW]]
+    why = "among the slowest" if alive else "least progress"
+    progress = {(rank.phase, rank.steps, rank.bar and rank.bar.fraction) for rank in others}
+    if not alive and len(progress) == 1:
+        why = ""
     reasons = {
-        **dict.fromkeys(slow, "among the slowest" if alive else "least progress"),
+        **dict.fromkeys(slow, why),
         **dict.fromkeys(watched, "chosen"),
         **dict(list(behind.items())[:_MOST_SLOW]),
         **dict.fromkeys(_failed_ranks(state), "failed"),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state import failure_report
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines
+from hydrogen_magic.driver.state.output_lines import (
+    OutputLine,
+    OutputLines,
+    newest,
+    without_colour,
+)
 from hydrogen_magic.views import static_svg as pictures
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.widget.feed import PageFeed
 
-_N_LAST_LINES = 200
-"""Output in the picture."""
+_MOST_LINES = 1000
+_MOST_CHARACTERS = 100_000
+"""Of the output beside the picture, for readers without HTML."""
 _CULPRIT_LINES = 10
 
 
@@ -28,14 +34,21 @@ class StaticView:
     lines: Sequence[OutputLine]
     """The ranks' output."""
 
-    @property
-    def last_lines(self) -> Sequence[OutputLine]:
-        """The output that is shown."""
-        return self.lines[-_N_LAST_LINES:]
+    def plain_lines(self, state: GangState) -> Iterator[str]:
+        """Yield the output as lines of plain text."""
+
+        def size(place: int) -> int:
+            return len(self.lines[place].text)
+
+        kept = newest(self.lines, _MOST_LINES, _MOST_CHARACTERS, size)
+        if len(kept) < len(self.lines):
+            yield f"output: {pictures.output_summary(len(kept), len(self.lines), state)}"
+        for place in kept:
+            yield f"[{self.lines[place].rank}] {without_colour(self.lines[place].text)}"
 
     def html(self, state: GangState, *, with_output: bool, is_raised: bool = False) -> str:
         """Return the picture; ``is_raised``: the cell's error has the failure's traceback."""
-        lines = self.last_lines if with_output else ()
+        lines = self.lines if with_output else ()
         report = self._report(state)
         return pictures.html(state, self.curves, self.tracks, lines, report, is_folded=is_raised)
 

@@ -2,13 +2,13 @@
 
 import { count } from "./format";
 
-/** Four significant digits: `0.7525`, `1.2e-5`, `12,346`, `3.4e9`; words for non-finite values. */
+/** Four significant digits, whole numbers in full: `0.7525`, `1.2e-5`, `12,346`; words if not finite. */
 export function figure(x: number): string {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size < 1e-3 || size >= 1e7) return exponent(x, 3);
+  if (size < 1e-3 || size >= (Number.isInteger(x) ? 1e12 : 1e7)) return exponent(x, 4);
   if (size >= 1000) return minus(count(x));
   return minus(x.toPrecision(4));
 }

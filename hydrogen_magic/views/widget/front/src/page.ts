@@ -169,8 +169,7 @@ export class Page {
     const { id, outlives } = this.store.gang ?? { id: "", outlives: false };
     if (!this.isLost) return "";
     const why = this.isKernelGone ? RESTARTED : SILENT;
-    if (outlives) return `${why} The gang continues: %gang attach ${id} shows and stops it.`;
-    return this.isKernelGone ? `${why} The gang has ended with it.` : why;
+    return outlives ? `${why} The gang continues: %gang attach ${id} shows and stops it.` : why;
   }
 
   /** Whether a request to stop may have an effect: a cell that waits for its gang can be interrupted. */
@@ -180,6 +179,7 @@ export class Page {
 
   private readonly disconnected = () => {
     this.isKernelGone = true;
+    if (!this.store.gang?.outlives) this.store.endNow(`${RESTARTED} The gang has ended with it.`);
     this.stopping.reset();
     this.store.changed();
   };

@@ -109,6 +109,27 @@ export class Store {
     return isGap ? "gap" : "applied";
   }
 
+  /** The gang ended without a message of its kernel, for `reason`; a later message replaces this. */
+  endNow(reason: string): void {
+    if (this.gang === null || this.isOver) return;
+    const stopped = "stopped";
+    for (const [place, rank] of this.ranks) {
+      if (!isOver(rank.phase))
+        this.ranks.set(place, { ...rank, phase: stopped, doing: "", mark: "" });
+    }
+    if (this.summary) {
+      const phases = [...this.summary.phases, stopped];
+      const phase = this.summary.phase.map((k) =>
+        isOver(phases[k] ?? "") ? k : phases.length - 1,
+      );
+      const counts: Record<string, number> = {};
+      for (const k of phase) counts[phases[k] ?? ""] = (counts[phases[k] ?? ""] ?? 0) + 1;
+      this.summary = { ...this.summary, phases, phase, counts };
+    }
+    this.gang = { ...this.gang, state: stopped, reason, ended_s: this.nowS(), warnings: [] };
+    this.changed();
+  }
+
   applyDetail(detail: Detail, buffers: Buffers): void {
     if (detail.to !== this.client) return;
     this.curves.applyDetail(detail, buffers);

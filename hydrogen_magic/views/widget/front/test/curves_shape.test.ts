@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { columnsFor, wholeOf } from "../src/curves/Curves";
-import { airy, logLabels, logTicks } from "../src/curves/plot";
+import { airy, logLabels, logTicks, stepLabel } from "../src/curves/plot";
 import { FEW_LINES, firstBad, type Options, shape, smooth } from "../src/curves/shape";
 import { CurveStore, type Metric } from "../src/curves/store";
 import { wantedDetail } from "../src/curves/useDetail";
@@ -265,8 +265,10 @@ describe("what is told beside a plot", () => {
 
 describe("numbers", () => {
   it("are short and keep what matters", () => {
-    const told = [0, 0.75251, -12.3456, 12345.6, 1.2e-5, 3.4e9, Number.NaN, -1 / 0].map(figure);
-    expect(told).toEqual(["0", "0.7525", "−12.35", "12,346", "1.2e−5", "3.4e9", "NaN", "−∞"]);
+    const told = [0, 0.75251, -12.3456, 12345.6, 1.2e-5, 3.4567e19, Number.NaN, -1 / 0].map(figure);
+    expect(told).toEqual(["0", "0.7525", "−12.35", "12,346", "1.2e−5", "3.457e19", "NaN", "−∞"]);
+    expect([98_765_432_100, 98765432.5].map(figure)).toEqual(["98,765,432,100", "9.877e7"]);
+    expect([1_000_001, -5, 3e15].map(stepLabel)).toEqual(["1,000,001", "−5", "3e15"]);
   });
 
   it("on axes have the digits that change", () => {

@@ -185,7 +185,7 @@ describe("the section of curves", () => {
       async () => ack(true),
       new Map([[1, rankWith(1, { metrics: { loss: "nan" } })]]),
     );
-    expect(root.textContent).toContain("NaN or infinite from step 0, rank 1");
+    expect(root.textContent).toContain("NaN or infinite, first at step 0, rank 1");
     expect(root.textContent).not.toContain("the same on all ranks");
     expect(root.querySelector('[title="rank 1"]')?.textContent).toBe("1NaN");
   });
@@ -195,7 +195,7 @@ describe("the section of curves", () => {
     const { delta, buffers } = packCurve("loss", 1, [{ rank: 0, buckets: [], badStep: 0 }]);
     store.apply([delta], buffers);
     const root = shown(store, async () => ack(true));
-    expect(root.textContent).toContain("NaN or infinite from step 0, rank 0");
+    expect(root.textContent).toContain("NaN or infinite, first at step 0, rank 0");
   });
 
   it("names the only rank of a large gang that has a line", () => {

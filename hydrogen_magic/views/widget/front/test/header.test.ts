@@ -155,6 +155,23 @@ describe("the header", () => {
     expect(stage.commands).not.toContain("stacks");
   });
 
+  test("a gang that ends with its restarted kernel has stopped", async () => {
+    stage.say({
+      gang: gangWith(),
+      ranks: [rankWith(0), rankWith(1, { phase: "done" })],
+    });
+    stage.model.disconnect();
+    await stage.pass(20);
+    expect(stage.find(".hm-pill").dataset.state).toBe("stopped");
+    expect(stage.find(".hm-notices").textContent).toContain("The gang has ended with it");
+    expect(stage.button("Stop")).toBeUndefined();
+    expect(stage.find(".hm-ranks").textContent).toMatch(/1 done.*1 stopped|1 stopped.*1 done/s);
+    const took = stage.find(".hm-elapsed").textContent;
+    vi.spyOn(performance, "now").mockImplementation(() => 1e9);
+    await stage.pass(1100);
+    expect(stage.find(".hm-elapsed").textContent).toBe(took);
+  });
+
   test("a silent kernel may be interrupted while its cell waits for the gang", async () => {
     const silence = async (blocking: boolean) => {
       stage.model.traits.blocking = blocking;

@@ -56,7 +56,7 @@ function Values({ metric, ranks }: { metric: Metric; ranks: readonly RankValue[]
   return ranks.map((value) => <Value key={value.rank} {...value} />);
 }
 
-/** "not finite from step 120, rank 1" */
+/** Where values that are not finite begin; later ones may be finite. */
 function Bad({ step, ranks }: { step: number; ranks: readonly number[] }) {
   const few = ranks.slice(0, 4).join(", ");
   const more = ranks.length > 4 ? ` and ${ranks.length - 4} more` : "";
@@ -66,7 +66,7 @@ function Bad({ step, ranks }: { step: number; ranks: readonly number[] }) {
       <svg viewBox="0 0 10 8" aria-hidden="true">
         <path d="M0 0h10L5 8z" />
       </svg>
-      {`NaN or infinite from step ${count(step)}, ${word} ${few}${more}`}
+      {`NaN or infinite, first at step ${count(step)}, ${word} ${few}${more}`}
     </span>
   );
 }

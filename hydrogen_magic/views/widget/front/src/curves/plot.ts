@@ -1,5 +1,6 @@
 import uPlot from "uplot";
-import { tickLabel } from "../numbers";
+import { count } from "../format";
+import { figure, tickLabel } from "../numbers";
 import type { Range } from "../range";
 import { colorOf, dashOf, type Theme } from "../theme";
 import type { Line, Shape } from "./shape";
@@ -25,6 +26,8 @@ export interface PlotInput {
 }
 
 const FONT_PX = 11;
+/** Width of a letter of a label. */
+const LETTER_PX = 6.3;
 
 /** Limits of a linear axis: a small margin, and no negative numbers for non-negative values. */
 export function airy(low: number, high: number): Range {
@@ -84,7 +87,10 @@ const HALO_PX = 5;
 /** `isThin`: a mean is drawn over the lines of ranks. */
 function seriesOf({ role, rank, isFaint }: Line, theme: Theme, isThin: boolean): uPlot.Series {
   const base: uPlot.Series = { spanGaps: true, points: { show: false } };
-  if (role === "high" || role === "low") return { ...base, width: 0, stroke: "transparent" };
+  // An edge, since a single spike is a band of no width.
+  if (role === "high" || role === "low") {
+    return { ...base, width: 1, stroke: withAlpha(theme.text, 0.25) };
+  }
   if (role === "halo") return { ...base, width: HALO_PX, stroke: withAlpha(theme.text, 0.16) };
   if (role === "mean") {
     return { ...base, width: isFaint ? 1 : 1.5, stroke: withAlpha(theme.text, isFaint ? 0.25 : 1) };
@@ -141,7 +147,7 @@ export class Plot {
     return {
       width: widthPx,
       height: PLOT_HEIGHT_PX,
-      padding: [6, 10, 0, 0],
+      padding: [6, (u) => Math.max(10, 4 + stepWidth(u) / 2), 0, 0],
       legend: { show: false },
       series: [{}, ...shape.lines.map((line) => seriesOf(line, theme, isThin))],
       bands: isBanded ? [{ series: [1, 2], fill: withAlpha(theme.text, 0.1) }] : [],
@@ -173,17 +179,18 @@ export class Plot {
       {
         ...common,
         size: 20,
-        space: 56,
+        space: (u) => Math.max(56, 16 + stepWidth(u)),
         grid: { show: false },
         border: { show: true, stroke: theme.line, width: 1 },
         incrs: STEP_INCREMENTS,
-        values: (_, ticks, _axis, _space, step) => ticks.map((x) => tickLabel(x, step)),
+        values: (_, ticks) => ticks.map(stepLabel),
       },
       {
         ...common,
         space: 26,
         ...(isLog ? { splits: (_u, _axis, low, high) => logTicks(low, high), filter: all } : {}),
-        size: (_, labels) => Math.max(34, 10 + 6.3 * Math.max(0, ...(labels ?? []).map(lengthOf))),
+        size: (_, labels) =>
+          Math.max(34, 10 + LETTER_PX * Math.max(0, ...(labels ?? []).map(lengthOf))),
         values: (_, ticks, _axis, _space, step) =>
           isLog ? logLabels(ticks) : ticks.map((y) => tickLabel(y, step)),
       },
@@ -268,6 +275,13 @@ export class Plot {
 }
 
 const all = (_: uPlot, ticks: number[]) => ticks;
+
+/** A step in full: `12,346`, `1,000,001`; with an exponent if it is very large. */
+export const stepLabel = (step: number): string =>
+  Math.abs(step) < 1e12 ? count(Math.round(step)).replace("-", "−") : figure(step);
+
+/** Width of the label of the last step. */
+const stepWidth = (u: uPlot) => LETTER_PX * stepLabel(u.scales.x?.max ?? 0).length;
 
 const lengthOf = (label: string | number | null) => String(label ?? "").length;
 

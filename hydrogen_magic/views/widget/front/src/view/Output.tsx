@@ -61,8 +61,19 @@ export function Output({ store, ask, np, version }: SectionProps & { store: Stor
             current={currentIn(current, first, lines.length)}
           />
         ))}
+        {rank !== null && store.linesBefore > 0 && <NoLine store={store} rank={rank} />}
       </div>
     </Section>
+  );
+}
+
+/** Says that a rank may have printed something before the lines that are here. */
+function NoLine({ store, rank }: { store: Store; rank: number }) {
+  if (store.lines.some((line) => line[0] === rank)) return null;
+  return (
+    <p class="hm-note">
+      {`none of the last ${counted(store.lines.length, "line")} is of rank ${rank}; “Whole file” has its output`}
+    </p>
   );
 }
 
