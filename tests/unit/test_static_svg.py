@@ -456,16 +456,17 @@ def test_text_stays_text_in_what_nbconvert_makes(hostile: str) -> None:
 
 def test_a_rank_that_prints_without_end_does_not_hide_the_others() -> None:
     lines = [OutputLine(0, "stdout", f"line {n}") for n in range(5)]
+    lines += [OutputLine(1, "note", "... not shown here", 100_001)]
     lines += [OutputLine(1, "stdout", f"flood {n} " + "x" * 50) for n in range(20_000)]
     events = ended(trained(2, 20, ()))
     shown = checked(drawn(events, lines)).text
     assert all(f"[0] line {n}" in shown for n in range(5)) and "[1] flood 19999 " in shown
     state = replay(events)
     assert re.search(
-        rf"Output: [\d,]+ of 20,005 lines; all of them: %gang logs {state.gang}", shown
+        rf"Output: [\d,]+ of 120,006 lines; all of them: %gang logs {state.gang}", shown
     )
     plain = [*StaticView(Curves(), SpanTracks(), lines).plain_lines(state)]
-    assert plain[0].endswith(f"of 20,005 lines; all of them: %gang logs {state.gang}")
+    assert plain[0].endswith(f"of 120,006 lines; all of them: %gang logs {state.gang}")
     assert plain[1:6] == [f"[0] line {n}" for n in range(5)] and len(plain) == 1001
 
 

@@ -110,16 +110,17 @@ def _output(lines: Sequence[OutputLine], state: GangState) -> list[str]:
         return len(texts[place])
 
     kept = newest(lines, _MOST_LINES, _MOST_OUTPUT_CHARACTERS, size)
-    summary = name_html(output_summary(len(kept), len(lines), state), 100)
+    summary = name_html(output_summary(len(kept), lines, state), 100)
     head = f"<summary><b>Output</b>: {summary}</summary>"
     return ["<details>", head, _preformatted([texts[place] for place in kept]), "</details>"]
 
 
-def output_summary(n_kept: int, n_lines: int, state: GangState) -> str:
+def output_summary(n_shown: int, lines: Sequence[OutputLine], state: GangState) -> str:
     """Return ``2 lines``, or how many of more lines are shown, and where the others are."""
-    if n_kept == n_lines:
+    n_lines = len(lines) + sum(max(0, line.n_left_out - 1) for line in lines)
+    if n_shown == n_lines:
         return counted(n_lines, "line")
-    return f"{n_kept:,} of {counted(n_lines, 'line')}; all of them: %gang logs {state.gang}"
+    return f"{n_shown:,} of {counted(n_lines, 'line')}; all of them: %gang logs {state.gang}"
 
 
 def _n_within(lines: Sequence[str], most: int) -> int:

@@ -42,7 +42,7 @@ class StaticView:
 
         kept = newest(self.lines, _MOST_LINES, _MOST_CHARACTERS, size)
         if len(kept) < len(self.lines):
-            yield f"output: {pictures.output_summary(len(kept), len(self.lines), state)}"
+            yield f"output: {pictures.output_summary(len(kept), self.lines, state)}"
         for place in kept:
             yield f"[{self.lines[place].rank}] {without_colour(self.lines[place].text)}"
 
