@@ -113,7 +113,9 @@ def _has_rows_of_stopped_ranks(view: PlayedView) -> None:
 
 def _names_the_rank_with_nan(view: PlayedView) -> None:
     curves = view.widget.locator(".hm-curves")
-    expect(curves.locator("figure").last).to_contain_text("NaN or infinite, first at step 200, rank 1")
+    expect(curves.locator("figure").last).to_contain_text(
+        "NaN or infinite, first at step 200, rank 1"
+    )
     expect(curves).not_to_contain_text("the same on all ranks")
 
 

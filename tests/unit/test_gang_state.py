@@ -320,3 +320,14 @@ def test_what_a_message_has_lost_is_counted_once() -> None:
     assert "(999,700 characters left out)" in ev.without_middle(cut, 300)
     odd = f"{'x' * 200} … (, characters left out) … {'x' * 200} … ({'9' * 5000} characters left out) … x"
     assert "characters left out" in ev.without_middle(odd, 100)
+
+
+def test_the_first_rank_whose_points_are_dropped_is_named_once() -> None:
+    def dropped(rank: int, n: int) -> ev.Metrics:
+        return ev.Metrics(1.0, rank, (5,), (1.0,), {"loss": (0.5,)}, n)
+
+    few = replay([*running(2), dropped(0, 99)])
+    assert few.notices == () and few.ranks[0].n_points == 100
+    many = fold(fold(fold(few, dropped(1, 4000)), dropped(0, 1)), dropped(1, 4000))
+    (notice,) = many.notices
+    assert notice.level == "warning" and notice.text.startswith("rank 1 logs faster than")

@@ -19,6 +19,8 @@ TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 _MOST_METRICS = 1000
 """Metrics with a last value in a rank's state: names created at run time must not grow it without limit."""
+_FEW_SKIPPED = 100
+"""With several threads, points that are still to come may count as dropped for a moment."""
 _RATE_WINDOW_S = 5.0
 """Steps per second are averaged over this time: a shorter one fluctuates, a longer one lags."""
 
@@ -68,6 +70,8 @@ class RankState:
     """Recent ``(at_s, steps)``, for the rate."""
     n_points: int = 0
     """Number of ``hm.log`` calls, including dropped ones."""
+    n_skipped: int = 0
+    """Dropped ones."""
     last_metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     rss_bytes: int = 0
     cpu_percent: float = 0.0
@@ -214,10 +218,24 @@ def fold(state: GangState, event: ev.Event) -> GangState:
     ranks = list(state.ranks)
     after = ranks[number] = _RANK_RULES[type(event)](ranks[number], event)
     running = state.state == "PENDING" and after.phase in ("loading", "running")
+    word = "RUNNING" if running else state.state
+    notices = state.notices
+    if isinstance(event, ev.Metrics) and event.skipped:
+        notices = _with_skipped(state, after, event)
     # One copy of the gang per event: a thousand ranks make thousands of events a second.
-    return replaced(
-        state, now_s=now_s, ranks=tuple(ranks), state="RUNNING" if running else state.state
+    return replaced(state, now_s=now_s, ranks=tuple(ranks), state=word, notices=notices)
+
+
+def _with_skipped(state: GangState, rank: RankState, e: ev.Metrics) -> tuple[ev.Notice, ...]:
+    """Return the notices, with one if ``rank`` is the first that has logged more than can be sent."""
+    before = max(other.n_skipped for other in state.ranks)
+    if rank.n_skipped < _FEW_SKIPPED or before >= _FEW_SKIPPED:
+        return state.notices
+    text = (
+        f"rank {rank.rank} logs faster than values can be sent: some points are missing in the curves and in "
+        "gang.metrics; log every tenth step, for example"
     )
+    return (*state.notices, ev.Notice(e.at_s, "warning", text))
 
 
 def replay(events: Iterable[ev.Event]) -> GangState:
@@ -358,6 +376,7 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
     return replaced(
         rank,
         n_points=rank.n_points + len(e.steps) + e.skipped,
+        n_skipped=rank.n_skipped + e.skipped,
         last_metrics=MappingProxyType(last),
         active_s=e.at_s,
     )
