@@ -231,6 +231,7 @@ def _required_names(
     unknown = names.has_unknown_names
     needs = RequiredNames(namespace, imports, labels, names.assigned, unknown, held)
     needs.imported = imported_names(tree)
+    needs.unsure = names.unsure
     for read in names.reads:
         may_lack = (read.line, read.name) in names.guarded
         needs.add(read.name, _where(read.line, code, offset), read.assigned, may_lack)

@@ -87,9 +87,19 @@ class Builder:
 
     def add_names(self) -> None:
         """Pickle the values of the names found so far."""
+        self._drop_unsure()
         self.names = self.needs.ordered_values(self._out)
         self.stream.add((name, self.needs.namespace[name]) for name in self.names)
         self.needs.check()
+
+    def _drop_unsure(self) -> None:
+        """Leave out values that cannot be pickled: the cell probably replaces them before it reads them."""
+        needs = self.needs
+        for name in needs.unsure.intersection(needs.values):
+            if self._is_picklable(needs.namespace[name], self._max_bytes):
+                self._perhaps.add(name)
+            else:
+                del needs.values[name]
 
     def add_call(self, call: Any) -> None:
         """Pickle the call, after the names that it uses."""

@@ -128,9 +128,10 @@ def gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
 
     ``values``: those with gradients.
     """
+    if not names.isdisjoint(("backward", "autograd")):  # torch.autograd.grad()
+        return ""
     reads = not names.isdisjoint(("grad", "clip_grad_norm_", "clip_grad_value_"))
-    makes = "backward" in names and not names >= {"grad", "zero_"}
-    if makes or not (reads or "step" in names):
+    if not (reads or "step" in names):
         return ""
     found = [name for name in values if reads or is_a(values[name], "torch.optim", "Optimizer")]
     if not found:

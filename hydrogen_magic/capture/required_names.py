@@ -64,6 +64,8 @@ class RequiredNames:
         """Every requested name."""
         self.possible: dict[str, str] = {}
         """Names that are perhaps read, and why: their values are sent if they can be."""
+        self.unsure: frozenset[str] = frozenset()
+        """Names of :attr:`values` whose values are sent only if they can be."""
         self._missing: dict[str, _MissingName] = {}
         self._unread: list[tuple[Any, frozenset[str], bool]] = []
         self._is_reading = False

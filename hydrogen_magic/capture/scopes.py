@@ -18,6 +18,7 @@ from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
     GlobalRead,
     code_objects,
+    first_stores,
 )
 
 _CATCHES_NAME_ERROR = {"NameError", "Exception", "BaseException"}
@@ -33,6 +34,9 @@ class ScopeAnalysis:
     possible_reads: tuple[GlobalRead, ...]
     """Others, that happen only if unknown code calls a function at once, suppresses an exception, or
     evaluates a text."""
+    unsure: frozenset[str]
+    """Names that the cell reads only below a line that assigns them: the notebook's value is read if that
+    line is not reached, as in a loop over nothing."""
     guarded: frozenset[tuple[int, str]]
     """Lines and names of reads that may lack the name: a NameError is caught there, or the cell only defines
     the function."""
@@ -70,10 +74,15 @@ def analyse(
     guarded_lines = {*_guarded_lines(nodes)}
     caught = {(read.line, read.name) for read in reads.reads if read.line in guarded_lines}
     certain = [read for read in reads.reads if not read.is_text]
+    first_reads: dict[str, int] = {}
+    for read in certain:
+        first_reads[read.name] = min(read.line, first_reads.get(read.name, read.line))
+    stores = first_stores(code)
     names = {name for inner in code_objects(code) for name in inner.co_names}
     return ScopeAnalysis(
         tuple(sorted(certain, key=lambda read: read.line)),
         tuple(_uncovered(possible.reads, certain)),
+        frozenset(name for name, line in first_reads.items() if stores.get(name, line) < line),
         frozenset(caught | only_defined),
         frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
         not _BINDS_UNKNOWN_NAMES.isdisjoint(names)

@@ -309,6 +309,17 @@ def assigned_names(code: types.CodeType) -> Iterator[str]:
         yield from _operands(inner, "STORE_GLOBAL")
 
 
+def first_stores(cell: types.CodeType) -> dict[str, int]:
+    """Return the global names that a cell assigns, itself or by functions in it, with the first line."""
+    found: dict[str, int] = {}
+    for code in code_objects(cell):
+        graph, operations = _graph(code), {"STORE_GLOBAL", "STORE_NAME" if code is cell else ""}
+        for instruction, line in zip(graph.instructions, graph.lines, strict=True):
+            if instruction.opname in operations:
+                found[instruction.argval] = min(line, found.get(instruction.argval, line))
+    return found
+
+
 def names_bound_by(cell: types.CodeType) -> Iterator[str]:
     """Yield the global names that a cell assigns, itself or by functions in it."""
     yield from _operands(cell, "STORE_NAME")

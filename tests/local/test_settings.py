@@ -592,6 +592,8 @@ def test_backward_on_a_loss_of_an_earlier_cell(notebook: Notebook) -> None:
     assert notebook.capture("model(torch.ones(2)).sum().backward()").hints == ()
     own = "with torch.enable_grad():\n    loss = model(torch.ones(2)).sum()\nloss.backward()"
     assert notebook.capture(own).hints == ()
+    loop = "for _ in range(2):\n    loss = model(torch.ones(2)).sum()\n    loss.backward()\nloss.item()"
+    assert notebook.capture(loop).hints == ()
 
 
 def test_gradients_of_an_earlier_cell(notebook: Notebook) -> None:
@@ -613,6 +615,9 @@ def test_gradients_of_an_earlier_cell(notebook: Notebook) -> None:
     training = "opt.zero_grad(); model(x).sum().backward(); opt.step()"
     assert notebook.capture(training, seed=1).hints == ()
     assert notebook.capture("for step in range(2): model(x)", seed=1).hints == ()
+    by_hand = "model(x).sum().backward()\nfor p in model.parameters(): p.grad.zero_()"
+    for cell in (by_hand, "torch.autograd.grad(model(x).sum(), model.parameters())"):
+        assert notebook.capture(cell, seed=1).hints == ()
 
 
 def test_seeds(notebook: Notebook, ranks: Ranks) -> None:

@@ -72,6 +72,35 @@ def test_a_name_that_the_cell_most_likely_assigns_first_stays_home_if_it_cannot_
         notebook.capture("def use(): return lock\nuse()")
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "for _ in range(2):\n    own = Lock()\nown.locked()",
+        "if large is not None:\n    own = Lock()\nown.locked()",
+        "def make():\n    global own\n    own = Lock()\nmake(); own.locked()",
+    ],
+)
+def test_a_name_that_the_cell_assigns_above_may_be_one_that_cannot_be_sent(
+    notebook: Notebook, cell: str
+) -> None:
+    notebook.cell("""
+        from threading import Lock
+        import numpy as np
+        own, large = Lock(), np.zeros(1 << 18)
+    """)
+    captured = notebook.capture(cell)
+    assert "own" not in {item.name for item in captured.inventory}
+    assert inline(captured) is False
+    with pytest.raises(CaptureError, match="`own`"):
+        notebook.capture("own.locked()\nown = 1")
+
+
+def test_the_notebooks_value_of_a_name_is_sent_for_the_other_path(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np\nlarge = np.zeros(1 << 18)")
+    captured = notebook.capture("for _ in ():\n    large = None\nlen(large)")
+    assert inline(captured) == 1 << 18
+
+
 def test_a_text_that_may_be_a_name_never_refuses_a_cell(notebook: Notebook) -> None:
     notebook.cell("""
         import threading, types
