@@ -17,6 +17,7 @@ from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, slow_on_first_use, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, importable_parts, is_installed
 from hydrogen_magic.capture.notes import (
+    definition_note,
     gradient_note,
     graph_note,
     jax_note,
@@ -59,7 +60,7 @@ class Builder:
         """``session``: the session whose ranks run the cell."""
         self.needs = needs
         self.cell_modules = names.modules if names else ()
-        self.cell_attributes = names.attributes if names else frozenset()
+        self.cell_attributes = names.attributes if names else ()
         self.local = LocalModules()
         self.use = session.choose(needs, self.local.is_local, out) if session else None
         code, find = frozenset[str](), None
@@ -168,13 +169,14 @@ class Builder:
         self._add_possible()
 
     def _warnings(self) -> tuple[str, ...]:
-        noted = self.stream.check_size(), self._settings.note
+        unchanged = definition_note(self.needs.namespace, set(self._out) - self.needs.assigned)
+        noted = self.stream.check_size(), self._settings.note, unchanged
         return (*filter(None, noted), *self.local.warnings)
 
     def _hints(self, seed: int | None) -> tuple[str, ...]:
         needs = self.needs
         pickler = self.stream.pickler
-        names = needs.read | self.cell_attributes | pickler.attributes
+        names = needs.read.union(self.cell_attributes, pickler.attributes)
         sources = sources_of(needs.namespace, needs.imports)
         seeds = seed_note(sources, names) if seed is None else ""
         values = {name: needs.namespace[name] for name in needs.values}
@@ -183,7 +185,7 @@ class Builder:
         notes = (
             seeds,
             graph_note(certain, names),
-            gradient_note({name: values[name] for name in gradients}, names),
+            gradient_note({name: values[name] for name in gradients}, names, self.cell_attributes),
             jax_note(pickler.n_jax_arrays, names),
             registration_note(sources, needs.namespace, pickler.definitions, names),
         )
@@ -199,7 +201,7 @@ class Builder:
             unsent = {*self.use.of(Action.SEND, Action.FILL)} - {*self.names}
             self.use = self.use.without(unsent)
         pickler = self.stream.pickler
-        attributes = pickler.attributes | self.cell_attributes
+        attributes = pickler.attributes.union(self.cell_attributes)
         used = [statement for statement, _ in self.needs.statements.values()]
         effects = self.needs.imports.for_side_effects(self.needs.read, self.cell_modules)
         lines = self._import_lines(used, effects)

@@ -1,5 +1,5 @@
-"""Notes for the user on what ranks do not get with the objects of earlier cells: seeds, graphs, gradients,
-types of arrays and registrations.
+"""Notes for the user on what ranks do not get with the objects of earlier cells (seeds, graphs, gradients,
+types of arrays and registrations), and on what does not come back.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from hydrogen_magic.capture.imports import module_level, parsed
 from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import is_main
 
 _SEED_CALL = re.compile(
@@ -123,12 +124,18 @@ def graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
     )
 
 
-def gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
+def gradient_note(values: Mapping[str, Any], names: Set[str], in_cell: Sequence[str]) -> str:
     """Return that gradients of an earlier cell stay behind; empty if the cell makes its own, or uses none.
 
-    ``values``: those with gradients.
+    ``values``: those with gradients. ``names``: those in the code that the ranks run; ``in_cell``: those of
+    the cell itself, in order.
     """
-    if not names.isdisjoint(("backward", "autograd")):  # torch.autograd.grad()
+    if "autograd" in names:  # torch.autograd.grad()
+        return ""
+    is_zeroed = {"grad", "zero_", "backward"} <= {*in_cell}
+    if "backward" in names and not (
+        is_zeroed and in_cell.index("grad") < in_cell.index("backward")
+    ):
         return ""
     reads = not names.isdisjoint(("grad", "clip_grad_norm_", "clip_grad_value_"))
     if not (reads or "step" in names):
@@ -144,6 +151,26 @@ def gradient_note(values: Mapping[str, Any], names: Set[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:3])
+
+
+# ── functions and classes ────────────────────────────────────────────────────────────────────────
+
+
+def definition_note(namespace: Mapping[str, Any], out: Iterable[str]) -> str:
+    """Return that the notebook's functions and classes stay as they are; empty if ``out`` names none."""
+    found = [
+        name
+        for name in sorted(out)
+        if isinstance(value := namespace.get(name), CODE)
+        and is_main(value)
+        and value.__qualname__ == name
+    ]
+    if not found:
+        return ""
+    return (
+        f"--out: functions and classes of the notebook stay as they are, here {_listed(found)}: what ranks "
+        "set on them does not come back; return it, or keep it in an object"
+    )
 
 
 # ── JAX ────────────────────────────────────────────────────────────────────────────────────────────

@@ -272,12 +272,19 @@ class CapturePickler(Pickler):
         return {outer: self.needs.namespace[outer]} if outer in self.needs.namespace else {}
 
     def binding(self, obj: Any, name: str) -> Binding:
+        mine = self.needs.namespace.get(name, UNBOUND)
+        if mine is obj and is_main(obj):
+            return Binding(name, True)
+        if isinstance(obj, type) and (other := self._name_of(obj)):
+            return Binding(other, True)
         if not is_main(obj) or not name.isidentifier():
             return UNBOUND
-        mine = self.needs.namespace.get(name, UNBOUND)
-        if mine is obj:
-            return Binding(name, True)
         return Binding(name, False) if mine is UNBOUND else UNBOUND
+
+    def _name_of(self, cls: type) -> str:
+        """Return the notebook's name for a class with another one: ``Pair = namedtuple("P", "x y")``."""
+        names = (name for name, value in self.needs.namespace.items() if value is cls)
+        return next((name for name in names if not name.startswith("_")), "")
 
     # ── objects that pickle would accept, but should not ────────────────────────────────────────
 

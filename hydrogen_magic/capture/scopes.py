@@ -46,8 +46,8 @@ class ScopeAnalysis:
     """It may assign names that its code does not show: by ``import *``, ``exec`` or ``%run``."""
     modules: tuple[str, ...]
     """Full names of the modules that it imports itself."""
-    attributes: frozenset[str]
-    """Every attribute name in the cell."""
+    attributes: tuple[str, ...]
+    """Every attribute name in the cell, in the order of first use."""
 
 
 def analyse(
@@ -78,7 +78,7 @@ def analyse(
     for read in certain:
         first_reads[read.name] = min(read.line, first_reads.get(read.name, read.line))
     stores = first_stores(code)
-    names = {name for inner in code_objects(code) for name in inner.co_names}
+    names = dict.fromkeys(name for inner in code_objects(code) for name in inner.co_names)
     return ScopeAnalysis(
         tuple(sorted(certain, key=lambda read: read.line)),
         tuple(_uncovered(possible.reads, certain)),
@@ -89,7 +89,7 @@ def analyse(
         or _imports_star(nodes)
         or any(map(binds_unknown_names, calls)),
         tuple(imported_by(nodes)),
-        frozenset(names),
+        tuple(names),
     )
 
 

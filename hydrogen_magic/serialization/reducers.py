@@ -26,7 +26,7 @@ class Binding(NamedTuple):
     name: str
     """Empty: no name."""
     is_writers: bool
-    """The writer's ``__main__`` has the same object under that name; a class also under its own."""
+    """The writer's ``__main__`` has the same object under that name."""
 
 
 UNBOUND = Binding("", False)
@@ -208,7 +208,8 @@ def _bind(obj: Any, binding: Binding) -> None:
     if binding.name:
         sys.modules["__main__"].__dict__.setdefault(binding.name, obj)
     if binding.is_writers:
-        _writers[binding.name or obj.__qualname__] = obj
+        # A class that its metaclass lists is made within itself; pickle drops the outer one.
+        _writers.setdefault(binding.name or obj.__qualname__, obj)
 
 
 _writers: dict[str, Any] = {}

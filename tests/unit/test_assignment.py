@@ -66,6 +66,39 @@ def test_a_closed_file_comes_back_closed(notebook: Notebook) -> None:
     assert notebook.names["file"].closed and notebook.names["file"].name == "/dev/null"
 
 
+OTHER_CLASSES = """
+import collections, dataclasses, enum
+Pair = collections.namedtuple("Point", "x y")
+Record = dataclasses.make_dataclass("Row", ["a"])
+Colour = enum.Enum("Hue", "RED GREEN")
+def tagged(cls):
+    class Tagged(cls): tag = 1
+    return Tagged
+@tagged
+class Item: pass
+class Listing(type):
+    classes = {}
+    def __new__(meta, name, bases, body):
+        cls = meta.classes[name] = super().__new__(meta, name, bases, body)
+        return cls
+class Listed(metaclass=Listing): pass
+listed = Listed()
+"""
+
+
+def test_objects_of_classes_with_other_names_are_of_the_notebooks_classes(
+    notebook: Notebook,
+) -> None:
+    notebook.cell(OTHER_CLASSES)
+    cell = "all = Pair(1, 2), Record(3), Colour.RED, Item(), listed\nall"
+    _, value = run(notebook, cell, "all", "listed")
+    for found in (notebook.names["all"], value):
+        pair, record, colour, item, listed = found
+        assert type(pair) is notebook.names["Pair"] and record == notebook.names["Record"](3)
+        assert colour is notebook.names["Colour"].RED and type(item) is notebook.names["Item"]
+        assert type(listed) is notebook.names["Listed"]
+
+
 IMMUTABLE = """
 class Point(tuple):
     def __new__(cls, x, y=0): return super().__new__(cls, (x, y))

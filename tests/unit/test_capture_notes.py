@@ -28,6 +28,25 @@ def test_gradients_inside_of_other_objects(notebook: Notebook) -> None:
     assert "those of `layer` are None on the ranks" in notebook.capture(again, seed=1).hints[0]
 
 
+def test_definitions_do_not_come_back(notebook: Notebook) -> None:
+    notebook.cell("""
+        class CFG: best = None
+        def f(): pass
+        def make():
+            def inner(): pass
+            return inner
+        inner = make()
+    """)
+    (warning,) = notebook.capture("CFG.best = f.calls = 1", out=("CFG", "f")).warnings
+    assert "of the notebook stay as they are, here `CFG`, `f`:" in warning
+    for cell, out in (
+        ("CFG.best = 1", ()),
+        ("class CFG: best = 1", ("CFG",)),
+        ("inner", ("inner",)),
+    ):
+        assert notebook.capture(cell, out=out).warnings == ()
+
+
 REGISTRATIONS = {
     "def f(x): return x\nlibrary.register(f)": ("f(1)", "`f` by library.register()"),
     "class Point: pass\nlibrary.tree.register_node(Point, len, print)\nx = Point()": (

@@ -114,9 +114,9 @@ class ResultPickler(Pickler):
         if type(obj) is self._divided_class and (part := part_of(obj, self.parts())) is not None:
             self.last = obj
             _refuse_sharding(obj, part.sharding)
-        if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj, obj.__qualname__):
+        if isinstance(obj, (type, types.FunctionType)) and (name := self._kernels_name(obj)):
             self.last = obj
-            return resolve, ("__main__", obj.__qualname__)
+            return resolve, ("__main__", name)
         original = self._originals.get(id(obj)) if self.current != CELL_VALUE else None
         reduced = self._reduce(obj)
         if original is None:
@@ -152,6 +152,16 @@ class ResultPickler(Pickler):
         if self._kernel_has(obj, name):
             return resolve, ("__main__", name)
         return super()._reduce_global(obj, name)
+
+    def _kernels_name(self, obj: Any) -> str:
+        """Return the name by which the notebook has a function or class; empty if it has none."""
+        if self._kernel_has(obj, obj.__qualname__):
+            return str(obj.__qualname__)
+        if not (isinstance(obj, type) and id(obj) in self._shared):
+            return ""
+        return next(
+            (name for name, value in vars(sys.modules["__main__"]).items() if value is obj), ""
+        )
 
     def _kernel_has(self, obj: Any, name: str) -> bool:
         if not is_main(obj):
