@@ -202,6 +202,8 @@ class _Updates:
         """Existing objects that have new contents, by id."""
         self._tensors: list[tuple[Any, Any, Any]] = []
         """Of these the tensors, with their own memory, and what they have got."""
+        self._hooks: list[tuple[dict[str, Any], str, dict[Any, Any]]] = []
+        """Attributes of existing objects with their name, and the hooks that they had under it."""
         self._kept: dict[int, Any] = {}
         """Existing objects that keep their contents, by id."""
         self._is_used = True
@@ -237,6 +239,11 @@ class _Updates:
             attributes = {}
         self._undo.callback(attributes.update, dict(attributes))  # after the next one
         self._undo.callback(attributes.clear)
+        self._hooks += (
+            (attributes, name, hooks)
+            for name, hooks in attributes.items()
+            if "_hooks" in name and isinstance(hooks, dict)
+        )
         if is_array(old):
             self._undo.callback(old.__setitem__, ..., old.copy())
             old[...] = new
@@ -273,6 +280,19 @@ class _Updates:
             old.data = own
             # The outputs of chunk() and similar functions refuse to be written while they have a graph.
             (old.detach() if old.is_leaf else own).copy_(new)
+        self._keep_hooks()
+
+    def _keep_hooks(self) -> None:
+        """Let existing objects have the same dicts of hooks: handles of the notebook remove hooks from them.
+
+        Unless a handle that has come back refers to the new one.
+        """
+        for attributes, name, own in self._hooks:
+            new = attributes.get(name)
+            if type(new) is type(own) and new is not own and not weakref.getweakrefcount(new):
+                own.clear()
+                own.update(new)
+                attributes[name] = own
 
 
 @contextmanager

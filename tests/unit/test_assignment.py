@@ -535,6 +535,21 @@ def test_attributes_of_tensors_come_back(notebook: Notebook) -> None:
     notebook.cell("assert weight.scale == 0.5 and weight.extra == 1 and same.tag == 'new'")
 
 
+@pytest.mark.parametrize("out", [("net", "opt"), ("handles", "net", "opt")])
+def test_handles_of_hooks_remove_them(notebook: Notebook, out: tuple[str, ...]) -> None:
+    notebook.cell(f"""{NET}
+seen = []
+handles = [net.register_forward_hook(lambda *_, **k: seen.append(1), with_kwargs=True)]
+handles += [opt.register_step_post_hook(lambda *_: seen.append(2))]
+""")
+    run(notebook, "import torch.distributed.tensor\nstep()", *out)
+    net, opt = notebook.names["net"], notebook.names["opt"]
+    assert len(net._forward_hooks) == len(opt._optimizer_step_post_hooks) == 1
+    notebook.cell("for handle in handles: handle.remove()")
+    assert len(net._forward_hooks) == len(opt._optimizer_step_post_hooks) == 0
+    assert len(net._forward_hooks_with_kwargs) == 0
+
+
 def test_an_optimizer_comes_back_with_hooks_and_attributes(notebook: Notebook) -> None:
     notebook.cell(NET + "calls = []")
     opt = notebook.names["opt"]

@@ -201,10 +201,12 @@ def _own_hooks(name: str, value: Any) -> Any:
     """Return an attribute of a module; of its hooks, those that :data:`_ADDERS_OF_HOOKS` did not add."""
     if not name.endswith("_hooks") or not isinstance(value, dict):
         return value
+    added = [key for key, hook in value.items() if _is_of_distributed(hook)]
+    if not added:
+        return value  # itself, since handles of hooks refer to it
     kept = copy.copy(value)
-    for key, hook in value.items():
-        if _is_of_distributed(hook):
-            del kept[key]
+    for key in added:
+        del kept[key]
     return kept
 
 
