@@ -167,7 +167,10 @@ class Gang:
         return self._run.ended.wait(timeout)
 
     def wait_for_tracker(self, timeout: float | None = None) -> bool:
-        """Wait until its tracker (``--track``) has everything; False if ``timeout`` seconds passed."""
+        """Wait until its tracker (``--track``) has everything or has failed, which a notice reports.
+
+        Return False if ``timeout`` seconds passed before.
+        """
         return self._run.tracked.wait(timeout)
 
     def stop(self, kill: bool = False) -> None:

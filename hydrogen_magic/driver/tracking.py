@@ -114,6 +114,7 @@ class _Forwarder:
         self._source = source
         self._group = group
         self._seen = 0
+        self._is_started = False
 
     def forward(self) -> None:
         try:
@@ -132,11 +133,13 @@ class _Forwarder:
             return act()
         except Exception as error:  # a plug-in's, or of the network: the gang goes on
             text = f"{type(error).__name__}: {str(error).partition(_NEWLINE)[0]}"
-            self._notice("warning", f"{self._name} does not get the rest of this gang: {text}")
+            what = "anything" if not self._is_started else "the rest"
+            self._notice("warning", f"{self._name} does not get {what} of this gang: {text}")
             return None
 
     def _start(self) -> TrackedRun:
         tracked = self._tracker.start(self._info())
+        self._is_started = True
         where = f": {tracked.where}" if tracked.where else ""
         self._notice("info", f"tracked by {self._name}{where}")
         return tracked

@@ -26,9 +26,17 @@ class MlflowTracker(Tracker):
     """Runs of the current experiment, at the current tracking URI."""
 
     def fault(self) -> str | None:
-        return (
-            None if is_installed("mlflow") else "mlflow is not installed: pip install mlflow-skinny"
-        )
+        if not is_installed("mlflow"):
+            return "mlflow is not installed: pip install mlflow-skinny"
+        try:
+            _client()  # of a server, it sends nothing yet
+        except Exception as error:
+            what = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+            return (
+                f"the store of {_tracking_uri()} cannot be opened ({what}): set MLFLOW_TRACKING_URI to a "
+                "server, or pip install mlflow, which has what local databases need"
+            )
+        return None
 
     def start(self, info: RunInfo) -> TrackedRun:
         tags = {f"hydrogen_magic.{name}": text for name, text in info.about.items()}
@@ -53,6 +61,12 @@ def _client() -> Any:
     return MlflowClient()
 
 
+def _tracking_uri() -> str:
+    import mlflow
+
+    return str(mlflow.get_tracking_uri())
+
+
 def _created(name: str, tags: Mapping[str, str]) -> Any:
     # Private; the public functions that know the current experiment start a run, which belongs to a thread.
     from mlflow.tracking.fluent import _get_experiment_id
@@ -66,10 +80,8 @@ def _created(name: str, tags: Mapping[str, str]) -> Any:
 
 class _MlflowRun(TrackedRun):
     def __init__(self, run: Any) -> None:
-        import mlflow
-
         self._id = run.info.run_id
-        uri, experiment = mlflow.get_tracking_uri(), run.info.experiment_id
+        uri, experiment = _tracking_uri(), run.info.experiment_id
         is_server = uri.startswith("http")
         self.where = f"{uri}/#/experiments/{experiment}/runs/{self._id}" if is_server else uri
 
