@@ -230,10 +230,13 @@ def test_a_wrong_script_line_is_explained(line: str, said: str) -> None:
         parse(line, is_cell=False)
 
 
-def test_help_lists_what_a_script_may_have() -> None:
+def test_help_of_scripts_lists_the_options_of_cells_apart() -> None:
     refused = ("--out", "--save", "--sweep", "--sweep-jobs", "--session")
-    assert not any(f"{option} " in usage(is_cell=False) for option in refused)
+    script, title, cells = usage(is_cell=False).partition("options of cells")
+    assert title and not any(f"{option} " in script for option in refused)
+    assert all(f"{option} " in cells for option in refused) and "--np" not in cells
     assert all(f"{option} " in usage() for option in refused)
+    assert "--sweep NAME=V,V\n" in cells and "--sweep NAME=V,V\n" in usage()
 
 
 # ── %gang ────────────────────────────────────────────────────────────────────────────────────────

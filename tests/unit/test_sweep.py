@@ -54,6 +54,7 @@ def test_scalars_of_numpy_are_listed_as_numbers() -> None:
     ("text", "said"),
     [
         ("lr=sgd", "two kinds of quotation marks"),
+        ("lr=1,2 width=3,4", "an option of its own: --sweep lr=1,2 --sweep width=3,4"),
         ("lr=*[]", "no value"),
         ("lr=1]", "Syntax"),
         ("optimizer=,", "has no value"),

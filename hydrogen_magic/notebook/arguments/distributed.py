@@ -58,6 +58,7 @@ _SWEPT = re.compile(
 )
 """An option ``--sweep`` with its values: up to the next option or a comment outside of quotation marks."""
 
+_SWEPT_AS = "NAME=V,V"
 _OF_CELLS = {"out", "save", "sweep", "sweep_jobs"}
 """Options that scripts refuse, each with its reason."""
 
@@ -104,8 +105,25 @@ def around_sweeps(line: str) -> list[str]:
 
 
 def usage(is_cell: bool = True) -> str:
-    """Return the help text for ``--help``."""
-    return distributed_parser(is_cell).format_help()
+    """Return the help text for ``--help``; for scripts with the options of cells, since IPython asks a cell
+    magic for help only if the cell has more lines.
+    """
+    parser = distributed_parser(is_cell)
+    text = parser.format_help().replace(f" [{_SWEPT_AS} ...]", "")  # of nargs
+    if is_cell:
+        return text
+    scripts = {option for action in parser._actions for option in _shown(action)}
+    cells = distributed_parser(is_cell=True)
+    formatter = cells.formatter_class(prog=cells.prog)
+    formatter.start_section("options of cells (%%distributed) alone")
+    formatter.add_arguments(each for each in cells._actions if scripts.isdisjoint(_shown(each)))
+    formatter.end_section()
+    return f"{text}\n{formatter.format_help()}".replace(f" [{_SWEPT_AS} ...]", "")
+
+
+def _shown(action: argparse.Action) -> Sequence[str]:
+    """Return the words for an option, unless the help leaves it out."""
+    return () if action.help is argparse.SUPPRESS else action.option_strings
 
 
 def distributed_parser(is_cell: bool) -> LineParser:
@@ -140,7 +158,7 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
         action="append",
         nargs="+",  # values may have spaces between them
         default=[],
-        metavar="NAME=V,V",
+        metavar=_SWEPT_AS,
         help="run the cell once for each value of a name; repeatable: all combinations",
     )
     parser.add_argument(
