@@ -26,7 +26,8 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -46,6 +47,9 @@ UNSEEN = "unseen"
 RESULTS = "results-"
 """Beginning of the names of files with results that no kernel has got, before the rank."""
 
+CHECKPOINTS = "checkpoints"
+"""Folder of a run, for the checkpoints of its gang."""
+
 _EVENTS = "events.jsonl"
 _METRICS = b'["Metrics",'
 """Beginning of the line of a ``Metrics`` event."""
@@ -53,6 +57,7 @@ _MOST_METRICS = 1024
 """How many of the last ``Metrics`` events are searched for the last values of a gang without an end."""
 _KEEP_RUNS = 50
 """Weeks of work for one person; most records are well below a megabyte."""
+_KEEP_DATA_S = 7 * 86400.0
 _KEEP_BYTES = 10 * 10**9
 """Events and output of many ranks that log for days take gigabytes."""
 
@@ -468,23 +473,41 @@ def is_over(found: Summary) -> bool:
     return found.ended is not None or _is_abandoned(found)
 
 
-def prune(keep: int = _KEEP_RUNS, keep_bytes: int = _KEEP_BYTES) -> None:
-    """Delete all finished runs except those that ended last, ``keep`` of them, and unseen ones.
+def prune(
+    keep: int = _KEEP_RUNS, keep_bytes: int = _KEEP_BYTES, keep_data_s: float = _KEEP_DATA_S
+) -> None:
+    """Delete finished runs except those that ended last, ``keep`` gangs and as many cells of sessions.
 
-    When the files of these have more than ``keep_bytes``, the oldest of them are deleted, too, but for the
-    newest run and runs with results or finished rows. A gang that outlived its kernel may have run for
-    days, while dozens of short ones began and ended.
+    Others with data that are in no notebook (results, finished rows, checkpoints of a gang that did not
+    succeed) stay for ``keep_data_s``. When the files of all these have more than ``keep_bytes``, the oldest
+    are deleted, too, but for the newest run, and for those among the last ``keep`` with data. Runs that no
+    kernel has seen since their end stay. A gang that outlived its kernel may have run for days, while dozens
+    of short ones began and ended.
     """
     over = [found for found in recent() if is_over(found)]
     over.sort(key=lambda found: found.last_wall_time, reverse=True)
     n_bytes = 0
-    for place, gang_id in enumerate(found.gang for found in over):
-        files = _files(gang_id)
+    places: Counter[bool] = Counter()
+    for found in over:
+        files = _files(found.gang)
         n_bytes += sum(files.values())
-        has_data = kept_dir(gang_id).is_dir() or any(name.startswith(RESULTS) for name in files)
-        is_too_much = n_bytes > keep_bytes and place > 0 and not has_data
-        if (place >= keep or is_too_much) and not is_unseen(gang_id):
-            delete(gang_id)
+        is_too_much = n_bytes > keep_bytes
+        is_of_session = bool(found.launched.session)
+        places[is_of_session] += 1
+        has_data = _has_data(found, files)
+        if places[is_of_session] > keep:
+            is_fresh = time.time() - found.last_wall_time < keep_data_s
+            is_kept = has_data and is_fresh and not is_too_much
+        else:
+            is_kept = has_data or not is_too_much or found is over[0]
+        if not is_kept and not is_unseen(found.gang):
+            delete(found.gang)
+
+
+def _has_data(found: Summary, files: Collection[str]) -> bool:
+    has_results = any(name.startswith(RESULTS) for name in files) or kept_dir(found.gang).is_dir()
+    has_succeeded = found.ended is not None and found.ended.state == "SUCCEEDED"
+    return has_results or (CHECKPOINTS in files and not has_succeeded)
 
 
 def _files(gang_id: str) -> dict[str, int]:

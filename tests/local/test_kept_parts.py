@@ -349,7 +349,7 @@ def test_kept_rows_go_with_their_record(tmp_path: Path) -> None:
     (beside,) = tmp_path.glob(".data-inferred-*.kept")
     assert beside.is_dir()
     run.result.abort()
-    run_log.prune(keep=0)
+    run_log.prune(keep=0, keep_data_s=0.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "home"]
 
 

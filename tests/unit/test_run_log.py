@@ -11,6 +11,7 @@ import os
 import resource
 import shutil
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,6 +288,23 @@ def test_records_of_runs_that_logged_for_days_do_not_fill_the_disk() -> None:
     assert sorted(run_log.recent_ids()) == ["g0", "g1", "g3", "g4"]
     run_log.prune(keep_bytes=1)
     assert sorted(run_log.recent_ids()) == ["g0", "g1", "g4"]
+
+
+def test_cells_of_a_session_leave_gangs_and_their_data_alone() -> None:
+    now_s = time.time()
+    for age_s, state in ((1.0, "SUCCEEDED"), (9.0, "FAILED"), (8 * 86400.0, "FAILED")):
+        name = f"g{age_s:.0f}"
+        begun = launched(name, wall_time=now_s - age_s)
+        (write(name, begun, ev.GangEnded(0.0, state, "")) / "checkpoints").mkdir()
+    for number in range(4):
+        cell = replace(launched(f"c{number}", wall_time=now_s + number), session="s")
+        write(f"c{number}", cell, ENDED)
+    run_log.prune(keep=2)
+    assert sorted(run_log.recent_ids()) == ["c2", "c3", "g1", "g9"]
+    run_log.prune(keep=0)
+    assert run_log.recent_ids() == ["g9"]
+    run_log.prune(keep=0, keep_bytes=0)
+    assert run_log.recent_ids() == []
 
 
 def test_ids_cannot_lead_out_of_the_directory() -> None:

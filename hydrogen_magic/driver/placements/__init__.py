@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements.forkserver import Surroundings
@@ -169,7 +170,7 @@ class Job:
     @property
     def checkpoints(self) -> Path:
         """Directory where ranks on this machine save checkpoints for the next attempt."""
-        return self.record_dir / "checkpoints"
+        return self.record_dir / run_log.CHECKPOINTS
 
     def release_closure(self) -> None:
         """Free the memory of the closure: every rank of the last attempt has loaded it."""
