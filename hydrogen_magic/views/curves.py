@@ -154,8 +154,8 @@ class Curves:
             if curve is not None:
                 self._fresh[curve.metric] = None
                 self.n_new_points += len(column)
-                if curve.is_resumed and len(steps):
-                    curve.cut(float(steps.min()))
+                if curve.is_resumed:
+                    curve.resume(event.steps, column)
                 if is_all_good:
                     curve.add_points(event.rank, steps, values)
                 else:
@@ -215,8 +215,12 @@ class _Curve:
     def ranks(self) -> frozenset[int]:
         return frozenset((ALL_RANKS, *self._points))
 
-    def cut(self, step: float) -> None:
-        """Drop everything from ``step`` on, of an attempt that did not get further."""
+    def resume(self, steps: tuple[int, ...], column: tuple[float | None, ...]) -> None:
+        """Drop everything from the first step with a value on, of an attempt that did not get further."""
+        logged = [step for step, value in zip(steps, column, strict=True) if value is not None]
+        if not logged:
+            return
+        step = min(logged)
         self.is_resumed, self._is_cut = False, True
         self._points = {rank: points.before(step) for rank, points in self._points.items()}
         self._series = {ALL_RANKS: Series()}

@@ -183,7 +183,7 @@ def test_curves_of_a_new_attempt_replace_those_from_its_first_step_on() -> None:
     rig.tick(ev.RankStacks(1.5, 0, "Thread 1"), after_s=1.0)
     message = rig.tick(ev.AttemptStarted(2.0, 1))
     assert message is not None and message.content["restarted"] and rig.page.gang["attempt"] == 1
-    rig.tick(batch(0, [501, 503], loss=[2.0, 2.0]))
+    rig.tick(batch(0, [501, 503], loss=[2.0, 2.0], acc=[None, None]))
     rig.tick(batch(1, [501, 502], loss=[2.0, 2.0]), after_s=1.0)
     rig.end(ENDED)
     loss = rig.page.curves["loss"]
