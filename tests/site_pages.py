@@ -172,6 +172,20 @@ def loss_of(found, expected):
         },
     ),
     Page(
+        "docs/how-to/stop-early.md",
+        set_up=TORCH
+        + """
+from torch.utils.data import Subset
+x = torch.rand(97, 2)
+train_set, valid_set = TensorDataset(x[:64], x[:64].sum(1)), TensorDataset(x[64:], x[64:].sum(1))
+model, loss_of = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), nn.MSELoss(reduction="none")
+""",
+        then="""
+found = loss_of(model(x[64:]), x[64:].sum(1)).mean().item()
+assert abs(found - min(history)) < 1e-6 and hm.world_size() == 1
+""",
+    ),
+    Page(
         "docs/how-to/track-runs.md",
         set_up="""
 import mlflow, os

@@ -321,7 +321,7 @@ def test_results_of_every_rank_are_saved_after_a_failure(
     first: int, note: str, tmp_path: Path
 ) -> None:
     results = sent_by(first, GangResults("3f2a", tmp_path, first))
-    where = " are saved in the run log; load them with hydrogen_magic.load_results"
+    where = " are saved in its record; load them with hydrogen_magic.load_results"
     text = f"the results of {note.format(where)}"
     assert results.save(has_succeeded=False) == text == results.saved_note
     assert not results.are_worth_saving(False) and results.nbytes == 0, "nothing is held twice"

@@ -65,7 +65,7 @@ def _check_record() -> None:
         run_log.runs_dir()
     except OSError as error:
         raise PlacementError(
-            f"--outlive needs a directory for the run log: {error}; set HYDROGEN_MAGIC_HOME to a "
+            f"--outlive needs a directory for the record of the gang: {error}; set HYDROGEN_MAGIC_HOME to a "
             "writable directory"
         ) from None
 
