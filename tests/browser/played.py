@@ -39,7 +39,8 @@ _OPEN = """() => {
   const traits = {gang_id: "3f2a", kernel_id: "", blocking: true, place: "no-place"};
   const model = {
     get: (name) => traits[name], send: (order) => window.orders.push(order),
-    on: (event, callback) => callbacks.add(callback), off: (event, callback) => callbacks.delete(callback),
+    on: (event, callback) => event === "msg:custom" && callbacks.add(callback),
+    off: (event, callback) => callbacks.delete(callback),
   };
   const bytes = (text) => new DataView(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
   window.say = (content, buffers) => callbacks.forEach((call) => call(content, buffers.map(bytes)));

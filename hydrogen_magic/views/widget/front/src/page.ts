@@ -196,8 +196,12 @@ export class Page {
     const wasOver = this.store.isOver;
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
-    this.isKernelGone = false;
     if (delta.full) this.isWhole = true;
+    else if (this.isKernelGone) {
+      this.isWhole = false; // what the page has supposed since is not true
+      this.hello();
+    }
+    this.isKernelGone = false;
     if (this.store.isOver && !wasOver) this.n_toWait = PATIENCE; // the picture follows
     if (applied === "gap") {
       this.isWhole = false;

@@ -172,6 +172,17 @@ describe("the header", () => {
     expect(stage.find(".hm-elapsed").textContent).toBe(took);
   });
 
+  test("a kernel that is heard again is asked for everything", async () => {
+    stage.say({ full: true, gang: gangWith() });
+    stage.model.disconnect();
+    const n_asked = stage.commands.length;
+    stage.say({});
+    await stage.pass(50);
+    expect(stage.commands.slice(n_asked)).toContain("hello");
+    stage.say({ full: true, gang: gangWith() });
+    expect(stage.find(".hm-pill").dataset.state).toBe("running");
+  });
+
   test("a silent kernel may be interrupted while its cell waits for the gang", async () => {
     const silence = async (blocking: boolean) => {
       stage.model.traits.blocking = blocking;
