@@ -626,6 +626,14 @@ class C: v = 1
 y = C(); x = weakref.proxy(y)
 -> x.v
 
+class C: v = 1
+y = C(); gone = C(); x = weakref.ref(y), weakref.ref(gone, print); del gone
+-> x[0]().v, x[1]()
+
+class C: v = 1
+y = C(); x = weakref.WeakValueDictionary(a=y), weakref.WeakKeyDictionary({y: 2})
+-> x[0]['a'].v, list(x[1].values()), list(x[1]) == [x[0]['a']]
+
 x = logging.getLogger('mine.part')
 -> x.name, x is logging.getLogger('mine.part')
 
@@ -1139,18 +1147,6 @@ x = sqlite3.connect(':memory:')
 
 x = zipfile.ZipFile(io.BytesIO(), 'w')
 -> RLock
-
-class C: v = 1
-y = C(); x = weakref.ref(y)
--> weakref
-
-class C: v = 1
-y = C(); x = weakref.WeakValueDictionary(a=y)
--> weakref
-
-class C: v = 1
-y = C(); x = weakref.WeakKeyDictionary({y: 2})
--> weakref
 
 x = sys._getframe()
 -> frame

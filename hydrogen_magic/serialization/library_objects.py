@@ -21,7 +21,12 @@ from typing import Any
 
 from hydrogen_magic.serialization.instances import find_on_type, restore_attributes
 from hydrogen_magic.serialization.pickling_errors import RefusedError
-from hydrogen_magic.serialization.reducers import restore_object, restore_weak_proxy
+from hydrogen_magic.serialization.reducers import (
+    restore_object,
+    restore_weak_dictionary,
+    restore_weak_proxy,
+    restore_weak_reference,
+)
 
 Handler = Callable[[Any], Any]
 
@@ -82,6 +87,16 @@ def reduce_weak_proxy(proxy: Any) -> Any:
             proxy, "it is a weak proxy of an object that is gone", "delete it"
         ) from None
     return restore_weak_proxy, (referent,)
+
+
+def reduce_weak_reference(reference: weakref.ref[Any]) -> Any:
+    """Reduce a weak reference to one of the same object, or of one that is gone."""
+    return restore_weak_reference, (reference(), reference.__callback__)
+
+
+def reduce_weak_dictionary(found: Any) -> Any:
+    """Reduce a dictionary with weak keys or values to one of the same objects."""
+    return restore_weak_dictionary, (type(found), list(found.items()))
 
 
 class _NamesOfMain:

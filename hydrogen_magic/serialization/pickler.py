@@ -106,6 +106,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             memoryview: library_objects.reduce_memoryview,
             types.MappingProxyType: library_objects.reduce_mapping_proxy,
             **dict.fromkeys(weakref.ProxyTypes, library_objects.reduce_weak_proxy),
+            weakref.ref: library_objects.reduce_weak_reference,
+            weakref.WeakKeyDictionary: library_objects.reduce_weak_dictionary,
+            weakref.WeakValueDictionary: library_objects.reduce_weak_dictionary,
             library_objects.SharedRefs: self._reduce_shared_refs,
             **library_objects.OF_CONSTANTS,
         }

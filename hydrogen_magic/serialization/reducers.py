@@ -295,6 +295,20 @@ def restore_weak_proxy(obj: Any) -> Any:
     return weakref.proxy(obj)
 
 
+def restore_weak_reference(obj: Any, callback: Any) -> Any:
+    """Make a weak reference to an object, which stays alive; None: to one that is gone."""
+    if obj is None:
+        return weakref.ref(set())
+    _referents.append(obj)
+    return weakref.ref(obj, callback)
+
+
+def restore_weak_dictionary(kind: Any, items: list[tuple[Any, Any]]) -> Any:
+    """Make a dictionary with weak keys or values, which stay alive."""
+    _referents.extend(items)
+    return kind(items)
+
+
 def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:
     """Make a torch storage over a part of ``buffer``, without a copy unless it goes to a GPU."""
     import torch

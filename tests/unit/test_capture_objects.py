@@ -348,6 +348,16 @@ CHANGED: dict[str, tuple[str, Any]] = {
         (5, 5, 1, "CallableProxyType"),
     ),
     """
+    import weakref
+    class Node:
+        def __init__(self, parent=None):
+            self.value, self.children, self.parent = 1, [], parent and weakref.ref(parent)
+    root = Node(); root.children.append(Node(root)); x = root.children[0]; y = x.parent
+    """: (
+        "root.value = 5\nx.parent().value, y() is root, root.children[0].parent() is root",
+        (5, True, True),
+    ),
+    """
     class Both(dict):
         def __init__(self): self.keys_of = {}
         def __setitem__(self, key, value):
