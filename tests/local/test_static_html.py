@@ -46,7 +46,7 @@ def test_the_picture_is_the_same_from_a_feed_that_was_told_all() -> None:
     assert (drawn.curves, drawn.tracks) == (feed.curves, feed.tracks)
     html = drawn.html(state, with_output=True)
     assert html == static_html(state, events)
-    assert "loss" in html and "line 499" in html and "line 300" not in html
+    assert "loss" in html and "line 499" in html and "line 0" in html
 
 
 def test_a_culprit_has_its_last_words_however_much_others_write() -> None:
