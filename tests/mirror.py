@@ -21,7 +21,7 @@ class MirroredCurve:
 
     def apply(self, delta: dict[str, Any], buffer: bytes) -> None:
         if delta.get("replaces"):
-            self.series, self.bad_steps = {}, {}
+            self.series, self.bad_steps, self.width = {}, {}, delta["width"]
         ratio = delta["width"] // self.width
         assert ratio >= 1 and ratio * self.width == delta["width"]
         if ratio > 1:

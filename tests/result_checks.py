@@ -115,7 +115,7 @@ def check_results_of_a_failed_gang(**options: Any) -> None:
     assert isinstance(failure_of(gang), RankFailedError)
     load = f"hydrogen_magic.load_results('{gang.id}')"
     assert (
-        f"the results of ranks 0 and 1 (the value) are saved in the gang's record; load them with {load}"
+        f"the results of ranks 0 and 1 (the value) are saved in the record of the gang; load them with {load}"
         in (notices_of(gang))
     )
     for rank in range(2):

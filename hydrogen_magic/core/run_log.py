@@ -486,12 +486,12 @@ def prune(
     """
     over = [found for found in recent() if is_over(found)]
     over.sort(key=lambda found: found.last_wall_time, reverse=True)
-    n_bytes = 0
+    n_kept_bytes = 0
     places: Counter[bool] = Counter()
     for found in over:
         files = _files(found.gang)
-        n_bytes += sum(files.values())
-        is_too_much = n_bytes > keep_bytes
+        n_bytes = sum(files.values())
+        is_too_much = n_kept_bytes + n_bytes > keep_bytes
         is_of_session = bool(found.launched.session)
         places[is_of_session] += 1
         has_data = _has_data(found, files)
@@ -500,7 +500,9 @@ def prune(
             is_kept = has_data and is_fresh and not is_too_much
         else:
             is_kept = has_data or not is_too_much or found is over[0]
-        if not is_kept and not is_unseen(found.gang):
+        if is_kept or is_unseen(found.gang):
+            n_kept_bytes += n_bytes
+        else:
             delete(found.gang)
 
 
@@ -511,12 +513,18 @@ def _has_data(found: Summary, files: Collection[str]) -> bool:
 
 
 def _files(gang_id: str) -> dict[str, int]:
-    """Return the number of bytes of each file of a run, but for finished rows."""
+    """Return the number of bytes of each file of a run and of its checkpoints, but not of finished rows."""
+    folder = run_dir(gang_id)
     try:
-        entries = list(os.scandir(run_dir(gang_id)))
-        return {each.name: each.stat(follow_symlinks=False).st_size for each in entries}
+        entries = list(os.scandir(folder))
+        found = {each.name: each.stat(follow_symlinks=False).st_size for each in entries}
+        if CHECKPOINTS in found:
+            found[CHECKPOINTS] = sum(
+                path.lstat().st_size for path in (folder / CHECKPOINTS).rglob("*")
+            )
     except OSError:  # another kernel deletes it
         return {}
+    return found
 
 
 def delete(gang_id: str) -> None:

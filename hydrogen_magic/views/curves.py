@@ -5,8 +5,8 @@ steps fall into it. All ranks of a metric share one bucket width, a power of two
 doubles when there are too many buckets. So extremes are never dropped, and a client with the old buckets
 can merge them itself. The points themselves are kept for detail views.
 
-A gang that starts again mostly resumes from a checkpoint: the first step that it logs then replaces all from
-that step on, and what came before stays.
+A gang that restarts usually resumes from a checkpoint: the first step that a rank logs replaces that step and
+all later ones of the rank; earlier steps stay.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_NAME = 200
 _MOST_METRICS_AT_ONCE = 64
 """Metrics examined for one message, while the others wait for the next: this bounds its time."""
 _MOST_WAITING = 5000
-"""Buckets that may wait to be sent before widths are doubled: the traffic of a second, so that a short
+"""Buckets that may wait to be sent before widths are doubled: the traffic of two seconds, so that a short
 burst stays exact."""
 _MOST_PENDING = 10_000
 """Batches of points that wait to be added together; a page that comes late has those of all hours."""
@@ -90,7 +90,7 @@ class Curves:
                 self._take(event)
             elif isinstance(event, ev.AttemptStarted):
                 for curve in self._curves.values():
-                    curve.is_resumed = True
+                    curve.restart()
 
     def metrics(self) -> list[str]:
         """Return the cleaned names in the order of their first appearance; at most 1,000."""
@@ -154,8 +154,7 @@ class Curves:
             if curve is not None:
                 self._fresh[curve.metric] = None
                 self.n_new_points += len(column)
-                if curve.is_resumed:
-                    curve.resume(event.steps, column)
+                curve.resume(event.rank, event.steps, column)
                 if is_all_good:
                     curve.add_points(event.rank, steps, values)
                 else:
@@ -202,9 +201,10 @@ class _Curve:
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self.width = 1
-        self.is_resumed = False
-        """The gang has started again, and has not logged this metric since."""
+        self._restarted: set[int] = set()
+        """Ranks that have not logged this metric since the gang started again."""
         self._is_cut = False
+        """Points were dropped that a page may still have."""
         self.bad_steps: dict[int, int] = {}
         self._sent_bad: set[int] = set()
         self._points: dict[int, Points] = {}
@@ -215,17 +215,22 @@ class _Curve:
     def ranks(self) -> frozenset[int]:
         return frozenset((ALL_RANKS, *self._points))
 
-    def resume(self, steps: tuple[int, ...], column: tuple[float | None, ...]) -> None:
-        """Drop everything from the first step with a value on, of an attempt that did not get further."""
+    def restart(self) -> None:
+        self._restarted = set(self._points)
+
+    def resume(self, rank: int, steps: tuple[int, ...], column: tuple[float | None, ...]) -> None:
+        """Drop a rank's points of earlier attempts from the first of ``steps`` that has a value."""
         logged = [step for step, value in zip(steps, column, strict=True) if value is not None]
-        if not logged:
+        if rank not in self._restarted or not logged:
             return
-        step = min(logged)
-        self.is_resumed, self._is_cut = False, True
-        self._points = {rank: points.before(step) for rank, points in self._points.items()}
+        self._restarted.discard(rank)
+        self._is_cut = True
+        self._points[rank] = self._points[rank].before(min(logged))
+        self.width = 1  # it grows again with the points that are left
         self._series = {ALL_RANKS: Series()}
         self._pending = [points.since(0) for points in self._points.values() if len(points)]
-        self.bad_steps = {rank: bad for rank, bad in self.bad_steps.items() if bad < step}
+        if self.bad_steps.get(rank, -math.inf) >= min(logged):
+            del self.bad_steps[rank]
         self._sent_bad.clear()
 
     def add_points(

@@ -98,6 +98,7 @@ def test_a_rank_displays_and_asks_below_its_view(lab: NotebookPage) -> None:
     line.fill("Ada")
     line.press("Enter")
     lab.finish(ASKING)
+    lab.page.wait_for_function(NO_PENDING_INPUT)  # else it refuses the next cell
     expect(lab.cell(ASKING).locator(".of-a-rank")).to_have_text("Ada")
     expect(lab.widget(ASKING)).to_contain_text("printed by rank 1")
 
@@ -109,6 +110,9 @@ def test_a_gang_is_shown_once_where_its_output_goes(lab: NotebookPage) -> None:
     lab.run(NEXT)
     expect(lab.widget(IN_OUTPUT)).to_have_count(1)
     expect(lab.widget(CAPTURED)).to_have_count(0)
+
+
+NO_PENDING_INPUT = "() => !window.jupyterapp.shell.currentWidget.sessionContext.pendingInput"
 
 
 @pytest.mark.exhaustive  # test_looks plays scenes in both themes

@@ -314,7 +314,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(launched: Launch, tmp_path: P
     shown = len(gang.events())
     until(gang, lambda: len(gang.events()) > shown + 10)
     (tmp_path / "go").touch()
-    wait_until(lambda: "the results cannot be stored in the gang's record" in notices_of(gang))
+    wait_until(lambda: "the results cannot be stored in the record of the gang" in notices_of(gang))
     resource.prlimit(owner, resource.RLIMIT_FSIZE, (soft, hard))
     assert ended(gang).results == [41, 42]
     assert run_log.read(gang.id) == gang.events()

@@ -321,7 +321,7 @@ def test_results_of_every_rank_are_saved_after_a_failure(
     first: int, note: str, tmp_path: Path
 ) -> None:
     results = sent_by(first, GangResults("3f2a", tmp_path, first))
-    where = " are saved in the gang's record; load them with hydrogen_magic.load_results"
+    where = " are saved in the record of the gang; load them with hydrogen_magic.load_results"
     text = f"the results of {note.format(where)}"
     assert results.save(has_succeeded=False) == text == results.saved_note
     assert not results.are_worth_saving(False) and results.nbytes == 0, "nothing is held twice"
@@ -337,8 +337,8 @@ def test_a_note_tells_partial_results_from_those_that_are_complete(tmp_path: Pat
     results.add(2, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: 2})[CELL_VALUE])
     results.add(3, 0, ResultPart(CELL_VALUE), result_stream.NONE)
     assert results.save(has_succeeded=False) == (
-        "partial results of rank 0 (`model`) and the results of rank 2 (the value) are saved in the gang's "
-        "record; load them with hydrogen_magic.load_results('3f2a') and "
+        "partial results of rank 0 (`model`) and the results of rank 2 (the value) are saved in the record "
+        "of the gang; load them with hydrogen_magic.load_results('3f2a') and "
         "hydrogen_magic.load_results('3f2a', 2)"
     )
     saved = SavedResults("3f2a", tmp_path)
@@ -365,8 +365,8 @@ def test_results_for_which_the_disk_has_no_space(
         save(parts, path)
 
     monkeypatch.setattr(result_stream, "save", fails_for_rank_1)
-    saved, lost = results.save(has_succeeded=False).split("record; ")
-    assert saved == "the results of ranks 0 and 2 (the value) are saved in the gang's "
+    saved, lost = results.save(has_succeeded=False).split("gang; ")
+    assert saved == "the results of ranks 0 and 2 (the value) are saved in the record of the "
     calls, _, not_saved = lost.partition("; ")
     assert calls.endswith("('3f2a') and hydrogen_magic.load_results('3f2a', 2)")
     load = "hydrogen_magic.load_results('3f2a', 1)"

@@ -20,7 +20,7 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart,
 
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied, so that they do not occupy a file descriptor until they are unpickled."""
-_SAVED = "saved in the gang's record"
+_SAVED = "saved in the record of the gang"
 _UNDEFINED = re.compile(r"module '__main__' has no attribute '(\w+)'")
 LOST = "lost"
 

@@ -63,7 +63,7 @@ class StoredResults(GangResults):
             for rank, results in self._ranks.items():
                 result_stream.save(results.parts, saved_path(self._folder, rank))
         except OSError as error:
-            return f"the results cannot be stored in the gang's record ({error})"
+            return f"the results cannot be stored in the record of the gang ({error})"
         return ""
 
 

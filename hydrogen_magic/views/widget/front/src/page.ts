@@ -51,6 +51,8 @@ export class Page {
   private isWhole = false;
   /** Whether the page has had the gang's output: a reader may have cleared it since. */
   private wasHeld = false;
+  /** Whether that was in a cell of the notebook. */
+  private wasInCell = false;
   /** Whether the kernel is asked to display something again, or has refused it. */
   private isShowAsked = false;
   /** Checks to let pass until something is asked for again. */
@@ -123,10 +125,14 @@ export class Page {
     const held = heldBy(model.widget_manager, place, model.get("gang_id"));
     // An output may be in another widget, such as ipywidgets' Output, in place of a cell.
     const isElsewhere = document.getElementsByClassName(place).length > 0;
-    this.wasHeld ||= isElsewhere || (held !== null && held !== "nothing");
+    this.wasInCell ||= held !== null && held !== "nothing";
+    this.wasHeld ||= isElsewhere || this.wasInCell;
     if (held === "nothing") {
+      // A reader who clears the outputs of a cell sees what it prints from then on.
+      const isAgain = this.wasInCell && model.get("blocking") && !this.store.isOver;
       // Only the page that ran the cell gets its outputs.
-      const isOurs = !this.wasHeld && isFrom(model.widget_manager, model.get("session"));
+      const isOurs =
+        (!this.wasHeld || isAgain) && isFrom(model.widget_manager, model.get("session"));
       return isOurs && this.n_toWaitForOutput <= 0 ? "output" : null;
     }
     const isUnfinished = held === "place" || (held === null && this.isPictureMissing());

@@ -300,6 +300,23 @@ describe("a page whose notebook can be read", () => {
     expect(shown()).toHaveLength(n_asked);
   });
 
+  test("asks for the output of a running cell that was cleared", async () => {
+    stage.model.answer = (command) => stage.model.ack(command);
+    hold([TEXT]);
+    stage.say({ full: true, gang: gangWith() });
+    await stage.pass(2000);
+    stage.model.traits.blocking = true;
+    hold([]);
+    await stage.pass(2000);
+    expect(shown()).toContain("output");
+    hold([TEXT]);
+    const n_asked = shown().length;
+    stage.say({ gang: gangWith({ state: "done", ended_s: 2 }) });
+    hold([]);
+    await stage.pass(5000);
+    expect(shown()).toHaveLength(n_asked);
+  });
+
   test("asks ever less for an output that it does not see", async () => {
     stage.model.answer = (command) => stage.model.ack(command);
     hold([]);
@@ -330,8 +347,9 @@ describe("a page whose notebook can be read", () => {
 
   test.each([
     ["ran in another page", () => hold([], "s-2")],
-    ["was cleared by the reader", () => hold([TEXT])],
+    ["was cleared by the reader, and waits for no gang", () => hold([TEXT])],
   ])("asks for no output of a cell that %s", async (_, begin) => {
+    stage.model.traits.blocking = false;
     begin();
     stage.say({ full: true, gang: gangWith() });
     await stage.pass(2000);
