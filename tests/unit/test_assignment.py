@@ -97,6 +97,8 @@ def test_objects_of_classes_with_other_names_are_of_the_notebooks_classes(
         assert type(pair) is notebook.names["Pair"] and record == notebook.names["Record"](3)
         assert colour is notebook.names["Colour"].RED and type(item) is notebook.names["Item"]
         assert type(listed) is notebook.names["Listed"]
+    run(notebook, "Point = Hue = Pair; del Pair; all = Point(1, 2), Hue(3, 4)", "all")
+    assert {type(pair) for pair in notebook.names["all"]} == {notebook.names["Pair"]}
 
 
 IMMUTABLE = """

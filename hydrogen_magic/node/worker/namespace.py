@@ -325,7 +325,7 @@ class LoadedClosure:
         """Return a pickler for results; use it inside :meth:`as_main`."""
         if self._names is not None:
             return self._names.result_pickler(*args)
-        return ResultPickler(*args, shared=self._shared.values(), originals=self._numbered)
+        return ResultPickler(*args, shared=self._shared, originals=self._numbered)
 
 
 def _format_warning(

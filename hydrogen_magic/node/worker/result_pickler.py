@@ -11,7 +11,7 @@ import copyreg
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydrogen_magic.core.library_types import is_a
@@ -61,8 +61,8 @@ _IS_PART = "every rank holds a part of it"
 class ResultPickler(Pickler):
     """Pickles the results of a rank.
 
-    ``shared``: functions, classes and other globals that the notebook also has. ``originals``: ``id`` of an
-    object of the notebook -> its number, and the object.
+    ``shared``: functions, classes and other globals that the notebook also has, by its names. ``originals``:
+    ``id`` of an object of the notebook -> its number, and the object.
     """
 
     current = CELL_VALUE
@@ -77,11 +77,11 @@ class ResultPickler(Pickler):
     of the process."""
 
     def __init__(
-        self, *args: Any, shared: Iterable[Any], originals: Mapping[int, tuple[int, Any]]
+        self, *args: Any, shared: Mapping[str, Any], originals: Mapping[int, tuple[int, Any]]
     ) -> None:
         super().__init__(*args)
         self._originals = originals
-        self._shared = {id(obj) for obj in shared}
+        self._names = {id(obj): name for name, obj in shared.items()}
         self._module_class = loaded("torch.nn", "Module") if _is_distributed() else None
         self._optimizer_class = loaded("torch.optim", "Optimizer")
         self._add_distributed_handlers()
@@ -157,17 +157,13 @@ class ResultPickler(Pickler):
         """Return the name by which the notebook has a function or class; empty if it has none."""
         if self._kernel_has(obj, obj.__qualname__):
             return str(obj.__qualname__)
-        if not (isinstance(obj, type) and id(obj) in self._shared):
-            return ""
-        return next(
-            (name for name, value in vars(sys.modules["__main__"]).items() if value is obj), ""
-        )
+        return self._names.get(id(obj), "") if isinstance(obj, type) else ""
 
     def _kernel_has(self, obj: Any, name: str) -> bool:
         if not is_main(obj):
             return False
-        root = getattr(sys.modules["__main__"], name.partition(".")[0], None)
-        if id(root) not in self._shared:
+        first = name.partition(".")[0]
+        if self._names.get(id(getattr(sys.modules["__main__"], first, None))) != first:
             return False
         try:
             return resolve("__main__", name) is obj

@@ -209,8 +209,7 @@ class RankNames:
 
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results, which update the notebook's objects."""
-        shared = self._shared_code.values()
-        return ResultPickler(*args, shared=shared, originals=self.objects.numbered())
+        return ResultPickler(*args, shared=self._shared_code, originals=self.objects.numbered())
 
 
 def _stale_text(name: str, users: Sequence[str]) -> str:
