@@ -41,6 +41,7 @@ from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, SessionSends, bundle
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
+_NO_LIMIT = 1 << 62
 _MAX_POSSIBLE_BYTES = 1 << 20
 """A larger value that the cell most likely replaces before it reads it is not worth sending."""
 
@@ -97,7 +98,7 @@ class Builder:
         """Leave out values that cannot be pickled: the cell probably replaces them before it reads them."""
         needs = self.needs
         for name in needs.unsure.intersection(needs.values):
-            if self._is_picklable(needs.namespace[name], self._max_bytes):
+            if self._is_sendable(needs.namespace[name], _NO_LIMIT):
                 self._perhaps.add(name)
             else:
                 del needs.values[name]
@@ -139,7 +140,9 @@ class Builder:
                 self.stream.add([(name, value)])
 
     def _is_picklable(self, value: Any, max_bytes: int) -> bool:
-        limit = min(max_bytes, self._max_bytes)
+        return self._is_sendable(value, min(max_bytes, self._max_bytes))
+
+    def _is_sendable(self, value: Any, limit: int) -> bool:
         trial = self._new_stream(self.needs.copy(), max_bytes=limit)
         try:
             trial.add([("", value)])

@@ -18,7 +18,8 @@ from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
     GlobalRead,
     code_objects,
-    first_stores,
+    global_loads,
+    read_below_stores,
 )
 
 _CATCHES_NAME_ERROR = {"NameError", "Exception", "BaseException"}
@@ -35,8 +36,8 @@ class ScopeAnalysis:
     """Others, that happen only if unknown code calls a function at once, suppresses an exception, or
     evaluates a text."""
     unsure: frozenset[str]
-    """Names that the cell reads only below a line that assigns them: the notebook's value is read if that
-    line is not reached, as in a loop over nothing."""
+    """Names that the cell reads only below an assignment: the notebook's value is read if that is not
+    reached, as in a loop over nothing."""
     guarded: frozenset[tuple[int, str]]
     """Lines and names of reads that may lack the name: a NameError is caught there, or the cell only defines
     the function."""
@@ -47,7 +48,8 @@ class ScopeAnalysis:
     modules: tuple[str, ...]
     """Full names of the modules that it imports itself."""
     attributes: tuple[str, ...]
-    """Every attribute name in the cell, in the order of first use."""
+    """Every name in the cell's code, attributes included: those of the cell in the order of first use, then
+    those of its functions."""
 
 
 def analyse(
@@ -74,15 +76,13 @@ def analyse(
     guarded_lines = {*_guarded_lines(nodes)}
     caught = {(read.line, read.name) for read in reads.reads if read.line in guarded_lines}
     certain = [read for read in reads.reads if not read.is_text]
-    first_reads: dict[str, int] = {}
-    for read in certain:
-        first_reads[read.name] = min(read.line, first_reads.get(read.name, read.line))
-    stores = first_stores(code)
+    own_lines = {(line, name) for name, line in global_loads(code)}
+    elsewhere = {read.name for read in certain if (read.line, read.name) not in own_lines}
     names = dict.fromkeys(name for inner in code_objects(code) for name in inner.co_names)
     return ScopeAnalysis(
         tuple(sorted(certain, key=lambda read: read.line)),
         tuple(_uncovered(possible.reads, certain)),
-        frozenset(name for name, line in first_reads.items() if stores.get(name, line) < line),
+        read_below_stores(code) - elsewhere,
         frozenset(caught | only_defined),
         frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
         not _BINDS_UNKNOWN_NAMES.isdisjoint(names)

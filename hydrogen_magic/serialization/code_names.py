@@ -309,14 +309,54 @@ def assigned_names(code: types.CodeType) -> Iterator[str]:
         yield from _operands(inner, "STORE_GLOBAL")
 
 
-def first_stores(cell: types.CodeType) -> dict[str, int]:
-    """Return the global names that a cell assigns, itself or by functions in it, with the first line."""
-    found: dict[str, int] = {}
-    for code in code_objects(cell):
-        graph, operations = _graph(code), {"STORE_GLOBAL", "STORE_NAME" if code is cell else ""}
-        for instruction, line in zip(graph.instructions, graph.lines, strict=True):
-            if instruction.opname in operations:
-                found[instruction.argval] = min(line, found.get(instruction.argval, line))
+def global_loads(code: types.CodeType) -> Iterator[tuple[str, int]]:
+    """Yield the global names that code reads outside of functions, with their lines."""
+    graph = _graph(code)
+    for instruction, line in zip(graph.instructions, graph.lines, strict=True):
+        if instruction.opname in _LOADS:
+            yield instruction.argval, line
+
+
+def read_below_stores(cell: types.CodeType) -> frozenset[str]:
+    """Return the global names that a cell reads only below, and possibly after, an assignment of them.
+
+    Reads are those outside of functions. To read the name of a function that assigns others is an assignment
+    of them, since it may be called then.
+    """
+    graph = _graph(cell)
+    by_function = {
+        name: {*assigned_names(inner)}
+        for place in range(len(graph.instructions))
+        for inner, name in [_definition(graph, place)]
+        if inner is not None and name
+    }
+    stores: dict[str, list[int]] = {}
+    reads: dict[str, list[int]] = {}
+    for place, instruction in enumerate(graph.instructions):
+        if instruction.opname in ("STORE_NAME", "STORE_GLOBAL"):
+            stores.setdefault(instruction.argval, []).append(place)
+        elif instruction.opname in _LOADS:
+            reads.setdefault(instruction.argval, []).append(place)
+            for name in by_function.get(instruction.argval, ()):
+                stores.setdefault(name, []).append(place)
+    return frozenset(
+        name
+        for name, places in reads.items()
+        if name in stores
+        and min(stores[name]) < min(places)
+        and _reachable(graph, stores[name]).issuperset(places)
+    )
+
+
+def _reachable(graph: _Graph, places: Iterable[int]) -> set[int]:
+    """Return the instructions that may follow those at ``places``."""
+    found: set[int] = set()
+    left = [*places]
+    while left:
+        place = left.pop()
+        following = {*graph.successors[place], *graph.handlers[place]} - found
+        found |= following
+        left += following
     return found
 
 

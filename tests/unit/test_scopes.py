@@ -91,8 +91,17 @@ def test_a_name_that_the_cell_assigns_above_may_be_one_that_cannot_be_sent(
     captured = notebook.capture(cell)
     assert "own" not in {item.name for item in captured.inventory}
     assert inline(captured) is False
-    with pytest.raises(CaptureError, match="`own`"):
-        notebook.capture("own.locked()\nown = 1")
+    for needs_it in (
+        "own.locked()\nown = 1",
+        "for _ in range(2):\n    own.locked()\n    own = Lock()",
+        "if large is None:\n    own = None\nelse:\n    own.locked()",
+        "def reset():\n    global own\n    own = None\nown.locked()",
+        "own = own.locked()",
+    ):
+        with pytest.raises(CaptureError, match="`own`"):
+            notebook.capture(needs_it)
+    with pytest.raises(CaptureError, match="over the limit"):
+        notebook.capture("for _ in range(2):\n    large = 1\nlarge", max_closure_bytes=1 << 20)
 
 
 def test_the_notebooks_value_of_a_name_is_sent_for_the_other_path(notebook: Notebook) -> None:
