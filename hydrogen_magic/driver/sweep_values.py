@@ -16,7 +16,7 @@ from hydrogen_magic.errors import OptionValueError
 
 _LONGEST_VALUE = 40
 """Characters of a value in the name of a run."""
-_SECOND_NAME = re.compile(r"\s([A-Za-z_]\w*=(?!=).*)")
+_NEXT_NAME = re.compile(r"\s+(?=[A-Za-z_]\w*=(?!=))")
 
 
 def combinations(
@@ -47,12 +47,10 @@ def _evaluated(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
     try:
         values: list[Any] = eval(f"[{text}]", dict(namespace))
     except Exception as error:  # the expressions are the user's
-        second = _SECOND_NAME.search(text) if isinstance(error, SyntaxError) else None
-        if second is not None:
-            each = f"--sweep {name}={text[: second.start()]} --sweep {second[1]}"
-            raise OptionValueError(
-                f"--sweep {name}={text}: each name has an option of its own: {each}"
-            ) from None
+        words = _NEXT_NAME.split(f"{name}={text}")
+        if isinstance(error, SyntaxError) and len(words) > 1 and "(" not in text:
+            each = " ".join(f"--sweep {word}" for word in words)
+            raise OptionValueError(f"--sweep takes one name: write {each}") from None
         raise OptionValueError(
             f"--sweep {name}={text}: {type(error).__name__}: {error}. Values are Python expressions; "
             f"text needs two kinds of quotation marks: --sweep \"{name}='a','b'\""

@@ -114,11 +114,10 @@ class _Forwarder:
         self._source = source
         self._group = group
         self._seen = 0
-        self._is_started = False
 
     def forward(self) -> None:
         try:
-            tracked = self._reported(self._start)
+            tracked = self._reported(self._start, "anything")
             if tracked is not None:
                 self._reported(partial(self._send, tracked))
                 self._run.ended.wait()
@@ -127,19 +126,17 @@ class _Forwarder:
         finally:
             self._run.tracked.set()
 
-    def _reported(self, act: Callable[[], T]) -> T | None:
+    def _reported(self, act: Callable[[], T], what: str = "the rest") -> T | None:
         """Return what ``act`` returns, None after an error, which becomes a notice."""
         try:
             return act()
         except Exception as error:  # a plug-in's, or of the network: the gang goes on
             text = f"{type(error).__name__}: {str(error).partition(_NEWLINE)[0]}"
-            what = "anything" if not self._is_started else "the rest"
             self._notice("warning", f"{self._name} does not get {what} of this gang: {text}")
             return None
 
     def _start(self) -> TrackedRun:
         tracked = self._tracker.start(self._info())
-        self._is_started = True
         where = f": {tracked.where}" if tracked.where else ""
         self._notice("info", f"tracked by {self._name}{where}")
         return tracked

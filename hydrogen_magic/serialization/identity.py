@@ -24,6 +24,7 @@ import pickle
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -242,7 +243,7 @@ class _Updates:
         self._hooks += (
             (attributes, name, hooks)
             for name, hooks in attributes.items()
-            if "_hooks" in name and isinstance(hooks, dict)
+            if "_hooks" in name and isinstance(hooks, OrderedDict)  # handles refer to it weakly
         )
         if is_array(old):
             self._undo.callback(old.__setitem__, ..., old.copy())
@@ -283,9 +284,9 @@ class _Updates:
         self._keep_hooks()
 
     def _keep_hooks(self) -> None:
-        """Let existing objects have the same dicts of hooks: handles of the notebook remove hooks from them.
+        """Keep the notebook's own dicts of hooks, with the new contents: its handles remove hooks from them.
 
-        Unless a handle that has come back refers to the new one.
+        Not where a handle that has come back refers to the new one.
         """
         for attributes, name, own in self._hooks:
             new = attributes.get(name)

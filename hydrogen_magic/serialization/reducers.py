@@ -286,7 +286,15 @@ def restore_same(obj: Any) -> Any:
 
 
 _referents: list[Any] = []
-"""Objects of weak proxies: in the writer's process, something that is perhaps not sent kept them alive."""
+"""Objects that are referred to weakly: in the writer's process, something that is perhaps not sent kept them
+alive. On a rank they stay; see :func:`take_referents`."""
+
+
+def take_referents() -> list[Any]:
+    """Return the objects that were read since the last call and that only this list may keep alive."""
+    taken = list(_referents)
+    _referents.clear()
+    return taken
 
 
 def restore_weak_proxy(obj: Any) -> Any:

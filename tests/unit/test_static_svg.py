@@ -24,6 +24,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import OutputLine
 from hydrogen_magic.views.curves import Curves
+from hydrogen_magic.views.line_shares import kept_lines
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg import colours, html
 from hydrogen_magic.views.static_svg.ansi import to_html
@@ -467,6 +468,9 @@ def test_a_rank_that_prints_without_end_does_not_hide_the_others() -> None:
     )
     plain = [*StaticView(Curves(), SpanTracks(), lines).plain_lines(state)]
     assert plain[0].endswith(f"of 120,006 lines; all of them: %gang logs {state.gang}")
+    many = [OutputLine(rank, "stdout", f"only line of {rank}") for rank in range(600)] + lines
+    kept = kept_lines(many, 1000, 10**6, lambda line: line.text)
+    assert len({text for text in kept if text.startswith("only line")}) == 498 and len(kept) == 1000
     assert plain[1:6] == [f"[0] line {n}" for n in range(5)] and len(plain) == 1001
 
 

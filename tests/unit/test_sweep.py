@@ -54,7 +54,6 @@ def test_scalars_of_numpy_are_listed_as_numbers() -> None:
     ("text", "said"),
     [
         ("lr=sgd", "two kinds of quotation marks"),
-        ("lr=1,2 width=3,4", "an option of its own: --sweep lr=1,2 --sweep width=3,4"),
         ("lr=*[]", "no value"),
         ("lr=1]", "Syntax"),
         ("optimizer=,", "has no value"),
@@ -66,6 +65,14 @@ def test_values_that_are_none(text: str, said: str) -> None:
     name, _, values = text.partition("=")
     with pytest.raises(OptionValueError, match=f"--sweep {name}=.*{said}"):
         combinations([(name, values)], {"optimizer": "adam"})
+
+
+def test_a_second_name_needs_an_option_of_its_own() -> None:
+    said = "takes one name: write --sweep lr=1,2 --sweep width=3 --sweep depth=4$"
+    with pytest.raises(OptionValueError, match=said):
+        combinations([("lr", "1,2 width=3 depth=4")], {})
+    with pytest.raises(OptionValueError, match="two kinds of quotation marks"):
+        combinations([("lr", "f(1, a=2) width=3")], {})
 
 
 def test_secrets_are_in_no_name_and_no_list() -> None:

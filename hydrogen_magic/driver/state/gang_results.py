@@ -16,6 +16,7 @@ from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.reducers import take_referents
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart, label
 
 _SMALL_BYTES = 1 << 20
@@ -36,6 +37,8 @@ class RankResults:
         self.is_taken = False
         """The notebook has all of it: see :meth:`release`."""
         self._opened: dict[str, Any] | None = None
+        self._referents: list[Any] = []
+        """Objects that the opened results refer to weakly."""
         self._opening = threading.Lock()
 
     def add(self, part: msg.ResultPart, section: Payload) -> None:
@@ -148,6 +151,7 @@ class RankResults:
         ]
         sections = [section for _, section in whole]
         objects = result_stream.unpack(sections, originals, loading)
+        self._referents = take_referents()
         return dict(zip([name for name, _ in whole], objects, strict=True))
 
     def _opened_again(self, name: str) -> Any:

@@ -8,9 +8,8 @@ are kept; cursor movements, links, titles and bells are removed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, islice
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.units import size_text
@@ -71,29 +70,6 @@ class OutputLines:
         if partial:
             self._partial[key] = _shortened(partial)
         return lines
-
-
-def newest(
-    lines: Sequence[OutputLine], most: int, most_characters: int, size: Callable[[int], int]
-) -> list[int]:
-    """Return the places of the newest lines, in order; half of them are shared equally by the ranks.
-
-    So one rank that prints without end does not hide what the others have printed. ``size``: characters of
-    the line at a place. At least one line.
-    """
-    by_rank: dict[int, list[int]] = {}
-    for place, line in enumerate(lines):
-        by_rank.setdefault(line.rank, []).append(place)
-    turns = range(1, most // (2 * max(1, len(by_rank))) + 1)
-    shares = (own[-turn] for turn in turns for own in by_rank.values() if turn <= len(own))
-    wanted = dict.fromkeys(chain(shares, reversed(range(len(lines)))))
-    chosen, left = list[int](), most_characters
-    for place in islice(wanted, most):
-        left -= size(place)
-        if left < 0 and chosen:
-            break
-        chosen.append(place)
-    return sorted(chosen)
 
 
 def clean(text: str) -> str:

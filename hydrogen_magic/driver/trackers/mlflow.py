@@ -29,13 +29,18 @@ class MlflowTracker(Tracker):
         if not is_installed("mlflow"):
             return "mlflow is not installed: pip install mlflow-skinny"
         try:
-            _client()  # of a server, it sends nothing yet
+            uri = _tracking_uri()
         except Exception as error:
-            what = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
+            return f"mlflow cannot be imported: {type(error).__name__}: {error}"
+        try:
+            _client()  # of a server, it sends nothing yet
+        except ImportError as error:
             return (
-                f"the store of {_tracking_uri()} cannot be opened ({what}): set MLFLOW_TRACKING_URI to a "
-                "server, or pip install mlflow, which has what local databases need"
+                f"the store {uri} cannot be opened ({error}): pip install mlflow, which has what local "
+                "databases need, or set MLFLOW_TRACKING_URI to a server"
             )
+        except Exception as error:
+            return f"the store {uri} cannot be opened: {type(error).__name__}: {error}"
         return None
 
     def start(self, info: RunInfo) -> TrackedRun:

@@ -13,8 +13,9 @@ from itertools import accumulate
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import number, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.driver.state.output_lines import OutputLine, newest
+from hydrogen_magic.driver.state.output_lines import OutputLine
 from hydrogen_magic.views.curves import Curves
+from hydrogen_magic.views.line_shares import kept_lines
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import name_html, to_html
 from hydrogen_magic.views.static_svg.charts import charts_html
@@ -101,18 +102,16 @@ def _failure(report: str, is_folded: bool) -> list[str]:
 def _output(lines: Sequence[OutputLine], state: GangState) -> list[str]:
     if not lines:
         return []
-    texts: dict[int, str] = {}
+    is_prefixed = len(state.ranks) > 1
 
-    def size(place: int) -> int:
-        line = lines[place]
-        prefix = f"[{line.rank}] " if len(state.ranks) > 1 else ""
-        texts[place] = to_html(prefix + _short(line.text, _LONGEST_LINE))
-        return len(texts[place])
+    def render(line: OutputLine) -> str:
+        prefix = f"[{line.rank}] " if is_prefixed else ""
+        return to_html(prefix + _short(line.text, _LONGEST_LINE))
 
-    kept = newest(lines, _MOST_LINES, _MOST_OUTPUT_CHARACTERS, size)
+    kept = kept_lines(lines, _MOST_LINES, _MOST_OUTPUT_CHARACTERS, render)
     summary = name_html(output_summary(len(kept), lines, state), 100)
     head = f"<summary><b>Output</b>: {summary}</summary>"
-    return ["<details>", head, _preformatted([texts[place] for place in kept]), "</details>"]
+    return ["<details>", head, _preformatted(kept), "</details>"]
 
 
 def output_summary(n_shown: int, lines: Sequence[OutputLine], state: GangState) -> str:

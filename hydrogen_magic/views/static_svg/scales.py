@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,7 @@ class Scale:
         at_least = (self.high / 2 - self.low / 2) / most * 2
         step = max(1.0, _round_step(at_least, _ROUND_FEW)) if are_whole else _round_step(at_least)
         values = _multiples(step, self.low, self.high)
-        return [(value, _fixed(value, step)) for value in values]
+        return list(zip(values, _labels(values, step), strict=True))
 
 
 def value_scale(low: float, high: float, start: float, end: float) -> Scale:
@@ -66,7 +67,8 @@ def seconds_ticks(until_s: float, most: int) -> list[tuple[float, str]]:
         fine = _round_step(until_s / most, _ROUND_FEW)
         unit, name = (1000, "ms") if until_s < 1 else (1, "s")
         values = _multiples(fine, 0.0, until_s)
-        return [(value, f"{_fixed(value * unit, fine * unit)} {name}") for value in values]
+        labels = _labels([value * unit for value in values], fine * unit)
+        return [(value, f"{label} {name}") for value, label in zip(values, labels, strict=True)]
     return [(at, duration(at) if at >= 10 else f"{at:g} s") for at in _multiples(step, 0, until_s)]
 
 
@@ -88,12 +90,17 @@ def _decades(low: float, high: float, most: int) -> list[float]:
     return [10.0**power for power in range(first, last + 1, every)]
 
 
-def _fixed(value: float, step: float) -> str:
-    """Return ``value`` with enough decimals to differ from its neighbours."""
+def _labels(values: Sequence[float], step: float) -> list[str]:
+    """Return ``values``, which are ``step`` apart, in one notation, with enough digits to differ."""
+    largest = max(map(abs, values), default=0.0)
     decimals = next((d for d in range(12) if math.isclose(round(step, d), step)), 12)
-    if decimals <= (10 if abs(value) >= 1e-3 else 6) and abs(value) < 1e10:
-        return f"{value + 0.0:.{decimals}f}"
+    if decimals <= (10 if largest >= 1e-3 else 6) and largest < 1e10:
+        return [f"{value + 0.0:.{decimals}f}" for value in values]
+    return [_scientific(value, step) for value in values]
+
+
+def _scientific(value: float, step: float) -> str:
     if value == 0:
         return "0"
-    digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(step) + 1e-9) + 2
-    return re.sub(r"\.?0*(e[+-])0?", r"\1", f"{value:.{min(12, max(1, digits)) - 1}e}")
+    digits = math.floor(math.log10(abs(value))) - math.floor(math.log10(step) + 1e-9) + 1
+    return re.sub(r"\.?0*(e[+-])", r"\1", f"{value:.{min(12, max(0, digits))}e}")

@@ -11,11 +11,11 @@ from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import (
     OutputLine,
     OutputLines,
-    newest,
     without_colour,
 )
 from hydrogen_magic.views import static_svg as pictures
 from hydrogen_magic.views.curves import Curves
+from hydrogen_magic.views.line_shares import kept_lines
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.widget.feed import PageFeed
 
@@ -37,14 +37,13 @@ class StaticView:
     def plain_lines(self, state: GangState) -> Iterator[str]:
         """Yield the output as lines of plain text."""
 
-        def size(place: int) -> int:
-            return len(self.lines[place].text)
+        def render(line: OutputLine) -> str:
+            return f"[{line.rank}] {without_colour(line.text)}"
 
-        kept = newest(self.lines, _MOST_LINES, _MOST_CHARACTERS, size)
+        kept = kept_lines(self.lines, _MOST_LINES, _MOST_CHARACTERS, render)
         if len(kept) < len(self.lines):
             yield f"output: {pictures.output_summary(len(kept), self.lines, state)}"
-        for place in kept:
-            yield f"[{self.lines[place].rank}] {without_colour(self.lines[place].text)}"
+        yield from kept
 
     def html(self, state: GangState, *, with_output: bool, is_raised: bool = False) -> str:
         """Return the picture; ``is_raised``: the cell's error has the failure's traceback."""

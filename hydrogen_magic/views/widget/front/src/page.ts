@@ -203,16 +203,13 @@ export class Page {
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
     if (delta.full) this.isWhole = true;
-    else if (this.isKernelGone) {
-      this.isWhole = false; // what the page has supposed since is not true
+    // What the page has supposed since the kernel went is not true.
+    else if (applied === "gap" || this.isKernelGone) {
+      this.isWhole = false;
       this.hello();
     }
     this.isKernelGone = false;
     if (this.store.isOver && !wasOver) this.n_toWait = PATIENCE; // the picture follows
-    if (applied === "gap") {
-      this.isWhole = false;
-      this.hello();
-    }
     if (delta.full) this.channel.greeted();
     this.followState();
   }

@@ -10,8 +10,8 @@ interface Taken {
   root: HTMLElement;
   unmount: () => void;
   unstyle: () => void;
-  /** Gives the keyboard back to the element of the view that had it when the view left the page. */
-  refocus: () => void;
+  /** Gives elements of the view the scroll positions and the focus that they lost with the page. */
+  restore: () => void;
 }
 
 /**
@@ -69,7 +69,12 @@ export class Place {
     const picture = this.put(element, root);
     const unstyle = withoutForeignStyles(element);
     const unmount = this.show(root);
-    this.taken.set(element, { picture, root, unmount, unstyle, refocus: followFocus(root) });
+    const [scroll, focus] = [followScrolling(root), followFocus(root)];
+    const restore = () => {
+      scroll();
+      focus();
+    };
+    this.taken.set(element, { picture, root, unmount, unstyle, restore });
   }
 
   private move(from: Element, to: Element): void {
@@ -77,7 +82,7 @@ export class Place {
     if (taken === undefined) return;
     const picture = this.put(to, taken.root);
     this.taken.set(to, { ...taken, picture, unstyle: withoutForeignStyles(to) });
-    taken.refocus();
+    taken.restore();
   }
 
   private leave(element: Element): void {
@@ -102,6 +107,17 @@ export class Place {
 }
 
 const isFinished = (node: Node) => node instanceof Element && node.classList.contains(FINISHED);
+
+/** Follows how far elements in `root` are scrolled; returns a function that scrolls them there again. */
+function followScrolling(root: HTMLElement): () => void {
+  const places = new Map<Element, [left: number, top: number]>();
+  const note = ({ target }: Event) =>
+    target instanceof Element && places.set(target, [target.scrollLeft, target.scrollTop]);
+  root.addEventListener("scroll", note, true);
+  return () => {
+    for (const [element, [left, top]] of places) element.scrollTo(left, top);
+  };
+}
 
 /** Follows which element in `root` has the focus; returns a function that focuses it again. */
 function followFocus(root: HTMLElement): () => void {

@@ -112,13 +112,12 @@ export class Store {
   /** The gang ended without a message of its kernel, for `reason`; a later message replaces this. */
   endNow(reason: string): void {
     if (this.gang === null || this.isOver) return;
-    const stopped = "stopped";
     for (const [place, rank] of this.ranks) {
       if (!isOver(rank.phase))
-        this.ranks.set(place, { ...rank, phase: stopped, doing: "", mark: "" });
+        this.ranks.set(place, { ...rank, phase: "stopped", doing: "", mark: "" });
     }
     if (this.summary) {
-      const phases = [...this.summary.phases, stopped];
+      const phases = [...this.summary.phases, "stopped"];
       const phase = this.summary.phase.map((k) =>
         isOver(phases[k] ?? "") ? k : phases.length - 1,
       );
@@ -126,7 +125,18 @@ export class Store {
       for (const k of phase) counts[phases[k] ?? ""] = (counts[phases[k] ?? ""] ?? 0) + 1;
       this.summary = { ...this.summary, phases, phase, counts };
     }
-    this.gang = { ...this.gang, state: stopped, reason, ended_s: this.nowS(), warnings: [] };
+    this.gang = {
+      ...this.gang,
+      state: "stopped",
+      reason,
+      ended_s: this.nowS(),
+      steps_per_s: null,
+      remaining_s: null,
+      sending: "",
+      queued: null,
+      profiling: "",
+      warnings: [],
+    };
     this.changed();
   }
 
