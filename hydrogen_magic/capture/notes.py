@@ -168,8 +168,9 @@ def definition_note(namespace: Mapping[str, Any], out: Iterable[str]) -> str:
     if not found:
         return ""
     return (
-        f"--out: functions and classes of the notebook stay as they are, here {_listed(found)}: what ranks "
-        "set on them does not come back; return it, or keep it in an object"
+        f"--out {', '.join(f'`{name}`' for name in found)}: functions and classes of the notebook are not "
+        "updated, and attributes that ranks set on them do not come back: return the values, or keep them in "
+        "an object"
     )
 
 

@@ -279,8 +279,8 @@ class ChunkQueue:
         if parts[-1] is None:
             expected = counted(n_rows + self._n_chunk_rows, "row")
             raise InferError(
-                f"--resume: the frame has less than the {expected} that an earlier run predicted: undo that "
-                "to continue, or run the cell without --resume to start over"
+                f"--resume: the frame has fewer than the {expected} that an earlier run predicted: restore "
+                "them to continue, or run the cell without --resume to start over"
             )
         return concatenated(parts)
 

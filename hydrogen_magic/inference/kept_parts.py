@@ -342,6 +342,6 @@ def _check_same(entry: _JournalEntry, rows: Any) -> None:
     if checksum(rows) != entry.rows_checksum:
         where = rows_text(entry.row, entry.row + entry.n_rows - 1)
         raise InferError(
-            f"--resume: the frame's values in {where} have changed since they were predicted: undo that to "
-            "continue, or run the cell without --resume to start over"
+            f"--resume: the frame's values in {where} have changed since they were predicted: restore them "
+            "to continue, or run the cell without --resume to start over"
         )

@@ -223,7 +223,7 @@ def test_runs_over_frames_of_one_shape_are_told_apart(kind: str) -> None:
 
 def test_another_frame_s_rows_are_not_taken_for_this_one_s() -> None:
     Run(table()).predict(5)
-    with pytest.raises(InferError, match="less than the"):
+    with pytest.raises(InferError, match="fewer than the"):
         Run(table(5)).predict()
 
 

@@ -491,7 +491,7 @@ def test_unsupported_input_is_refused_before_anything_runs(
 @on_classic
 def test_a_first_batch_of_nulls_has_no_type(spark: Any) -> None:
     body = "def predict(batch: dict[str, np.ndarray]):\n    return {'x': [%s] * len(batch['id'])}\n"
-    for value, said in (("None", "has no value"), ("{'a': 1, 'b': None}", "is struct.*its parts")):
+    for value, said in (("None", "has no value"), ("{'a': 1, 'b': None}", "is struct.*null parts")):
         with pytest.raises(InferError, match=f"column 'x' {said}.*--schema"):
             inferred(spark.range(0, 10, 1, 1), body % value)
 

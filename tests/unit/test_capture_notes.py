@@ -38,7 +38,9 @@ def test_definitions_do_not_come_back(notebook: Notebook) -> None:
         inner = make()
     """)
     (warning,) = notebook.capture("CFG.best = f.calls = 1", out=("CFG", "f")).warnings
-    assert "of the notebook stay as they are, here `CFG`, `f`:" in warning
+    assert warning.startswith(
+        "--out `CFG`, `f`: functions and classes of the notebook are not updated"
+    )
     for cell, out in (
         ("CFG.best = 1", ()),
         ("class CFG: best = 1", ("CFG",)),

@@ -218,12 +218,12 @@ def fold(state: GangState, event: ev.Event) -> GangState:
     ranks = list(state.ranks)
     after = ranks[number] = _RANK_RULES[type(event)](ranks[number], event)
     running = state.state == "PENDING" and after.phase in ("loading", "running")
-    word = "RUNNING" if running else state.state
+    after_state = "RUNNING" if running else state.state
     notices = state.notices
     if isinstance(event, ev.Metrics) and event.skipped:
         notices = _with_skipped(state, after, event)
     # One copy of the gang per event: a thousand ranks make thousands of events a second.
-    return replaced(state, now_s=now_s, ranks=tuple(ranks), state=word, notices=notices)
+    return replaced(state, now_s=now_s, ranks=tuple(ranks), state=after_state, notices=notices)
 
 
 def _with_skipped(state: GangState, rank: RankState, e: ev.Metrics) -> tuple[ev.Notice, ...]:

@@ -299,8 +299,8 @@ def _stored(frame: Any, kept: list[str], added: pa.Schema, *, as_text: bool = Fa
             )
         if has_null_type(field.type):
             raise InferError(
-                f"column {field.name!r} is {field.type} in the first batch, so the type of its parts that"
-                " are null there is not known: set the column's type with --schema"
+                f"column {field.name!r} is {field.type} in the first batch; the type of its null parts is not"
+                " known: set the column's type with --schema"
             )
     stored = spark_schema(added, as_text=as_text)
     _refuse_same_names(frame, [*kept, *stored.names], "the result")

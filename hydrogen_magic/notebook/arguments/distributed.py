@@ -105,11 +105,11 @@ def around_sweeps(line: str) -> list[str]:
 
 
 def usage(is_cell: bool = True) -> str:
-    """Return the help text for ``--help``; for scripts with the options of cells, since IPython asks a cell
-    magic for help only if the cell has more lines.
+    """Return the help text. For scripts it also lists the options of cells, since IPython does not call a
+    cell magic without a body.
     """
     parser = distributed_parser(is_cell)
-    text = parser.format_help().replace(f" [{_SWEPT_AS} ...]", "")  # of nargs
+    text = parser.format_help()
     if is_cell:
         return text
     scripts = {option for action in parser._actions for option in _shown(action)}
@@ -118,7 +118,16 @@ def usage(is_cell: bool = True) -> str:
     formatter.start_section("options of cells (%%distributed) alone")
     formatter.add_arguments(each for each in cells._actions if scripts.isdisjoint(_shown(each)))
     formatter.end_section()
-    return f"{text}\n{formatter.format_help()}".replace(f" [{_SWEPT_AS} ...]", "")
+    return f"{text}\n{formatter.format_help()}"
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Shows ``NAME=V,V`` once, though argparse takes its values as several words."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if action.metavar == _SWEPT_AS:
+            return _SWEPT_AS
+        return super()._format_args(action, default_metavar)
 
 
 def _shown(action: argparse.Action) -> Sequence[str]:
@@ -142,6 +151,7 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
         else "Run a script or module on every rank of a new gang; torchrun's work unchanged.",
         add_help=False,
         allow_abbrev=False,
+        formatter_class=_HelpFormatter,
     )
     add_where(parser)
     add_cluster(parser)

@@ -72,7 +72,7 @@ function NoLine({ store, rank }: { store: Store; rank: number }) {
   if (store.lines.some((line) => line[0] === rank)) return null;
   return (
     <p class="hm-note">
-      {`none of the last ${counted(store.lines.length, "line")} is of rank ${rank}; “Whole file” has its output`}
+      {`none of the last ${counted(store.lines.length, "line")} is from rank ${rank}; “Whole file” has any earlier output`}
     </p>
   );
 }
