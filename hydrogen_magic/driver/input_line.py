@@ -37,6 +37,8 @@ class NotebookInputLine:
         self._rank = -1
         """The rank that asked last."""
         self._answered_at = 0.0
+        self._answered: dict[int, InputRequested] = {}
+        """The last answered request of each rank, which the gang's state may still have for a moment."""
 
     def serve(self, update: Callable[[], bool]) -> None:
         """Ask for one line, if a rank requests one.
@@ -50,15 +52,17 @@ class NotebookInputLine:
         with self._while_asking() as give_up, _repeating(update, give_up):
             text, error = _ask(request, len(self._gang.ranks))
         self._rank, self._answered_at = request.rank, time.monotonic()
+        self._answered[request.rank] = request
         self._gang.answer_input(request.rank, request.number, text, error)
 
     def _next(self, state: GangState) -> InputRequested | None:
         """Return the request to serve now: of the rank that asked last, otherwise of the lowest one."""
-        waiting = [rank for rank in state.ranks if rank.input_request is not None]
-        same = [rank for rank in waiting if rank.rank == self._rank]
+        requests = (rank.input_request for rank in state.ranks)
+        waiting = [each for each in requests if each and self._answered.get(each.rank) is not each]
+        same = [each for each in waiting if each.rank == self._rank]
         if not same and time.monotonic() - self._answered_at < _NEXT_RANK_S:
             return None
-        return next((rank.input_request for rank in (same or waiting)), None)
+        return next(iter(same or waiting), None)
 
 
 def _ask(request: InputRequested, n_ranks: int) -> tuple[str, str]:

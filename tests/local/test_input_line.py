@@ -1,0 +1,58 @@
+"""The notebook's input line, with a gang that takes answers late."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.input_line import NotebookInputLine
+from hydrogen_magic.driver.state.gang_state import fold, replay
+from tests.gang_events import running
+
+
+class LateGang:
+    """A gang whose state still has a request after its answer."""
+
+    def __init__(self) -> None:
+        self.state = replay(running(2))
+        self.ranks = self.state.ranks
+        self.answers: list[tuple[int, int, str]] = []
+
+    def request(self, rank: int, number: int) -> None:
+        asked = ev.InputRequested(1.0, rank, number, "name? ", False)
+        self.state = fold(self.state, asked)
+
+    def snapshot(self) -> Any:
+        return self.state
+
+    def answer_input(self, rank: int, number: int, text: str, error: str) -> None:
+        self.answers.append((rank, number, text))
+
+
+@contextmanager
+def nothing_interrupts() -> Iterator[Callable[[], None]]:
+    yield lambda: None
+
+
+def test_each_request_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang: Any = LateGang()
+    asked: list[str] = []
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        return f"line {len(asked)}"
+
+    monkeypatch.setattr(builtins, "input", answer)
+    line = NotebookInputLine(gang, nothing_interrupts)
+    gang.request(0, 1)
+    for _ in range(3):
+        line.serve(lambda: False)
+    assert gang.answers == [(0, 1, "line 1")], "the gang has not taken the answer yet"
+    gang.request(0, 1)  # of the next attempt, whose numbers begin again
+    line.serve(lambda: False)
+    assert gang.answers[1:] == [(0, 1, "line 2")]
