@@ -42,6 +42,7 @@ from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, Se
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
 _NO_LIMIT = 1 << 62
+"""A value that is too large, and that the cell may need, is an error with the remedy."""
 _MAX_POSSIBLE_BYTES = 1 << 20
 """A larger value that the cell most likely replaces before it reads it is not worth sending."""
 
@@ -98,7 +99,7 @@ class Builder:
         """Leave out values that cannot be pickled: the cell probably replaces them before it reads them."""
         needs = self.needs
         for name in needs.unsure.intersection(needs.values):
-            if self._is_sendable(needs.namespace[name], _NO_LIMIT):
+            if self._is_picklable(needs.namespace[name], _NO_LIMIT):
                 self._perhaps.add(name)
             else:
                 del needs.values[name]
@@ -132,17 +133,15 @@ class Builder:
         while needs.possible:
             name = next(iter(needs.possible))
             why, value = needs.possible.pop(name), needs.namespace[name]
-            limit = _MAX_POSSIBLE_BYTES if name in needs.assigned else self._max_bytes
+            most = _MAX_POSSIBLE_BYTES if name in needs.assigned else _NO_LIMIT
+            limit = min(most, self._max_bytes)
             if name not in needs.values and self._is_picklable(value, limit):
                 needs.values[name] = why
                 self.names.append(name)
                 self._perhaps.add(name)
                 self.stream.add([(name, value)])
 
-    def _is_picklable(self, value: Any, max_bytes: int) -> bool:
-        return self._is_sendable(value, min(max_bytes, self._max_bytes))
-
-    def _is_sendable(self, value: Any, limit: int) -> bool:
+    def _is_picklable(self, value: Any, limit: int) -> bool:
         trial = self._new_stream(self.needs.copy(), max_bytes=limit)
         try:
             trial.add([("", value)])

@@ -58,6 +58,7 @@ _MOST_METRICS = 1024
 _KEEP_RUNS = 50
 """Weeks of work for one person; most records are well below a megabyte."""
 _KEEP_DATA_S = 7 * 86400.0
+"""Time to notice, after a weekend, that a run left something."""
 _KEEP_BYTES = 10 * 10**9
 """Events and output of many ranks that log for days take gigabytes."""
 

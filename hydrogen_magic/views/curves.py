@@ -154,7 +154,8 @@ class Curves:
             if curve is not None:
                 self._fresh[curve.metric] = None
                 self.n_new_points += len(column)
-                curve.resume(event.rank, event.steps, column)
+                if event.rank in curve.restarted:
+                    curve.resume(event.rank, event.steps, column)
                 if is_all_good:
                     curve.add_points(event.rank, steps, values)
                 else:
@@ -201,7 +202,7 @@ class _Curve:
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self.width = 1
-        self._restarted: set[int] = set()
+        self.restarted: set[int] = set()
         """Ranks that have not logged this metric since the gang started again."""
         self._is_cut = False
         """Points were dropped that a page may still have."""
@@ -216,14 +217,14 @@ class _Curve:
         return frozenset((ALL_RANKS, *self._points))
 
     def restart(self) -> None:
-        self._restarted = set(self._points)
+        self.restarted = set(self._points)
 
     def resume(self, rank: int, steps: tuple[int, ...], column: tuple[float | None, ...]) -> None:
         """Drop a rank's points of earlier attempts from the first of ``steps`` that has a value."""
         logged = [step for step, value in zip(steps, column, strict=True) if value is not None]
-        if rank not in self._restarted or not logged:
+        if not logged:
             return
-        self._restarted.discard(rank)
+        self.restarted.discard(rank)
         self._is_cut = True
         self._points[rank] = self._points[rank].before(min(logged))
         self.width = 1  # it grows again with the points that are left

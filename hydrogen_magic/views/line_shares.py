@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
 
+from hydrogen_magic.core.units import counted
+from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine
 
 
@@ -33,3 +35,11 @@ def kept_lines(
             break
         kept[place] = text
     return [text for _, text in sorted(kept.items())]
+
+
+def output_summary(n_shown: int, lines: Sequence[OutputLine], state: GangState) -> str:
+    """Return ``2 lines``, or how many of more lines are shown, and where the others are."""
+    n_lines = len(lines) + sum(max(0, line.n_left_out - 1) for line in lines)
+    if n_shown == n_lines:
+        return counted(n_lines, "line")
+    return f"{n_shown:,} of {counted(n_lines, 'line')}; all of them: %gang logs {state.gang}"

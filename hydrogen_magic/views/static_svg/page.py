@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import number, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.line_shares import kept_lines
+from hydrogen_magic.views.line_shares import kept_lines, output_summary
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import name_html, to_html
 from hydrogen_magic.views.static_svg.charts import charts_html
@@ -112,14 +111,6 @@ def _output(lines: Sequence[OutputLine], state: GangState) -> list[str]:
     summary = name_html(output_summary(len(kept), lines, state), 100)
     head = f"<summary><b>Output</b>: {summary}</summary>"
     return ["<details>", head, _preformatted(kept), "</details>"]
-
-
-def output_summary(n_shown: int, lines: Sequence[OutputLine], state: GangState) -> str:
-    """Return ``2 lines``, or how many of more lines are shown, and where the others are."""
-    n_lines = len(lines) + sum(max(0, line.n_left_out - 1) for line in lines)
-    if n_shown == n_lines:
-        return counted(n_lines, "line")
-    return f"{n_shown:,} of {counted(n_lines, 'line')}; all of them: %gang logs {state.gang}"
 
 
 def _n_within(lines: Sequence[str], most: int) -> int:

@@ -15,7 +15,7 @@ from hydrogen_magic.driver.state.output_lines import (
 )
 from hydrogen_magic.views import static_svg as pictures
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.line_shares import kept_lines
+from hydrogen_magic.views.line_shares import kept_lines, output_summary
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.widget.feed import PageFeed
 
@@ -42,7 +42,7 @@ class StaticView:
 
         kept = kept_lines(self.lines, _MOST_LINES, _MOST_CHARACTERS, render)
         if len(kept) < len(self.lines):
-            yield f"output: {pictures.output_summary(len(kept), self.lines, state)}"
+            yield f"output: {output_summary(len(kept), self.lines, state)}"
         yield from kept
 
     def html(self, state: GangState, *, with_output: bool, is_raised: bool = False) -> str:
