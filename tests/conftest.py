@@ -24,7 +24,6 @@ from hypothesis import HealthCheck, settings
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_core.utils import ensure_event_loop
 
-from hydrogen_magic.driver.placements import forkserver
 from hydrogen_magic.driver.placements.local_agents import AgentPool
 from hydrogen_magic.frameworks.horovod import installation
 from hydrogen_magic.frameworks.jax import installation as jax_installation
@@ -201,12 +200,6 @@ def _lacks(module: str) -> str | None:
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep this worker's state out of the user's own."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_imports_while_idle() -> None:
-    """Agents of tests import nothing in advance: that takes a second of a processor, hundreds of times."""
-    forkserver.PRELOADED_WHEN_IDLE = ()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,9 +21,10 @@ OLDER = {"6.31.0": ("nest-asyncio>=1.6",), "7.0.1": ("nest-asyncio>=1.6",)}
 VERSIONS = (*OLDER, NEWEST)
 EACH = (*(pytest.param(version, marks=pytest.mark.exhaustive) for version in OLDER), NEWEST)
 """All versions, as parameters of a test or fixture; `make test` runs it with the newest only."""
-LOAD = """%load_ext hydrogen_magic
-__import__("sys").modules["hydrogen_magic.driver.placements.forkserver"].PRELOADED_WHEN_IDLE = ()"""
-"""Loads the extension. Idle agents import nothing in advance, which takes two seconds of a processor."""
+QUIET = """__import__("hydrogen_magic.driver.placements.forkserver", fromlist="_").PRELOADED_WHEN_IDLE = ()"""
+"""Has idle agents import nothing in advance, which takes two seconds of a processor."""
+LOAD = f"%load_ext hydrogen_magic\n{QUIET}"
+"""Loads the extension."""
 LEAVE_UNREAD = ("7.0.1",)
 """ipykernel 7.0 to 7.3 leave a request unread that comes while they send a reply, until the next one
 comes by another connection (https://github.com/ipython/ipykernel/issues/1554)."""

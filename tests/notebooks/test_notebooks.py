@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import v4
 
-from tests import spark_classes, spark_rig
+from tests import kernels, spark_classes, spark_rig
 
 FOLDER = Path(__file__).parents[2] / "example_notebooks"
 MARKERS = ("horovod", "spark")
@@ -107,6 +107,7 @@ def _run(
     nbformat.validate(notebook)
     if parameters:
         _override(notebook, parameters)
+    notebook.cells.insert(0, v4.new_code_cell(kernels.QUIET))
     # The notebook's own folder stays as it is: what cells write goes to a temporary one.
     resources = {"metadata": {"path": str(tmp_path)}}
     timeout_s = LONG_S if path.stem == FRAMEWORKS else CELL_S
