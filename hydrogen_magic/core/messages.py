@@ -718,10 +718,24 @@ class DatasetFile(Message):
 
 
 @dataclass(frozen=True)
+class ChannelFrame(Message):
+    """A frame of a channel by which a rank is fed, with what it refers to in shared memory as the content."""
+
+    gang: str
+    attempt: int
+    rank: int
+    frame: Mapping[str, object] | None
+    """None: the channel was closed."""
+
+
+FileLabel = RankFile | ClosureLabel | CheckpointCopy | DatasetFile | ChannelFrame
+
+
+@dataclass(frozen=True)
 class FilePart(AgentCommand, AgentReport):
     """Bytes of a file, which is taken once it is complete."""
 
-    label: RankFile | ClosureLabel | CheckpointCopy | DatasetFile
+    label: FileLabel
     file: int
     """The sender's number of the file."""
     size: int

@@ -1,9 +1,10 @@
 """Sends chunks to the ranks on demand and collects their predictions, in a thread of the kernel.
 
 Each rank has a Unix socket for messages and two shared buffers for tables in each direction
-(:mod:`~hydrogen_magic.node.prediction.shared_buffers`). It gets a chunk when one of its two has been
-answered, so a slow rank gets fewer. Chunks of a failed attempt are predicted by the next one. Answers are
-kept on disk until the run has succeeded (:mod:`~hydrogen_magic.inference.kept_parts`).
+(:mod:`~hydrogen_magic.node.prediction.shared_buffers`); on another machine, its agent has the other ends
+(:mod:`~hydrogen_magic.transport.forwarded_channel`). It gets a chunk when one of its two has been answered,
+so a slow rank gets fewer. Chunks of a failed attempt are predicted by the next one. Answers are kept on disk
+until the run has succeeded (:mod:`~hydrogen_magic.inference.kept_parts`).
 
 If a rank hangs (:mod:`~hydrogen_magic.inference.speculation`), its chunks are also sent to an idle rank,
 and the first answer counts. A rank that still hangs after the last row is cancelled.

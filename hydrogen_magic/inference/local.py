@@ -1,4 +1,4 @@
-"""``%%infer`` on this machine: a gang whose ranks predict."""
+"""``%%infer`` over rows that this process reads: a gang whose ranks predict, here or on other machines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
@@ -34,7 +35,7 @@ def infer(
     target: str | os.PathLike[str] | None = None,
     resume: bool = False,
 ) -> InferenceRun:
-    """Run the captured cell on ``spec.np`` ranks of this machine, then its ``predict`` over ``frame``.
+    """Run the captured cell on ``spec.np`` ranks, then its ``predict`` over ``frame``.
 
     A captured cell defines ``predict``; a captured call returns it. ``target``: path of the predictions
     for Parquet data, see :func:`hydrogen_magic.inference.sources.source`. ``resume``: continue a run that
@@ -43,7 +44,7 @@ def infer(
     Raises InferError for an unsupported frame, or if something changed since the run to resume, and
     PlacementError if the ranks cannot run; nothing was started then.
     """
-    if spec.np > _MAX_RANKS:
+    if spec.np > _MAX_RANKS and plugins.placement(spec.placement).on_this_machine:
         raise PlacementError(f"`--np {spec.np}`: one machine supports at most {_MAX_RANKS} ranks")
     with ExitStack() as on_error:
         source = sources.source(frame, target)

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any
 
-from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.job import Plan, Slot
@@ -89,19 +88,6 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
         device = "assigned by Spark" if spec.gpu else None
         slot = Slot(0, 0, 0, 1, 1, 1, "Spark's executors", device)
         return Plan((slot,), forwarded=forwarded_settings.forwarded())
-    if spec.session is not None and not plugins.placement(spec.placement).on_this_machine:
-        raise InferError(
-            f"the ranks of session {spec.session!r} are not on this machine (--on {spec.placement}), and "
-            "%%infer sends rows to ranks of this machine only: drop --session, or predict in a "
-            "%%distributed --session cell"
-        )
-    if spec.placement == "spark":
-        raise InferError(
-            f"--on spark needs a Spark DataFrame: create one with "
-            f"spark.createDataFrame({arguments.frame}), or use --on local"
-        )
-    if not plugins.placement(spec.placement).on_this_machine:
-        raise InferError(f"%%infer does not support --on {spec.placement}: use --on local")
     return launcher.plan(spec)
 
 

@@ -59,22 +59,24 @@ class Outgoing:
 
     async def send_file(
         self,
-        label: msg.RankFile | msg.ClosureLabel | msg.CheckpointCopy | msg.DatasetFile,
+        label: msg.FileLabel,
         fd: int,
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
         start: int = 0,
+        size: int | None = None,
         read: Read = read_memory,
     ) -> None:
         """Send the contents of file ``fd`` from byte ``start`` on; it may be closed after this returns.
 
-        ``on_sent``: called after every part with the bytes sent so far and the size of the file.
-        Raises OSError if the file cannot be read to its end.
+        ``on_sent``: called after every part with the bytes sent so far and the size of the file. ``size``:
+        bytes of the file, None for all. Raises OSError if the file cannot be read to its end.
         """
         self._next += 1
-        number, size = self._next, os.fstat(fd).st_size
+        number, size = self._next, os.fstat(fd).st_size if size is None else size
         for offset in range(start, max(size, 1), PART_BYTES):
-            data = await read(fd, PART_BYTES, offset)
-            if len(data) < min(PART_BYTES, size - offset):
+            n_bytes = min(PART_BYTES, size - offset)
+            data = await read(fd, n_bytes, offset)
+            if len(data) < n_bytes:
                 raise OSError(errno.EIO, "the file became shorter while it was sent")
             await self.send(msg.FilePart(label, number, size, offset), memoryview(data))
             on_sent(offset + len(data), size)

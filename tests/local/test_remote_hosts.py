@@ -53,7 +53,7 @@ from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.errors import HydrogenError, InferError, PlacementError, RankFailedError
+from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
@@ -150,12 +150,80 @@ def test_displays_and_input_of_ranks_on_other_hosts(
     assert printed == ["[0] above", "[0] displayed", "[0] below"]
 
 
-def test_infer_is_refused(notebook_shell: InteractiveShell) -> None:
-    """Its rows go to ranks on this machine, or to those that Spark starts."""
-    notebook_shell.push({"rows": pa.table({"x": [1]})})
-    body = "def predict(batch):\n    return batch['x']"
-    with pytest.raises(InferError, match="does not support --on directories: use --on local"):
-        notebook_shell.run_cell_magic("infer", "rows --on directories", body)
+def test_rows_are_sent_to_ranks_on_other_hosts(
+    notebook_shell: InteractiveShell, directories: list[Path]
+) -> None:
+    """Also rows, and predictions, that are larger than a part of a file."""
+    rows = pa.table({"x": [bytes([n]) * (PART_BYTES // 2) for n in range(8)]})
+    notebook_shell.push({"rows": rows})
+    body = (
+        "import os, time, pyarrow as pa\n"
+        "def predict(batch: pa.Table):\n"
+        "    time.sleep(0.1)\n"
+        "    return {'y': batch['x'], 'folder': [os.environ['TMPDIR']] * len(batch)}"
+    )
+    options = "--on directories --np 2 --batch-size 3 --quiet --out scored"
+    notebook_shell.run_cell_magic("infer", f"rows {options}", body)
+    scored = notebook_shell.user_ns["scored"]
+    assert scored["y"].equals(rows["x"]) and scored["x"].equals(rows["x"])
+    assert set(scored["folder"].to_pylist()) == set(map(str, directories[:2]))
+
+
+def test_rows_of_a_rank_that_is_lost_are_predicted_by_the_next_attempt(
+    notebook_shell: InteractiveShell, directories: list[Path], tmp_path: Path
+) -> None:
+    notebook_shell.push({"rows": pa.table({"x": range(100)}), "once": str(tmp_path / "once")})
+    body = (
+        "import os, pathlib\n"
+        "def predict(batch):\n"
+        "    if 50 in list(batch['x']) and not pathlib.Path(once).exists():\n"
+        "        pathlib.Path(once).touch()\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return {'y': 2 * batch['x']}"
+    )
+    options = "--on directories --np 2 --batch-size 4 --retries 1 --quiet --detach"
+    run = notebook_shell.run_cell_magic("infer", f"rows {options}", body)
+    assert run.result["y"].to_pylist() == [2 * n for n in range(100)]
+    assert "killed by SIGKILL" in notices_of(run.gang) + str(run.gang.snapshot())
+    run = notebook_shell.run_cell_magic(
+        "infer",
+        "rows --on directories --np 2 --batch-size 1 --quiet --detach",
+        "import time\ndef predict(batch):\n    time.sleep(0.05)\n    return {'y': batch['x']}",
+    )
+    until(run.gang, lambda: (rows := run.gang.snapshot().rows) is not None and rows.done > 2)
+    run.gang.stop()
+    assert ended(run.gang).state == "STOPPED" and 2 < len(run.result) < 100
+    body = "def predict(batch): return {'y': [1 / (n - 50) for n in batch['x']]}"
+    with pytest.raises(RankFailedError, match="ZeroDivisionError") as caught:
+        notebook_shell.run_cell_magic(
+            "infer", "rows --on directories --np 2 --batch-size 4 --quiet", body
+        )
+    assert "rows 48 to 51" in str(caught.value)
+
+
+def test_infer_runs_on_the_ranks_of_a_session_elsewhere(
+    notebook_shell: InteractiveShell, directories: list[Path]
+) -> None:
+    notebook_shell.push({"rows": pa.table({"x": range(100)})})
+    where = "--session lab --on directories --quiet"
+    first = "import os\nscale, kept = 3, os.getpid()\nos.getpid()"
+    try:
+        notebook_shell.run_cell_magic("distributed", f"--np 2 {where}", first)
+        body = (
+            "def predict(batch): return {'y': scale * batch['x'], 'pid': os.getpid(), 'kept': kept}"
+        )
+        for cell in (body, "scale = 4"):
+            notebook_shell.run_cell_magic(
+                "infer", f"rows {where} --batch-size 1 --out scored", cell
+            )
+            scored = notebook_shell.user_ns["scored"]
+            assert scored["pid"].equals(scored["kept"])
+        assert scored["y"].to_pylist() == [4 * n for n in range(100)]
+        found = notebook_shell.run_cell_magic("distributed", where, "scale, kept == os.getpid()")
+        assert found == (4, True)
+    finally:
+        for lab in sessions.sessions():
+            lab.end()
 
 
 @pytest.mark.parametrize(

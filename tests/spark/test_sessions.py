@@ -16,7 +16,6 @@ from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.spark import session as spark_sessions
 from hydrogen_magic.driver.placements.spark.application_status import running_tasks
-from hydrogen_magic.errors import InferError
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.gang_command import manage
 from tests import spark_ranks
@@ -63,9 +62,10 @@ def test_the_stage_stays_open_until_the_session_ends(
     manage(GangCommand(), listed.append)
     assert f"spark: 2 slots on {os.uname().nodename}" in "".join(listed)
     notebook_shell.push({"rows": pd.DataFrame({"x": [1]})})
-    body = "def predict(batch):\n    return batch['x']"
-    with pytest.raises(InferError, match=r"session 'lab' are not on this machine \(--on spark\)"):
-        notebook_shell.run_cell_magic("infer", "rows --session lab", body)
+    body = "import os\ndef predict(batch):\n    return {'y': batch['x'], 'pid': os.getpid()}"
+    notebook_shell.run_cell_magic("infer", "rows --session lab --quiet --out scored", body)
+    scored = notebook_shell.user_ns["scored"]
+    assert list(scored["y"]) == [1] and scored["pid"][0] in [pid for _, _, pid in found]
     sessions.sessions()[0].end()
     wait_until_gone([pid for _, _, pid in found])
     wait_until(lambda: not held())

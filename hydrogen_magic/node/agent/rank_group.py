@@ -70,6 +70,12 @@ class RankGroup:
         """As it was reported."""
 
     @property
+    def fed_ranks(self) -> Sequence[int]:
+        """The ranks that receive data while they run."""
+        is_fed = self._request.options.infer_options is not None
+        return [launch.rank for launch in self._request.ranks] if is_fed else []
+
+    @property
     def is_cancelled(self) -> bool:
         """Whether it was asked to end before its ranks were started."""
         return self._starter.is_cancelled

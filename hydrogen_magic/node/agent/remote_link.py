@@ -40,6 +40,7 @@ from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import AgentLink
 from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgoing, keep
+from hydrogen_magic.transport.forwarded_channel import ForwardedChannels
 
 _BEAT_S = 2.0
 _POLL_S = 0.02
@@ -114,6 +115,7 @@ class RemoteLink(KernelLink):
     ) -> None:
         self._link, self._over, self._expect_ranks = link, over, expect_ranks
         self._outgoing = Outgoing(link.send)
+        self._channels = ForwardedChannels(self._outgoing)
         self._datasets = HostDatasets(self._folder / "datasets", link.send)
         self._watch_parent(self._config.parent_pid)
         self._listening.setblocking(False)
@@ -327,6 +329,8 @@ class RemoteLink(KernelLink):
         match part.label:
             case msg.CheckpointCopy():
                 self._store_checkpoint(part.label, fd)
+            case msg.ChannelFrame():
+                self._channels.take(part.label, fd)
             case msg.RankFile():
                 os.close(fd)
                 raise msg.MessageError("a file of a rank must go to the kernel")
@@ -429,7 +433,15 @@ class RemoteLink(KernelLink):
             self._closure_news.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closure_news.wait(), _POLL_S)
-        return [memory_file("nothing") if closure is None else os.dup(closure.fd)]
+        closure_fd = memory_file("nothing") if closure is None else os.dup(closure.fd)
+        return [closure_fd, *self._open_channels(group)]
+
+    def _open_channels(self, group: RankGroup) -> list[int]:
+        """Return the ranks' ends of their channels, if they are fed; forward ours to the kernel."""
+        pairs = {rank: framing.pair() for rank in group.fed_ranks}
+        ours = {rank: sock.detach() for rank, (sock, _) in pairs.items()}
+        self._channels.open(group.gang, group.attempt, ours)
+        return [sock.detach() for _, sock in pairs.values()]
 
     def _whole_closure(self, gang: str) -> ArrivingFile | None:
         closure = self._closure
@@ -468,6 +480,7 @@ class RemoteLink(KernelLink):
     async def finish(self, group: RankGroup) -> None:
         try:
             await self._shipping.wait()
+            await self._channels.close(are_left=True)
             if self._logs is not None:
                 await self._logs.finish()
         finally:  # an agent that has a group does not exit

@@ -24,6 +24,7 @@ from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep, read_disk
+from hydrogen_magic.transport.forwarded_channel import ForwardedChannels
 
 
 class AttemptWaiter(Protocol):
@@ -50,6 +51,8 @@ class RemoteAgent(AgentClient):
         self.outgoing = Outgoing(lambda part, data: hub.send(self.keys.key, part, data))
         self.job: Attempt | None = None
         """The gang that runs there."""
+        self.channels = ForwardedChannels(self.outgoing)
+        """Of the ranks there that are fed."""
         self._agent_pool = agent_pool
         self._incoming = Incoming()
         self.closure_of = ""
@@ -99,14 +102,18 @@ class RemoteAgent(AgentClient):
             if part.gang == self.gang:
                 self._write_on(part, data)
             return
-        if not isinstance(part.label, msg.RankFile):
-            raise msg.MessageError(f"expected a file of a rank, got {type(part.label).__name__}")
+        label = part.label
+        if not isinstance(label, (msg.RankFile, msg.ChannelFrame)):
+            raise msg.MessageError(f"expected a file of a rank, got {type(label).__name__}")
         fd = self._incoming.take(part, data)
         if fd is None:
             return
+        if isinstance(label, msg.ChannelFrame):
+            self.channels.take(label, fd)
+            return
         try:
-            if self.attempt == (part.label.gang, part.label.attempt):
-                self._take_file(part.label, fd)
+            if self.attempt == (label.gang, label.attempt):
+                self._take_file(label, fd)
         finally:
             os.close(fd)
 

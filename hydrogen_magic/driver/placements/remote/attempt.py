@@ -233,6 +233,7 @@ class RemoteAttempt:
         requests = launch_requests.for_agents(self._attempt, assignment, address)
         self._running = list(requests)
         self.is_retained = False  # until here, the ranks of a session wait for the next cell
+        self._connect_feed(assignment)
         self._cleanups = [
             agent.launch(self._attempt, self._sink, request) for agent, request in requests.items()
         ]
@@ -249,6 +250,7 @@ class RemoteAttempt:
         finally:
             watching.cancel()
             transfer.stop()
+            await asyncio.gather(*(agent.channels.close() for agent in requests))
             for agent in requests:
                 agent.let_go(self._attempt)
             self._running = []
@@ -260,6 +262,15 @@ class RemoteAttempt:
                 one.result()  # raises the error that ended it
         if self._has_lost_tasks:
             await self._raise_if_revoked()
+
+    def _connect_feed(self, assignment: rank_assignment.RankAssignment) -> None:
+        """Give every rank its channel, if the ranks are fed."""
+        if self._job.feed is None:
+            return
+        fds = self._job.feed.open(self._job.spec.np)
+        for agent in assignment.agents:
+            there = {rank: fds[rank] for rank in assignment.ranks_on(agent)}
+            agent.channels.open(self._attempt.gang, self._attempt.number, there)
 
     async def _with_ports(
         self, assignment: rank_assignment.RankAssignment
