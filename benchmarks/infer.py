@@ -102,7 +102,7 @@ def infer(df: Any, function: Callable[..., Any] = predictor, *args: Any, **optio
     """Run ``%%infer`` without its magic; return the run."""
     from hydrogen_magic import capture
     from hydrogen_magic.core.job import JobSpec
-    from hydrogen_magic.inference.local import infer as start
+    from hydrogen_magic.inference.gang import infer as start
     from hydrogen_magic.node.prediction.options import InferOptions
 
     captured = capture.capture_call(function, args, {})

@@ -60,8 +60,8 @@ class Dispatcher:
     """The work feed of one gang; see :class:`hydrogen_magic.driver.placements.WorkFeed`.
 
     ``source`` and ``result`` are those of :mod:`hydrogen_magic.inference.sources`; ``key`` identifies
-    the set-up that ranks must have; ``kept`` keeps answers. After success, :attr:`value` is the frame with
-    its predictions.
+    the set-up that ranks must have; ``kept`` keeps answers; ``is_here``: the ranks are on this machine. After
+    success, :attr:`value` is the frame with its predictions.
     """
 
     def __init__(
@@ -72,6 +72,8 @@ class Dispatcher:
         n_ranks: int,
         key: str = "",
         kept: KeptParts | None = None,
+        *,
+        is_here: bool = True,
     ) -> None:
         self.key = key
         self.options: Mapping[str, Any] = asdict(options)
@@ -86,7 +88,9 @@ class Dispatcher:
         self._now_s: Callable[[], float] = lambda: 0.0
         self._cancel_rank: Callable[[int], None] = lambda rank: None
         self._silence = speculation.SilenceLimit()
-        self._alone = OneProcessTiming(n_ranks, options.batch_size, source.n_rows)
+        self._alone = OneProcessTiming(
+            n_ranks, options.batch_size, source.n_rows, is_over=not is_here
+        )
         self._channels: list[RankChannel] = []
         self._thread: threading.Thread | None = None
         self._closing: socket.socket | None = None

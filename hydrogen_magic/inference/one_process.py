@@ -38,6 +38,7 @@ class OneProcessTiming:
     rank: int | None = None
     """The rank that predicts alone."""
     is_over: bool = False
+    """True from the start: one process is not timed, as where the ranks are on other machines."""
     row_s: float | None = None
     """Time of one row in one process; None if no chunk was answered in time."""
     cell_s: float = 0.0
@@ -51,7 +52,7 @@ class OneProcessTiming:
     _has_warned: bool = False
 
     def __post_init__(self) -> None:
-        self.is_over = self.n_ranks == 1
+        self.is_over = self.is_over or self.n_ranks == 1
 
     def may_send(self, rank: int) -> bool:
         """Return whether ``rank`` may get a chunk now."""

@@ -138,7 +138,7 @@ def start(given: Any, captured: Captured, arguments: InferArguments, title: str)
     _check_predict(captured, captured.session.held if captured.session else ())
     if sources.kind_of(given) != "spark":
         sources.require_pyarrow("%%infer")
-        from hydrogen_magic.inference.local import infer
+        from hydrogen_magic.inference.gang import infer
 
         return infer(
             given,

@@ -18,7 +18,7 @@ import pytest
 from hydrogen_magic import capture
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.inference import speculation
-from hydrogen_magic.inference.local import infer
+from hydrogen_magic.inference.gang import infer
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from tests import infer_ranks, leaks

@@ -26,7 +26,7 @@ from hydrogen_magic.driver.session import sessions
 from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.dispatcher import Dispatcher
-from hydrogen_magic.inference.local import infer as start
+from hydrogen_magic.inference.gang import infer as start
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.worker import inference

@@ -33,8 +33,8 @@ from hydrogen_magic.inference import dispatcher, kept_parts
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.dispatcher import Dispatcher
 from hydrogen_magic.inference.fingerprints import matching
+from hydrogen_magic.inference.gang import infer
 from hydrogen_magic.inference.kept_parts import KeptParts
-from hydrogen_magic.inference.local import infer
 from hydrogen_magic.inference.rank_channel import RankChannel
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions

@@ -44,7 +44,8 @@ def infer(
     Raises InferError for an unsupported frame, or if something changed since the run to resume, and
     PlacementError if the ranks cannot run; nothing was started then.
     """
-    if spec.np > _MAX_RANKS and plugins.placement(spec.placement).on_this_machine:
+    is_here = plugins.placement(spec.placement).on_this_machine
+    if is_here and spec.np > _MAX_RANKS:
         raise PlacementError(f"`--np {spec.np}`: one machine supports at most {_MAX_RANKS} ranks")
     with ExitStack() as on_error:
         source = sources.source(frame, target)
@@ -64,7 +65,7 @@ def infer(
             head = partial(_head, source, options.batch_size)
             kept = KeptParts(prints, result.target, resume=resume, head=head)
         ranks = fingerprints.of_ranks(captured, cell)
-        feed = Dispatcher(source, result, options, spec.np, ranks, kept)
+        feed = Dispatcher(source, result, options, spec.np, ranks, kept, is_here=is_here)
         on_error.callback(feed.end, "FAILED")
         noted = replace(captured, warnings=(*captured.warnings, *source.notes))
         gang = launcher.launch_captured(noted, spec, title=title, feed=feed)
