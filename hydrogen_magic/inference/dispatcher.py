@@ -184,6 +184,14 @@ class Dispatcher:
             return [f"some finished rows cannot be returned: {error}"]
         return []
 
+    def completed(self) -> Any:
+        """Return the frame with its predictions. Raises InferError if the ranks have left rows undone."""
+        if self.value is None:
+            raise InferError(
+                "the ranks ended before all rows were predicted; %gang logs shows what they printed"
+            )
+        return self.value
+
     def finished(self) -> Any:
         """Return the frame with the finished rows of a gang that was stopped, None if there are none."""
         if self.value is None and self._thread is None and self._result.done:

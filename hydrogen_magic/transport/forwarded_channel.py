@@ -15,6 +15,7 @@ import asyncio
 import functools
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -82,14 +83,20 @@ class ForwardedChannel:
     # ── from here to the other end ──
 
     async def _forward(self) -> None:
-        while (received := await self._received()) is not None:
-            frame, fds = received
-            try:
-                fd, size = self._content(frame, fds)
-                await self._outgoing.send_file(self._label(frame), fd, size=size)
-            finally:
-                framing.close_all(set(fds).difference(self._buffers.values()))
+        try:
+            while (received := await self._received()) is not None:
+                await self._send(*received)
+        except (OSError, ValueError) as error:  # too many open files; a frame that is too large
+            print("hydrogen_magic: a channel was closed:", repr(error), file=sys.stderr)
+            self._shut_down()
         await self._outgoing.send_file(self._label(None), self._nothing)
+
+    async def _send(self, frame: Frame, fds: Sequence[int]) -> None:
+        try:
+            fd, size = self._content(frame, fds)
+            await self._outgoing.send_file(self._label(frame), fd, size=size)
+        finally:
+            framing.close_all(set(fds).difference(self._buffers.values()))
 
     async def _received(self) -> tuple[Frame, list[int]] | None:
         loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
@@ -102,14 +109,9 @@ class ForwardedChannel:
                 await is_readable.wait()
             finally:
                 loop.remove_reader(self._sock)
-            try:
+            with suppress(BlockingIOError):
                 if not self._reader.feed(socket.MSG_DONTWAIT):
                     return None
-            except BlockingIOError:
-                continue
-            except OSError:  # this process cannot open more files
-                self._sock.shutdown(socket.SHUT_RDWR)
-                return None
 
     def _content(self, frame: Frame, fds: Sequence[int]) -> tuple[int, int]:
         """Return the file with what ``frame`` refers to, and its size there.
@@ -149,6 +151,10 @@ class ForwardedChannel:
 
     # ── the end ──
 
+    def _shut_down(self) -> None:
+        with suppress(OSError):  # the process at the socket has closed it
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     async def close(self, *, is_left: bool = False) -> None:
         """Close the channel after the frames that have arrived have been passed on.
 
@@ -157,8 +163,7 @@ class ForwardedChannel:
         self._arrived.put_nowait((None, -1))
         ending = [self._delivering, *([self._forwarding] if is_left else [])]
         await asyncio.wait(ending, timeout=_LAST_FRAMES_S)
-        with suppress(OSError):  # the process at the socket has closed it
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._shut_down()
         self._forwarding.cancel()
         await asyncio.wait([self._forwarding, self._delivering])
         for number in list(self._buffers):
