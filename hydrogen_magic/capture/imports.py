@@ -130,10 +130,7 @@ class Imports:
 @functools.lru_cache(maxsize=4096)
 def _read_cell(source: str) -> tuple[_Cell, ...]:
     """Return a cell and the code in its magics; a notebook's cells are parsed once."""
-    try:
-        tree = syntax.parse(source)
-    except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
-        return ()
+    tree = parsed(source)
     nodes, top = list(ast.walk(tree)), list(module_level(tree))
     futures = [n for n in top if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     loaded = (n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))

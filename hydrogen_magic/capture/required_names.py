@@ -7,7 +7,6 @@ import copy
 import difflib
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, Statement, module_name
@@ -22,13 +21,6 @@ _MODULE_NAMES = frozenset(
     {"__name__", "__doc__", "__builtins__", "__annotations__", "__package__", "__spec__"}
     | {"__loader__", "__debug__", "__class__", "__module__", "__qualname__"}
 )
-
-
-@dataclass(frozen=True)
-class _MissingName:
-    name: str
-    where: str
-    """``line 3: y = scale(x)``, or ``used by f() in Cell In[3], line 2``."""
 
 
 class RequiredNames:
@@ -66,7 +58,8 @@ class RequiredNames:
         """Names that are perhaps read, and why: their values are sent if they can be."""
         self.unsure: frozenset[str] = frozenset()
         """Names of :attr:`values` whose values are sent only if they can be."""
-        self._missing: dict[str, _MissingName] = {}
+        self._missing: dict[str, str] = {}
+        """Name -> ``line 3: y = scale(x)``, or ``used by f() in Cell In[3], line 2``."""
         self._unread: list[tuple[Any, frozenset[str], bool]] = []
         self._is_reading = False
         self._done: dict[str, tuple[frozenset[str], bool]] = {}
@@ -95,7 +88,7 @@ class RequiredNames:
         elif name in self.held:
             self.of_ranks.setdefault(name, why)
         elif not (may_lack or hasattr(builtins, name)):
-            self._missing.setdefault(name, _MissingName(name, why))
+            self._missing.setdefault(name, why)
 
     def send_imported(self, name: str) -> None:
         """Request the value of ``name`` in place of its import."""
@@ -150,9 +143,9 @@ class RequiredNames:
         """Raise CaptureError if a name is undefined."""
         if self.tolerant:
             return
-        missing = [m for m in self._missing.values() if m.name not in self.assigned]
+        missing = [(name, why) for name, why in self._missing.items() if name not in self.assigned]
         if missing:
-            raise CaptureError("\n".join(self._say(m) for m in missing))
+            raise CaptureError("\n".join(self._undefined_text(name, why) for name, why in missing))
 
     def copy(self) -> RequiredNames:
         """Return a copy to which names can be added on trial."""
@@ -200,11 +193,11 @@ class RequiredNames:
             (self._only_defined.add if may_lack else self._only_defined.discard)(id(value))
             self.add_reads(value, bound)
 
-    def _say(self, missing: _MissingName) -> str:
-        near = similar(missing.name, [*self.namespace, *self.assigned, *self.held])
+    def _undefined_text(self, name: str, where: str) -> str:
+        near = similar(name, [*self.namespace, *self.assigned, *self.held])
         hint = f"did you mean `{near[0]}`? Otherwise, define" if near else "define"
         return (
-            f"`{missing.name}`, {missing.where}, is not defined: {hint} it in an earlier cell or"
+            f"`{name}`, {where}, is not defined: {hint} it in an earlier cell or"
             " in this one, before it is used"
         )
 

@@ -10,11 +10,10 @@ Signatures, defaults and documented behaviour are those of sparkdl 2.2
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydrogen_magic.compat.options import GangOptions, Words, reworded
+from hydrogen_magic.compat.options import GangOptions, Words, reworded, whole
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
 _VERBOSITIES = ("all", "log_callback_only")
@@ -125,10 +124,7 @@ def _option_names(np: int) -> Words:
 
 def _not_zero(np: int) -> int:
     """Return ``np``, which may be of any integer type, as an int."""
-    try:
-        number = operator.index(np)
-    except TypeError:
-        raise TypeError(f"np should be an int, got {np!r}, a {type(np).__name__}") from None
+    number = whole("np", np)
     if number == 0:
         raise ValueError(
             "np=0 (all task slots of the cluster) is not supported; HorovodRunner no longer "

@@ -69,16 +69,21 @@ def _configured() -> JobSpec:
     return spec
 
 
+def whole(name: str, number: int) -> int:
+    """Return an argument, which may be of any integer type, as an int; raise TypeError for others."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        kind = type(number).__name__
+        raise TypeError(f"{name} should be an int, got {number!r}, a {kind}") from None
+
+
 def positive(name: str, number: int) -> int:
     """Return an argument, which may be of any integer type, as an int.
 
     Raises TypeError if it is not a whole number, ValueError if it is not positive.
     """
-    try:
-        found = operator.index(number)
-    except TypeError:
-        kind = type(number).__name__
-        raise TypeError(f"{name} should be an int, got {number!r}, a {kind}") from None
+    found = whole(name, number)
     if found <= 0:
         raise ValueError(f"{name} has to be a positive integer, got {found}")
     return found

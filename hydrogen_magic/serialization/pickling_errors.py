@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -47,6 +48,13 @@ _REMEDIES_BY_PACKAGE = {
     "ssl": "open it inside the cell",
     "_ssl": "open it inside the cell",
 }
+
+
+class NullFile(io.RawIOBase):
+    """A file that discards its data: for a trial."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
 
 
 class RefusedError(Exception):

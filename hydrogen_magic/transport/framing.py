@@ -20,6 +20,8 @@ from typing import Any
 from hydrogen_magic.core import messages as msg
 
 _HEADER = struct.Struct("!IB")
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group (unix(7), ``SO_PEERCRED``)."""
 MAX_FDS = 250
 """Linux passes at most 253 descriptors with one message (``SCM_MAX_FD``)."""
 _CHUNK = 1 << 18
@@ -42,6 +44,13 @@ def inherited(fd: int) -> socket.socket:
     sock = socket.socket(fileno=fd)
     sock.setblocking(True)
     return sock
+
+
+def is_of_this_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end runs as this user."""
+    size = _CREDENTIALS.size
+    _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return bool(uid == os.geteuid())
 
 
 def send(

@@ -102,9 +102,9 @@ def sweep_table(states: Sequence[GangState], n_at_once: int) -> list[str]:
     return [*table(("run", *names), rows), f"{counted(len(rows), 'run')}, {n_at_once} at once"]
 
 
-def gangs_table(states: Sequence[GangState], now: float | None = None) -> Table:
-    """Return one row for each gang, the newest last; ``now`` is Unix time."""
-    now = time.time() if now is None else now
+def gangs_table(states: Sequence[GangState]) -> Table:
+    """Return one row for each gang, the newest last."""
+    now = time.time()
     rows = [
         (
             state.gang,

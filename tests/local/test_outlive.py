@@ -25,6 +25,7 @@ from hydrogen_magic.driver.owner import connection, local_socket
 from hydrogen_magic.driver.owner.connection import AttachedGang, attach
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
 from hydrogen_magic.notebook import magics
+from hydrogen_magic.transport import framing
 from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
 from tests.jupyter import Kernel
 from tests.outliving import TRAINING, losses, owner_of, spans
@@ -292,7 +293,7 @@ def test_another_user_is_not_served(tmp_path: Path) -> None:
         assert stat.S_IMODE((tmp_path / run_log.OWNER_SOCKET).stat().st_mode) == 0o600
         own, _ = listener.accept()
         with own:
-            assert local_socket.is_of_this_user(own) and mine.fileno() >= 0
+            assert framing.is_of_this_user(own) and mine.fileno() >= 0
         (tmp_path / run_log.OWNER_SOCKET).chmod(0o666)
         listener.settimeout(PATIENCE_S)
         code = f"import os, socket\nos.chdir({str(tmp_path)!r})\nos.setuid(65534)\n"
@@ -300,7 +301,7 @@ def test_another_user_is_not_served(tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", code]) as other:
             sock, _ = listener.accept()
             with sock:
-                assert not local_socket.is_of_this_user(sock)
+                assert not framing.is_of_this_user(sock)
         assert other.returncode == 0
 
 

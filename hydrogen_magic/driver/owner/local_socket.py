@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from hydrogen_magic.core.run_log import OWNER_SOCKET
-
-_CREDENTIALS = struct.Struct("3i")
-"""``struct ucred``: pid, uid, gid."""
 
 
 def listen(folder: Path) -> socket.socket:
@@ -43,14 +39,6 @@ def connect(folder: Path, timeout_s: float) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-def is_of_this_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end runs as this user."""
-    size = _CREDENTIALS.size
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
-    return bool(uid == os.geteuid())
 
 
 @contextmanager

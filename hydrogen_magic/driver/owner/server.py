@@ -10,7 +10,6 @@ from contextlib import suppress
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.owner import local_socket
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.transport import framing
 
@@ -85,7 +84,7 @@ class OwnerServer:
                 sock, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            if local_socket.is_of_this_user(sock):
+            if framing.is_of_this_user(sock):
                 self.serve(sock, framing.FrameReader(sock))
             else:
                 sock.close()

@@ -147,11 +147,11 @@ class AgentClient(ABC):
     def take(self, report: msg.AgentReport, data: memoryview | None) -> None:
         """Take a message of the agent's, and the bytes that came with it."""
         if isinstance(report, msg.Hello):
-            self.held = _host_and_port(report.held)
+            self.held = (report.held.host, report.held.port)
             self.finish(self.greeted)
         elif isinstance(report, msg.CleanedUp) and report.gang == self.gang:
             if report.held is not None:  # else it is about to end
-                self.held = _host_and_port(report.held)
+                self.held = (report.held.host, report.held.port)
             self.is_retained = report.is_retained
             self.finish(self._clean)
         elif isinstance(report, msg.PortsHeld):
@@ -180,7 +180,3 @@ def take_file(sink: EventSink, file: msg.RankFile, fd: int) -> None:
     elif isinstance(content, msg.ProfileTrace) and os.fstat(fd).st_size:
         # An empty file cannot be mapped.
         sink.take_trace(file.rank, content.number, mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
-
-
-def _host_and_port(address: msg.Address) -> tuple[str, int]:
-    return address.host, address.port

@@ -14,15 +14,16 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.rendezvous import Rendezvous, RendezvousInfo, ServiceSpec, VictimErrors
-from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
+from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, interface, place
 from hydrogen_magic.node.rendezvous import torch_groups, torch_store
 
 _POLL_S = 0.02
 """How soon a lone rank's first connection, or its end, is noticed."""
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _VICTIM_MESSAGES = (
     r"Connection closed by (remote )?peer",
     "Connection reset by peer",
@@ -78,7 +79,9 @@ class TorchRendezvous(Rendezvous):
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         }
-        environments = tuple({**shared, **place(slot), **_interface(slot)} for slot in plan.slots)
+        environments = tuple(
+            {**shared, **place(slot), **interface(slot, *_INTERFACES)} for slot in plan.slots
+        )
         hosts = sorted({slot.address for slot in plan.slots}) if plan.slots[0].n_nodes > 1 else []
         service = ServiceSpec(f"{torch_store.__name__}:serve_store", {"hosts": hosts})
         return RendezvousInfo(environments, service)
@@ -104,8 +107,3 @@ class TorchRendezvous(Rendezvous):
 def _has_group() -> bool:
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_initialized())
-
-
-def _interface(slot: Slot) -> Mapping[str, str]:
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    return dict.fromkeys(names, slot.interface) if slot.interface else {}

@@ -11,6 +11,11 @@ RANK_VARIABLES = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZ
 """Those of :func:`place` by which ranks of any library know who they are; users must not set them."""
 
 
+def interface(slot: Slot, *variables: str) -> dict[str, str]:
+    """Return ``variables`` with the network interface that faces the other hosts, if there are others."""
+    return dict.fromkeys(variables, slot.interface) if slot.interface else {}
+
+
 def place(slot: Slot) -> dict[str, str]:
     """Return the variables for a rank's place, without those for finding other ranks."""
     environment = {

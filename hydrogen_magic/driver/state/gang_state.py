@@ -92,8 +92,6 @@ class RankState:
     """The line of the user that it waits for, None if it waits for none."""
     debugger_request: ev.DebuggerRequested | None = None
     """Its request for the debugger, also after it is granted; None if it has made none."""
-    is_debugged: bool = False
-    """Whether that was granted."""
     failure: ev.RankFailed | None = None
     exited: ev.RankExited | None = None
     exited_in: str = ""
@@ -417,9 +415,7 @@ def _debugger_requested(rank: RankState, e: ev.DebuggerRequested) -> RankState:
 
 
 def _input_answered(rank: RankState, e: ev.InputAnswered) -> RankState:
-    request = rank.debugger_request
-    is_debugged = rank.is_debugged or (request is not None and request.number == e.number)
-    return replaced(rank, input_request=None, is_debugged=is_debugged, active_s=e.at_s)
+    return replaced(rank, input_request=None, active_s=e.at_s)
 
 
 def _seen(rank: RankState, e: ev.Spans) -> RankState:

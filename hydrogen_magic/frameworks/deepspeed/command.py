@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from hydrogen_magic.core.library_types import is_installed
@@ -73,7 +74,7 @@ def _build(names: Sequence[str]) -> int:
                 print(line, end="", flush=True)
             progress.feed(line)
 
-        try:
+        with closing(progress):
             code = subprocess_log.run(
                 [sys.executable, "-u", "-m", operators.__name__, *names],
                 cwd=Path.cwd(),
@@ -81,8 +82,6 @@ def _build(names: Sequence[str]) -> int:
                 log=log,
                 on_line=feed,
             )
-        finally:
-            progress.close()
         if code != 0:
             lines = subprocess_log.relevant(log.read_text(errors="replace"))
             print("\n  ".join([f"{listed} cannot be loaded:", *lines]), file=sys.stderr)

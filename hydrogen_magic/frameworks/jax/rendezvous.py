@@ -23,7 +23,7 @@ from hydrogen_magic.driver.rendezvous import (
     ServiceSpec,
     VictimErrors,
 )
-from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
+from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, interface, place
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.frameworks.jax.node import (
     ADDRESS,
@@ -34,6 +34,7 @@ from hydrogen_magic.frameworks.jax.node import (
 )
 from hydrogen_magic.frameworks.jax.node.coordinator import socket_path
 
+_INTERFACES = (INTERFACE, "NCCL_SOCKET_IFNAME")
 _VICTIM_MESSAGES = (
     r"Gloo [\w-]+ failed",
     r"[Cc]oordination ?[Ss]ervice",
@@ -92,7 +93,7 @@ class JaxRendezvous(Rendezvous):
             BIND_ADDRESS: f"unix:{socket_path(_token(), port)}",
         }
         environments = tuple(
-            {**place(slot), **shared, **_devices(plan, slot), **_interface(slot)}
+            {**place(slot), **shared, **_devices(plan, slot), **interface(slot, *_INTERFACES)}
             for slot in plan.slots
         )
         hosts = sorted({slot.address for slot in plan.slots}) if plan.slots[0].n_nodes > 1 else []
@@ -107,11 +108,6 @@ def _devices(plan: Plan, slot: Slot) -> Mapping[str, str]:
     # The first also where another module has imported JAX too early, the others without initialize().
     names = ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
     return dict.fromkeys(names, str(slot.local_rank % len(gpus))) if gpus else {}
-
-
-def _interface(slot: Slot) -> Mapping[str, str]:
-    names = (INTERFACE, "NCCL_SOCKET_IFNAME")
-    return dict.fromkeys(names, slot.interface) if slot.interface else {}
 
 
 @functools.cache

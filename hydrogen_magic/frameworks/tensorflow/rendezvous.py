@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from hydrogen_magic.core import network
-from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.rendezvous import Diagnosis, Rendezvous, RendezvousInfo, VictimErrors
-from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
+from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, interface, place
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.frameworks.tensorflow.node import COLLECTIVES, CONFIG, STRATEGY
 
@@ -84,7 +84,12 @@ class TensorFlowRendezvous(Rendezvous):
         shared = {"TF_GRPC_REUSE_PORT": "true", **_DEFAULTS, **given}
         workers = _workers(plan, spec)
         environments = tuple(
-            {**place(slot), **shared, **_config(workers, slot.rank), **_interface(slot)}
+            {
+                **place(slot),
+                **shared,
+                **_config(workers, slot.rank),
+                **interface(slot, "NCCL_SOCKET_IFNAME"),
+            }
             for slot in plan.slots
         )
         return RendezvousInfo(environments)
@@ -105,10 +110,6 @@ def _workers(plan: Plan, spec: JobSpec) -> list[str]:
 def _config(workers: list[str], rank: int) -> Mapping[str, str]:
     task = {"type": "worker", "index": rank}
     return {CONFIG: json.dumps({"cluster": {"worker": workers}, "task": task})} if workers else {}
-
-
-def _interface(slot: Slot) -> Mapping[str, str]:
-    return {"NCCL_SOCKET_IFNAME": slot.interface} if slot.interface else {}
 
 
 def _version() -> str:

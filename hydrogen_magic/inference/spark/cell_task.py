@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from hydrogen_magic import plugins
 from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
@@ -25,7 +24,6 @@ from hydrogen_magic.driver.placements.remote import forwarded_settings, packagin
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.inference.spark import shipping
 
-_SENT_MODULES = {"cloudpickle", "hydrogen_magic"}
 _COLUMNS_SINCE = (4, 2)
 """The first version of Spark that does not copy expensive expressions into filters."""
 
@@ -126,15 +124,13 @@ def task_config(
     captured: Captured, spec: JobSpec, sent: shipping.SentCell, *, has_gpu: bool
 ) -> dict[str, Any]:
     """Return the instructions to tasks that run this cell, without those about its rows."""
-    needs = {name.partition(".")[0] for name in captured.required_modules}
-    needs -= _SENT_MODULES.union(plugins.shipped())
     return {
         "package": sent.package_digest,
         "closure": sent.closure_digest,
         "run": secrets.token_hex(8),
         "env": [*forwarded_settings.forwarded(), *spec.env],
         "gpu": has_gpu,
-        "needs": sorted(needs),
+        "needs": packaging.not_sent(captured.required_modules),
         "cells": dict(captured.cells),
         "columns": None,
         "kept": [],

@@ -14,7 +14,6 @@ import asyncio
 import os
 import shutil
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -203,8 +202,9 @@ class RemoteLink(KernelLink):
             sock, _ = self._listening.accept()
         except BlockingIOError:
             return
-        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():  # any user of this machine may connect to an abstract socket
+        if not framing.is_of_this_user(
+            sock
+        ):  # any user of this machine may connect to an abstract socket
             sock.close()
             return
         task = _Task(sock, framing.FrameReader(sock))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from hydrogen_magic.core.units import size_text
-from hydrogen_magic.serialization.pickling_errors import describe, path_to
+from hydrogen_magic.serialization.pickling_errors import NullFile, describe, path_to
 
 NAME = "checkpoint"
 _POINTER = b"hydrogen_magic: parts in "
@@ -264,14 +264,9 @@ class _Tracer(pickle.Pickler):
         return "tensor" if hasattr(type(obj), "__torch_function__") else None
 
 
-class _DiscardingStream:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
 def _why_not(state: Any) -> str:
     """Return which part of ``state`` cannot be pickled, and why; empty if all of it can."""
-    tracer = _Tracer(_DiscardingStream(), protocol=pickle.HIGHEST_PROTOCOL)
+    tracer = _Tracer(NullFile(), protocol=pickle.HIGHEST_PROTOCOL)
     try:
         tracer.dump(state)
     except Exception as error:

@@ -6,7 +6,6 @@ import sys
 import types
 from typing import Any
 
-from hydrogen_magic.core import processes
 from hydrogen_magic.core.events import HeldName
 from hydrogen_magic.serialization.code_names import CODE
 
@@ -37,11 +36,6 @@ def _size_bytes(value: Any) -> int | None:
     except RuntimeError:  # a sparse tensor has several
         return None
     return nbytes if type(nbytes) is int else None
-
-
-def memory_bytes() -> int:
-    """Return the memory of this process."""
-    return processes.own_rss_bytes()
 
 
 def gpu_memory_bytes() -> int | None:

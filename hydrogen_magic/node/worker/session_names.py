@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydrogen_magic.core import processes
 from hydrogen_magic.core.events import NamesChanged
 from hydrogen_magic.node.worker import redefinition
 from hydrogen_magic.node.worker.group_recovery import ProcessGroups
-from hydrogen_magic.node.worker.held_names import describe, gpu_memory_bytes, is_code, memory_bytes
+from hydrogen_magic.node.worker.held_names import describe, gpu_memory_bytes, is_code
 from hydrogen_magic.node.worker.module_importer import SessionFinder
 from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
@@ -200,7 +201,7 @@ class RankNames:
             deleted=did.deleted,
             changed=did.changed,
             uncertain=did.uncertain,
-            rss_bytes=memory_bytes(),
+            rss_bytes=processes.own_rss_bytes(),
             gpu_memory_bytes=gpu_memory_bytes(),
             n_collectives=n_collectives,
             has_left_groups=groups.are_released,

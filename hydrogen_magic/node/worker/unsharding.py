@@ -8,7 +8,6 @@ are about to gather: a rank that lacks a variable must not leave the others wait
 from __future__ import annotations
 
 import functools
-import io
 import json
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 from hydrogen_magic.core.messages import SessionCell
 from hydrogen_magic.node.worker import api, reporter
-from hydrogen_magic.serialization.pickling_errors import walk
+from hydrogen_magic.serialization.pickling_errors import NullFile, walk
 from hydrogen_magic.serialization.result_stream import label
 
 _COMPARE_S = 600.0
@@ -126,7 +125,7 @@ def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, An
         found.setdefault(id(tensor), tensor)
         return int, ()
 
-    pickler = make_pickler(_NullFile(), None, lambda buffer: False)
+    pickler = make_pickler(NullFile(), None, lambda buffer: False)
     pickler.handlers[DTensor] = note
     try:
         pickler.dump(obj)
@@ -148,13 +147,6 @@ def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
         path = paths.get(key, "")
         labelled[path if path and path not in labelled else f"{name}{{{place}}}"] = tensor
     return {path: labelled[path] for path in sorted(labelled)}
-
-
-class _NullFile(io.RawIOBase):
-    """A file that discards its data."""
-
-    def write(self, data: Any) -> int:
-        return len(data)
 
 
 def _describe(path: str, tensor: Any) -> list[Any]:

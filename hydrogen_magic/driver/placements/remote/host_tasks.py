@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hydrogen_magic import plugins
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import Attempt, Job, forkserver
 from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
@@ -17,8 +16,6 @@ from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import Invitation, RemoteAgentPool
 from hydrogen_magic.node.agent import host_task
 
-_SHIPPED = {"cloudpickle", "hydrogen_magic"}
-"""Names in the zip that is sent with the tasks."""
 IDLE_S = 60.0
 """How long agents on hosts wait for another gang of this notebook."""
 
@@ -64,7 +61,6 @@ class HostTasks:
         """
         attempt, job = self.attempt, self.attempt.job
         ports = job.spec.ports
-        needs = {"zmq", *(name.partition(".")[0] for name in job.needs)}
         # A new agent's forkserver has the host's variables. If the gang sets others that matter on import,
         # the launch replaces it: it imports nothing before.
         of_host = forkserver.fingerprint({}, job.surroundings.sys_path)
@@ -76,7 +72,7 @@ class HostTasks:
             "owner": self.pool.owner,
             "hosts": self.hosts,
             "python": list(sys.version_info[:2]),
-            "needs": sorted(needs - _SHIPPED.union(plugins.shipped())),
+            "needs": packaging.not_sent(["zmq", *job.needs]),
             "with": job.spec.rendezvous,
             "library": packaging.source(job.rendezvous.library),
             "endpoints": list(endpoints),

@@ -7,7 +7,7 @@ import io
 import marshal
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER, find_spec, source_hash
 from pathlib import Path
@@ -30,6 +30,12 @@ def code() -> bytes:
     cloudpickle is included so that ranks unpickle with the version that pickled the closure.
     """
     return _zip(plugins.shipped())
+
+
+def not_sent(modules: Iterable[str]) -> list[str]:
+    """Return the top-level names of those ``modules`` that must be installed on the machines."""
+    names = {module.partition(".")[0] for module in modules}
+    return sorted(names - {"cloudpickle", "hydrogen_magic", *plugins.shipped()})
 
 
 def compiled() -> bytes:

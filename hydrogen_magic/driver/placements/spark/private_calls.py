@@ -191,10 +191,14 @@ def other_jobs(session: AnySession, tag: str) -> dict[str, int]:
 def tasks_of(session: AnySession, tag: str) -> str:
     """Return the JSON of the REST interface for the tasks of the jobs under a tag."""
     context = _context(session)
-    tracker, store = context.statusTracker(), context.statusStore()
+    (stage,) = _stages(context.statusTracker(), tag)
+    return _as_json(session, context.statusStore().taskList(stage, 0, _MOST_TASKS))
+
+
+def _stages(tracker: Any, tag: str) -> set[int]:
+    """Return the numbers of the stages of the jobs under a tag."""
     jobs = (tracker.getJobInfo(number) for number in tracker.getJobIdsForTag(tag))
-    (stage,) = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
-    return _as_json(session, store.taskList(stage, 0, _MOST_TASKS))
+    return {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
 
 
 def _as_json(session: AnySession, rows: Any) -> str:
@@ -228,12 +232,10 @@ def stages_of(session: AnySession, tag: str) -> dict[int, tuple[int, int]]:
     """Return the number of completed and of all tasks of each stage that has begun, by its number."""
     tracker = _context(session).statusTracker()
     found = {}
-    for number in tracker.getJobIdsForTag(tag):
-        job = tracker.getJobInfo(number)
-        for stage in job.get().stageIds() if job.isDefined() else ():
-            info = tracker.getStageInfo(stage)
-            if info.isDefined() and info.get().submissionTime() > 0:
-                found[stage] = info.get().numCompletedTasks(), info.get().numTasks()
+    for stage in _stages(tracker, tag):
+        info = tracker.getStageInfo(stage)
+        if info.isDefined() and info.get().submissionTime() > 0:
+            found[stage] = info.get().numCompletedTasks(), info.get().numTasks()
     return found
 
 
@@ -242,9 +244,7 @@ def rows_written(session: AnySession, tag: str) -> int:
     """Return how many rows the jobs under a tag have written to files, as their tasks have reported."""
     context = _context(session)
     tracker, store = context.statusTracker(), context.statusStore()
-    jobs = (tracker.getJobInfo(number) for number in tracker.getJobIdsForTag(tag))
-    stages = {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
-    infos = {stage: tracker.getStageInfo(stage) for stage in stages}
+    infos = {stage: tracker.getStageInfo(stage) for stage in _stages(tracker, tag)}
     begun = (stage for stage, info in infos.items() if info.isDefined())
     return sum(int(store.lastStageAttempt(stage).outputRecords()) for stage in begun)
 

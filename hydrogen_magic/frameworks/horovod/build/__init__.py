@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,8 +87,7 @@ def _compile(wanted: BuildPlan, say: Say) -> Path:
         wheels = place / "wheels"
         wheels.mkdir()
         environment = _environment(wanted, tools, place, n_jobs)
-        progress = subprocess_log.CompilerProgress(sys.stderr)
-        try:
+        with closing(subprocess_log.CompilerProgress(sys.stderr)) as progress:
             code = subprocess_log.run(
                 [sys.executable, "-u", "-c", _BUILD.format(str(wheels))],
                 cwd=source,
@@ -95,8 +95,6 @@ def _compile(wanted: BuildPlan, say: Say) -> Path:
                 log=log,
                 on_line=progress.feed,
             )
-        finally:
-            progress.close()
         built = next(wheels.glob("*.whl"), None)
         if code != 0 or built is None:
             raise BuildError(_explain_failure(wanted, log))
