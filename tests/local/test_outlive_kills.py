@@ -48,6 +48,8 @@ began
 """
 """With JAX, which ranks import on first use: each of the forty agents would import torch."""
 VICTIMS = ("kernel", "agent", "rank", "owner", "tab", "server")
+_LOOK_S = 0.5
+"""Interval of looks at every process of the machine, each of which takes tens of milliseconds."""
 _PROGRAMS = {
     "owner": "hydrogen_magic.driver.owner.process",
     "agent": "hydrogen_magic.node.agent.__main__",
@@ -114,12 +116,17 @@ class Killed:
 
     def wait_until_gone(self, within_s: float = PATIENCE_S) -> None:
         """Wait for the end of the gang, if there is one; end the kernel, and wait for all the rest."""
-        wait_until(lambda: not self.pids_of("owner") and not self.pids_of("agent"), within_s)
+
+        def has_ended() -> bool:
+            time.sleep(_LOOK_S)
+            return not self.pids_of("owner") and not self.pids_of("agent")
+
+        wait_until(has_ended, within_s)
         if self._server.is_alive:
             wait_until(self._is_kernel_ended, within_s)
 
         def is_gone() -> bool:
-            time.sleep(0.2)  # it looks at every process of the machine
+            time.sleep(_LOOK_S)
             return not leaks.marked("HYDROGEN_MAGIC_HOME", self.home)
 
         wait_until(is_gone, within_s)

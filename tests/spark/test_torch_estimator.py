@@ -332,7 +332,7 @@ def train(model, data, bias=0.25):
         model.weight.fill_(1.0)
         model.bias.fill_(bias)
 
-spark = SparkSession.builder.getOrCreate()
+spark = SparkSession.builder.master("local[1]").getOrCreate()
 frame = spark.range(4).selectExpr("id as features", "id as label")
 estimator = TorchEstimator(model=Net(1, 1), train=train, np=1, gpu=False)
 estimator.save(sys.argv[1] + "/estimator")
@@ -343,7 +343,7 @@ import sys
 from pyspark.sql import SparkSession
 from hydrogen_magic.spark import TorchEstimator, TorchModel
 
-spark = SparkSession.builder.getOrCreate()
+spark = SparkSession.builder.master("local[1]").getOrCreate()
 frame = spark.range(4).selectExpr("id as features", "id as label")
 model = TorchModel.load(sys.argv[1] + "/model")
 estimator = TorchEstimator.load(sys.argv[1] + "/estimator").setParams(bias=1.0)
