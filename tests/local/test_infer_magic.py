@@ -224,8 +224,6 @@ def test_what_cannot_run_is_refused_with_a_remedy(
         run(shell, "parts")
     with pytest.raises(InferError, match=r"df\[df\.z > 0\] raised AttributeError"):
         run(shell, "df[df.z > 0]")
-    with pytest.raises(InferError, match=r"spark\.createDataFrame\(df\)"):
-        run(shell, "df --on spark")
     with pytest.raises(CaptureError, match="no_such_model"):
         run(shell, "df", "def predict(batch):\n    return no_such_model(batch)\n")
 
