@@ -40,6 +40,7 @@ from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, SessionSends, bundle
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
+from hydrogen_magic.serialization.pickling_errors import describe
 
 _NO_LIMIT = 1 << 62
 """A value that is too large, and that the cell may need, is an error with the remedy."""
@@ -85,6 +86,8 @@ class Builder:
         self.names: list[str] = []
         self._perhaps: set[str] = set()
         """Of them, those that the code may not need."""
+        self._unsent: dict[str, str] = {}
+        """Others of these, whose values cannot be sent or are large -> the types of the values."""
         self.call: dict[str, Any] = {}
         """The call under an empty name, if it is one."""
 
@@ -103,6 +106,7 @@ class Builder:
                 self._perhaps.add(name)
             else:
                 del needs.values[name]
+                self._unsent[name] = describe(needs.namespace[name])
 
     def add_call(self, call: Any) -> None:
         """Pickle the call, after the names that it uses."""
@@ -135,11 +139,15 @@ class Builder:
             why, value = needs.possible.pop(name), needs.namespace[name]
             most = _MAX_POSSIBLE_BYTES if name in needs.assigned else _NO_LIMIT
             limit = min(most, self._max_bytes)
-            if name not in needs.values and self._is_picklable(value, limit):
-                needs.values[name] = why
-                self.names.append(name)
-                self._perhaps.add(name)
-                self.stream.add([(name, value)])
+            if name in needs.values:
+                continue
+            if not self._is_picklable(value, limit):
+                self._unsent[name] = describe(value)
+                continue
+            needs.values[name] = why
+            self.names.append(name)
+            self._perhaps.add(name)
+            self.stream.add([(name, value)])
 
     def _is_picklable(self, value: Any, limit: int) -> bool:
         trial = self._new_stream(self.needs.copy(), max_bytes=limit)
@@ -220,6 +228,7 @@ class Builder:
             submodules=submodules,
             settings=self._settings.plain,
             names=tuple(self.names),
+            unsent=self._unsent,
             session=self._session_names(),
             sources={**_sources(pickler.filenames), **header.sources},
             labels={**self._labels(), **cells},

@@ -256,3 +256,17 @@ def test_names_of_functions_that_the_cell_only_defines_may_come_later(notebook: 
             )
     with pytest.raises(CaptureError, match="`device`"):
         notebook.capture("def predict(batch): return device")
+
+
+def test_a_rank_says_why_it_lacks_a_value_that_the_cell_seemed_not_to_need(
+    notebook: Notebook,
+) -> None:
+    """The cell replaces it before it reads it, but not on every path."""
+    notebook.cell("import threading\nn = 0\nlock = threading.Lock()")
+    captured = notebook.capture("for _ in range(n):\n    lock = None\nlock")
+    with pytest.raises(NameError, match="name 'lock' is not defined") as caught:
+        inline(captured)
+    (note,) = caught.value.__notes__
+    assert note.startswith("the notebook's `lock`, a _thread.lock, was not sent")
+    notebook.cell("n = 1")
+    assert inline(notebook.capture("for _ in range(n):\n    lock = None\nlock")) is None

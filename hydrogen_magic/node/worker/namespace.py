@@ -209,12 +209,23 @@ class LoadedClosure:
         """
         if self._header.seed is not None:
             seeding.seed(self._header.seed + int(os.environ.get("RANK", "0")))
+        runs = {"cell": self._run_cell, "call": self._run_call}
         with self.as_main():
-            if self._header.kind == "cell":
-                return self._run_cell()
-            if self._header.kind == "call":
-                return self._run_call()
-            return self._run_script()
+            try:
+                return runs.get(self._header.kind, self._run_script)()
+            except NameError as error:
+                self._explain(error)
+                raise
+
+    def _explain(self, error: NameError) -> None:
+        """Add a note to the error about a name of the notebook whose value was left out."""
+        kind = self._header.unsent.get(error.name or "")
+        if kind is not None and not isinstance(error, UnboundLocalError):
+            note = (
+                f"the notebook's `{error.name}`, a {kind}, was not sent, because the cell seemed not to need"
+                " it: assign it in the cell before it is read"
+            )
+            vars(error).setdefault("__notes__", []).append(note)  # add_note(), from Python 3.11 on
 
     def _run_cell(self) -> Any:
         namespace = self._module.__dict__
