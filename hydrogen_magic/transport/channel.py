@@ -38,6 +38,9 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport.stale_sockets import remove_stale
 
 _log = logging.getLogger(__name__)
+_credentials_log = logging.getLogger(f"{__name__}.credentials")
+# Otherwise a notebook that logs at DEBUG sees several lines for each agent that connects.
+_credentials_log.setLevel(logging.WARNING)
 
 LinkError = zmq.ZMQError
 """Of the system: a process has no descriptors or threads left, or cannot use an address."""
@@ -119,7 +122,7 @@ class Listener:
     def open(self) -> None:
         """Accept messages from now on."""
         self._context = context = zmq.asyncio.Context()
-        self._authenticator = AsyncioAuthenticator(context)
+        self._authenticator = AsyncioAuthenticator(context, log=_credentials_log)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
         self._socket = context.socket(zmq.ROUTER)

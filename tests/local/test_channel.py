@@ -70,6 +70,15 @@ def revoke(hub: Hub, keys: AgentKeys) -> None:
     asyncio.run_coroutine_threadsafe(do(), hub.loop).result(PATIENCE_S)
 
 
+def test_a_notebook_that_logs_everything_sees_no_credentials(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    keys, received = admitted(hub)
+    connect(keys, until=lambda: received.get(timeout=PATIENCE_S) is not None)
+    assert "CURVE" not in caplog.text
+
+
 def stay() -> bool:
     """Give a message that must not arrive the time to do so."""
     time.sleep(1.0)
