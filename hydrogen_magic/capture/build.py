@@ -180,7 +180,7 @@ class Builder:
 
     def _warnings(self) -> tuple[str, ...]:
         unchanged = definition_note(self.needs.namespace, set(self._out) - self.needs.assigned)
-        noted = self.stream.check_size(), self._settings.note, unchanged
+        noted = self.stream.check_size(), unchanged
         return (*filter(None, noted), *self.local.warnings)
 
     def _hints(self, seed: int | None) -> tuple[str, ...]:
@@ -198,6 +198,7 @@ class Builder:
             gradient_note({name: values[name] for name in gradients}, names, self.cell_attributes),
             jax_note(pickler.n_jax_arrays, names),
             registration_note(sources, needs.namespace, pickler.definitions, names),
+            self._settings.note,
         )
         return tuple(filter(None, notes))
 

@@ -263,7 +263,7 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     """)
     notebook.cell("PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False")
     assert ranks.run(captured).value == ((0.5, 0.7, 4, 4, 3, True), False, True, 4)
-    (warning,) = captured.warnings
+    (warning,) = captured.hints
     assert "mylib.lock" in warning and "mylib.STEPS = 20 (10 in its file)" in warning
     assert "unused" not in {item.name for item in captured.inventory}
 
@@ -308,7 +308,7 @@ def test_properties_of_modules_and_contexts_of_decimal(notebook: Notebook, ranks
         torch.backends.cudnn.allow_tf32 = torch.backends.mkldnn.enabled = True
         torch.set_printoptions(profile="default")
         decimal.setcontext(decimal.Context())
-    assert not captured.warnings
+    assert not captured.hints
     rank = ranks.run(captured)
     assert rank.warnings == []
     assert rank.value == ((False, False), "tensor(5.00e-01)", 20, True)
@@ -359,7 +359,7 @@ def test_changes_deep_inside_of_containers_travel(
         (True, True),
         {"optim": {"lr": 0.5}, "steps": [3, 4]},
     )
-    (warning,) = captured.warnings
+    (warning,) = captured.hints
     assert "not sent: deep.RATES; set" in warning
 
 
@@ -393,7 +393,7 @@ def test_a_changed_module_shares_memory_with_the_notebooks_values(
     """)
     captured = notebook.capture("part[0] = 100; len(tables.RATES), tables.RATES[2]")
     assert ranks.run(captured).value == (10, 100)
-    assert captured.warnings == ()
+    assert captured.hints == ()
 
 
 def test_settings_of_a_spark_task_are_undone_at_its_end() -> None:
@@ -464,7 +464,7 @@ def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> No
         logger.addHandler(logging.FileHandler("app.log", delay=True))
     """)
     try:
-        (warning,) = notebook.capture("1").warnings
+        (warning,) = notebook.capture("1").hints
     finally:
         notebook.cell("logger.handlers.pop().close()")
     assert "the FileHandler of the logger 'of_the_test'; set them inside the cell" in warning
@@ -474,11 +474,11 @@ def test_hooks_of_all_modules_stay(notebook: Notebook) -> None:
     notebook.cell("import torch\nadd = torch.nn.modules.module.register_module_forward_hook")
     notebook.cell("handle = add(lambda module, args, out: 2 * out)")
     try:
-        (warning,) = notebook.capture("torch.nn.Linear(1, 1)(torch.ones(1))").warnings
+        (warning,) = notebook.capture("torch.nn.Linear(1, 1)(torch.ones(1))").hints
     finally:
         notebook.cell("handle.remove()")
     assert "hooks of all modules of torch" in warning
-    assert notebook.capture("torch.nn.Linear(1, 1)(torch.ones(1))").warnings == ()
+    assert notebook.capture("torch.nn.Linear(1, 1)(torch.ones(1))").hints == ()
 
 
 def test_a_gang_lists_settings_that_stay_once_before_its_ranks(
@@ -511,7 +511,7 @@ def test_what_mlflow_sets_on_loggers_of_others_is_not_of_the_notebook(
 
     logger = logging.getLogger("of_another")
     monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(OfMlflow())])
-    assert notebook.capture("1").warnings == ()
+    assert notebook.capture("1").hints == ()
 
 
 @pytest.mark.parametrize(("maker", "n_warnings"), [("pyspark.logger", 0), ("logging", 1)])
@@ -524,7 +524,7 @@ def test_loggers_of_a_librarys_own_class_are_not_of_the_notebook(
     of_library.addHandler(logging.StreamHandler(sys.stderr))
     of_library.handlers[0].setFormatter(formatter())
     monkeypatch.setitem(logging.root.manager.loggerDict, "made", of_library)
-    assert len(notebook.capture("1").warnings) == n_warnings
+    assert len(notebook.capture("1").hints) == n_warnings
 
 
 def ranks_of(captured: Captured) -> str:
