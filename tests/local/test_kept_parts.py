@@ -24,7 +24,7 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference import fingerprints, kept_parts, local, sources
+from hydrogen_magic.inference import fingerprints, gang, kept_parts, sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.row_checksums import checksum
@@ -81,7 +81,7 @@ class Run:
         self.options = InferOptions(batch_size=10)
         source = sources.source(self.frame, self.target)
         self.result = source.result(self.options)
-        head = partial(local._head, source, 10)
+        head = partial(gang._head, source, 10)
         self.kept = KeptParts(self.prints, self.result.target, resume=self.resume, head=head)
         number = len(run_log.recent_ids())
         self.record = records.write(self.gang, records.launched(self.gang, float(number)))
