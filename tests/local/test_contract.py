@@ -31,6 +31,7 @@ from tests.contracts import (
     HAS_VALUES,
     JAX,
     KILLED,
+    LAST_RAISES,
     LIBRARY,
     PLANS,
     RAISES,
@@ -41,6 +42,7 @@ from tests.contracts import (
     STARTS_AGAIN,
     STOPS,
     STOPS_JOIN,
+    STOPS_WAIT,
     TENSORFLOW,
     mainly,
     only,
@@ -61,8 +63,10 @@ class TestLocalTorch(GangContract):
     library = LIBRARY
 
 
-# How else a rank ends, or waits, is the agent's and the kernel's business (TestLocalTorch).
-@rarely(FIRST_RAISES, SEGFAULT, EXITS, STOPS_JOIN)
+# How else a rank ends, or waits, is the agent's and the kernel's business (TestLocalTorch). To its peers
+# SIGSEGV and _exit(0) are the same.
+@without(SEGFAULT)
+@rarely(FIRST_RAISES, EXITS, STOPS_JOIN)
 @pytest.mark.horovod
 class TestLocalHorovod(GangContract):
     rendezvous = "horovod"
@@ -72,6 +76,7 @@ class TestLocalHorovod(GangContract):
 
 
 # Ranks import JAX, which takes seconds; ``test_jax`` has their values. Rank 0 has JAX's coordinator.
+@without(EXITS_0)
 @rarely(HAS_VALUES, SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN, STOPS)
 @pytest.mark.jax
 class TestLocalJax(GangContract):
@@ -80,6 +85,7 @@ class TestLocalJax(GangContract):
     absent = (1, 3)
 
 
+@without(EXITS_0)
 @pytest.mark.exhaustive  # each rank imports TensorFlow, which takes seconds
 @pytest.mark.tensorflow
 class TestLocalTensorFlow(GangContract):
@@ -89,7 +95,8 @@ class TestLocalTensorFlow(GangContract):
 
 
 # Agents on hosts run what those of TestLocalTorch run: here is what they say over the network.
-@rarely(STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, FIRST_RAISES, SEGFAULT, EXITS, STOPS_JOIN)
+@without(FIRST_RAISES, SEGFAULT, EXITS)
+@rarely(STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STOPS_JOIN)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkTorch(GangContract):
@@ -108,6 +115,7 @@ class TestSparkHorovod(TestLocalHorovod):
     sees_processes = True
 
 
+@without(LAST_RAISES)  # the first rank has the coordinator
 @only(HAS_VALUES, RAISES, DOES_NOT_JOIN)
 @pytest.mark.exhaustive
 @pytest.mark.jax
@@ -118,6 +126,7 @@ class TestSparkJax(TestLocalJax):
     sees_processes = True
 
 
+@without(LAST_RAISES)
 @only(HAS_VALUES, RAISES, DOES_NOT_JOIN)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
@@ -126,20 +135,22 @@ class TestSparkTensorFlow(TestLocalTensorFlow):
     sees_processes = True
 
 
-# ``test_session`` ends cells of a session by an exception, by a killed rank and by Stop.
-@rarely(HAS_VALUES, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
-@rarely(RAISES, KILLED, SEGFAULT, EXITS_0, STOPS)
+# ``test_session`` has values of cells, and ends cells by an exception, by a killed rank, by one that
+# finishes early and by Stop in a collective.
+@without(HAS_VALUES, FINISHES_EARLY, FIRST_RAISES, KILLED, SEGFAULT, EXITS_0, STOPS_WAIT)
+@rarely(STANDS_STILL, DOES_NOT_JOIN, RAISES, STOPS)
 class TestLocalSession(SessionContract):
     library = LIBRARY
 
 
-@without(SILENT_END)
+@without(SILENT_END, *PLANS, STANDS_STILL, STOPS_JOIN)
 @mainly(SESSION)
 @pytest.mark.horovod
 class TestLocalHorovodSession(SessionContract, TestLocalHorovod):
     pass
 
 
+@without(STOPS_JOIN)
 @only(SESSION, RAISES, STOPS)
 @pytest.mark.exhaustive
 @pytest.mark.jax
@@ -232,6 +243,7 @@ def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
 
 
 @without(*PLANS, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
+@without(FIRST_RAISES, SEGFAULT, EXITS_0, EXITS)  # the agent tells them apart
 @pytest.mark.exhaustive  # each of its gangs starts an owner and an agent
 class TestOutliving(GangContract):
     """Gangs that outlive their kernel, which is attached."""

@@ -33,7 +33,7 @@ from tests.browser.server import Server
 from tests.gangs import PATIENCE_S, wait_until
 from tests.kernels import NEWEST
 
-STEPS = 150
+STEPS = 100
 TRAINING = f"""%%distributed --np 2 --cpu --with jax --retries 2 --outlive
 import time
 import hydrogen_magic as hm

@@ -39,8 +39,6 @@ def machines(
 def test_two_ranks_on_each_host(machines: MachineProcess) -> None:
     """In its control group and among its processes, and apart where two hosts have the same name."""
     found = machines.play("sixteen")
-    cold_s, warm_s = found["took_s"]
-    print(f"16 ranks on 8 hosts: {cold_s:.1f} s cold, {warm_s:.1f} s warm")
     everyone = found["ranks"]
     assert [rank["RANK"] for rank in everyone] == [str(rank) for rank in range(16)]
     by_host = [list(group) for _, group in groupby(everyone, lambda rank: rank["pid_space"])]

@@ -99,11 +99,11 @@ def test_stop_keeps_sparks_own_workers(spark: Any) -> None:
 def test_spark_may_end_idle_python_workers(spark: Any) -> None:
     """The task of a rank is one, as long as the rank runs."""
     prefix = "spark.sql.execution.pyspark.udf"
-    settings = {f"{prefix}.idleTimeoutSeconds": "10", f"{prefix}.killOnIdleTimeout": "true"}
+    settings = {f"{prefix}.idleTimeoutSeconds": "2", f"{prefix}.killOnIdleTimeout": "true"}
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
-        gang = launch(time.sleep, 15.0, np=2)
+        gang = launch(time.sleep, 5.0, np=2)
         assert ended(gang).state == "SUCCEEDED", gang.snapshot().reason
     finally:
         for name in settings:
@@ -200,8 +200,8 @@ def test_the_jobs_of_gangs_succeed_on_a_busy_machine(spark: Any) -> None:
     """Tasks take seconds to return there, and would fail if they were cancelled meanwhile."""
     workers = spark_rig.process_ids(spark, 4)
     with busy_processors():
-        gangs = [ended(launch(spark_ranks.where, np=2)) for _ in range(2)]
-        first, second = ([rank["agent"] for rank in gang.result] for gang in gangs)
+        gangs = [ended(launch(plain_ranks.parent, np=2)) for _ in range(2)]
+        first, second = (gang.results for gang in gangs)
         assert len(first) == 2 and second == first, "the second gang is warm"
         wait_until(lambda: "RUNNING" not in job_states(spark, gangs))
         assert job_states(spark, gangs) == ["SUCCEEDED"] * 2

@@ -23,7 +23,7 @@ from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import running_tasks
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from hydrogen_magic.views.text_table import gang_lines
-from tests import leaks, plain_ranks, ranks, spark_ranks, spark_rig
+from tests import jax_ranks, leaks, plain_ranks, ranks, spark_rig
 from tests.documented import covers
 from tests.gangs import PATIENCE_S, ended, until, wait_until, wait_until_gone
 from tests.nesting_ranks import REFUSAL, refusals
@@ -210,7 +210,7 @@ def test_the_first_gang_of_a_host_imports_libraries_with_its_settings() -> None:
     local_agents.close()  # those that are warm have had other gangs
     wait_until_gone(agent_pids())
     env = {"JAX_ENABLE_X64": "1"}
-    assert launch(spark_ranks.doubles_of_jax, np=2, gpu=False, env=env).results == [True, True]
+    assert launch(jax_ranks.doubles, np=2, gpu=False, env=env).results == [True, True]
 
 
 @pytest.mark.exhaustive  # test_sessions and test_warm_up wait for idle agents here
