@@ -14,7 +14,7 @@ import pytest
 
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, RankFailedError
-from tests import estimator_ranks, spark_rig
+from tests import estimator_ranks, kernels, spark_rig
 from tests.gangs import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -314,7 +314,8 @@ def test_executors_train_on_rows_of_a_shared_folder(spark: Any, tmp_path: Path) 
     assert list(shared.iterdir()) == []
 
 
-SAVES = """
+SAVES = f"""
+{kernels.QUIET}
 import sys
 from pyspark.sql import SparkSession
 import torch
@@ -338,41 +339,27 @@ estimator = TorchEstimator(model=Net(1, 1), train=train, np=1, gpu=False)
 estimator.save(sys.argv[1] + "/estimator")
 estimator.fit(frame).save(sys.argv[1] + "/model")
 """
-LOADS = """
-import sys
-from pyspark.sql import SparkSession
-from hydrogen_magic.spark import TorchEstimator, TorchModel
-
-spark = SparkSession.builder.master("local[1]").getOrCreate()
-frame = spark.range(4).selectExpr("id as features", "id as label")
-model = TorchModel.load(sys.argv[1] + "/model")
-estimator = TorchEstimator.load(sys.argv[1] + "/estimator").setParams(bias=1.0)
-for each in (model, estimator.fit(frame)):
-    print("predicted", [row.prediction for row in each.transform(frame).collect()])
-try:
-    TorchModel.load(sys.argv[1] + "/estimator")
-except Exception as error:
-    print(error)
-"""
 
 
 @pytest.mark.exhaustive
+@on_classic
 def test_another_process_loads_what_one_has_saved(
-    spark_site: spark_rig.Site, tmp_path: Path
+    spark: Any, spark_site: spark_rig.Site, tmp_path: Path
 ) -> None:
     """With the classes and functions that only the first one defines."""
-    root = str(Path(__file__).parents[2])
-    environment = {**spark_site.driver(), "PYTHONPATH": root}
-    for source in (SAVES, LOADS):
-        script = tmp_path / "script.py"
-        script.write_text(source)
-        done = subprocess.run(
-            [sys.executable, script, tmp_path],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-    assert "predicted [0.5, 2.5, 4.5, 6.5]" in done.stdout
-    assert "predicted [2.0, 4.0, 6.0, 8.0]" in done.stdout
-    assert "Expected class name hydrogen_magic.spark.TorchModel but found" in done.stdout
+    from hydrogen_magic.spark import TorchEstimator, TorchModel
+
+    script = tmp_path / "script.py"
+    script.write_text(SAVES)
+    environment = {**spark_site.driver(), "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    frame = spark.range(0, 4, 1, 1).selectExpr("id as features", "id as label")
+    model = TorchModel.load(f"{tmp_path}/model")
+    again = TorchEstimator.load(f"{tmp_path}/estimator").setParams(bias=1.0).fit(frame)
+    found = [[row.prediction for row in m.transform(frame).collect()] for m in (model, again)]
+    assert found == [[0.5, 2.5, 4.5, 6.5], [2.0, 4.0, 6.0, 8.0]]
+    with pytest.raises(Exception, match=r"Expected class name \S*TorchModel but found"):
+        TorchModel.load(f"{tmp_path}/estimator")
