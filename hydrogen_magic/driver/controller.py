@@ -179,8 +179,10 @@ class GangController:
             for watch in watching:
                 watch.cancel()
             self._cancel_timer()
-        if self._job.feed is not None:
-            self._job.feed.close()
+            if self._job.feed is not None:
+                self._job.feed.close()
+        if self._job.feed is not None and self._outcome() == "SUCCEEDED":
+            self._job.feed.require_end()
         state = self._run.state
         if self._culprit is None and state.fault is None and not self._is_unwanted():
             found = verdict(state, math.inf)

@@ -70,6 +70,8 @@ from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.worker.nesting import refuse_nested
 from hydrogen_magic.views import static_picture
 
+_FED_FILES = {True: 2, False: 8}
+"""Descriptors for each rank that is fed, on this machine and elsewhere."""
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
 
@@ -155,7 +157,7 @@ def launch_captured(
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = planned or (plan(spec) if place is None else place.plan(spec))
     placement = place or plugins.placement(spec.placement)
-    _check_file_limit(spec.np if feed is not None else 0)
+    _check_file_limit(0 if feed is None else spec.np * _FED_FILES[_keeps_ranks(placement)])
     # All refusals come first, before there is a gang.
     if captured.session is not None:
         captured.session.check()
@@ -208,9 +210,9 @@ def _new_hints(captured: capture.Captured) -> list[str]:
     return new
 
 
-def _check_file_limit(n_channels: int) -> None:
+def _check_file_limit(n_files: int) -> None:
     try:
-        file_limit.check(_LAUNCH_FILES + 2 * n_channels, "a gang")
+        file_limit.check(_LAUNCH_FILES + n_files, "a gang")
     except file_limit.LimitError as error:
         raise PlacementError(file_limit.explained(error)) from None
 

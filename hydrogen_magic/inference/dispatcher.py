@@ -81,6 +81,8 @@ class Dispatcher:
         self._source = source
         self._result = result
         self._kept = kept
+        self._is_here = is_here
+        """Files that the ranks read are those of this machine."""
         self._queue = ChunkQueue(source, result, options, n_ranks, kept)
         self._error: Exception | None = None
         self._emit: Callable[[ev.Event], None] = lambda event: None
@@ -156,6 +158,11 @@ class Dispatcher:
         if self._error is not None:
             raise self._error
 
+    def require_end(self) -> None:
+        """Raise InferError if the ranks have left rows undone: their channels were closed."""
+        if self.value is None:
+            raise InferError("the ranks ended before all rows were predicted")
+
     def end(self, outcome: str) -> None:
         """Release the data of a gang that has ended, except the finished rows of one that was stopped.
 
@@ -183,14 +190,6 @@ class Dispatcher:
         except (InferError, OSError) as error:  # the result may be files
             return [f"some finished rows cannot be returned: {error}"]
         return []
-
-    def completed(self) -> Any:
-        """Return the frame with its predictions. Raises InferError if the ranks have left rows undone."""
-        if self.value is None:
-            raise InferError(
-                "the ranks ended before all rows were predicted; %gang logs shows what they printed"
-            )
-        return self.value
 
     def finished(self) -> Any:
         """Return the frame with the finished rows of a gang that was stopped, None if there are none."""
@@ -358,7 +357,7 @@ class Dispatcher:
         """Handle the messages of a rank and send new chunks; return False if the rank has left."""
         is_open = channel.reader.feed()
         for message, fds in channel.reader.messages():
-            if self._kept is not None:
+            if self._kept is not None and self._is_here:
                 self._kept.note_files(message.get("files", ()), message.get("written", ()))
             if "chunk" in message:
                 self._answer(channel, message, fds)

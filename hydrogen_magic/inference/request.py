@@ -80,6 +80,12 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
                 f"{arguments.frame} is a Spark DataFrame, so Spark's executors predict its rows: drop "
                 f"--session, or fetch the rows first with {arguments.frame}.toPandas()"
             )
+        for name, option in (("pack", "--pack and --spread"), ("wait_s", "--wait")):
+            if name in arguments.given:
+                raise InferError(
+                    f"{arguments.frame} is a Spark DataFrame, whose tasks Spark itself places and queues:"
+                    f" drop {option}"
+                )
         if "placement" in arguments.given and spec.placement != "spark":
             raise InferError(
                 f"{arguments.frame} is a Spark DataFrame, so Spark predicts its rows: drop --on "

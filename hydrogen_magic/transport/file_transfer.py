@@ -1,4 +1,4 @@
-"""Transfer of files in parts: closures to and between agents, results and logs to the kernel.
+"""Transfer of files in parts: closures to and between agents, rows of ``%%infer``, results and logs.
 
 Every part is acknowledged, and the number of unacknowledged parts is limited: ZeroMQ would silently
 queue a gigabyte, and need twice its memory.
@@ -55,7 +55,11 @@ class Outgoing:
     async def send(self, part: Part, data: memoryview) -> None:
         """Send one part as soon as there is room for it."""
         await self._room.acquire()
-        self._send(part, data)
+        try:
+            self._send(part, data)
+        except BaseException:  # nothing will be acknowledged
+            self._room.release()
+            raise
 
     async def send_file(
         self,
@@ -64,17 +68,19 @@ class Outgoing:
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
         start: int = 0,
         size: int | None = None,
+        part_bytes: int = PART_BYTES,
         read: Read = read_memory,
     ) -> None:
         """Send the contents of file ``fd`` from byte ``start`` on; it may be closed after this returns.
 
         ``on_sent``: called after every part with the bytes sent so far and the size of the file. ``size``:
-        bytes of the file, None for all. Raises OSError if the file cannot be read to its end.
+        bytes of the file, None for all. ``part_bytes``: of each part but the last. Raises OSError if the file
+        cannot be read to its end.
         """
         self._next += 1
         number, size = self._next, os.fstat(fd).st_size if size is None else size
-        for offset in range(start, max(size, 1), PART_BYTES):
-            n_bytes = min(PART_BYTES, size - offset)
+        for offset in range(start, max(size, 1), part_bytes):
+            n_bytes = min(part_bytes, size - offset)
             data = await read(fd, n_bytes, offset)
             if len(data) < n_bytes:
                 raise OSError(errno.EIO, "the file became shorter while it was sent")

@@ -15,7 +15,6 @@ import asyncio
 import functools
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -26,22 +25,32 @@ from hydrogen_magic.transport.file_transfer import Outgoing
 
 Frame = Mapping[str, object]
 _LAST_FRAMES_S = 1.0
-"""How long the last frames of a channel may take."""
+"""How long a channel that is closed may take to pass its last frames on."""
+_PART_BYTES = 1 << 20
+"""Smaller than parts of other files: Stop waits behind those that are on the way."""
 
 
 class ForwardedChannels:
     """One end of the channels of an attempt's ranks on one host."""
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: Outgoing, report: Callable[[str], None]) -> None:
+        """``report``: shows a warning to the user."""
         self._outgoing = outgoing
+        self._report = report
         self._open: dict[tuple[str, int, int], ForwardedChannel] = {}
         """By gang, attempt and rank."""
 
     def open(self, gang: str, attempt: int, fds: Mapping[int, int]) -> None:
         """Forward the channels whose sockets on this machine are ``fds``, by their ranks."""
-        for rank, fd in fds.items():
-            label = functools.partial(msg.ChannelFrame, gang, attempt, rank)
-            self._open[gang, attempt, rank] = ForwardedChannel(fd, label, self._outgoing)
+        left = dict(fds)
+        try:
+            for rank, fd in fds.items():
+                label = functools.partial(msg.ChannelFrame, gang, attempt, rank)
+                channel = ForwardedChannel(fd, label, self._outgoing, self._report)
+                self._open[gang, attempt, rank] = channel
+                del left[rank]
+        finally:
+            framing.close_all(left.values())
 
     def take(self, label: msg.ChannelFrame, fd: int) -> None:
         """Pass on a frame of the other end, whose content is in ``fd``: it is closed then."""
@@ -51,10 +60,13 @@ class ForwardedChannels:
         else:
             channel.take(label.frame, fd)
 
-    async def close(self, *, are_left: bool = False) -> None:
-        """Close all channels; see :meth:`ForwardedChannel.close`."""
-        channels, self._open = self._open, {}
-        await asyncio.gather(*(one.close(is_left=are_left) for one in channels.values()))
+    async def close(self, gang: str, attempt: int, *, drains: bool = False) -> None:
+        """Close the channels of an attempt; see :meth:`ForwardedChannel.close`.
+
+        Those of another one may be open: an agent serves the next gang before the last host of this one ends.
+        """
+        keys = [key for key in self._open if key[:2] == (gang, attempt)]
+        await asyncio.gather(*(self._open.pop(key).close(drains=drains) for key in keys))
 
 
 class ForwardedChannel:
@@ -65,15 +77,17 @@ class ForwardedChannel:
         fd: int,
         label: Callable[[Frame | None], msg.ChannelFrame],
         outgoing: Outgoing,
+        report: Callable[[str], None],
     ) -> None:
         """``fd``: the channel's socket on this machine, which it takes over. ``label``: returns the label
-        of a frame, None for the end of the channel.
+        of a frame, None for the end of the channel. ``report``: shows a warning to the user.
         """
+        self._nothing = memory_file("nothing")
         self._sock = framing.inherited(fd)
         self._reader = framing.FrameReader(self._sock)
         self._label = label
         self._outgoing = outgoing
-        self._nothing = memory_file("nothing")
+        self._report = report
         self._buffers: dict[int, int] = {}
         """Number of a shared buffer -> descriptor."""
         self._arrived: asyncio.Queue[tuple[Frame | None, int]] = asyncio.Queue()
@@ -86,15 +100,15 @@ class ForwardedChannel:
         try:
             while (received := await self._received()) is not None:
                 await self._send(*received)
-        except (OSError, ValueError) as error:  # too many open files; a frame that is too large
-            print("hydrogen_magic: a channel was closed:", repr(error), file=sys.stderr)
-            self._shut_down()
+        except Exception as error:  # too many open files, a frame that is too large, garbage
+            self._give_up(error)
         await self._outgoing.send_file(self._label(None), self._nothing)
 
     async def _send(self, frame: Frame, fds: Sequence[int]) -> None:
         try:
             fd, size = self._content(frame, fds)
-            await self._outgoing.send_file(self._label(frame), fd, size=size)
+            label = self._label(frame)
+            await self._outgoing.send_file(label, fd, size=size, part_bytes=_PART_BYTES)
         finally:
             framing.close_all(set(fds).difference(self._buffers.values()))
 
@@ -141,27 +155,36 @@ class ForwardedChannel:
         """Return after :meth:`close`. In a thread: the socket may be full."""
         while (arrived := await self._arrived.get())[1] >= 0:
             frame, fd = arrived
-            with suppress(OSError):  # this side has closed the channel
+            try:
                 if frame is None:
                     self._sock.shutdown(socket.SHUT_WR)
                 else:
                     fds = [fd] if os.fstat(fd).st_size else []
                     await asyncio.to_thread(framing.send, self._sock, frame, fds)
-            os.close(fd)
+            except OSError:
+                pass  # the process at the socket has closed it
+            except Exception as error:  # no thread can be started
+                self._give_up(error)
+            finally:
+                os.close(fd)
 
     # ── the end ──
+
+    def _give_up(self, error: Exception) -> None:
+        self._report(f"the channel of a rank was closed: {type(error).__name__}: {error}")
+        self._shut_down()
 
     def _shut_down(self) -> None:
         with suppress(OSError):  # the process at the socket has closed it
             self._sock.shutdown(socket.SHUT_RDWR)
 
-    async def close(self, *, is_left: bool = False) -> None:
+    async def close(self, *, drains: bool = False) -> None:
         """Close the channel after the frames that have arrived have been passed on.
 
-        ``is_left``: the process at the socket has ended, and its last frames are still forwarded.
+        ``drains``: also forward what the process at the socket, which has closed it, has still sent.
         """
         self._arrived.put_nowait((None, -1))
-        ending = [self._delivering, *([self._forwarding] if is_left else [])]
+        ending = [self._delivering, *([self._forwarding] if drains else [])]
         await asyncio.wait(ending, timeout=_LAST_FRAMES_S)
         self._shut_down()
         self._forwarding.cancel()

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -53,12 +53,14 @@ from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
+from hydrogen_magic.errors import HydrogenError, InferError, PlacementError, RankFailedError
+from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
 from hydrogen_magic.transport import file_transfer
 from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
+from hydrogen_magic.transport.forwarded_channel import ForwardedChannel
 from tests import (
     closure_bytes,
     directory_hosts,
@@ -150,29 +152,48 @@ def test_displays_and_input_of_ranks_on_other_hosts(
     assert printed == ["[0] above", "[0] displayed", "[0] below"]
 
 
+SLOW = "import time\ndef predict(batch):\n    time.sleep(0.05)\n    return {'y': batch['x']}"
+
+
+@pytest.fixture
+def infer(notebook_shell: InteractiveShell) -> Callable[..., Any]:
+    """Runs ``%%infer`` over a hundred rows, or others."""
+    notebook_shell.push({"rows": pa.table({"x": range(100)})})
+
+    def run(body: str, options: str, **names: Any) -> Any:
+        notebook_shell.push(names)
+        line = f"rows --on directories --quiet {options}"
+        result = notebook_shell.run_cell_magic("infer", line, body)
+        return result if "--detach" in options else notebook_shell.user_ns["scored"]
+
+    return run
+
+
+def has_begun(run: InferenceRun) -> Callable[[], bool]:
+    assert run.gang is not None
+    rows = run.gang.snapshot
+    return lambda: (found := rows().rows) is not None and found.done > 2
+
+
 def test_rows_are_sent_to_ranks_on_other_hosts(
-    notebook_shell: InteractiveShell, directories: list[Path]
+    infer: Callable[..., Any], directories: list[Path]
 ) -> None:
     """Also rows, and predictions, that are larger than a part of a file."""
     rows = pa.table({"x": [bytes([n]) * (PART_BYTES // 2) for n in range(8)]})
-    notebook_shell.push({"rows": rows})
     body = (
         "import os, time, pyarrow as pa\n"
         "def predict(batch: pa.Table):\n"
         "    time.sleep(0.1)\n"
         "    return {'y': batch['x'], 'folder': [os.environ['TMPDIR']] * len(batch)}"
     )
-    options = "--on directories --np 2 --batch-size 3 --quiet --out scored"
-    notebook_shell.run_cell_magic("infer", f"rows {options}", body)
-    scored = notebook_shell.user_ns["scored"]
+    scored = infer(body, "--np 2 --batch-size 3 --out scored", rows=rows)
     assert scored["y"].equals(rows["x"]) and scored["x"].equals(rows["x"])
     assert set(scored["folder"].to_pylist()) == set(map(str, directories[:2]))
 
 
 def test_rows_of_a_rank_that_is_lost_are_predicted_by_the_next_attempt(
-    notebook_shell: InteractiveShell, directories: list[Path], tmp_path: Path
+    infer: Callable[..., Any], tmp_path: Path
 ) -> None:
-    notebook_shell.push({"rows": pa.table({"x": range(100)}), "once": str(tmp_path / "once")})
     body = (
         "import os, pathlib\n"
         "def predict(batch):\n"
@@ -181,42 +202,96 @@ def test_rows_of_a_rank_that_is_lost_are_predicted_by_the_next_attempt(
         "        os.kill(os.getpid(), 9)\n"
         "    return {'y': 2 * batch['x']}"
     )
-    options = "--on directories --np 2 --batch-size 4 --retries 1 --quiet --detach"
-    run = notebook_shell.run_cell_magic("infer", f"rows {options}", body)
+    options = "--np 2 --batch-size 4 --retries 1 --detach"
+    run = infer(body, options, once=str(tmp_path / "once"))
     assert run.result["y"].to_pylist() == [2 * n for n in range(100)]
-    assert "killed by SIGKILL" in notices_of(run.gang) + str(run.gang.snapshot())
-    run = notebook_shell.run_cell_magic(
-        "infer",
-        "rows --on directories --np 2 --batch-size 1 --quiet --detach",
-        "import time\ndef predict(batch):\n    time.sleep(0.05)\n    return {'y': batch['x']}",
-    )
-    until(run.gang, lambda: (rows := run.gang.snapshot().rows) is not None and rows.done > 2)
+    assert run.gang.snapshot().attempt == 1
+
+
+def test_a_stop_returns_the_rows_that_other_hosts_have_predicted(infer: Callable[..., Any]) -> None:
+    run = infer(SLOW, "--np 2 --batch-size 1 --detach")
+    until(run.gang, has_begun(run))
     run.gang.stop()
     assert ended(run.gang).state == "STOPPED" and 2 < len(run.result) < 100
+
+
+def test_a_predict_that_fails_elsewhere_names_its_rows(infer: Callable[..., Any]) -> None:
     body = "def predict(batch): return {'y': [1 / (n - 50) for n in batch['x']]}"
     with pytest.raises(RankFailedError, match="ZeroDivisionError") as caught:
-        notebook_shell.run_cell_magic(
-            "infer", "rows --on directories --np 2 --batch-size 4 --quiet", body
-        )
+        infer(body, "--np 2 --batch-size 4")
     assert "rows 48 to 51" in str(caught.value)
 
 
-def test_infer_runs_on_the_ranks_of_a_session_elsewhere(
-    notebook_shell: InteractiveShell, directories: list[Path]
+def test_rows_are_predicted_on_a_host_whose_last_gang_runs_on_elsewhere(
+    infer: Callable[..., Any], notebook_shell: InteractiveShell, tmp_path: Path
 ) -> None:
-    notebook_shell.push({"rows": pa.table({"x": range(100)})})
-    where = "--session lab --on directories --quiet"
+    """Its agent serves the next gang before the other host ends; that end concerns no other gang."""
+    notebook_shell.push({"end": str(tmp_path / "end")})
+    body = (
+        "import pathlib, time\n"
+        "while hm.rank() == 1 and not pathlib.Path(end).exists(): time.sleep(0.01)"
+    )
+    notebook_shell.push({"hm": hm})
+    gang = notebook_shell.run_cell_magic(
+        "distributed", "--np 2 --on directories --quiet --detach", body
+    )
+    until(gang, lambda: gang.ranks[0].is_over)
+    until(gang, lambda: any(a._clean and a._clean.done() for a in agent_pool()._agents))
+    run = infer(SLOW, "--np 1 --batch-size 1 --detach")
+    until(run.gang, has_begun(run))
+    (tmp_path / "end").touch()
+    assert ended(gang).state == "SUCCEEDED"
+    assert run.gang.ranks[0].host == gang.ranks[0].host
+    assert ended(run.gang).state == "SUCCEEDED" and len(run.result) == 100
+
+
+def test_rows_are_not_sent_on_when_the_hosts_are_taken_away(
+    infer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def revoked(hosts: DirectoryHosts) -> None:
+        raise HostsRevokedError("the directories were taken away")
+
+    run = infer(SLOW, "--np 2 --batch-size 1 --detach")
+    until(run.gang, has_begun(run))
+    monkeypatch.setattr(DirectoryHosts, "_check", revoked)
+    with pytest.raises(HostsRevokedError, match="taken away"):
+        ended(run.gang).raise_for_state()
+    assert "hydrogen_magic dispatcher" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_channel_that_is_closed_is_no_success(
+    infer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no more files can be opened: the rank sees the end of its rows."""
+
+    def content(channel: ForwardedChannel, frame: Any, fds: list[int]) -> tuple[int, int]:
+        if frame.get("row", 0) > 10:
+            raise OSError(errno.EMFILE, "too many open files")
+        return get_content(channel, frame, fds)
+
+    get_content = ForwardedChannel._content
+    monkeypatch.setattr(ForwardedChannel, "_content", content)
+    run = infer(SLOW, "--np 1 --batch-size 1 --detach")
+    with pytest.raises(InferError, match="ended before all rows were predicted"):
+        _ = run.result
+    assert run.gang.state == "FAILED"
+    assert "the channel of a rank was closed: OSError: " in notices_of(run.gang)
+
+
+def test_infer_runs_on_the_ranks_of_a_session_elsewhere(
+    infer: Callable[..., Any], notebook_shell: InteractiveShell
+) -> None:
     first = "import os\nscale, kept = 3, os.getpid()\nos.getpid()"
+    where = "--session lab --on directories --quiet"
     try:
         notebook_shell.run_cell_magic("distributed", f"--np 2 {where}", first)
         body = (
             "def predict(batch): return {'y': scale * batch['x'], 'pid': os.getpid(), 'kept': kept}"
         )
+        with pytest.raises(RankFailedError, match="ZeroDivisionError"):
+            infer(f"{body}\n1 / 0", "--session lab")
         for cell in (body, "scale = 4"):
-            notebook_shell.run_cell_magic(
-                "infer", f"rows {where} --batch-size 1 --out scored", cell
-            )
-            scored = notebook_shell.user_ns["scored"]
+            scored = infer(cell, "--session lab --batch-size 1 --out scored")
             assert scored["pid"].equals(scored["kept"])
         assert scored["y"].to_pylist() == [4 * n for n in range(100)]
         found = notebook_shell.run_cell_magic("distributed", where, "scale, kept == os.getpid()")

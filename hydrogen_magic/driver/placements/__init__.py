@@ -60,6 +60,9 @@ class WorkFeed(Protocol):
     def close(self) -> None:
         """The attempt is over. Raises errors of this side."""
 
+    def require_end(self) -> None:
+        """Raise HydrogenError if ranks that have succeeded have left work undone."""
+
     def end(self, outcome: str) -> None:
         """The gang is over, with this final state: release everything that is not needed any more."""
 

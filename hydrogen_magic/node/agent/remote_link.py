@@ -3,7 +3,7 @@
 The agent was started by a task (:mod:`~hydrogen_magic.node.agent.host_task`) and serves all tasks
 that attach to it: every task of a gang on this machine connects by an abstract Unix socket, which
 leaves nothing on disk, and stays connected until its rank is over. So the death of a task is noticed
-at once, and the task returns after the cleanup. Closures, results and logs are sent over the channel
+at once, and the task returns after the cleanup. Closures, rows, results and logs are sent over the channel
 in parts. Between gangs the agent stays warm for a while. It exits when no task attaches in that time,
 with the parent of the task that started it, or when the connection to the kernel breaks.
 """
@@ -114,7 +114,7 @@ class RemoteLink(KernelLink):
     ) -> None:
         self._link, self._over, self._expect_ranks = link, over, expect_ranks
         self._outgoing = Outgoing(link.send)
-        self._channels = ForwardedChannels(self._outgoing)
+        self._channels = ForwardedChannels(self._outgoing, self._warn)
         self._datasets = HostDatasets(self._folder / "datasets", link.send)
         self._watch_parent(self._config.parent_pid)
         self._listening.setblocking(False)
@@ -202,9 +202,8 @@ class RemoteLink(KernelLink):
             sock, _ = self._listening.accept()
         except BlockingIOError:
             return
-        if not framing.is_of_this_user(
-            sock
-        ):  # any user of this machine may connect to an abstract socket
+        # Any user of this machine may connect to an abstract socket.
+        if not framing.is_of_this_user(sock):
             sock.close()
             return
         task = _Task(sock, framing.FrameReader(sock))
@@ -376,6 +375,7 @@ class RemoteLink(KernelLink):
     # ── a gang ──
 
     def localized(self, request: msg.LaunchRequest) -> msg.LaunchRequest:
+        self._incoming.drop()  # rows that were on their way when the attempt before ended
         record_dir = self._folder / "runs" / request.gang
         self._ranks = {one.task: one.rank for one in request.ranks if one.task is not None}
         task = self._nearest_task()
@@ -433,8 +433,12 @@ class RemoteLink(KernelLink):
             self._closure_news.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closure_news.wait(), _POLL_S)
-        closure_fd = memory_file("nothing") if closure is None else os.dup(closure.fd)
-        return [closure_fd, *self._open_channels(group)]
+        channels = self._open_channels(group)
+        return [memory_file("nothing") if closure is None else os.dup(closure.fd), *channels]
+
+    def _warn(self, text: str) -> None:
+        if self._group is not None:
+            self._group.reporter.notice("warning", text)
 
     def _open_channels(self, group: RankGroup) -> list[int]:
         """Return the ranks' ends of their channels, if they are fed; forward ours to the kernel."""
@@ -480,7 +484,7 @@ class RemoteLink(KernelLink):
     async def finish(self, group: RankGroup) -> None:
         try:
             await self._shipping.wait()
-            await self._channels.close(are_left=True)
+            await self._channels.close(group.gang, group.attempt, drains=True)
             if self._logs is not None:
                 await self._logs.finish()
         finally:  # an agent that has a group does not exit

@@ -379,6 +379,6 @@ def _address(reserved: socket.socket) -> msg.Address:
 
 
 def _raise_file_limit() -> None:
-    """Raise the limit of descriptors to what the system allows: five for every rank."""
+    """Raise the limit of descriptors to what the system allows: a rank takes five, and more if it is fed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

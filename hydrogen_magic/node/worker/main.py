@@ -265,6 +265,7 @@ class _Rank:
             code = self._work_or_debug()
         except BaseException as error:
             code = self._fail(error)
+        framing.close_all(self.channels)  # the cell has failed before it was fed
         is_child = os.getpid() != self.pid  # the cell forked, and its child failed
         stays = self.session is not None or (self.is_retained and code == 0)
         self.is_retained = stays and not is_child
@@ -367,7 +368,7 @@ class _Rank:
         if self.set_up is None or is_new:
             self.set_up = inference.set_up(loaded)
         cell_s = time.monotonic() - began_s if is_new else 0.0
-        ready, channel = self.set_up, self.channels[0]
+        ready, channel = self.set_up, self.channels.pop()
         is_done = inference.serve(channel, ready.predict, options, cell_s=cell_s, files=ready.files)
         self.is_retained = is_done and self.set_up.can_stay
 

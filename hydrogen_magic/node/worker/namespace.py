@@ -222,8 +222,8 @@ class LoadedClosure:
         kind = self._header.unsent.get(error.name or "")
         if kind is not None and not isinstance(error, UnboundLocalError):
             note = (
-                f"the notebook's `{error.name}`, a {kind}, was not sent, because the cell seemed not to need"
-                " it: assign it in the cell before it is read"
+                f"the notebook's `{error.name}`, a {kind}, was not sent: it cannot be pickled or is large,"
+                " and the cell seemed not to need it; assign it in the cell before it is read"
             )
             vars(error).setdefault("__notes__", []).append(note)  # add_note(), from Python 3.11 on
 

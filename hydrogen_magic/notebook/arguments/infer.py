@@ -17,6 +17,7 @@ from hydrogen_magic.notebook.arguments.distributed import distributed_parser
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
     LineParser,
+    add_cluster,
     add_display,
     add_limits,
     add_session,
@@ -115,6 +116,7 @@ def infer_parser() -> LineParser:
     )
     add("--resume", action="store_true", help="continue with the rows that an earlier run finished")
     add_where(parser)
+    add_cluster(parser)
     add_session(parser, has_ranks=False)
     add_limits(parser)
     add_display(parser)

@@ -51,7 +51,7 @@ class RemoteAgent(AgentClient):
         self.outgoing = Outgoing(lambda part, data: hub.send(self.keys.key, part, data))
         self.job: Attempt | None = None
         """The gang that runs there."""
-        self.channels = ForwardedChannels(self.outgoing)
+        self.channels = ForwardedChannels(self.outgoing, self._warn)
         """Of the ranks there that are fed."""
         self._agent_pool = agent_pool
         self._incoming = Incoming()
@@ -143,7 +143,11 @@ class RemoteAgent(AgentClient):
         except OSError as error:
             if not self._log_problem:
                 self._log_problem = f"the ranks' logs cannot be written here: {error.strerror}"
-                self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", self._log_problem))
+                self._warn(self._log_problem)
+
+    def _warn(self, text: str) -> None:
+        if self.job is not None and self.sink is not None:
+            self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", text))
 
     def _keep_checkpoint(self, name: str, fd: int) -> None:
         """Store a checkpoint for the next attempt. If that fails, the ranks are well, and go on."""
@@ -158,7 +162,7 @@ class RemoteAgent(AgentClient):
                 "until a later one is kept, the next attempt continues from the one before"
             )
         if problem and problem != self._checkpoint_problem:
-            self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", problem))
+            self._warn(problem)
         self._checkpoint_problem = problem
 
     # ── messages to the agent ──
@@ -267,6 +271,7 @@ class RemoteAgent(AgentClient):
         """The attempt is over. The agent may serve another one already: its own ranks ended before."""
         if self.job is not attempt:
             return
+        self._incoming.drop()  # rows that were on their way when the attempt ended
         self.sink = self.attempt = self.job = None
         self._log_problem = self._checkpoint_problem = ""
 

@@ -233,24 +233,25 @@ class RemoteAttempt:
         requests = launch_requests.for_agents(self._attempt, assignment, address)
         self._running = list(requests)
         self.is_retained = False  # until here, the ranks of a session wait for the next cell
-        self._connect_feed(assignment)
-        self._cleanups = [
-            agent.launch(self._attempt, self._sink, request) for agent, request in requests.items()
-        ]
         transfer = ClosureTransfer(self._attempt, self._running, self._sink)
-        transfer.start()
         watching = asyncio.ensure_future(self._watch(assignment))
-        over: list[asyncio.Future[Any]] = [
-            _without_report(asyncio.gather(*self._cleanups)),
-            _without_report(watching),
-        ]
+        over: list[asyncio.Future[Any]] = []
         try:
+            self._connect_feed(assignment)
+            self._cleanups = [
+                agent.launch(self._attempt, self._sink, request)
+                for agent, request in requests.items()
+            ]
+            transfer.start()
+            cleaned_up = asyncio.gather(*self._cleanups)
+            over += [_without_report(cleaned_up), _without_report(watching)]
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
             self._retain(assignment)
         finally:
             watching.cancel()
             transfer.stop()
-            await asyncio.gather(*(agent.channels.close() for agent in requests))
+            key = self._attempt.gang, self._attempt.number
+            await asyncio.gather(*(agent.channels.close(*key) for agent in requests))
             for agent in requests:
                 agent.let_go(self._attempt)
             self._running = []
@@ -268,7 +269,7 @@ class RemoteAttempt:
         if self._job.feed is None:
             return
         fds = self._job.feed.open(self._job.spec.np)
-        for agent in assignment.agents:
+        for agent in self._running:
             there = {rank: fds[rank] for rank in assignment.ranks_on(agent)}
             agent.channels.open(self._attempt.gang, self._attempt.number, there)
 
