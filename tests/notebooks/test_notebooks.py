@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from pathlib import Path
 
 import nbformat
@@ -21,7 +20,6 @@ FRAMEWORKS = "06_one_frame_every_framework"
 FEWER_ROWS = "N_ROWS = 5_000\nTURNS = 1"
 SMALLER = {
     "05_sharded_models": 'EPOCHS = 5\nBACKEND = "eager"',
-    FRAMEWORKS: "EPOCHS = 5",
 }
 """Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
 CELL_S = 240
@@ -76,11 +74,11 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.tensorflow
 @pytest.mark.timeout(LONG_S)
 def test_every_framework_reads_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notebook = _run(FOLDER / f"{FRAMEWORKS}.ipynb", SMALLER[FRAMEWORKS], tmp_path, monkeypatch)
+    """To the accuracy that the notebook itself asserts."""
+    notebook = _run(FOLDER / f"{FRAMEWORKS}.ipynb", "", tmp_path, monkeypatch)
     table = _table(notebook)
     names = ("PyTorch", "Horovod", "JAX", "TensorFlow", "Keras 3", "DeepSpeed")
-    found = dict(re.findall(rf"^({'|'.join(names)}) +([\d.]+)", table, re.MULTILINE))
-    assert found.keys() == set(names) and min(map(float, found.values())) > 0.9, table
+    assert all(name in table for name in names) and "not installed" not in table, table
 
 
 @pytest.mark.exhaustive
