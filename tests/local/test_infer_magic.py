@@ -127,9 +127,6 @@ def test_a_frame_is_a_name_an_expression_or_a_path(line: str, frame: str) -> Non
         ("df --on-error ignore", "choose fail, null or collect"),
         ("df --on inline", "predict(df.head())"),
         ("df --with horovod", "%%infer has no --with"),
-        ("df --pack", "%%infer has no --pack"),
-        ("df --spread", "%%infer has no --spread"),
-        ("df --wait 5m", "%%infer has no --wait"),
         ("df --outlive", "%%infer has no --outlive: it is an option of %%distributed"),
         ("df --columns a, b --only", "write a list without spaces: a,b"),
     ],
@@ -138,6 +135,13 @@ def test_a_wrong_line_says_what_would_be_right(line: str, said: str) -> None:
     with pytest.raises(ArgumentsError) as refused:
         parsed(line)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["--session lab", "--wait 5m", "--spread", "--on local"])
+def test_options_without_a_use_for_spark_dataframes_are_refused(option: str) -> None:
+    frame = type("DataFrame", (), {"__module__": "pyspark.sql.dataframe"})()
+    with pytest.raises(InferError, match=f"df is a Spark DataFrame, .*drop .*{option.split()[0]}"):
+        request.plan(frame, parsed(f"df {option}"))
 
 
 # ── a notebook ───────────────────────────────────────────────────────────────────────────────────
