@@ -283,9 +283,10 @@ def test_a_damaged_answer_is_predicted_again() -> None:
 def test_answers_that_the_disk_is_too_slow_for_are_predicted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    is_free, write = threading.Event(), KeptParts._write
+    has_begun, is_free, write = threading.Event(), threading.Event(), KeptParts._write
 
     def slow(*args: Any) -> None:
+        has_begun.set()
         assert is_free.wait(60)
         write(*args)
 
@@ -297,10 +298,11 @@ def test_answers_that_the_disk_is_too_slow_for_are_predicted_again(
         assert chunk is not None
         run._answer(chunk)
         parts.append((chunk.first_row, chunk.n_rows))
+        assert has_begun.wait(60), "the thread holds the first one"
     is_free.set()
     run.end("STOPPED")
-    # The thread holds one, unless it has not begun yet.
-    n_kept = next(n for n in (16, 17) if run.kept.n_rows == sum(size for _, size in parts[:n]))
+    n_kept = 17  # one that the thread holds, and those that wait for it
+    assert run.kept.n_rows == sum(size for _, size in parts[:n_kept])
     again = Run(table())
     assert values(again.predict()) == [2.0 * x for x in range(N_ROWS)]
     assert sorted(again.calls) == list(range(parts[n_kept][0], N_ROWS, 10))
