@@ -87,7 +87,7 @@ class Builder:
         self._perhaps: set[str] = set()
         """Of them, those that the code may not need."""
         self._unsent: dict[str, str] = {}
-        """Others of these, whose values cannot be sent or are large -> the types of the values."""
+        """Names that the code may not need, and whose values cannot be sent or are large -> their types."""
         self.call: dict[str, Any] = {}
         """The call under an empty name, if it is one."""
 

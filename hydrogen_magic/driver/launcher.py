@@ -157,7 +157,7 @@ def launch_captured(
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = planned or (plan(spec) if place is None else place.plan(spec))
     placement = place or plugins.placement(spec.placement)
-    _check_file_limit(0 if feed is None else spec.np * _FED_FILES[_keeps_ranks(placement)])
+    _check_file_limit(0 if feed is None else spec.np * _FED_FILES[_is_on_this_machine(placement)])
     # All refusals come first, before there is a gang.
     if captured.session is not None:
         captured.session.check()
@@ -360,7 +360,7 @@ def _kept_ranks(
     feed: WorkFeed | None,
 ) -> sessions.RankSession | None:
     """Return the session that keeps the ranks of ``%%infer``; other gangs on this machine end it."""
-    if feed is None or not feed.key or not _keeps_ranks(placement):
+    if feed is None or not feed.key or not _is_on_this_machine(placement):
         _end_kept_ranks(placement)
         return None
     kept = sessions.live(sessions.UNNAMED)
@@ -379,11 +379,11 @@ def _kept_ranks(
 def _end_kept_ranks(placement: Placement | InKernelPlacement) -> None:
     """Free the memory of ranks that ``%%infer`` keeps, for another gang on this machine."""
     kept = sessions.live(sessions.UNNAMED)
-    if kept is not None and not kept.is_running and _keeps_ranks(placement):
+    if kept is not None and not kept.is_running and _is_on_this_machine(placement):
         kept.end("another gang has begun")
 
 
-def _keeps_ranks(placement: Placement | InKernelPlacement) -> TypeGuard[Placement]:
+def _is_on_this_machine(placement: Placement | InKernelPlacement) -> TypeGuard[Placement]:
     return isinstance(placement, Placement) and placement.on_this_machine
 
 
