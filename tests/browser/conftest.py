@@ -6,8 +6,10 @@ them; what they leave behind is checked when the package ends.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from tests import leaks
 from tests.browser.gangs import Run
 from tests.browser.page import NotebookPage, Seen, launch
 from tests.browser.server import Server
-from tests.browser.tabs import Tabs
+from tests.browser.tabs import LOG_CHARACTERS, Tabs
 from tests.gangs import PATIENCE_S
 
 OpenTab = Callable[..., NotebookPage]
@@ -30,9 +32,16 @@ NewRun = Callable[[], Run]
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Take a picture of each page when a test fails, and report where the pictures are."""
+    """Report what server, kernels and pages said when a test fails, and where pictures of the pages are."""
     report = yield
     arguments: dict[str, Any] = getattr(item, "funcargs", {})
+    if report.when != "teardown" and report.failed and "server" in arguments:
+        server: Server = arguments["server"]
+        report.sections.append(("server", server.log()[-LOG_CHARACTERS:]))
+        with suppress(OSError):  # it does not answer
+            report.sections.append(("sessions", json.dumps(server.request("GET", "sessions"))))
+    if report.when != "teardown" and report.failed and "tabs" in arguments:
+        report.sections.append(("console of the pages", "\n".join(arguments["tabs"].seen.console)))
     if report.when == "call" and report.failed and "browser" in arguments:
         pages = [page for context in arguments["browser"].contexts for page in context.pages]
         for number, page in enumerate(pages):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +90,8 @@ class Seen:
     """Addresses on other hosts that were requested."""
     dialogs: list[str] = field(default_factory=list)
     """Messages of dialogs that a script opened."""
+    console: deque[str] = field(default_factory=lambda: deque(maxlen=40), compare=False)
+    """The last lines that pages wrote to the console, which they may."""
 
 
 class NotebookPage:
@@ -115,6 +118,9 @@ class NotebookPage:
         self.page.on("request", lambda request: self._note(request.url))
         self.page.on("websocket", lambda socket: self._note(socket.url))
         self.page.on("dialog", self._dismiss)
+        self.page.on(
+            "console", lambda line: self._seen.console.append(line.text.partition("\n")[0])
+        )
 
     def _note(self, url: str) -> None:
         parts = urlsplit(url)
@@ -216,6 +222,10 @@ class NotebookPage:
         context = "jupyterapp.shell.currentWidget.sessionContext"
         self.page.evaluate(f"() => {context}.session.kernel.restart()")
         self.page.wait_for_function(self._front_end.has_kernel)
+
+    def has_missed_an_answer(self) -> bool:
+        """Return whether a cell runs here that the kernel has finished, by what its server knows."""
+        return self.is_any_running() and self._server.is_idle(self._name)
 
     def is_usable(self) -> bool:
         """True while the tab is open and no cell runs."""

@@ -130,6 +130,10 @@ class Server:
         session = {"path": notebook, "name": notebook, "type": "notebook", "kernel": kernel}
         self.request("POST", "sessions", session)
 
+    def is_idle(self, notebook: str) -> bool:
+        """Return whether the server takes a notebook's kernel for idle."""
+        return all(s["kernel"]["execution_state"] == "idle" for s in self._sessions(notebook))
+
     def move_kernel(self, notebook: str, to: str) -> None:
         """Have a notebook's kernel as another's, as when a reader renames the notebook."""
         for session in self._sessions(notebook):
