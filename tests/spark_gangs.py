@@ -32,6 +32,23 @@ def agent_pids() -> list[int]:
     ]
 
 
+def report_gpus() -> Callable[[Any], Any]:
+    """Return a task that yields its GPUs; made here, so that it travels by value."""
+
+    def task(batches: Any) -> Iterator[Any]:
+        import pyarrow
+        from pyspark import BarrierTaskContext
+
+        for _ in batches:
+            pass
+        context = BarrierTaskContext.get()
+        assert context is not None
+        gpus = [address for r in context.resources().values() for address in r.addresses]
+        yield pyarrow.RecordBatch.from_pydict({"o": [" ".join(gpus).encode()]})
+
+    return task
+
+
 @contextmanager
 def busy(spark: Any, n_slots: int, folder: Path) -> Iterator[Callable[[], None]]:
     """Have a plain job hold slots until it is told to let go, at the latest at the end."""

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from tests import spark_rig as rig
 from tests.gangs import alive, hosts_on_other_disks
 
 KERNEL = "10.77.0.1"
+OFFICE = "10.78.0.1"
+"""This machine's address in another network, if there is one."""
 ANSWER = "answer: "
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 BRIDGE = "hm-bridge"
@@ -262,6 +264,10 @@ class Stage:
         n_slots = 2 * len(self.machines)
         rig.until(lambda: len(rig.process_ids(self.spark, n_slots)) == n_slots, AWAY_S)
 
+    def gang_pids(self) -> set[int]:
+        """Return the pids here of all machines' agents, and of what they started."""
+        return {pid for machine in self.machines for pid in machine.gang_pids()}
+
     def family_of(self, gang: Gang) -> list[int]:
         """Return the pids, as seen from here, of all ranks and of their descendants."""
         known = {machine.name: machine.pids() for machine in self.machines}
@@ -455,6 +461,44 @@ def links(stage: Stage) -> Any:
     return {"while_cut": while_cut, "after": [reaches(machine) for machine in stage.machines]}
 
 
+def visited(stage: Stage) -> Any:
+    """Say what :mod:`tests.spark_elsewhere` saw, and how many processes of gang and relay ended after it.
+
+    It is on a network of its own: it reaches Spark Connect's server, and no executor reaches it.
+
+        notebook 10.78.0.2 ── 10.78.0.1 server 10.77.0.1 ── 10.77.0.2 and 10.77.0.3 executors
+
+    The server's machine forwards nothing from one network to the other.
+    """
+    add_network("hm-office", OFFICE)
+    notebook = Machine("notebook", "10.78.0.2", "hm-office")
+    options = {"spark.connect.grpc.binding.address": OFFICE}
+    server = rig.ConnectServer(stage.site, stage.cluster.url, **options)
+    with closing(server):
+        n_executors = 2 * len(stage.machines)
+        rig.until(lambda: len(stage.cluster.executors()) == n_executors, AWAY_S)
+        others = stage.gang_pids()
+        process = subprocess.Popen(
+            [*notebook.prefix, sys.executable, "-m", "tests.spark_elsewhere",
+             f"sc://{OFFICE}:{server.url.rpartition(':')[2]}"],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        lines = (line for line in process.stdout if line.startswith(ANSWER))
+        told: dict[str, Any] = json.loads(next(lines).removeprefix(ANSWER))
+        family, relays = stage.gang_pids() - others, _relays(server)
+        for pid in notebook.pids().values():
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+        rig.until(lambda: not alive([*family, *relays]), AWAY_S)
+    return {**told, "n_processes": len(family), "n_relays": len(relays)}
+
+
+def _relays(server: rig.ConnectServer) -> list[int]:
+    mine = leaks.marked(leaks.LENT, server.mark)
+    return [pid for pid in mine if "hydrogen_magic relay" in leaks.command(pid)]
+
+
 SCENES: Scenes = {
     scene.__name__: scene
     for scene in (
@@ -469,6 +513,7 @@ SCENES: Scenes = {
         away_for_ever,
         again,
         links,
+        visited,
     )
 }
 

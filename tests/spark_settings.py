@@ -1,6 +1,7 @@
 """A notebook's process with a session whose settings matter to its ranks; see ``test_spark_settings``.
 
-``python -m tests.spark_settings MASTER NAME`` prints one line of JSON.
+``python -m tests.spark_settings MASTER N_EXECUTORS NAME...`` prints one line of JSON: what the functions of
+these names return.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from typing import Any
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, free_slots
+from hydrogen_magic.driver.placements.spark.capacity_check import (
+    ClusterCapacity,
+    capacity,
+    free_slots,
+)
 from tests import leaks, plain_ranks, spark_ranks, spark_rig
 from tests.gangs import ended, failure_of, wait_until
 from tests.shells import loaded_shell
-from tests.spark_gangs import launch
+from tests.spark_gangs import launch, report_gpus
 
 ANSWER = "settings: "
 ANY = ClusterCapacity(None, False, None)
@@ -61,6 +67,18 @@ def packed(spark: Any) -> dict[str, Any]:
     """Return the Python of ranks where Spark has unpacked the executors' environment."""
     prefix, *_ = ended(launch(plain_ranks.interpreter, np=1)).result
     return {"prefix": prefix, "ranks": ended(launch(spark_ranks.ranks.gather, np=2)).result}
+
+
+def gpus(spark: Any) -> dict[str, Any]:
+    """Return what is found of a session that gives every task a GPU, and how many GPUs its tasks have."""
+    session = sessions.find()
+    found = capacity(session, JobSpec(np=2))
+    without = capacity(session, JobSpec(np=2, gpu=False))
+    return {
+        "found": found == ClusterCapacity(2, True, None),
+        "gpus": len(set(session.run_tasks(report_gpus(), 2, None, "gpus"))),
+        "none": session.run_tasks(report_gpus(), 2, without.profile, "cpu") == [b""] * 2,
+    }
 
 
 def modules(spark: Any) -> dict[str, Any]:
@@ -112,13 +130,14 @@ def error_of(gang: Gang) -> hm.errors.HydrogenError:
     raise AssertionError("it succeeded")
 
 
-def main(master: str, name: str) -> None:
+def main(master: str, n_executors: str, *names: str) -> None:
     from pyspark.sql import SparkSession
 
     leaks.mark_session()
     spark = SparkSession.builder.master(master).getOrCreate()
-    spark_rig.wait_for_executors(spark, 2 if name in ("many", "hangs") else 1)
-    answer = {"many": many, "packed": packed, "modules": modules, "hangs": hangs}[name](spark)
+    spark_rig.wait_for_executors(spark, int(n_executors))
+    asked = {each.__name__: each for each in (many, packed, gpus, modules, hangs)}
+    answer = {name: asked[name](spark) for name in names}
     local_agents.close()
     spark.stop()
     print(f"{ANSWER}{json.dumps(answer)}", flush=True)

@@ -1,13 +1,11 @@
 """What the survey of a cluster finds before anything is submitted: slots, GPUs, obstacles.
 
-``tests/unit/test_capacity_check.py`` has clusters that are imagined.
+``tests/unit/test_capacity_check.py`` has clusters that are imagined, and ``test_spark_settings`` a session
+whose tasks have a GPU each.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,25 +33,9 @@ from hydrogen_magic.driver.placements.spark.session_settings import SessionSetti
 from hydrogen_magic.errors import PlacementError
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
+from tests.spark_gangs import report_gpus
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-def report_gpus() -> Callable[[Any], Any]:
-    """Return a task that yields its GPUs; made here, so that it travels by value."""
-
-    def task(batches: Any) -> Iterator[Any]:
-        import pyarrow
-        from pyspark import BarrierTaskContext
-
-        for _ in batches:
-            pass
-        context = BarrierTaskContext.get()
-        assert context is not None
-        gpus = [address for r in context.resources().values() for address in r.addresses]
-        yield pyarrow.RecordBatch.from_pydict({"o": [" ".join(gpus).encode()]})
-
-    return task
 
 
 def sleep() -> Callable[[Any], Any]:
@@ -93,42 +75,6 @@ def test_gpus_by_a_profile(classic: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def _run_until_cancelled(session: Session) -> None:
     with pytest.raises(sessions.SparkJobError):
         session.run_tasks(sleep(), 2, None, "busy")
-
-
-@pytest.mark.exhaustive
-def test_gpus_by_the_sessions_own_settings(
-    spark_site: spark_rig.Site, standalone: spark_rig.Standalone
-) -> None:
-    """In a process of its own, whose session gives every task a GPU."""
-    options = {**spark_rig.GPU_OPTIONS, "spark.task.resource.gpu.amount": "1"}
-    out = subprocess.run(
-        [sys.executable, "-c", _OWN_SETTINGS, standalone.url], capture_output=True, text=True,
-        env={**spark_site.driver(**options), "PYTHONPATH": os.getcwd()}, timeout=240,
-    )  # fmt: skip
-    assert out.stdout.splitlines()[-1:] == ["4 different GPUs, and none"], out.stderr
-
-
-_OWN_SETTINGS = """
-import sys
-from pyspark.sql import SparkSession
-from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, capacity
-from hydrogen_magic.core.job import JobSpec
-from tests import spark_rig
-from tests.gangs import PATIENCE_S
-from tests.spark.test_spark_capacity_check import report_gpus
-
-spark = SparkSession.builder.master(sys.argv[1]).getOrCreate()
-spark_rig.wait_for_executors(spark, 2)
-session = sessions._session(spark)
-assert capacity(session, JobSpec(np=4)) == ClusterCapacity(4, True, None)
-gpus = session.run_tasks(report_gpus(), 4, None, "gpus")
-without = capacity(session, JobSpec(np=4, gpu=False))
-assert not without.gpus
-none = session.run_tasks(report_gpus(), 4, without.profile, "cpu")
-assert none == [b""] * 4
-print(len(set(gpus)), "different GPUs, and none")
-"""
 
 
 def test_a_connect_server_is_asked_by_its_ui(connect: Any) -> None:

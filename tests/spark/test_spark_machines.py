@@ -97,6 +97,17 @@ def test_elastic_commits_travel_to_machines_that_share_no_disk(machines: Machine
     assert {found["spread"] for found in everyone} == {0}
 
 
+def test_a_notebook_that_no_executor_reaches_goes_through_the_server(
+    machines: MachineProcess,
+) -> None:
+    """Killed, it leaves nothing on the machines, nor on the server's."""
+    told = machines.play("visited")
+    assert "np 8, the cluster has 4 slots" in told["refused"]
+    assert told["hosts"] == ["one", "two"]
+    assert any("executors cannot reach this machine" in text for text in told["notices"])
+    assert told["n_processes"] >= 4 and told["n_relays"] == 1
+
+
 def test_a_machine_that_comes_back_loses_nothing(machines: MachineProcess) -> None:
     ended = machines.play("away_for_a_while")
     assert ended == {"state": "SUCCEEDED", "lost": []}
@@ -112,20 +123,6 @@ def test_a_machine_that_stays_away_ends_the_gang_on_both_sides(machines: Machine
 
 def test_the_next_gang_runs_when_the_machine_is_back(machines: MachineProcess) -> None:
     assert machines.play("again") == 2
-
-
-def test_a_notebook_that_no_executor_reaches_goes_through_the_server(tmp_path: Path) -> None:
-    if reason := spark_machines.why_not():
-        pytest.skip(reason)
-    elsewhere = MachineProcess(tmp_path, "tests.spark_elsewhere")
-    try:
-        told = elsewhere.answer()
-    finally:
-        elsewhere.close()
-    assert "np 8, the cluster has 4 slots" in told["refused"]
-    assert told["hosts"] == ["one", "two"]
-    assert any("executors cannot reach this machine" in text for text in told["notices"])
-    assert told["n_processes"] >= 4
 
 
 def test_machines_without_ipv4(tmp_path: Path) -> None:

@@ -6,9 +6,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -317,33 +314,6 @@ def test_messages_pass_while_all_slots_are_busy_and_nothing_is_left_when_it_is_c
     assert time.monotonic() - closed < relay_daemon._SILENCE_S / 2, "it ended for want of messages"
     assert request_sockets() == []
     assert spark.range(3).count() == 3
-
-
-@pytest.mark.exhaustive  # a kernel of its own; the next tests end the relay here
-def test_a_kernel_that_is_killed_leaves_nothing(server: ConnectServer, target: Target) -> None:
-    code = f"""
-        import time
-        from pyspark.sql import SparkSession
-        from hydrogen_magic.driver.placements.spark.relay import Relay
-
-        spark = SparkSession.builder.remote({server.url!r}).getOrCreate()
-        print(*Relay(spark, {target.address!r}).start(), flush=True)
-        time.sleep(600)
-    """
-    kernel = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert kernel.stdout is not None
-        host, port = kernel.stdout.readline().split()
-        with connect((host, int(port))) as sock:
-            assert round_trip(sock, b"x") == b"x"
-            kernel.kill()
-            assert ends(sock)
-    finally:
-        kernel.kill()
-        kernel.communicate()
-    until(lambda: not daemons(server), PATIENCE_S)
 
 
 @pytest.mark.exhaustive

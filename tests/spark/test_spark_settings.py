@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,24 @@ pytestmark = [pytest.mark.spark, pytest.mark.exhaustive, pytest.mark.timeout(300
 
 PROXY = "http://127.0.0.1:9"
 """Refuses connections."""
-ONE_EXECUTOR = {"spark.cores.max": "2"}
-"""Of two cores, for two ranks."""
 
 
 def answers(
-    name: str, url: str, environment: dict[str, str], *, cwd: Path | None = None, **more: str
+    names: Sequence[str],
+    standalone: spark_rig.Standalone,
+    environment: dict[str, str],
+    *,
+    cwd: Path | None = None,
+    n_executors: int = 2,
+    **more: str,
 ) -> dict[str, Any]:
-    """Return what :mod:`tests.spark_settings` prints."""
+    """Return what functions of :mod:`tests.spark_settings` return in one session, by their names."""
     env = {**environment, "PYTHONPATH": os.getcwd(), **more}
+    command = [sys.executable, "-m", "tests.spark_settings", standalone.url, str(n_executors)]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.spark_settings", url, name],
-            timeout=240, env=env, cwd=cwd, capture_output=True, text=True,
-        )  # fmt: skip
+            [*command, *names], timeout=240, env=env, cwd=cwd, capture_output=True, text=True
+        )
     finally:
         spark_rig.kill_all(leaks.LENT, environment[leaks.LENT])
     lines = [line for line in done.stdout.splitlines() if line.startswith(spark_settings.ANSWER)]
@@ -53,12 +58,14 @@ def packed(folder: Path, archive: Path) -> str:
 def test_settings_that_ranks_inherit(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:
+    """And modules that came with the session, by paths in its settings."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "labels.txt").write_text("cat dog")
     (data / "in_archive.py").write_text("ANSWER = 42\n")
     link = tmp_path / "current"
     link.symlink_to(spark_site.python.parents[1])
+    distributed, archive = write_all_modules(tmp_path)
     environment = spark_site.driver(
         **{
             "spark.python.worker.reuse": "false",
@@ -66,12 +73,18 @@ def test_settings_that_ranks_inherit(
             "spark.executor.pyspark.memory": "8g",
             "spark.executorEnv.MINE": "yes",
             "spark.executorEnv.http_proxy": PROXY,
-            "spark.archives": packed(data, tmp_path / "data.tar.gz"),
+            "spark.executorEnv.PYTHONPATH": UNPACKED,
+            "spark.archives": f"{packed(data, tmp_path / 'data.tar.gz')},{archive}",
+            "spark.submit.pyFiles": distributed,
         }
     )
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY"), PROXY)
     python = str(link / "bin" / "python")
-    found = answers("many", standalone.url, environment, PYSPARK_PYTHON=python, **proxies)
+    told = answers(
+        ["modules", "many"], standalone, environment, cwd=tmp_path, PYSPARK_PYTHON=python, **proxies
+    )
+    check_modules(told["modules"])
+    found = told["many"]
     each = {"mine": "yes", "proxy": PROXY, "python": python, "file": "cat dog", "module": 42}
     assert [{"ranks": [0, 1], **each}] * 2 == [{**rank, "ranks": [0, 1]} for rank in found["found"]]
     assert found["again"]
@@ -84,16 +97,56 @@ def test_settings_that_ranks_inherit(
 def test_an_environment_that_spark_unpacks(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:
+    """And modules that came with the session, by options of ``spark-submit``; each task has a GPU."""
+    distributed, archive = write_all_modules(tmp_path)
+    packed(spark_site.python.parents[1], tmp_path / "environment.tar.gz")
     environment = spark_site.driver(
+        **spark_rig.GPU_OPTIONS,
         **{
-            **ONE_EXECUTOR,
-            "spark.archives": packed(spark_site.python.parents[1], tmp_path / "environment.tar.gz"),
-        }
+            "spark.task.resource.gpu.amount": "1",
+            "spark.cores.max": "2",  # one executor
+            "spark.executorEnv.PYTHONPATH": UNPACKED,
+        },
     )
+    archives = f"environment.tar.gz#environment,{archive}"
+    options = f"--archives {archives} --py-files {distributed} "
+    environment["PYSPARK_SUBMIT_ARGS"] = options + environment["PYSPARK_SUBMIT_ARGS"]
     relative = "./environment/bin/python"
-    found = answers("packed", standalone.url, environment, PYSPARK_PYTHON=relative)
+    told = answers(
+        ["packed", "gpus", "modules"],
+        standalone,
+        environment,
+        cwd=tmp_path,
+        n_executors=1,
+        PYSPARK_PYTHON=relative,
+    )
+    found = told["packed"]
     assert found["ranks"] == [0, 1]
     assert found["prefix"].endswith("/environment") and "-work/app-" in found["prefix"]
+    assert told["gpus"] == {"found": True, "gpus": 2, "none": True}
+    check_modules(told["modules"])
+
+
+UNPACKED = "./modules"
+"""Where executors unpack the archive of :func:`write_all_modules`."""
+
+
+def write_all_modules(folder: Path) -> tuple[str, str]:
+    """Write modules; return those to distribute, and an archive with one, by relative paths, as people write
+    them.
+    """
+    distributed = ["by_file.py", "by_archive.zip"]
+    write_modules(folder, *distributed, "added.py", "added_archive.zip", "only_here.zip")
+    (folder / "files").mkdir()
+    write_modules(folder / "files", "unpacked.py")
+    packed(folder / "files", folder / "modules.tar.gz")
+    return ",".join(distributed), "modules.tar.gz#modules"
+
+
+def check_modules(found: dict[str, Any]) -> None:
+    """Check what ranks imported; the check for missing modules knows those that came."""
+    assert found["found"] == [42] * 5
+    assert "have no module only_here (Python" in found["refused"]
 
 
 def test_a_python_that_never_starts(
@@ -106,7 +159,7 @@ def test_a_python_that_never_starts(
     python.write_text(f"#!/bin/sh\n{hang}")
     python.chmod(0o755)
     environment = spark_site.driver()
-    found = answers("hangs", standalone.url, environment, PYSPARK_PYTHON=str(python))
+    found = answers(["hangs"], standalone, environment, PYSPARK_PYTHON=str(python))["hangs"]
     holds = r"2 executors; job 0 \(collect at .*\) holds 3 slots"
     assert found["queued"][0][0] == 1 and re.fullmatch(holds, found["queued"][0][1])
     assert found["queued"][-1] == [4, ""]
@@ -120,29 +173,6 @@ def test_a_python_that_never_starts(
     assert found["few"] == [0, 1], "the other executor is well"
     held = rf"2 slots free; 2 executors; job 1 \(hydrogen_magic gang {found['gang']}, 4 ranks\)"
     assert re.search(f"{held} holds 2 slots", found["many"])
-
-
-@pytest.mark.parametrize("form", ["--py-files", "spark.submit.pyFiles"])
-def test_modules_that_came_with_the_session(
-    form: str, spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
-) -> None:
-    """By relative paths, as people write them; the check for missing modules knows them."""
-    distributed = ["by_file.py", "by_archive.zip"]
-    write_modules(tmp_path, *distributed, "added.py", "added_archive.zip", "only_here.zip")
-    (tmp_path / "files").mkdir()
-    write_modules(tmp_path / "files", "unpacked.py")
-    packed(tmp_path / "files", tmp_path / "modules.tar.gz")
-    settings = {**ONE_EXECUTOR, "spark.executorEnv.PYTHONPATH": "./modules"}
-    if form.startswith("spark."):
-        settings[form] = ",".join(distributed)
-    environment = spark_site.driver(**settings)
-    line = "--archives modules.tar.gz#modules "
-    if form.startswith("--"):
-        line += f"{form} {','.join(distributed)} "
-    environment["PYSPARK_SUBMIT_ARGS"] = line + environment["PYSPARK_SUBMIT_ARGS"]
-    found = answers("modules", standalone.url, environment, cwd=tmp_path)
-    assert found["found"] == [42] * 5
-    assert "have no module only_here (Python" in found["refused"]
 
 
 def write_modules(folder: Path, *files: str) -> None:
