@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.barrier_job import as_error
 from hydrogen_magic.driver.placements.spark.job_errors import explained
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.node.agent import host_task
 
 
 def test_without_a_session_the_message_shows_how_to_make_one(
@@ -92,3 +96,14 @@ def test_sparks_messages_in_one_sentence(text: str, kind: str, sentence: str) ->
     error = explained(RuntimeError(text))
     assert (error.kind, str(error)) == (kind, sentence)
     assert text in error.details
+
+
+def test_what_a_task_misses_is_reported_whole_where_its_python_has_a_long_path() -> None:
+    """The sentence about the job is cut off in the middle of it."""
+    missing = f"executors have no module x (Python 3.11.7, /{'environment/' * 20}bin/python)"
+    problem = host_task._ProblemError("missing", missing)
+    raised = f"Traceback (most recent call last):\n{type(problem).__qualname__}: {problem}"
+    error = explained(RuntimeError(f"thrown from the Python worker: {raised}\n\tat org.apache.X"))
+    assert str(error).endswith("…")
+    session = sessions.Session(SimpleNamespace(), False, "app", "spark://there:7077")
+    assert missing in str(as_error(error, session))

@@ -6,6 +6,7 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -94,8 +95,11 @@ def fingerprint(job: Job) -> str:
 
 
 def problem_of(text: str) -> msg.TaskProblem | None:
-    """Return the problem that a task has reported in ``text``, such as its stderr; None if there is none."""
-    _, found, rest = text.partition(host_task.PROBLEM)
-    if not found:
-        return None
-    return msg.decode(json.JSONDecoder().raw_decode(rest)[0], msg.TaskProblem)
+    """Return the problem that a task has reported in ``text``, such as its stderr; None if there is none.
+
+    The text may also have the report where it is cut off, in a summary of an error.
+    """
+    for rest in text.split(host_task.PROBLEM)[1:]:
+        with suppress(json.JSONDecodeError):
+            return msg.decode(json.JSONDecoder().raw_decode(rest)[0], msg.TaskProblem)
+    return None
