@@ -209,9 +209,12 @@ test: checks
 	@echo '· pytest, $(WORKERS) workers'
 	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
 
+# Files with such tests, or with parameters that are marked so: to read all files takes seconds in each process.
+TENSORFLOW_TESTS = $(shell grep -rlE 'tensorflow|site_pages' --include='test_*.py' tests)
+
 test-tensorflow: $(BUNDLE) $(addprefix $(VENV)/.stamp-,spark horovod libraries deepspeed operator tensorflow)
 	@echo '· pytest, tests that need TensorFlow'
-	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS)
+	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS) $(TENSORFLOW_TESTS)
 
 # What uses pip comes first, as does .stamp-dev before .stamp-docs, which it would make out of date. The
 # documentation is built by one process, beside tests that wait for others.

@@ -127,7 +127,7 @@ class TestSparkJax(TestLocalJax):
 
 
 @without(LAST_RAISES)
-@only(HAS_VALUES, RAISES, DOES_NOT_JOIN)
+@only(HAS_VALUES, RAISES)
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkTensorFlow(TestLocalTensorFlow):

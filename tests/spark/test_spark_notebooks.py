@@ -108,7 +108,7 @@ def train(kernel: Kernel, source: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_missing_module_and_a_driver_that_is_killed(
+def test_a_missing_module_and_two_sessions_on_a_cluster(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:
     """Digits and GPUs on a standalone cluster are in the example notebook."""
@@ -116,16 +116,18 @@ def test_a_missing_module_and_a_driver_that_is_killed(
     with notebook(spark_site, tmp_path, cell, **ONE_EXECUTOR) as kernel:
         refuses_what_executors_lack(kernel)
         displays_and_asks(kernel)
-        ends_with_its_driver(kernel, str(spark_site.python))
+        stops_its_session_while_an_agent_is_stopped(kernel, str(spark_site.python))
+        assert not kernel.run(cell).error
+        everything_ends_with(kernel)
 
 
 @pytest.mark.exhaustive
-def test_a_kernel_that_is_killed_on_a_cluster(
+def test_a_driver_that_is_killed(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:
     cell = CLASSIC.format(standalone.url)
     with notebook(spark_site, tmp_path, cell, **ONE_EXECUTOR) as kernel:
-        everything_ends_with(kernel)
+        ends_with_its_driver(kernel, str(spark_site.python))
 
 
 def refuses_what_executors_lack(kernel: Kernel) -> None:
@@ -163,44 +165,13 @@ def test_a_session_that_is_stopped_on_a_local_cluster(
         assert "SparkSession.builder" in again.error, "how to make a session"
 
 
-@pytest.mark.exhaustive  # executors that are killed while their agent is stopped: test_spark_endings
-def test_a_session_that_is_stopped_while_its_agent_is(
-    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
-) -> None:
-    """A stopped agent cannot end its ranks when Spark ends the executor."""
-    cell = CLASSIC.format(standalone.url)
-    with notebook(spark_site, tmp_path, cell, **ONE_EXECUTOR) as kernel:
-        assert not kernel.run("import hydrogen_magic as hm").error
-        mark = owner(kernel)
-        started = kernel.run(FAMILY.replace("--np 2", "--np 2 --detach"))
-        assert not started.error, started.error
-        gang = "list(hm.gangs().values())[-1]"
-        logs = f"all('training' in {gang}.logs.get(rank, '') for rank in (0, 1))"
-        spark_rig.until(lambda: kernel.value(logs) == "True", START_S)
-
-        (agent,) = [
-            pid
-            for pid in leaks.marked(OWNER, mark)
-            if leaks.command(pid).startswith(str(spark_site.python))
-            and leaks.command(pid).partition(" -m ")[2].startswith("hydrogen_magic.node.agent ")
-        ]
-        _, _, rest = leaks.environment(agent).partition(f"{AGENT}=".encode())
-        agents_own = rest.partition(b"\0")[0].decode()
-        assert len(leaks.marked(AGENT, agents_own)) >= 5, "two ranks with a helper each"
-        os.kill(agent, signal.SIGSTOP)
-        assert not kernel.run("spark.stop()").error
-        spark_rig.until(lambda: not leaks.marked(AGENT, agents_own), PATIENCE_S)
-        assert kernel.value(f"{gang}.wait(60), {gang}.state") == "(True, 'FAILED')"
-        assert "Spark session was stopped" in kernel.value(f"{gang}.snapshot().reason")
-
-
 @pytest.mark.exhaustive
 def test_digits_interrupt_relay_and_a_kernel_that_is_killed_on_a_servers_cluster(
     linked_site: spark_rig.Site, tmp_path: Path
 ) -> None:
     """On a server of its own, whose executors are processes.
 
-    ``test_spark_outlive`` has an interrupt, ``test_spark_relay`` the relay, and a kernel that is killed.
+    ``test_spark_outlive`` has an interrupt, ``test_spark_relay`` the relay.
     """
     with closing(spark_rig.ConnectServer(linked_site, LOCAL_CLUSTER)) as server:
         on_connect(linked_site, server, tmp_path)
@@ -250,6 +221,35 @@ def displays_and_asks(kernel: Kernel) -> None:
         {"text/plain": "rank 1"},
         {"text/html": "<b>html</b>", "text/plain": "text"},
     ]
+
+
+def stops_its_session_while_an_agent_is_stopped(kernel: Kernel, executors_python: str) -> None:
+    """A stopped agent cannot end its ranks when Spark ends the executor.
+
+    ``test_spark_endings`` has executors that are killed while their agent is stopped.
+    """
+    assert not kernel.run("import hydrogen_magic as hm").error
+    mark = owner(kernel)
+    started = kernel.run(FAMILY.replace("--np 2", "--np 2 --detach"))
+    assert not started.error, started.error
+    gang = "list(hm.gangs().values())[-1]"
+    logs = f"all('training' in {gang}.logs.get(rank, '') for rank in (0, 1))"
+    spark_rig.until(lambda: kernel.value(logs) == "True", START_S)
+
+    (agent,) = [
+        pid
+        for pid in leaks.marked(OWNER, mark)
+        if leaks.command(pid).startswith(executors_python)
+        and leaks.command(pid).partition(" -m ")[2].startswith("hydrogen_magic.node.agent ")
+    ]
+    _, _, rest = leaks.environment(agent).partition(f"{AGENT}=".encode())
+    agents_own = rest.partition(b"\0")[0].decode()
+    assert len(leaks.marked(AGENT, agents_own)) >= 5, "two ranks with a helper each"
+    os.kill(agent, signal.SIGSTOP)
+    assert not kernel.run("spark.stop()").error
+    spark_rig.until(lambda: not leaks.marked(AGENT, agents_own), PATIENCE_S)
+    assert kernel.value(f"{gang}.wait(60), {gang}.state") == "(True, 'FAILED')"
+    assert "Spark session was stopped" in kernel.value(f"{gang}.snapshot().reason")
 
 
 def everything_ends_with(kernel: Kernel) -> None:
