@@ -202,6 +202,25 @@ def test_what_was_recorded_before_a_post_is_sent_before_it(
         assert sent.of(ev.Metrics)[-1].steps[-1] == number
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_command_that_fails_costs_no_event(reporter: reporters.Reporter, sent: Sent) -> None:
+    failures = iter([ZeroDivisionError("of ours"), KeyError("again"), SystemExit()])
+
+    def fail() -> None:
+        raise next(failures)
+
+    reporter.on_tick = fail
+    reporter.start()
+    sent.wait_for(lambda: sent.of(ev.Notice))
+    assert "ZeroDivisionError: of ours" in sent.of(ev.Notice)[0].text
+    thread = reporter._sender._thread
+    assert thread is not None
+    thread.join(TIMEOUT_S)  # which nothing but the last failure ends
+    api.log(loss=1.0)
+    reporter.close()
+    assert sent.of(ev.Metrics)[0].values == {"loss": (1.0,)} and len(sent.of(ev.Notice)) == 1
+
+
 def test_close_is_bounded_while_the_agent_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_sender, "_CLOSE_S", 0.2)
     reads, stuck = threading.Event(), threading.Event()

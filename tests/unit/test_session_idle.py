@@ -12,6 +12,7 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.session import RankSession
+from hydrogen_magic.node.worker import entered_collectives
 from hydrogen_magic.node.worker.entered_collectives import EnteredCollectives
 from hydrogen_magic.node.worker.training_progress import CollectiveTracker
 
@@ -105,3 +106,22 @@ def test_a_rank_counts_the_collectives_of_its_cell_alone() -> None:
     assert entered.count() == 0, "it has not begun, and its groups may be gone"
     entered.begin()
     assert entered.count() == 2
+
+
+def test_a_cell_may_end_while_its_collectives_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The main thread ends it as soon as it is released from a collective."""
+    groups: Any = SimpleNamespace(are_released=True, n_entered=lambda waited_s: 3)
+    entered = EnteredCollectives(0, groups, CollectiveTracker(lambda: 0))
+    entered.begin()
+    monkeypatch.setattr(entered_collectives, "_place_of_main_thread", lambda: (1, 1))
+    assert entered.poll(0.0) is None
+
+    def end_meanwhile(waited_s: float) -> int:
+        groups.n_entered = lambda waited_s: 4
+        entered.end(2.0)
+        return 4
+
+    groups.n_entered = end_meanwhile
+    assert entered.poll(2.0) is None

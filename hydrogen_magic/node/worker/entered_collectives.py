@@ -47,11 +47,12 @@ class EnteredCollectives:
         place = _place_of_main_thread()
         if place != self._place:
             self._place, self._since_s = place, now_s
-        if self._before is None or now_s - self._since_s < _STUCK_S:
+        before = self._before  # the main thread may end the cell meanwhile
+        if before is None or now_s - self._since_s < _STUCK_S:
             return None
         self._since_s = now_s
-        count = self._groups.n_entered(self._waited_s(now_s)) - self._before
-        if count <= self._reported:
+        count = self._groups.n_entered(self._waited_s(now_s)) - before
+        if self._before is None or count <= self._reported:
             return None
         self._reported = count
         return CollectivesEntered(now_s, self._rank, count)

@@ -76,10 +76,10 @@ class EventSender:
         """Send all events and end the thread, within two seconds even if the agent hangs."""
         self._is_closing = True
         self._wake.set()
-        if self._thread is None:
-            self._flush()
-        else:
+        if self._thread is not None:
             self._thread.join(_CLOSE_S)
+        if self._thread is None or not self._thread.is_alive():
+            self._send_posted()  # if there was no thread, or it has failed
 
     def _run(self) -> None:
         while not (self._is_closing or self._is_agent_gone):

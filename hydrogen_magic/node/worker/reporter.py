@@ -66,6 +66,8 @@ class Reporter:
         self._others: deque[ev.Event] = deque()
         self._watch = Watch(rank)
         self._sender = EventSender(send, self._collect, self._tick, interval)
+        self._has_failed = False
+        """:attr:`on_tick` has raised an error, which was reported."""
 
     # ── called by the user's code, through api and observe ───────────────────────────────────────
 
@@ -140,7 +142,15 @@ class Reporter:
         seen = list(self._watch.poll(self.now_s(), self.phase, self.collectives.current))
         self._others.extend(seen)
         if self.on_tick is not None:
-            self.on_tick()
+            try:
+                self.on_tick()
+            except (
+                Exception
+            ) as error:  # a fault of ours: without this thread, no event would be sent
+                if not self._has_failed:
+                    self._has_failed = True
+                    text = f"a command was not carried out: {type(error).__name__}: {error}"
+                    self.notice("warning", text)
         return bool(seen) or self._spans.is_half_full()
 
     def _collect(self, wait_s: float) -> Iterator[ev.Event]:
