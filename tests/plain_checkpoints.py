@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import hydrogen_magic as hm
@@ -54,3 +55,9 @@ def spoil(done: str) -> None:
     while not Path(done).exists():
         time.sleep(0.01)
     raise RuntimeError("on purpose")
+
+
+def save_and_return_a_generator() -> Iterator[int]:
+    """Save a state, and return what cannot be pickled."""
+    hm.checkpoint.save("all that is left")
+    return iter(n for n in ())

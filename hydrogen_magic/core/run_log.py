@@ -495,7 +495,7 @@ def prune(
         is_too_much = n_kept_bytes + n_bytes > keep_bytes
         is_of_session = bool(found.launched.session)
         places[is_of_session] += 1
-        has_data = _has_data(found, files)
+        has_data = _has_data(found.gang, files)
         if places[is_of_session] > keep:
             is_fresh = time.time() - found.last_wall_time < keep_data_s
             is_kept = has_data and is_fresh and not is_too_much
@@ -507,10 +507,10 @@ def prune(
             delete(found.gang)
 
 
-def _has_data(found: Summary, files: Collection[str]) -> bool:
-    has_results = any(name.startswith(RESULTS) for name in files) or kept_dir(found.gang).is_dir()
-    has_succeeded = found.ended is not None and found.ended.state == "SUCCEEDED"
-    return has_results or (CHECKPOINTS in files and not has_succeeded)
+def _has_data(gang_id: str, files: Collection[str]) -> bool:
+    """Return whether a record has results, finished rows, or checkpoints, which are deleted if not needed."""
+    has_results = any(name.startswith(RESULTS) for name in files)
+    return has_results or CHECKPOINTS in files or kept_dir(gang_id).is_dir()
 
 
 def _files(gang_id: str) -> dict[str, int]:

@@ -138,6 +138,8 @@ class GangController:
             self._job.close(self._settled)
             await self._profiling.close(is_wanted=self._settled == "SUCCEEDED")
             await self._save_results(self._settled == "SUCCEEDED")
+            if self._settled == "SUCCEEDED":
+                await self._delete_checkpoints()
             self._finish(error)
 
     async def _save_results(self, has_succeeded: bool) -> None:
@@ -152,6 +154,20 @@ class GangController:
             kept = f"results could not be saved: {error}"
         if kept:
             self._notice("info" if has_succeeded else "warning", kept)
+
+    async def _delete_checkpoints(self) -> None:
+        """Delete the ranks' checkpoints, unless they are all that is left of what the ranks have done."""
+        if not self._job.checkpoints.is_dir():
+            return
+        if not self._run.results.are_complete:
+            load = f"hydrogen_magic.checkpoint.load({str(self._job.checkpoints)!r})"
+            text = f"not all results arrived, so the last checkpoint is kept: load it with {load}"
+            self._notice("warning", text)
+            return
+        try:
+            await asyncio.to_thread(self._job.delete_checkpoints)
+        except RuntimeError:  # no thread can be started while the interpreter exits
+            self._job.delete_checkpoints()
 
     def _deadline(self) -> asyncio.TimerHandle | None:
         timeout_s = self._job.spec.timeout_s
@@ -237,10 +253,12 @@ class GangController:
 
     def _look_for_culprit(self) -> None:
         """End the gang as soon as the culprit is known."""
+        if self._culprit is not None:
+            return  # and the timer is that of the stop
         self._cancel_timer()
         state = self._run.state
         found = verdict(state, self._job.now_s())
-        if found is None or state.stop_reason or self._culprit is not None:
+        if found is None or state.stop_reason:
             return
         if found.culprit is None:
             delay = max(0.0, found.wait_until_s - self._job.now_s())

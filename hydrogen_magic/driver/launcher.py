@@ -434,6 +434,7 @@ def _run_here(placement: InKernelPlacement, run: GangRun, job: Job) -> Gang:
     job.close("SUCCEEDED" if error is None else "FAILED")
     now_s = job.now_s()
     if error is None:
+        job.delete_checkpoints()
         run.emit(ev.GangEnded(now_s, "SUCCEEDED", "1 rank finished"))
     else:
         run.emit(ev.GangEnded(now_s, "FAILED", f"{type(error).__name__}: {error}", 0))

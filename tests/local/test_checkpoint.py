@@ -18,9 +18,10 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import run_log
+from hydrogen_magic.errors import ResultError
 from hydrogen_magic.node.worker import checkpoint, sharded_checkpoint
 from tests import checkpoints, plain_checkpoints
-from tests.gangs import ended
+from tests.gangs import ended, notices_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -85,6 +86,19 @@ def test_a_checkpoint_is_not_ahead_of_the_metrics() -> None:
     metrics = gang.metrics
     assert metrics.step[metrics["rank"] == 0].to_list() == [0, 1, 2, 3, 4, 5]
     assert metrics.step[metrics["rank"] == 1].to_list()[-3:] == [3, 4, 5]
+
+
+def test_the_last_one_stays_where_the_result_cannot_be_sent() -> None:
+    """Else it is deleted with the end of its gang, which succeeds."""
+    gang = ended(hm.launch(plain_checkpoints.save_and_return_a_generator, np=2, gpu=False))
+    assert gang.state == "SUCCEEDED"
+    with pytest.raises(ResultError):
+        _ = gang.result
+    folder = gang.folder / run_log.CHECKPOINTS
+    assert f"hydrogen_magic.checkpoint.load({str(folder)!r})" in notices_of(gang)
+    assert hm.checkpoint.load(folder) == "all that is left"
+    gang = ended(hm.launch(plain_checkpoints.count, 1, np=2, gpu=False))
+    assert gang.result == [None] and not (gang.folder / run_log.CHECKPOINTS).exists()
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:

@@ -185,8 +185,10 @@ class Job:
         self.release_closure()
         if self.feed is not None:
             self.feed.end(outcome)
-        if outcome == "SUCCEEDED":
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def delete_checkpoints(self) -> None:
+        """Delete the ranks' checkpoints: the gang has succeeded, and its results are safe."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -264,6 +264,12 @@ class GangResults:
         except ResultError as error:
             return error
 
+    @property
+    def are_complete(self) -> bool:
+        """Whether all that the notebook was to get has arrived."""
+        parts = self.of(self._first_rank).parts
+        return not any(part.error or part.is_partial for part, _ in parts)
+
     def are_worth_saving(self, has_succeeded: bool) -> bool:
         """Whether :meth:`save` has something to do."""
         return not self.saved_note and bool(self._worth_saving(has_succeeded))

@@ -41,6 +41,11 @@ class StoredResults(GangResults):
         super().__init__(gang_id, folder, first_rank)
         self.on_problem: Callable[[str], None] = lambda text: None
         """Called with a sentence while the results cannot be stored."""
+        self._are_lost = False
+
+    @property
+    def are_complete(self) -> bool:
+        return super().are_complete and not self._are_lost
 
     def are_worth_saving(self, has_succeeded: bool) -> bool:
         return bool(self._ranks) if has_succeeded else super().are_worth_saving(False)
@@ -55,6 +60,7 @@ class StoredResults(GangResults):
                 return ""
             if n_failed == 1 and self._folder.is_dir():
                 self.on_problem(f"{problem}; trying again for {_PATIENCE_S / 60:.0f} minutes")
+        self._are_lost = True
         return f"{problem}; they are lost"
 
     def _try_to_store(self) -> str:

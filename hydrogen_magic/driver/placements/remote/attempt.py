@@ -360,7 +360,7 @@ class RemoteAttempt:
         is_reported = False
         while True:
             looked_s = _looked_again(assignment.agents, looked_s)
-            for agent in set(assignment.agents) - self._lost:
+            for agent in set(assignment.agents) - self._lost - self._done_agents():
                 self._check_silence(agent, looked_s - agent.last_message_s, silent, assignment)
             if self._tasks.done() and not is_reported:
                 is_reported = True
@@ -370,6 +370,10 @@ class RemoteAttempt:
                 await asyncio.wait_for(self._changed.wait(), _WATCH_S)
             except asyncio.TimeoutError:
                 continue
+
+    def _done_agents(self) -> set[RemoteAgent]:
+        """Return the agents whose ranks have ended: they may leave before the ranks of others end."""
+        return {one for one, end in zip(self._running, self._cleanups, strict=True) if end.done()}
 
     def _check_silence(
         self,
