@@ -418,6 +418,21 @@ def test_a_host_that_is_silent_for_too_long_is_given_up() -> None:
     wait_until_gone(family)
 
 
+def test_a_host_whose_ranks_have_ended_may_leave(tmp_path: Path) -> None:
+    """Its agent exits after a minute without a gang, while ranks of other hosts go on."""
+    gang = launch(plain_ranks.wait_unless_first, str(tmp_path / "over"), np=2)
+    until(gang, lambda: gang.ranks[0].is_over and "waiting" in gang.logs[1])
+    running: Any = agent_pool().waiters[gang.id, 0]
+    until(gang, running._done_agents)
+    (agent,) = running._done_agents()
+    agent.kill()
+    for _ in range(3):  # looks of the kernel
+        agent.last_message_s = time.monotonic() - 2 * attempt._LOST_S
+        assert not gang.wait(attempt._WATCH_S)
+    (tmp_path / "over").touch()
+    assert ended(gang).results == ["over"] * 2 and "no connection" not in notices_of(gang)
+
+
 def test_hosts_that_were_taken_away_are_named_though_agents_report_lost_tasks_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
