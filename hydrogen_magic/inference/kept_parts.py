@@ -126,25 +126,32 @@ class KeptParts:
         return sum(entry.n_rows for entry in self._entries.values())
 
     def open(self, run: Path) -> None:
-        """Keep answers in the record of a run, and take over those of the earlier one. Raises OSError."""
+        """Keep answers in the record of a run, and take over those of the earlier one.
+
+        Raises OSError; the earlier run has its answers then.
+        """
         if run.parent != run_log.runs_dir():
             return  # this run has no record
-        self._folder = run_log.kept_dir(run.name)
-        if self._begun is None:
-            return
-        run_log.kept_dir(self._begun).rename(self._folder)
-        self._load()
+        folder = run_log.kept_dir(run.name)
+        if self._begun is not None:
+            run_log.kept_dir(self._begun).rename(folder)
+            try:
+                self._load(folder)
+            except BaseException:
+                self._close_files()
+                folder.rename(run_log.kept_dir(self._begun))
+                raise
+        self._folder = folder
 
-    def _load(self) -> None:
-        assert self._folder is not None
-        journal = self._folder / JOURNAL
+    def _load(self, folder: Path) -> None:
+        journal = folder / JOURNAL
         data = journal.read_bytes()
         first, *lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
         prints = {**json.loads(first)["fingerprint"], **self.prints}  # some options may be new
         new = journal.with_suffix(".new")
         new.write_bytes(_line({"fingerprint": prints}) + b"".join(lines))
         new.replace(journal)
-        self._open_files()
+        self._open_files(folder)
         assert self._answers is not None
         n_bytes = os.fstat(self._answers.fileno()).st_size
         for entry in _entries(lines):
@@ -242,13 +249,12 @@ class KeptParts:
             beside = self._target.with_name(f".{self._target.name}-{folder.parent.name}.kept")
             beside.mkdir(mode=0o700)
             folder.symlink_to(beside, target_is_directory=True)
-        self._open_files()
+        self._open_files(folder)
         _append(self._journal, _line({"fingerprint": self.prints}))
 
-    def _open_files(self) -> None:
-        assert self._folder is not None
-        self._answers = (self._folder / _ANSWERS).open("a+b", buffering=0)
-        self._journal = (self._folder / JOURNAL).open("a+b", buffering=0)
+    def _open_files(self, folder: Path) -> None:
+        self._answers = (folder / _ANSWERS).open("a+b", buffering=0)
+        self._journal = (folder / JOURNAL).open("a+b", buffering=0)
 
     # ── the end ──
 
@@ -277,7 +283,7 @@ class KeptParts:
         """Keep nothing more: the disk is full. Frees its space, except for an earlier run's answers."""
         self._is_needed = False
         self._stop_writing()
-        if self._folder is not None and not self._starts:
+        if self._folder is not None and self._begun is None:
             self._close_files()
             run_log.delete_kept(self._folder.parent.name)
         self._folder = None
@@ -296,6 +302,8 @@ class KeptParts:
             return ""
         if self._begun is None:
             return NOTHING_KEPT
+        if self._folder is None:
+            return f"run {self._begun} keeps its finished rows; all rows are predicted again"
         return f"resumed run {self._begun}: {counted(self.n_rows, 'row')} finished before"
 
     def text(self) -> str:

@@ -312,12 +312,8 @@ def test_a_full_disk_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(table())
     chunk = run.queue.next()
     assert chunk is not None
-
-    def full(file: object, data: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(kept_parts, "_append", full)
+        patched.setattr(kept_parts, "_append", full_disk)
         with pytest.raises(OSError, match="No space"):
             run.kept.add(0, chunk.table, b"data", ())
     run.kept.give_up()
@@ -335,6 +331,29 @@ def test_a_disk_that_is_full_during_a_resumed_run_keeps_the_earlier_rows(
     again.kept.give_up()
     assert values(again.predict()) == [2.0 * n for n in range(N_ROWS)]
     assert 0 < n_before == N_ROWS - 10 * len(again.calls)
+
+
+@pytest.mark.parametrize("broken", [(Path, "write_bytes"), (KeptParts, "_open_files")])
+def test_rows_that_cannot_be_continued_stay_those_of_the_earlier_run(
+    broken: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is still full, or too many files are open."""
+    first = Run(table())
+    first.predict(5)
+    kept = KeptParts(PRINTS, resume=True)
+    record = records.write("again", records.launched("again", 9.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(*broken, full_disk)
+        with pytest.raises(OSError, match="No space"):
+            kept.open(record)
+    kept.give_up()
+    said = f"run {first.gang} keeps its finished rows; all rows are predicted again"
+    assert (kept.start_text(), kept.n_rows) == (said, 0)
+    assert Run(table()).kept.n_rows > 0
+
+
+def full_disk(*arguments: object, **options: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_a_run_that_succeeds_keeps_the_rows_of_another_frame() -> None:
