@@ -11,6 +11,7 @@ from hydrogen_magic.core.events import Event, RankStacks
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.profile_merge import MAX_STEPS
+from hydrogen_magic.driver.rank_logs import RankOutputs
 from hydrogen_magic.driver.state.gang_results import GangResults
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 
@@ -83,8 +84,8 @@ class Gang:
 
     @property
     def logs(self) -> Mapping[int, str]:
-        """All output of each rank to stdout and stderr, in the order of its arrival."""
-        return {rank.rank: self._run.rank_logs.text(rank.rank) for rank in self.ranks}
+        """All output of each rank to stdout and stderr, in the order of its arrival; read when it is used."""
+        return RankOutputs(self._run.rank_logs, len(self.ranks))
 
     @property
     def folder(self) -> Path:

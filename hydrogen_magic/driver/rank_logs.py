@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hydrogen_magic.core.events import Event, Output
@@ -44,3 +44,25 @@ class RankLogs:
     def _live(self, rank: int) -> str:
         shown = (e for e in self._events if isinstance(e, Output) and e.rank == rank)
         return "".join(event.text for event in shown)
+
+
+class RankOutputs(Mapping[int, str]):
+    """All output of each rank, read when it is asked for: logs of many ranks may not fit into memory."""
+
+    def __init__(self, logs: RankLogs, n_ranks: int) -> None:
+        self._logs = logs
+        self._ranks = range(n_ranks)
+
+    def __getitem__(self, rank: int) -> str:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        return self._logs.text(rank)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))

@@ -19,7 +19,7 @@ from hydrogen_magic.driver import attending, chrome_trace, history, launcher, se
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.driver.owner.connection import attach
-from hydrogen_magic.driver.rank_logs import RankLogs
+from hydrogen_magic.driver.rank_logs import RankLogs, RankOutputs
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.failure_report import report
 from hydrogen_magic.driver.state.formatting import late_text
@@ -81,7 +81,7 @@ class RecordedGang:
     @property
     def logs(self) -> Mapping[int, str]:
         """All output of its ranks."""
-        return {rank.rank: self._rank_logs.text(rank.rank) for rank in self.snapshot().ranks}
+        return RankOutputs(self._rank_logs, len(self.snapshot().ranks))
 
     def stacks(self) -> dict[int, str]:
         """Return the stacks that were taken while it ran."""
@@ -173,8 +173,9 @@ def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         return
     say(gang_lines(state, state.now_s, 100))
     if state.state == "FAILED":
-        log = gang.logs.get(state.culprit, "") if state.culprit is not None else ""
-        say(["", *report(state, final_lines(log)[-10:]).splitlines()])
+        logs = RankLogs(gang.log_path(0).parent, gang.events())
+        last = [] if state.culprit is None else logs.last_lines(state.culprit)
+        say(["", *report(state, last).splitlines()])
 
 
 def _draw(gang: Gang | RecordedGang, state: GangState) -> None:

@@ -130,3 +130,14 @@ def test_a_gang_whose_kernel_died_has_ended_everywhere() -> None:
     assert "stopped" in rank and "steps/s" not in rank
     for row in Comparison(gangs).lines(time.time())[1:]:
         assert "STOPPED" in row and "9.0 s" in row
+
+
+def test_the_log_of_one_rank_is_read_alone() -> None:
+    """Those of all ranks may not fit into memory."""
+    folder = write("g1", launched("g1", owner=DEAD), ENDED)
+    (folder / "rank-0.log").mkdir()
+    (folder / "rank-1.log").write_text("one\ntwo\n")
+    said: list[str] = []
+    gang_command._logs(GangCommand("logs", gang="g1", rank=1), said.extend)
+    assert said == ["one", "two"]
+    assert [*gang_command.RecordedGang("g1").logs] == [0, 1]
