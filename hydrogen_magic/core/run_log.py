@@ -155,6 +155,8 @@ class Record:
         self.path = path
         """Directory of the run."""
         self._fd = fd
+        self.is_incomplete = False
+        """An event could not be written, nor could those after it."""
         self.on_problem = on_problem
         self._lock = threading.Lock()
 
@@ -199,6 +201,7 @@ class Record:
                     line = line[os.write(self._fd, line) :]
             except OSError as error:
                 problem = f"the rest of this run is not recorded: {error}"
+                self.is_incomplete = True
                 self._close()
         if problem is not None:
             self.on_problem(problem)  # outside of the lock: it may append an event itself

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 from hydrogen_magic.core import messages as msg
@@ -74,6 +75,9 @@ class GangRun:
         """Nothing of the gang is left; wake up waiting threads."""
         self._error = error
         self._record.close()
+        if self._record.is_incomplete:
+            with suppress(OSError):  # the disk is still full
+                run_log.complete(self.id, self.log.events)
         self.ended.set()
 
     def error(self) -> BaseException | None:

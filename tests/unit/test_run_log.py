@@ -23,6 +23,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import history, launcher
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
+from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.driver.owner import process
 from hydrogen_magic.driver.state import stored_results
@@ -171,6 +172,20 @@ def test_a_record_that_a_full_disk_cut_off_is_completed_at_the_end() -> None:
     run_log.complete("g1", [shown, *events[:3], shown, ENDED])
     run_log.complete("g1", [shown, *events[:3], shown, ENDED])
     assert run_log.read("g1") == events
+
+
+def test_a_gang_records_at_its_end_what_a_full_disk_refused() -> None:
+    said: list[str] = []
+    run = GangRun("g1", run_log.Record.create("g1", said.append))
+    run.emit(launched("g1"))
+    events = run.rank_logs.folder / "events.jsonl"
+    with disk_full_at(events.stat().st_size + 10):
+        run.emit(METRICS)
+    run.emit(ENDED)
+    run.finish()
+    assert run_log.read("g1")[:2] == [launched("g1"), METRICS] and len(said) == 1
+    found = run_log.summary("g1")
+    assert found is not None and found.ended is not None
 
 
 def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
