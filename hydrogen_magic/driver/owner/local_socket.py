@@ -41,6 +41,16 @@ def connect(folder: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
+def is_hung_up(connection: socket.socket) -> bool:
+    """Return whether the other end has closed the connection, and everything it sent was read."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 @contextmanager
 def _address(folder: Path) -> Iterator[str]:
     """Yield the socket's address: the path itself may exceed the 107 bytes that the system accepts."""

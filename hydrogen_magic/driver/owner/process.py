@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> None:
             _become_like_kernel(request)
             data.enter_context(folders.kept(request.data_places))
             placement.enter_context(_in_owner(request))
+            if local_socket.is_hung_up(sock):
+                return  # that took too long: the kernel has reported that the gang did not start
             gang, listener = _launched(request, closure)
         except Exception as error:  # the kernel raises it
             framing.send(sock, msg.LaunchRefused(type(error).__name__, str(error)))
