@@ -61,6 +61,25 @@ SAID = [
          "executors cannot run /opt/py/python (No such file or directory): create a new session "
          "with PYSPARK_PYTHON set to a Python that exists there"
      )),
+    ("Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most recent "
+     "failure reason: Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully.\n"
+     'java.io.IOException: Cannot run program "/opt/py/python": Exec failed, error: 2 (No such file or '
+     'directory) \n\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1170)',
+     "python", (
+         "executors cannot run /opt/py/python (No such file or directory): create a new session "
+         "with PYSPARK_PYTHON set to a Python that exists there"
+     )),
+    ("Stage failed because barrier task ResultTask(3, 0) finished unsuccessfully.\n"
+     "ExecutorLostFailure (executor 13 exited caused by one of the running tasks) Reason: \n"
+     "The executor with id 13 exited with exit code 137(SIGKILL, possible container OOM).\n",
+     "executor_lost", (
+         "executor 13 was lost: The executor with id 13 exited with exit code 137(SIGKILL, possible "
+         "container OOM)"
+     )),
+    ("Stage failed because barrier task ResultTask(3, 0) finished unsuccessfully.\n"
+     "ExecutorLostFailure (executor 13 exited caused by one of the running tasks) Reason: \n"
+     "Driver stacktrace:",
+     "executor_lost", "executor 13 was lost"),
     ("An error occurred while calling o48.collectToPython.\n: org.apache.spark.SparkException: Job "
      "aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0 "
      "in stage 0.0 (TID 0) (10.0.0.7 executor 0): org.apache.spark.SparkException: \n"

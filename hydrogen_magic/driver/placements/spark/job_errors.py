@@ -65,7 +65,8 @@ _SENTENCES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "executor_lost",
-        r"ExecutorLostFailure \(executor (\S+) (?:exited|lost|[^\n]*?)\) Reason: (\S[^\n]*)",
+        # On Kubernetes the reason begins on the next line.
+        r"ExecutorLostFailure \(executor (\S+) (?:exited|lost|[^\n]*?)\) Reason:\s*(?!Driver st)(\S[^\n]*)",
         "executor {} was lost: {}",
     ),
     (
@@ -98,7 +99,8 @@ _SENTENCES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "python",
-        r"""Cannot run program "([^"]+)"[^\n]*?: error=\d+, ([^\n]+)""",
+        # Since Java 21: Exec failed, error: 2 (No such file or directory)
+        r"""Cannot run program "([^"]+)"[^\n]*?(?:: error=\d+, |, error: \d+ \()([^\n()]+)""",
         f"executors cannot run {{}} ({{}}): {_CHOOSE_PYTHON} a Python that exists there",
     ),
     (
