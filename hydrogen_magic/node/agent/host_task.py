@@ -42,6 +42,7 @@ _ATTACH_S = 60.0
 _STDERR = "stderr"
 """File in an agent's folder."""
 _STDERR_TAIL = 2000
+_MAX_FIRST_LINE_BYTES = 1 << 20
 _PING_S = 1.0
 _AGAIN_S = 0.5
 """The same while the agent does not answer."""
@@ -157,8 +158,16 @@ def _sys_path() -> list[str]:
 
 
 def _sees_record(record_dir: str, owner: str) -> bool:
-    """Whether the kernel's record of this gang, which names its owner, is on a disk that this host shares."""
-    return owner.encode() in read(os.path.join(record_dir, "events.jsonl"))
+    """Whether this host sees the disk with the kernel's record of this gang, which begins with its owner.
+
+    It may be gigabytes long when the gang is started again.
+    """
+    with (
+        contextlib.suppress(OSError),
+        open(os.path.join(record_dir, "events.jsonl"), "rb") as record,
+    ):
+        return owner.encode() in record.readline(_MAX_FIRST_LINE_BYTES)
+    return False
 
 
 def read(path: str) -> bytes:
