@@ -29,6 +29,9 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, local_agents
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
+from hydrogen_magic.driver.placements.spark import barrier_job
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
+from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
 from tests import ending_ranks, plain_ranks, ranks, spark_ranks, spark_rig
 from tests.gangs import (
@@ -116,6 +119,34 @@ def test_stop_during_the_start(delay_s: float) -> None:
     time.sleep(delay_s)  # any moment of the launch
     gang.stop()
     assert ended(gang).state == "STOPPED"
+
+
+def test_stop_before_spark_has_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for slots before the next gang, and take them."""
+    is_packing, is_stopped = threading.Event(), threading.Event()
+    code, run_tasks, kinds = barrier_job._code, Session.run_tasks, list[str]()
+
+    def code_after_the_stop() -> Any:
+        is_packing.set()
+        assert is_stopped.wait(PATIENCE_S)
+        return code()
+
+    def noted(session: Session, *arguments: Any) -> list[bytes]:
+        try:
+            return run_tasks(session, *arguments)
+        except SparkJobError as error:
+            kinds.append(error.kind)
+            raise
+
+    monkeypatch.setattr(barrier_job, "_code", code_after_the_stop)
+    monkeypatch.setattr(Session, "run_tasks", noted)
+    gang = launch(plain_ranks.hang, np=2)
+    assert is_packing.wait(PATIENCE_S)
+    gang.stop()
+    assert ended(gang).state == "STOPPED"
+    is_stopped.set()
+    wait_until(lambda: kinds)
+    assert kinds == ["cancelled"]
 
 
 def test_stop_while_a_checkpoint_travels(monkeypatch: pytest.MonkeyPatch) -> None:

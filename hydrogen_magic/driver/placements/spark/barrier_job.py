@@ -31,6 +31,8 @@ def submit(
     :meth:`Session.run_tasks` for the others.
     """
 
+    forget = session.expect(tag)  # a stop may come before the package is packed and sent
+
     def run() -> SparkJobError | None:
         try:
             task = _task(instructions, session.sent_once(_code()))
@@ -39,6 +41,8 @@ def submit(
             return error
         except BaseException as error:  # whatever it is, the gang must get the error
             return SparkJobError("other", f"{type(error).__name__}: {error}")
+        finally:
+            forget()
         return None
 
     return in_daemon_thread(run, f"hydrogen_magic Spark job of gang {tag}")

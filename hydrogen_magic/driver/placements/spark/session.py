@@ -55,7 +55,7 @@ _versions: dict[str, str] = {}
 _sent: dict[str, tuple[object, Any]] = {}
 """Application -> content and broadcast variable of :meth:`Session.sent_once`."""
 _running: dict[tuple[str, str], threading.Event] = {}
-"""(application, tag) -> set when that call of :meth:`Session.run` has ended."""
+"""(application, tag) -> set when that call of :meth:`Session.run`, which may be still to come, has ended."""
 _insisting: dict[tuple[str, str], threading.Thread] = {}
 """Threads that cancel them; one each, however often a cancel is requested."""
 _environment_lock = threading.Lock()
@@ -105,7 +105,7 @@ class Session:
         """
         if self.is_stopped():
             raise SparkJobError("stopped", STOPPED)
-        ended = _running.setdefault((self.application, tag), threading.Event())
+        forget = self.expect(tag)
         try:
             with self._tagged(tag, description), self._quiet():
                 return action()
@@ -115,9 +115,23 @@ class Session:
         except Exception as error:  # exceptions of Java, gRPC and pyspark have no common base
             raise self._fault(error) from error
         finally:
+            forget()
+
+    def expect(self, tag: str) -> Callable[[], None]:
+        """Let :meth:`cancel` reach a call of :meth:`run` that is still to come in another thread.
+
+        Returns a function to call when that has ended, or will not come.
+        """
+        key = self.application, tag
+        ended = _running.setdefault(key, threading.Event())
+
+        def forget() -> None:
             ended.set()
-            _running.pop((self.application, tag), None)
-            _insisting.pop((self.application, tag), None)
+            if _running.get(key) is ended:
+                del _running[key]
+                _insisting.pop(key, None)
+
+        return forget
 
     def sent_once(self, content: T) -> Callable[[], T]:
         """Return a function for the closure of a task, which returns ``content``.
@@ -147,7 +161,7 @@ class Session:
         return SparkJobError("stopped", STOPPED, found.details) if is_ending else found
 
     def cancel(self, tag: str) -> None:
-        """Cancel the job that :meth:`run` runs under this tag; does nothing after its end.
+        """Cancel the job that :meth:`run` runs under this tag, or will run; does nothing after its end.
 
         Returns at once. A job that is about to reach Spark is cancelled as soon as it does.
         """
