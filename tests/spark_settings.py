@@ -44,7 +44,14 @@ def many(spark: Any) -> dict[str, Any]:
         "refused": refusal(),
         "memory": failure_of(launch(plain_ranks.allocate, 64 << 30, np=1)).report,
         "abort": failure_of(launch(plain_ranks.abort, np=1)).report,
+        "ended": error_after_its_end(spark),
     }
+
+
+def error_after_its_end(spark: Any) -> str:
+    """Return the message about a gang whose session has stopped by itself, as when its executors fail."""
+    spark.sparkContext._jsc.sc().stop()
+    return str(error_of(launch(plain_ranks.parent, np=2)))
 
 
 def use_profile(spark: Any) -> None:

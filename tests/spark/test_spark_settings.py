@@ -92,6 +92,7 @@ def test_settings_that_ranks_inherit(
     for failed in ("memory", "abort"):
         said = "(RLIMIT_AS), which may be the cause; on Spark, spark.executor.pyspark.memory sets"
         assert said in found[failed]
+    assert found["ended"].startswith("the Spark session was stopped, or its driver has exited")
 
 
 def test_an_environment_that_spark_unpacks(

@@ -35,10 +35,10 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     waits_for,
 )
 from hydrogen_magic.driver.placements.spark.host_choice import choose, obstacle_to_choice
-from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
+from hydrogen_magic.driver.placements.spark.job_errors import STOPPED, SparkJobError
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.driver.placements.spark.session import Session
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 
 _QUEUED_S = 1.0
 """How often the number of free slots is reported to a gang that waits for slots."""
@@ -89,21 +89,31 @@ class SparkHosts(HostProvider):
         Spark itself would check only every fifteen seconds whether a stage fits. If it fits, Spark starts
         its tasks as soon as enough slots are free.
         """
-        is_first, wait_s = attempt.number == 0, attempt.job.spec.wait_s
-        begun_s = time.monotonic()
+        begun_s, wait_s = time.monotonic(), attempt.job.spec.wait_s
         if wait_s is not None:
             self._late_s = begun_s + wait_s
+        try:
+            await self._wait_for_slots(attempt, sink, begun_s)
+        except HydrogenError:
+            raise
+        except Exception as error:  # of Java, gRPC or pyspark: the driver has exited
+            raise as_error(self._session.explain(error), self._session) from error
+
+    async def _wait_for_slots(self, attempt: Attempt, sink: EventSink, begun_s: float) -> None:
+        is_first, spec = attempt.number == 0, attempt.job.spec
         while not (is_first and self._capacity.slots is not None):
+            if await asyncio.to_thread(self._session.has_ended):
+                raise as_error(SparkJobError("stopped", STOPPED), self._session)
             slots = await self._slots(self._usable_slots)
             reason = await self._reason(slots, attempt)
             _report(slots, reason, attempt, sink)
-            if slots is None or slots >= attempt.job.spec.np:
+            if slots is None or slots >= spec.np:
                 return
             if time.monotonic() > self._late_s:
                 raise _late(attempt, f"the cluster has {counted(slots, 'slot')}", reason)
             # Executors are still starting, or Spark replaces lost ones: refused when no more are expected.
             if is_first or time.monotonic() > begun_s + _UNNOTICED_S:
-                self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
+                self._capacity = await asyncio.to_thread(capacity, self._session, spec)
             await asyncio.sleep(_ROOM_S)
 
     async def start_agents(self, tasks: HostTasks, sink: EventSink) -> None:

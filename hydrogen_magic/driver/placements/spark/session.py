@@ -113,7 +113,7 @@ class Session:
             self.cancel(tag)
             raise
         except Exception as error:  # exceptions of Java, gRPC and pyspark have no common base
-            raise self._fault(error) from error
+            raise self.explain(error) from error
         finally:
             forget()
 
@@ -146,19 +146,22 @@ class Session:
             try:
                 variable = self.spark.sparkContext.broadcast(content)
             except Exception as error:
-                raise self._fault(error) from error
+                raise self.explain(error) from error
             _sent.clear()  # those of sessions that have ended
             _sent[self.application] = content, variable
         return lambda: variable.value
 
-    def _fault(self, error: Exception) -> SparkJobError:
-        """Return the error. A job that ends because its session does may raise anything."""
+    def explain(self, error: Exception) -> SparkJobError:
+        """Return the error for one of Spark. A job that ends because its session does may raise anything."""
         found = explained(error)
+        return SparkJobError("stopped", STOPPED, found.details) if self.has_ended() else found
+
+    def has_ended(self) -> bool:
+        """Return whether the session was stopped, or has stopped by itself; False if that is unknown."""
         try:
-            is_ending = self.is_stopped() or (not self.is_connect and private_calls.is_ending(self))
+            return self.is_stopped() or (not self.is_connect and private_calls.is_ending(self))
         except Exception:  # the server no longer answers
-            is_ending = False
-        return SparkJobError("stopped", STOPPED, found.details) if is_ending else found
+            return False
 
     def cancel(self, tag: str) -> None:
         """Cancel the job that :meth:`run` runs under this tag, or will run; does nothing after its end.
