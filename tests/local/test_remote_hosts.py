@@ -50,7 +50,11 @@ from hydrogen_magic.driver.placements.remote import (
     unassigned,
 )
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
-from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
+from hydrogen_magic.driver.placements.remote.agents import (
+    RemoteAgent,
+    RemoteAgentPool,
+    agent_pool,
+)
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError, RankFailedError
@@ -762,6 +766,25 @@ def test_ranks_that_find_no_free_port_say_so(directories: list[Path]) -> None:
         gang.raise_for_state()
     notices = [notice.text for notice in gang.snapshot().notices]
     assert any(f"all ports of {ports} are in use" in text for text in notices), notices
+
+
+def test_an_address_where_something_else_answers_is_passed_over(
+    directories: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a proxy that accepts all connections, and closes those that lead nowhere."""
+    listen = RemoteAgentPool.listen
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        answering = threading.Thread(target=lambda: other.accept()[0].close(), daemon=True)
+        answering.start()
+
+        def listen_elsewhere(*arguments: Any) -> list[str]:
+            return [f"tcp://127.0.0.1:{other.getsockname()[1]}", *listen(*arguments)]
+
+        monkeypatch.setattr(RemoteAgentPool, "listen", listen_elsewhere)
+        gang = launch(plain_ranks.rank, np=1, ports=str(in_row(8)))  # which takes a new agent
+        assert ended(gang).result == 0
+        answering.join(PATIENCE_S)
+        assert not answering.is_alive()
 
 
 @pytest.mark.exhaustive  # hosts in namespaces

@@ -38,6 +38,10 @@ PROBLEM = "hydrogen_magic problem: "
 _HEADER = struct.Struct("!IB")
 """As in ``framing``: length of the JSON, number of descriptors."""
 _REACH_S = 3.0
+_GREETING_S = 5.0
+"""How long the kernel may take to say the first word, which may come through a relay."""
+_GREETING = b"\xff"
+"""First byte of ZMTP (https://rfc.zeromq.org/spec/23/), which both sides send at once."""
 _ATTACH_S = 60.0
 _STDERR = "stderr"
 """File in an agent's folder."""
@@ -279,13 +283,17 @@ def agent_secret(seed: str, number: int) -> str:
 def _reachable(start: dict[str, Any]) -> tuple[str, str]:
     """Return an address of the kernel that can be reached from here, and our own address on that route.
 
-    It is the address itself, since a name may have others that cannot be reached.
+    It is the address itself, since a name may have others that cannot be reached. The kernel speaks first: a
+    proxy may accept connections to any address.
     """
     tried = []
     for endpoint in start["endpoints"]:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         try:
             with socket.create_connection((host.strip("[]"), int(port)), _REACH_S) as sock:
+                sock.settimeout(_GREETING_S)
+                if sock.recv(1) != _GREETING:
+                    raise ConnectionRefusedError("it is not the notebook that answers")
                 found = sock.getpeername()[0]
                 found = f"[{found}]" if sock.family == socket.AF_INET6 else found
                 return f"tcp://{found}:{port}", sock.getsockname()[0]
