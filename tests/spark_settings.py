@@ -16,7 +16,9 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.application_status import roster
 from hydrogen_magic.driver.placements.spark.capacity_check import (
     ClusterCapacity,
     capacity,
@@ -49,8 +51,12 @@ def many(spark: Any) -> dict[str, Any]:
 
 
 def error_after_its_end(spark: Any) -> str:
-    """Return the message about a gang whose session has stopped by itself, as when its executors fail."""
-    spark.sparkContext._jsc.sc().stop()
+    """Return the message about a gang whose session has stopped by itself, after its executors have ended."""
+    context = spark.sparkContext._jsc.sc()
+    for executor in [each.id for each in roster(sessions.find(), 5.0).executors]:
+        context.killExecutor(executor)
+    wait_until(lambda: private_calls.most_tasks_at_once(sessions.find(), None) == 0)
+    context.stop()
     return str(error_of(launch(plain_ranks.parent, np=2)))
 
 
