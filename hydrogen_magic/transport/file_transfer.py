@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.serialization.payload import memory_file, write_at
+from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 PART_BYTES = 4 << 20
 _ON_THE_WAY = 8
@@ -166,11 +167,24 @@ class Incoming:
             os.close(self._files.popitem()[1])
 
 
-def keep(fd: int, path: Path) -> None:
+async def keep(fd: int, path: Path) -> None:
     """Write the contents of file ``fd``, which stays open, to ``path``: completely or not at all.
 
-    The file has the suffix ``.arriving`` until then. Raises OSError.
+    The file has the suffix ``.arriving`` until then. It is written in a thread, since that may take minutes.
+    Raises OSError.
     """
+    own = os.dup(fd)  # the caller may be cancelled
+
+    def write() -> None:
+        try:
+            _keep(own, path)
+        finally:
+            os.close(own)
+
+    await in_daemon_thread(write, "hydrogen_magic file")
+
+
+def _keep(fd: int, path: Path) -> None:
     arriving = path.with_name(".arriving")
     try:
         with open(fd, "rb", closefd=False) as source, arriving.open("wb") as target:

@@ -327,7 +327,7 @@ class RemoteLink(KernelLink):
             return
         match part.label:
             case msg.CheckpointCopy():
-                self._store_checkpoint(part.label, fd)
+                self._background.start(self._store_checkpoint(part.label, fd))
             case msg.ChannelFrame():
                 self._channels.take(part.label, fd)
             case msg.RankFile():
@@ -358,11 +358,12 @@ class RemoteLink(KernelLink):
             if folder.name != gang:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _store_checkpoint(self, label: msg.CheckpointCopy, fd: int) -> None:
+    async def _store_checkpoint(self, label: msg.CheckpointCopy, fd: int) -> None:
+        """Store it while the agent responds: the kernel would give it up."""
         folder, problem = self._own_checkpoints(label.gang), ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            keep(fd, folder / Path(label.file_name).name)
+            await keep(fd, folder / Path(label.file_name).name)
         except OSError as error:
             problem = f"{error.strerror} ({folder})"
         finally:
