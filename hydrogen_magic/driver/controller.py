@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+from collections.abc import Callable
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
@@ -31,6 +32,7 @@ from hydrogen_magic.driver.state.failure_report import headline
 from hydrogen_magic.driver.state.formatting import late_text, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 _FAILURE_EVENTS = (ev.RankFailed, ev.ExceptionHandled, ev.RankExited)
 _CHECK_START_S = 0.5
@@ -135,7 +137,7 @@ class GangController:
             self._settled = "FAILED" if error and not self._is_unwanted() else self._outcome()
             self._finish_cell()
             await self._agent_group.release()
-            self._job.close(self._settled)
+            await _in_thread(functools.partial(self._job.close, self._settled))
             await self._profiling.close(is_wanted=self._settled == "SUCCEEDED")
             await self._save_results(self._settled == "SUCCEEDED")
             if self._settled == "SUCCEEDED":
@@ -164,10 +166,7 @@ class GangController:
             text = f"not all results arrived, so the last checkpoint is kept: load it with {load}"
             self._notice("warning", text)
             return
-        try:
-            await asyncio.to_thread(self._job.delete_checkpoints)
-        except RuntimeError:  # no thread can be started while the interpreter exits
-            self._job.delete_checkpoints()
+        await _in_thread(self._job.delete_checkpoints)
 
     def _deadline(self) -> asyncio.TimerHandle | None:
         timeout_s = self._job.spec.timeout_s
@@ -196,7 +195,7 @@ class GangController:
                 watch.cancel()
             self._cancel_timer()
             if self._job.feed is not None:
-                self._job.feed.close()
+                await _in_thread(self._job.feed.close)
         if self._job.feed is not None and self._outcome() == "SUCCEEDED":
             self._job.feed.require_end()
         state = self._run.state
@@ -440,6 +439,16 @@ class GangController:
 
     def _notice(self, level: str, text: str) -> None:
         self._run.emit(ev.Notice(self._job.now_s(), level, text))
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Do ``work`` that may wait for a disk; the loop serves other gangs meanwhile."""
+    try:
+        done = in_daemon_thread(work, "hydrogen_magic gang")
+    except RuntimeError:  # no thread can be started while the interpreter exits
+        work()
+    else:
+        await done
 
 
 def _first_line(text: str) -> str:

@@ -44,6 +44,8 @@ _RESUME_S = 0.1
 """How long kept answers are read before ranks get chunks again."""
 _JOIN_S = 20.0
 """Timeout for the end of an attempt: one read of the data, one write of the result."""
+_FINISH_S = 600.0
+"""The same after the last row, when all parts of the result are joined."""
 _LEAVE_S = 2.0
 """How long a rank may go on after the last row: it may print, and be retained for the next run."""
 _FAST_BYTES_S = 500e6
@@ -143,12 +145,18 @@ class Dispatcher:
         return descriptors
 
     def close(self) -> None:
-        """End the attempt. Raises the error of the thread, if any."""
+        """End the attempt. Raises the error of the thread, if any.
+
+        Waits until the thread has read what it is reading, or has joined all rows.
+        """
         if self._closing is not None and self._thread is not None:
             self._closing.close()
             self._thread.join(_JOIN_S)
-            if self._thread.is_alive():
+            if self._thread.is_alive() and not self._queue.is_done:
                 raise InferError(f"reading the input did not end within {_JOIN_S:.0f} s")
+            self._thread.join(_FINISH_S)
+            if self._thread.is_alive():
+                raise InferError(f"writing the result did not end within {_FINISH_S:.0f} s")
         self._closing = self._thread = None
         for channel in self._channels:
             for chunk in channel.in_flight:
