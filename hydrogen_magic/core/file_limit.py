@@ -32,6 +32,12 @@ def check(needed: int, what: str) -> None:
     )
 
 
+def are_scarce() -> bool:
+    """Return whether this process has more than half of the files open that it may."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft != resource.RLIM_INFINITY and _n_open(soft) > soft // 2
+
+
 def explained(error: BaseException) -> str:
     """Return the message of ``error``, with the name of the limit where it was reached."""
     if isinstance(error, LimitError):

@@ -13,13 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic import plugins
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
+from hydrogen_magic.driver.state.gang_results import GangResults
 from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.pickler import Pickler
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, Packer
 from tests import plain_ranks
 from tests.gangs import PATIENCE_S, ended, said, until
 
@@ -87,6 +93,7 @@ import psutil
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
 import hydrogen_magic as hm
 from hydrogen_magic import plugins
+from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import local_agents
 from tests import ranks
 from tests.spark_rig import until
@@ -126,3 +133,18 @@ def test_a_full_table_of_an_agent_is_named() -> None:
         r"the ranks could not be started: the start of (38|40) ranks needs", done.stdout
     )
     assert "(RLIMIT_NOFILE)" in done.stdout
+
+
+def test_results_that_the_notebook_keeps_leave_files_for_the_next_gang(tmp_path: Path) -> None:
+    """Each array of a large one is in a mapped file."""
+    kept = []
+    with free_files(64):
+        for number in range(100):
+            section = Packer(Pickler).pack(CELL_VALUE, np.full(300_000, float(number)))
+            sent = payload.to_memfd(section, "result")
+            arrived = payload.from_memfd(sent)
+            os.close(sent)
+            results = GangResults("g1", tmp_path)
+            results.add(0, 0, msg.ResultPart(CELL_VALUE), arrived)
+            kept.append(results.value(0))
+    assert [array[-1] for array in kept] == [float(number) for number in range(100)]

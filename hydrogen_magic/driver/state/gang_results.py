@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hydrogen_magic.core import file_limit, run_log
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.core import run_log
 from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import payload, result_stream
@@ -20,7 +20,7 @@ from hydrogen_magic.serialization.reducers import take_referents
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart, label
 
 _SMALL_BYTES = 1 << 20
-"""Smaller results are copied, so that they do not occupy a file descriptor until they are unpickled."""
+"""Smaller results are copied: arrays of others occupy a file descriptor as long as the notebook has them."""
 _SAVED = "saved in the record of the gang"
 _UNDEFINED = re.compile(r"module '__main__' has no attribute '(\w+)'")
 LOST = "lost"
@@ -43,7 +43,8 @@ class RankResults:
 
     def add(self, part: msg.ResultPart, section: Payload) -> None:
         """Store a part that has arrived."""
-        copied = payload.copied if section.nbytes <= _SMALL_BYTES else payload.with_small_copied
+        is_copied = section.nbytes <= _SMALL_BYTES or file_limit.are_scarce()
+        copied = payload.copied if is_copied else payload.with_small_copied
         self.parts.append((part, copied(section)))
         self.nbytes += section.nbytes
         self._opened = None
