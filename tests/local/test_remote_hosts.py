@@ -429,7 +429,7 @@ def test_a_host_whose_ranks_have_ended_may_leave(tmp_path: Path) -> None:
     running: Any = agent_pool().waiters[gang.id, 0]
     until(gang, running._done_agents)
     (agent,) = running._done_agents()
-    agent.kill()
+    agent.hub.loop.call_soon_threadsafe(agent.kill)
     for _ in range(3):  # looks of the kernel
         agent.last_message_s = time.monotonic() - 2 * attempt._LOST_S
         assert not gang.wait(attempt._WATCH_S)
