@@ -183,11 +183,6 @@ class Gang:
         if self._control is not None:
             self._control.stop(reason, kill)
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether its end was requested."""
-        return bool(self._run.state.stop_reason)
-
     def raise_for_state(self) -> None:
         """Raise the error of a failed, stopped or timed-out gang; otherwise return."""
         error = self._run.error()

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 class _Stoppable(Protocol):
     """A gang, or several."""
 
-    @property
-    def is_stopping(self) -> bool: ...
     def stop(self, kill: bool = False) -> None: ...
 
 
@@ -62,7 +60,9 @@ class Interrupts:
 
     def _stop_gang(self) -> None:
         if self.gang is not None and self.count > 0:
-            self.gang.stop(kill=self.count > 1 or self.gang.is_stopping)
+            # The first one does not kill a gang that is being stopped: a page that has asked for that, and
+            # heard nothing, interrupts, too.
+            self.gang.stop(kill=self.count > 1)
 
 
 @contextmanager

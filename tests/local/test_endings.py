@@ -354,10 +354,11 @@ def test_a_tracker_gets_the_last_points_also_when_the_view_fails_to_close(
 
 def test_an_interrupt_is_for_the_gang_that_the_main_thread_waits_for() -> None:
     class Waited:
-        is_stopping = False
+        def __init__(self) -> None:
+            self.stops: list[bool] = []
 
         def stop(self, kill: bool = False) -> None:
-            self.is_stopping = True
+            self.stops.append(kill)
 
     def wait_beside() -> None:
         with interrupts_held() as interrupts:
@@ -371,7 +372,7 @@ def test_an_interrupt_is_for_the_gang_that_the_main_thread_waits_for() -> None:
             other.start()
             other.join()
             signal.raise_signal(signal.SIGINT)
-    assert mine.is_stopping and not beside.is_stopping
+    assert (mine.stops, beside.stops) == ([False, True], [])
 
 
 @pytest.mark.parametrize("during", ["cleaned_up", "release"])

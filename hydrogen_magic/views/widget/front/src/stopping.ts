@@ -3,6 +3,8 @@ import type { Ask } from "./view/props";
 
 /** A command without an answer by then is sent to the server as an interrupt. */
 const ESCALATE_MS = 1200;
+/** Pause between two interrupts: signals that come at once are one. */
+const AGAIN_MS = 500;
 /** How long ranks have before the user may kill them. */
 const OFFER_KILL_MS = 2000;
 
@@ -30,6 +32,8 @@ export class Stopping {
   /** Advice for the user; empty if all goes well. */
   hint = "";
   private isKillDue = false;
+  /** Of the interrupts that the kernel counts, the first stops the gang and the second kills it. */
+  private interrupts = 0;
   private round = 0;
   private readonly timers = new Set<ReturnType<typeof setTimeout>>();
 
@@ -68,6 +72,7 @@ export class Stopping {
   reset(): void {
     this.close();
     this.isAsked = this.isKilling = this.isKillDue = false;
+    this.interrupts = 0;
     this.hint = "";
   }
 
@@ -80,7 +85,17 @@ export class Stopping {
   private send(word: "stop" | "kill"): void {
     this.hint = "";
     const { round } = this;
-    const timer = this.later(ESCALATE_MS, () => void this.escalate(round));
+    let timer = this.later(ESCALATE_MS, () => void escalate());
+    const escalate = async () => {
+      const hint = this.ways.isBlocking() ? await this.interrupt() : BUSY;
+      if (round !== this.round) return;
+      this.hint = hint;
+      this.ways.changed();
+      if (hint !== "") return;
+      this.interrupts += 1;
+      if (word === "kill" && this.interrupts < 2)
+        timer = this.later(AGAIN_MS, () => void escalate());
+    };
     void this.ways.ask({ do: word }).then((ack) => {
       clearTimeout(timer);
       this.timers.delete(timer);
@@ -89,13 +104,6 @@ export class Stopping {
       if (!ack.ok) this.isAsked = this.isKilling = false; // a new request is possible
       this.ways.changed();
     });
-    this.ways.changed();
-  }
-
-  private async escalate(round: number): Promise<void> {
-    const hint = this.ways.isBlocking() ? await this.interrupt() : BUSY;
-    if (round !== this.round) return;
-    this.hint = hint;
     this.ways.changed();
   }
 

@@ -102,6 +102,14 @@ describe("the header", () => {
     }
   });
 
+  test("offers Stop while an attempt that has failed is ended: another one would follow", async () => {
+    stage.say({ gang: gangWith({ state: "stopping", stop_reason: "failure" }) });
+    stage.click("Stop");
+    await stage.pass(20);
+    expect(stage.model.sent.some((command) => command.do === "stop")).toBe(true);
+    expect(stage.button("Stopping…")).toBeDefined();
+  });
+
   test("answers a click on Stop at once, and offers to kill after 2 s", async () => {
     stage.say({ gang: gangWith() });
     stage.click("Stop");

@@ -131,6 +131,28 @@ describe("kill", () => {
     expect([stopping.isAsked, stopping.isKillOffered]).toEqual([true, true]);
   });
 
+  test("not heard interrupts twice where Stop was heard: the first interrupt stops", async () => {
+    stopping.stop();
+    settle({});
+    await vi.advanceTimersByTimeAsync(2100);
+    stopping.kill();
+    await vi.advanceTimersByTimeAsync(1300);
+    expect(n_interrupts).toBe(1);
+    await vi.advanceTimersByTimeAsync(10_000);
+    expect(n_interrupts).toBe(2);
+  });
+
+  test("heard late does not interrupt again", async () => {
+    stopping.stop();
+    settle({});
+    await vi.advanceTimersByTimeAsync(2100);
+    stopping.kill();
+    await vi.advanceTimersByTimeAsync(1300);
+    settle({});
+    await vi.advanceTimersByTimeAsync(10_000);
+    expect(n_interrupts).toBe(1);
+  });
+
   test("not heard interrupts the kernel again: the second interrupt kills", async () => {
     stopping.stop();
     await vi.advanceTimersByTimeAsync(2100);

@@ -154,7 +154,9 @@ function useKeptFocus(box: { current: HTMLElement | null }, isLive: boolean): vo
 
 function StopButtons({ page, gang }: Props) {
   const { stopping } = page;
-  const isStopping = stopping.isAsked || gang.state === "stopping" || gang.state === "killing";
+  // An attempt that has failed is ended before the next one: only a stop prevents that.
+  const isGangStopping = gang.state === "stopping" && gang.stop_reason !== "failure";
+  const isStopping = stopping.isAsked || isGangStopping || gang.state === "killing";
   const isKilling = stopping.isKilling || gang.state === "killing";
   return (
     <>
