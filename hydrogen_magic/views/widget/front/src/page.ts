@@ -60,6 +60,8 @@ export class Page {
   /** Checks to let pass until the output is asked for again, and between the next two requests. */
   private n_toWaitForOutput = 0;
   private outputPatience = PATIENCE;
+  /** The same for the content: this page may be one whose outputs the kernel cannot change. */
+  private contentPatience = PATIENCE;
   private readonly timer: ReturnType<typeof setInterval>;
 
   constructor(
@@ -144,11 +146,14 @@ export class Page {
     this.isShowAsked = true;
     const ack = await this.channel.ask({ do: "show", what });
     this.isShowAsked = !ack.ok;
-    this.n_toWait = PATIENCE;
     if (what === "output") {
       // Each one that goes where this page cannot see it stays there: so there are ever fewer.
+      this.n_toWait = PATIENCE;
       this.n_toWaitForOutput = this.outputPatience;
       this.outputPatience *= 2;
+    } else {
+      this.n_toWait = this.contentPatience;
+      this.contentPatience *= 2;
     }
   }
 
@@ -191,6 +196,7 @@ export class Page {
   };
 
   private readonly receive = (message: FromKernel, buffers: readonly DataView[] = []) => {
+    this.store.heard();
     if (message.kind === "delta") return this.takeDelta(message, buffers);
     if (message.to !== this.channel.client) return;
     if (message.kind === "ack") this.channel.acked(message);

@@ -92,8 +92,13 @@ export class Store {
     return this.hasData ? (this.clockMs() - this.heardAtMs) / 1000 : 0;
   }
 
-  apply(delta: Delta, buffers: Buffers): Applied {
+  /** The kernel has sent something, be it a part of a file. */
+  heard(): void {
     this.heardAtMs = this.clockMs();
+  }
+
+  apply(delta: Delta, buffers: Buffers): Applied {
+    this.heard();
     if (delta.to !== undefined && delta.to !== this.client) return "ignored";
     const isPart = !delta.full && delta.parts_left !== undefined;
     if (!delta.full && !isPart && this.seq !== null && delta.seq <= this.seq) return "ignored";
