@@ -409,6 +409,7 @@ def _end_with_kernel() -> None:
         deadline = time.monotonic() + _AT_EXIT_S
         for gang in gangs:
             gang.wait(max(0.0, deadline - time.monotonic()))
+    tracking.finish_all()
 
 
 os.register_at_fork(after_in_child=_running.clear)

@@ -5,6 +5,7 @@ So a slow tracker delays no rank and takes no memory of its own, and one that fa
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -30,11 +31,17 @@ _INTERVAL_S = 1.0
 _BATCH = 1000
 _FINISH_S = 10.0
 """How long a cell waits for its tracker: a request to a server takes a second."""
+_AT_EXIT_S = 2.0
+"""The same when the process exits, which its front end may kill after five seconds."""
 LATE_S = 600.0
 """How long after the end of its gang a tracker may take points."""
 _RANKS = 8
 """Ranks whose metrics are sent: the curves of more could not be distinguished."""
 _MOST_FILE_BYTES = 64 << 20
+
+_followed: set[GangRun] = set()
+"""Those whose trackers lack something."""
+os.register_at_fork(after_in_child=_followed.clear)
 
 
 class SweepGroup:
@@ -72,8 +79,16 @@ def follow(
 ) -> None:
     """Send ``run`` to the tracker ``name`` until it has ended; ``source``: the text of its cell."""
     run.tracked.clear()
+    _followed.add(run)
     forwarder = _Forwarder(run, name, tracker, source, group)
     _in_thread(forwarder.forward, f"hydrogen_magic tracks gang {run.id}")
+
+
+def finish_all() -> None:
+    """Give trackers a moment for the end of their runs, when the process exits."""
+    deadline_s = time.monotonic() + _AT_EXIT_S
+    for run in list(_followed):
+        run.tracked.wait(max(0.0, deadline_s - time.monotonic()))
 
 
 def finish(gangs: Iterable[Gang], closing: threading.Thread | None = None) -> None:
@@ -124,6 +139,7 @@ class _Forwarder:
                 # Also after an error: the tracker should not show it as running.
                 self._reported(partial(tracked.end, self._run.state.state))
         finally:
+            _followed.discard(self._run)
             self._run.tracked.set()
 
     def _reported(self, act: Callable[[], T], what: str = "the rest") -> T | None:

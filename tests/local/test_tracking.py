@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import struct
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
 from hydrogen_magic.testing.entry_points import declare
 from tests import plain_ranks
 from tests.documented import covers_in_both_places
-from tests.gangs import PATIENCE_S, ended, notices_of, wait_until_gone
+from tests.gangs import PATIENCE_S, alive, ended, notices_of, wait_until_gone
 from tests.outliving import owner_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -178,14 +180,32 @@ def test_the_owner_of_a_gang_waits_for_its_tracker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
-    monkeypatch.setenv("END_S", "3")
+    monkeypatch.setenv("END_S", "5")
     notebook_shell.run_cell("lr, api_token = 0.5, 'x'")
     gang = run(notebook_shell, f"%%distributed --outlive --np 1 --track mine{LOGS}")
+    assert alive([owner_of(gang.id)]), "the notebook's cell does not wait for it"
     wait_until_gone([owner_of(gang.id)])
     told = (tmp_path / "calls").read_text()
     assert told.startswith("start ") and told.endswith("\nend SUCCEEDED\n")
     assert "file cell.py" in told and "hm.log(step, loss" in told and "file rank-0.log" in told
     assert calls == [], "the kernel sends nothing"
+
+
+def test_a_tracker_learns_that_its_gang_ends_with_the_kernel(tracker: Any, tmp_path: Path) -> None:
+    code = """
+        import time
+        import hydrogen_magic as hm
+        from tests import plain_ranks
+        gang = hm.launch(plain_ranks.hang, np=1, track="mine")
+        while "about to hang" not in gang.logs[0]:
+            time.sleep(0.05)
+    """
+    told = tmp_path / "calls"
+    folders = [str(Path(tracker.__file__).parent), os.getcwd()]
+    environment = {"CALLS_FILE": str(told), "PYTHONPATH": os.pathsep.join(folders)}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    subprocess.run(command, env={**os.environ, **environment}, check=True, timeout=PATIENCE_S)
+    assert told.read_text().endswith("\nend STOPPED\n")
 
 
 @pytest.mark.parametrize("fails_in", ["start", "log", "end"])
@@ -328,8 +348,10 @@ def test_mlflow_takes_every_name_of_a_metric_and_a_user_without_a_name(
     experiment = mlflow.set_experiment("names")
     names = ["val/loss", "/a", "b/", "../c", "d//e", ".", "..f", "", "g@1", "long" * 100]
     tracked = MlflowTracker().start(RunInfo("ab12", "names", {}, {}))
+    mlflow.set_tracking_uri((tmp_path / "of another cell").as_uri())
     tracked.log([MetricPoint(0, 1.0, {name: 1.0}) for name in names])
     tracked.end("SUCCEEDED")
+    mlflow.set_tracking_uri(tmp_path.as_uri())
     [found] = mlflow.MlflowClient().search_runs([experiment.experiment_id])
     assert len(found.data.metrics) == len(names) - 1, "the names of `.` and nothing are the same"
     assert {"val/loss", "_a", "b_", "___c", "d__e", "_", "__f", "g_1"} <= set(found.data.metrics)

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> None:
         _own(gang, server, placement)
         _write_timeline(gang, request.spec.timeline)
         _complete_record(gang, is_seen=server.is_attended)
+        server.hang_up()  # the gang does not wait for its tracker
         gang.wait_for_tracker(tracking.LATE_S)
         _leave_nothing(gang.folder)
 

@@ -78,6 +78,14 @@ class OwnerServer:
         for thread in filter(None, sending):
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
+    def hang_up(self) -> None:
+        """Close all connections: those at the other end learn that nothing more comes."""
+        with self._lock:
+            connections = [*self._connections]
+        for connection in connections:
+            with suppress(OSError):  # it has gone
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
         while True:
             try:

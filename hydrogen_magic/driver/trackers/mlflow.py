@@ -23,7 +23,11 @@ _PARAMS_BATCH = 100
 
 
 class MlflowTracker(Tracker):
-    """Runs of the current experiment, at the current tracking URI."""
+    """Runs of the current experiment, at the tracking URI of their launch."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Any] = {}
+        """Those of groups."""
 
     def fault(self) -> str | None:
         if not is_installed("mlflow"):
@@ -48,16 +52,20 @@ class MlflowTracker(Tracker):
         tags["hydrogen_magic.gang"] = info.gang
         if info.group:
             tags["mlflow.parentRunId"] = info.group
-        run = _MlflowRun(_created(info.name, tags))
+        client = _client()
+        run = _MlflowRun(_created(client, info.name, tags), client)
         run.set_params(info.params)
         return run
 
     def open_group(self, name: str) -> str:
         """Begin a run that is the parent of the others; return its id."""
-        return str(_created(name, {}).info.run_id)
+        client = _client()
+        group = str(_created(client, name, {}).info.run_id)
+        self._clients[group] = client
+        return group
 
     def close_group(self, group: str, state: str) -> None:
-        _client().set_terminated(group, _STATES[state])
+        self._clients.pop(group).set_terminated(group, _STATES[state])
 
 
 def _client() -> Any:
@@ -72,7 +80,7 @@ def _tracking_uri() -> str:
     return str(mlflow.get_tracking_uri())
 
 
-def _created(name: str, tags: Mapping[str, str]) -> Any:
+def _created(client: Any, name: str, tags: Mapping[str, str]) -> Any:
     # Private; the public functions that know the current experiment start a run, which belongs to a thread.
     from mlflow.tracking.fluent import _get_experiment_id
 
@@ -80,12 +88,14 @@ def _created(name: str, tags: Mapping[str, str]) -> Any:
     # In a container, a user may have no name.
     with contextlib.suppress(KeyError, OSError, ImportError):
         described["mlflow.user"] = getpass.getuser()
-    return _client().create_run(_get_experiment_id(), tags=described, run_name=name)
+    return client.create_run(_get_experiment_id(), tags=described, run_name=name)
 
 
 class _MlflowRun(TrackedRun):
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Any, client: Any) -> None:
         self._id = run.info.run_id
+        self._client = client
+        """Of the tracking URI of the launch: the notebook may set another one."""
         uri, experiment = _tracking_uri(), run.info.experiment_id
         is_server = uri.startswith("http")
         self.where = f"{uri}/#/experiments/{experiment}/runs/{self._id}" if is_server else uri
@@ -95,7 +105,7 @@ class _MlflowRun(TrackedRun):
 
         each = [Param(_name(name), str(value)) for name, value in params.items()]
         for start in range(0, len(each), _PARAMS_BATCH):
-            _client().log_batch(self._id, params=each[start : start + _PARAMS_BATCH])
+            self._client.log_batch(self._id, params=each[start : start + _PARAMS_BATCH])
 
     def log(self, points: Sequence[MetricPoint]) -> None:
         from mlflow.entities import Metric
@@ -106,13 +116,13 @@ class _MlflowRun(TrackedRun):
             for name, value in point.values.items()
         ]
         for start in range(0, len(each), _BATCH):
-            _client().log_batch(self._id, metrics=each[start : start + _BATCH])
+            self._client.log_batch(self._id, metrics=each[start : start + _BATCH])
 
     def add_file(self, path: Path) -> None:
-        _client().log_artifact(self._id, str(path))
+        self._client.log_artifact(self._id, str(path))
 
     def end(self, state: str) -> None:
-        _client().set_terminated(self._id, _STATES[state])
+        self._client.set_terminated(self._id, _STATES[state])
 
 
 def _name(text: str) -> str:
