@@ -74,6 +74,22 @@ def test_existing_instances_get_the_new_class(main: dict[str, Any]) -> None:
     assert pickle.loads(pickle.dumps(net)).added() == copy.deepcopy(net).added() == 3
 
 
+def test_classes_that_refuse_issubclass_stay_or_are_replaced(main: dict[str, Any]) -> None:
+    typed = """
+import typing
+class Batch(typing.TypedDict): x: int
+class Loader(typing.Protocol):
+    size: int
+class Mine(Loader):
+    def of(self): return SIZE
+"""
+    exec(typed.replace("SIZE", "1"), main)
+    mine = main["Mine"]()
+    assert redefine(main, LATER) == []
+    assert redefine(main, typed.replace("SIZE", "2")) == []
+    assert mine.of() == 2 and isinstance(mine, main["Mine"])
+
+
 @pytest.mark.parametrize("kind", ["Enum", "Flag"])
 def test_members_of_an_enum_equal_those_of_the_new_one(main: dict[str, Any], kind: str) -> None:
     exec(f"import enum\nclass Color(enum.{kind}): RED = 1; BLUE = 2", main)

@@ -95,8 +95,13 @@ def _rebind(user: dict[str, Any], current: Mapping[int, Any]) -> None:
 
 
 def _extends(new: Any, old: Any) -> bool:
-    """Whether both are classes, and the new one derives from the old one."""
-    return isinstance(new, type) and isinstance(old, type) and issubclass(new, old)
+    """Whether both are classes, and the new one derives from the old one.
+
+    ``issubclass`` raises for a Protocol and a TypedDict.
+    """
+    if new is old or not (isinstance(new, type) and isinstance(old, type)):
+        return False
+    return any(base is old for base in new.__mro__)
 
 
 def _unwrapped(obj: Any) -> Any:
