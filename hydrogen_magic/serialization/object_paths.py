@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,7 +24,7 @@ def paths_to(root: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[Path
         seen[id(obj)] = obj
         if is_wanted(obj):
             yield path, obj
-        todo.extend(((*path, step), child) for step, child in children("", obj))
+        todo.extend(((*path, step), child) for step, child in _steps(obj))
 
 
 def objects_at(root: Any, paths: Iterable[Path]) -> Iterator[tuple[Path, Any]]:
@@ -34,6 +34,16 @@ def objects_at(root: Any, paths: Iterable[Path]) -> Iterator[tuple[Path, Any]]:
         obj = root
         for n, step in enumerate(path):
             if path[:n] not in known:
-                known[path[:n]] = dict(children("", obj))
+                known[path[:n]] = dict(_steps(obj))
             obj = known[path[:n]].get(step)
         yield path, obj
+
+
+def _steps(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what ``obj`` refers to, each by a step of its own; not the items of sets, without an order."""
+    n_alike = Counter[str]()
+    for step, child in children("", obj):
+        if step.startswith("{"):
+            continue
+        n_alike[step] += 1  # long keys are cut off
+        yield f"{step} {n_alike[step]}", child
