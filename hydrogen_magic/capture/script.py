@@ -186,7 +186,9 @@ class _ScriptParts:
             self.pickled[name] = value
 
     def _add_source(self, name: str, value: Any) -> None:
-        source = self.needs.imports.definition(value.__name__) or _source(value)
+        is_earlier = self.needs.namespace.get(value.__name__, value) is not value
+        known = None if is_earlier else self.needs.imports.definition(value.__name__)
+        source = known or _source(value)
         if source is None:
             raise CaptureError(
                 f"`{name}` cannot be saved: its source is not available; define it with `def` or "
@@ -194,7 +196,9 @@ class _ScriptParts:
             )
         if value.__name__ not in (name, "<lambda>"):
             source += f"\n{name} = {value.__name__}\n"
-        self.sources[name] = source
+        # An earlier definition comes first: in the end, its name means the present one.
+        own = {name: source}
+        self.sources = {**own, **self.sources} if is_earlier else {**self.sources, **own}
         for read in reads_in_source(source):  # including decorators, which nothing else reads
             self.needs.add(read, f"in the source of {name}", may_lack=True)
 

@@ -182,17 +182,20 @@ def test_a_script_computes_what_the_cell_does(notebook: Notebook, tmp_path: Path
         class Text(str): pass
         texts = [Text("a")]
         alone = {"names": ["b", None], "at": (1.5, {2})}
+        def score(x): return x + 1
+        baseline = score
     """)
+    notebook.cell("def score(x): return x * 2")
     save(
         notebook,
         "second.append(4); layers.append(4); rows[0].append(4); append(4)\n"
-        "print(first, config, rows, default, type(texts[0]).__name__, alone)",
+        "print(first, config, rows, default, type(texts[0]).__name__, alone, baseline(3), score(3))",
         "s.py",
     )
     done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
     assert done.stdout == (
         "[1, 4] {'sizes': ([2, 4],)} [[0, 4], [0, 4]] [3, 4] Text"
-        " {'names': ['b', None], 'at': (1.5, {2})}\n"
+        " {'names': ['b', None], 'at': (1.5, {2})} 4 6\n"
     ), done.stderr
     text = (tmp_path / "s.py").read_text()
     assert "alone = {'names'" in text and "default = [3]" in text  # what is not shared is a literal
