@@ -7,6 +7,7 @@ import functools
 import inspect
 import linecache
 import os
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -299,7 +300,9 @@ class Builder:
             if statement.text in required:
                 lines.append(ImportLine(statement.text))
             elif statement.module not in loaded:
-                lines.append(ImportLine(f"import {statement.module}", required=False))
+                root = statement.module.partition(".")[0]
+                binds = self.needs.namespace.get(root, self) is sys.modules.get(root)
+                lines.append(ImportLine(f"import {statement.module}", required=False, binds=binds))
                 loaded.add(statement.module)
         return tuple(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import io
 import pickle
@@ -277,7 +278,8 @@ class CapturePickler(Pickler):
             return Binding(name, True)
         if isinstance(obj, type) and (other := self._name_of(obj)):
             return Binding(other, True)
-        if not is_main(obj) or not name.isidentifier():
+        # By a name of Python's own, the notebook means that again.
+        if not is_main(obj) or not name.isidentifier() or hasattr(builtins, name):
             return UNBOUND
         return Binding(name, False) if mine is UNBOUND else UNBOUND
 

@@ -187,6 +187,9 @@ class RequiredNames:
             text = f"import {module}" if module == name else f"import {module} as {name}"
             statements = [Statement(text, name, module)]
         for statement in statements:
+            if statement.name == "*":  # which would bind others again, that have new values
+                text = f"from {statement.module} import {name}"
+                statement = Statement(text, name, statement.module, name)
             self.statements.setdefault(statement.text, (statement, why))
         if not statements:
             self.values.setdefault(name, why)

@@ -17,6 +17,7 @@ from hydrogen_magic.capture.ownership import (
 )
 from hydrogen_magic.capture.reachable import FunctionRead, reads_of
 from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.capture.settings import input_cells
 from hydrogen_magic.capture.versions import VersionReader
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
@@ -50,7 +51,7 @@ class SessionCapture:
         self, needs: RequiredNames, is_local: Callable[[str], bool], out: Sequence[str]
     ) -> SessionUse:
         """Decide about the names in ``needs``, and remove those that are not sent."""
-        self.names.note_cells(needs.namespace.get("In") or ())
+        self.names.note_cells(input_cells(needs.namespace))
         deleted = self.names.decide_deleted(needs.namespace, self.ranks)
         needs.release(deleted)
         self._add_definitions(needs)

@@ -37,8 +37,13 @@ _UNSENT: Any = object()
 
 def sources_of(namespace: Mapping[str, Any], imports: Imports) -> list[str]:
     """Return the notebook's earlier cells; a call has them if IPython runs it."""
-    cells = imports.sources or namespace.get("In", ())
-    return [cell for cell in cells if isinstance(cell, str)]
+    return [cell for cell in imports.sources if isinstance(cell, str)] or input_cells(namespace)
+
+
+def input_cells(namespace: Mapping[str, Any]) -> list[str]:
+    """Return the texts of IPython's ``In``; none if the notebook has a variable of that name."""
+    cells = namespace.get("In")
+    return [cell for cell in cells if isinstance(cell, str)] if isinstance(cells, list) else []
 
 
 # ── changes that cells have made ─────────────────────────────────────────────────────────────────

@@ -22,6 +22,8 @@ class ImportLine:
     """One statement of Python source."""
     required: bool = True
     """False: no name in the cell comes from it; it runs for its side effects and may fail."""
+    binds: bool = True
+    """False: the notebook has no module of that name, and the ranks may have something else."""
 
 
 @dataclass(frozen=True)

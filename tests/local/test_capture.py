@@ -202,6 +202,12 @@ def test_arrays_are_writable_copies(notebook: Notebook, ranks: Ranks) -> None:
     assert notebook.names["big"][0] == 0
 
 
+def test_a_deleted_function_does_not_hide_a_builtin(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("def max(a, b): return a\nways = {'first': max}\ndel max")
+    cell = notebook.capture("[ways['first']('ab', 'c'), max([1, 3, 2])]")
+    assert ranks.run(cell).value == ["ab", 3]
+
+
 def test_statement_loses_against_a_rebound_name(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("from math import sqrt, floor\nimport json")
     notebook.cell("def sqrt(x): return 'mine'\njson = 'text'")

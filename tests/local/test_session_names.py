@@ -142,3 +142,17 @@ def test_calls_follow_the_same_rules(cells: Cells) -> None:
     cells.run("%gang end lab")
     with pytest.raises(PlacementError, match="session 'lab' has ended since the cell was captured"):
         launcher.launch_captured(captured, spec, title="a call")
+
+
+def test_imports_of_the_notebook_leave_the_names_of_the_ranks(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those for their effects, whose names cells have for something else, and all names of a module."""
+    (tmp_path / "starred.py").write_text("rate = 0.1\ndef double(x): return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    cells.run("from time import time\nfrom starred import *")
+    cells.run("rate = 0.5\nIn = 3")
+    assert cells.on_ranks("def stamp(): return time()\ndouble(rate)", "--np 1") == 1.0
+    assert cells.on_ranks("double(rate)") == 1.0
+    assert cells.on_ranks("own = rate = 0.25\nstamp() > 0") is True
+    assert cells.on_ranks("stamp() > 0 and double(rate)") == 0.5

@@ -156,8 +156,9 @@ class LoadedClosure:
 
     def _replay_imports(self, namespace: dict[str, Any]) -> None:
         for line in self._header.imports:
+            scope = namespace if line.binds else {}
             try:
-                exec(compile(line.text, "<imports of the notebook>", "exec"), namespace)
+                exec(compile(line.text, "<imports of the notebook>", "exec"), scope)
             except Exception as error:  # modules run arbitrary code on import
                 if line.required:
                     raise
