@@ -31,6 +31,8 @@ class DatasetHandle:
     """The notebook has written it to its own machine, not to a folder or URL that all hosts can read."""
     _remove: Callable[[], None] | None = field(default=None, repr=False)
     """Deletes what the notebook has written; None on ranks, and for data that was there before."""
+    _n_given: list[int] = field(default_factory=lambda: [1], repr=False)
+    """How often the notebook has got this handle: ``with`` deletes only what it has alone."""
 
     @property
     def name(self) -> str:
@@ -61,11 +63,18 @@ class DatasetHandle:
         if self._remove is not None:
             self._remove()
 
+    def shared(self) -> DatasetHandle:
+        """Return this handle for one more use in the notebook."""
+        self._n_given[0] += 1
+        return self
+
     def __enter__(self) -> DatasetHandle:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.delete()
+        self._n_given[0] -= 1
+        if self._n_given[0] < 1:
+            self.delete()
 
     def __repr__(self) -> str:
         shape = f"{counted(self.n_rows, 'row')}, {counted(len(self.columns), 'column')}"

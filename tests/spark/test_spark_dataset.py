@@ -94,7 +94,11 @@ def test_ranks_read_a_frame(spark: Any, shared: Path) -> None:
 def test_a_frame_is_written_again_on_request(spark: Any, shared: Path) -> None:
     rows = hm.dataset(numbers(spark, 9), path=shared)
     assert hm.dataset(numbers(spark, 10), path=shared) is not rows, "another plan"
-    assert hm.dataset(numbers(spark, 9), path=shared, reuse=False) is not rows
+    again = hm.dataset(numbers(spark, 9), path=shared, reuse=False)
+    assert again is not rows and hm.dataset(numbers(spark, 9), path=shared) is again
+    with hm.dataset(numbers(spark, 9), path=shared):
+        """It has its rows from another cell, which still needs them."""
+    assert any(Path(again.path).glob("*.parquet"))
     for file in Path(rows.path).glob("*.parquet"):
         file.unlink()
     assert hm.dataset(numbers(spark, 9), path=shared).n_rows == 9

@@ -73,9 +73,9 @@ def dataset(frame: Any, path: AnyPath | None, *, reuse: bool) -> DatasetHandle:
     session = sessions.of(frame).of_this_thread()
     _written[:] = [each for each in _written if each.folder.is_there]
     if reuse:
-        for earlier in _written:
+        for earlier in reversed(_written):  # of several, the last one that was written on request
             if _is_same(earlier, frame, session, path):
-                return earlier.handle
+                return earlier.handle.shared()
     folder = folders.new(path)
     handle = handles.written(folder, lambda to: _write(frame, session, to, path is not None))
     _written.append(_Written(frame, session.application, path, folder, handle))
