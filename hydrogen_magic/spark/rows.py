@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -47,10 +48,13 @@ class TrainingRows:
     validation: DatasetHandle | None = None
 
     def delete(self) -> None:
-        """Delete them."""
-        self.training.delete()
-        if self.validation is not None:
-            self.validation.delete()
+        """Delete them. If that fails, a warning says so: the model that was trained matters more."""
+        for rows in filter(None, (self.training, self.validation)):
+            try:
+                rows.delete()
+            except Exception as error:  # of any file system
+                text = f"the rows in {rows.place} could not be deleted: {type(error).__name__}: {error}"
+                warnings.warn(text, stacklevel=2)
 
 
 class SharedRows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,6 +103,36 @@ def test_without_a_shared_disk_an_earlier_run_stays(resumed: KeptPartitions) -> 
     assert numbers(resumed.earlier()) == [0, 1]
     resumed.delete()
     assert numbers(resumed.earlier()) == []
+
+
+def test_a_run_without_a_folder_gives_up_nothing() -> None:
+    """Its disk was full when it began."""
+    KeptPartitions(PRINTS, resume=False).give_up()
+
+
+def test_a_disk_that_gets_full_is_told_from_a_cell_that_fails(tmp_path: Path) -> None:
+    path = str(tmp_path / "part")
+    rows = pa.table({"y": range(10_000)})
+    with records.disk_full_at(1000), pytest.raises(InferError, match=partition_files.NOT_KEPT):
+        list(partition_files.write(path, [rows]))
+
+    def fails() -> Iterator[pa.Table]:
+        yield rows
+        raise OSError(28, "No space left on the cell's own disk")
+
+    with pytest.raises(OSError, match="the cell's own disk"):
+        list(partition_files.write(path, fails()))
+
+
+def test_the_last_stream_says_whether_values_are_known(tmp_path: Path) -> None:
+    """By the metadata of the schema alone."""
+    unknown = pa.schema([pa.field("y", pa.float64(), metadata={"known": "no"})])
+    tables = [pa.table({"y": [float("nan")]}, unknown), pa.table({"y": [0.5]})]
+    finish_as = tmp_path / "0.2.0.PLACE.part"
+    place = max(partition_files.write(str(finish_as), tables))
+    finish_as.rename(tmp_path / f"0.2.0.{place}.part")
+    (part,) = partition_files.found(tmp_path)
+    assert part.schema.field("y").metadata is None
 
 
 def test_a_changed_frame_leaves_the_options_of_the_earlier_run() -> None:

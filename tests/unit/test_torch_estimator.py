@@ -273,6 +273,19 @@ def spec(label: str) -> RowSpec:
     return RowSpec(("a",), label, None, True, 0, None)
 
 
+def test_rows_that_cannot_be_deleted_cost_no_model() -> None:
+    deleted: list[str] = []
+
+    def refuse() -> None:
+        raise PermissionError("AccessDenied")
+
+    training = DatasetHandle("s3://bucket/rows", 1, 1, (), _remove=refuse)
+    validation = DatasetHandle("", 1, 1, (), _remove=lambda: deleted.append("validation"))
+    with pytest.warns(UserWarning, match="rows in s3://bucket/rows could not be deleted: Perm"):
+        TrainingRows(training, validation).delete()
+    assert deleted == ["validation"]
+
+
 def test_trainings_share_rows_and_the_last_one_deletes_them(written: list[str]) -> None:
     shared = SharedRows(None, [spec("x"), spec("x"), spec("y")])
     with shared.of(spec("x")) as first:

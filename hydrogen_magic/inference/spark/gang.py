@@ -190,7 +190,7 @@ class TaskAgentGroup:
         try:
             kept.open(self._gang)
         except OSError as error:
-            self._run.kept = None
+            self._run.kept = self._kept = None
             text = f"finished partitions are not kept on disk: {error}"
             sink.emit(ev.Notice(self._now_s(), "warning", text))
             return

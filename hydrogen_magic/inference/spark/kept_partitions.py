@@ -176,7 +176,7 @@ class KeptPartitions:
 
     def give_up(self) -> None:
         """Keep nothing of this run: executors do not share the disk."""
-        if not self._inherited:
+        if self.folder != Path() and not self._inherited:
             run_log.delete_kept(self.folder.parent.name)
 
     def start_text(self) -> str:

@@ -16,6 +16,7 @@ from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
 from hydrogen_magic.inference.spark.prepared import PreparedRun, as_error
 from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.partition_files import NOT_KEPT
 from hydrogen_magic.node.spark.inference_task import NOT_SHARED
 
 
@@ -81,7 +82,7 @@ class SparkRun:
         try:
             names = self._session.run(rows.collect, self._tag, "hydrogen_magic %%infer")
         except SparkJobError as error:
-            if NOT_SHARED not in error.details:
+            if NOT_SHARED not in error.details and NOT_KEPT not in error.details:
                 raise
             self.kept = None
             return None

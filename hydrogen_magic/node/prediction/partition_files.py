@@ -9,8 +9,9 @@ The name says that a file is complete, and of which rows it is; see ``inference_
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from hydrogen_magic.node.prediction.fixed_types import fits, fixed, with_reasons
 
 PART = ".part"
 """End of the name of a complete file."""
+NOT_KEPT = "finished partitions cannot be written"
+"""In the error of a task: the disk is full, for example."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,35 @@ def _part(path: Path) -> Part:
 
 
 def write(path: str, tables: Iterable[pa.Table]) -> Iterator[int]:
-    """Write all rows; yield the place of each stream."""
-    with pa.OSFile(path, "wb") as file:
-        for schema, group in groupby(tables, key=lambda table: table.schema):
+    """Write all rows; yield the place of each stream.
+
+    Raises InferError with :data:`NOT_KEPT` if they cannot be written. Errors of ``tables`` are those of the
+    cell.
+    """
+    with _writing():
+        file = pa.OSFile(path, "wb")
+    with file:
+        # By the metadata, too: it says of which columns no value is known yet.
+        for _, group in groupby(tables, key=lambda table: table.schema.serialize().to_pybytes()):
             yield file.tell()
-            with pa.ipc.new_stream(file, schema) as stream:
-                for table in group:
+            first = next(group)
+            with _writing():
+                stream = pa.ipc.new_stream(file, first.schema)
+            for table in chain([first], group):
+                with _writing():
                     stream.write_table(table)
+            with _writing():
+                stream.close()
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:  # the run has no folder any more
+        raise
+    except OSError as error:
+        raise InferError(f"{NOT_KEPT}: {error}") from error
 
 
 def read(path: str, config: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
