@@ -150,7 +150,13 @@ def _differences(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
     ]
     names = dict.fromkeys(name for state in states for name in state.params)
     params = [(name, [str(state.params.get(name, "")) for state in states]) for name in names]
-    return [(title, cells) for title, cells in [*options, *params] if len(set(cells)) > 1]
+    # Of runs that have not begun, only the values of the sweep are known.
+    known = {
+        name: {str(s.params.get(name, "")) for s in states if s.gang or name in s.params}
+        for name in names
+    }
+    found = [(title, cells) for title, cells in options if len(set(cells)) > 1]
+    return [*found, *((name, cells) for name, cells in params if len(known[name]) > 1)]
 
 
 def _metrics(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:

@@ -102,11 +102,11 @@ def test_stop_keeps_sparks_own_workers(spark: Any) -> None:
 def test_spark_may_end_idle_python_workers(spark: Any) -> None:
     """The task of a rank is one, as long as the rank runs."""
     prefix = "spark.sql.execution.pyspark.udf"
-    settings = {f"{prefix}.idleTimeoutSeconds": "2", f"{prefix}.killOnIdleTimeout": "true"}
+    settings = {f"{prefix}.idleTimeoutSeconds": "5", f"{prefix}.killOnIdleTimeout": "true"}
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
-        gang = launch(time.sleep, 5.0, np=2)
+        gang = launch(time.sleep, 8.0, np=2)
         assert ended(gang).state == "SUCCEEDED", gang.snapshot().reason
     finally:
         for name in settings:

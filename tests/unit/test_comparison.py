@@ -102,6 +102,15 @@ def test_runs_that_wait_are_listed_and_more_than_eight_are_told_apart() -> None:
     assert len(lines) == len(set(lines)) == 24
 
 
+def test_runs_that_wait_differ_in_the_values_of_their_sweep_alone() -> None:
+    """Nothing else is known of them before they begin."""
+    like = GangState(placement="local", rendezvous="torch", state="QUEUED", ranks=(RankState(0),))
+    planned = [replace(like, name=f"lr={lr}", params={"lr": lr}) for lr in (0.1, 0.2)]
+    compared = Comparison([run("search lr=0.1", lr=0.1, epochs=5), Run([])], planned)
+    titles = compared.lines(NOW)[0]
+    assert "lr" in titles and "epochs" not in titles
+
+
 def test_a_value_that_is_not_finite_is_blamed_on_its_run() -> None:
     broken, values = run("broken"), {"loss": (math.nan,), "accuracy": (0.5,)}
     broken.recorded.insert(-1, ev.Metrics(5.0, 0, (20,), (5.0,), values))
