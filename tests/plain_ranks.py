@@ -11,8 +11,10 @@ import importlib
 import importlib.util
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,34 @@ def allocate(n_bytes: int) -> None:
 
 def abort() -> None:
     os.abort()
+
+
+def leave_orphan() -> int:
+    """Return the pid of a process whose parent has ended."""
+    command = ["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"]
+    return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def start_by_thread(over: str) -> int:
+    """Let another thread start a child, and return its pid once it may be looked for."""
+    children: list[int] = []
+
+    def start() -> None:
+        child = subprocess.Popen(["sleep", "1000"])
+        children.append(child.pid)
+        print("started", child.pid, flush=True)
+        wait_for(over)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    return children[0]
+
+
+def wait_with_own_handler(over: str) -> list[int]:
+    """Handle SIGUSR1 as jobs of Slurm do; return how often it came."""
+    came: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda signum, frame: came.append(signum))
+    print("waiting", flush=True)
+    wait_for(over)
+    return came

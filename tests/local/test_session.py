@@ -579,11 +579,14 @@ import os
 import hydrogen_magic as hm
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.placements import forkserver, local_agents
+from tests import gangs, plain_ranks
 forkserver.PRELOADED_WHEN_IDLE = ()
-assert hm.run(os.getpid, np=1, session="held") > 0
+orphan = hm.run(plain_ranks.leave_orphan, np=1, session="held")
 (held,) = sessions.sessions()
 held.agents.on_lost = lambda why: None
+assert gangs.alive([orphan])
 local_agents.close()
+gangs.wait_until_gone([orphan])
 assert sessions.sessions() == []
 assert hm.run(os.getpid, np=1, session="held") > 0
 sessions.sessions()[0].end()

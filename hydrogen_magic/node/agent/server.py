@@ -332,6 +332,7 @@ class AgentServer:
     def _on_rank_lost(self, key: str, rank: int) -> None:
         """A rank has exited between two cells of its session."""
         self._end_prepared_service()
+        self._cleaning = self._start(self._clean_up_session())
         self._send(msg.SessionLost(key, f"rank {rank} ended while no cell ran"))
 
     async def _clean_up_session(self) -> None:
@@ -361,6 +362,8 @@ class AgentServer:
         self._end_prepared_service()
         self._retained.end()
         self._pool.end()
+        # Such as what a session's ranks have started, whose parents have ended.
+        await processes.end_descendants(os.getpid(), GIVE_UP_S)
 
 
 def _reserved(link: KernelLink) -> socket.socket:
