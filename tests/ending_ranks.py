@@ -47,7 +47,10 @@ def signals() -> tuple[set[int], object]:
 
 
 def fork_two() -> tuple[int, int]:
-    """Return the exit codes of a child that exits and of one that raises."""
+    """Return the exit codes of a child that exits and of one that raises, after a point was logged."""
+    import hydrogen_magic as hm
+
+    hm.log(0, loss=1.0)
     if (leaving := os.fork()) == 0:
         sys.exit(7)
     if (failing := os.fork()) == 0:

@@ -25,6 +25,8 @@ OWNER = "HYDROGEN_MAGIC_OWNER"
 """The kernel that started it all, as named by ``run_log.owner_of_this_process``; set for agents."""
 AGENT = "HYDROGEN_MAGIC_AGENT"
 """The agent that started it; set for agents. Processes forked by the agent show the agent's environment."""
+STACKS_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else signal.SIGUSR1
+"""Makes a rank write its stacks. Not SIGUSR1, by which Slurm tells training code to save and exit."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -183,7 +185,7 @@ def is_tracker(pid: int) -> bool:
 
 
 def family(root: int) -> set[int]:
-    """Return ``root`` and its current descendants quickly, by reading one file for each.
+    """Return ``root`` and its current descendants quickly, by reading one file for each thread of them.
 
     May miss a process that is being created or re-parented; :func:`descendants` does not.
     """
@@ -192,8 +194,16 @@ def family(root: int) -> set[int]:
     while queue:
         pid = queue.pop()
         found.add(pid)
-        queue += map(int, read(f"/proc/{pid}/task/{pid}/children").split())
+        for thread in _threads(pid):  # each has the children that it has started
+            queue += map(int, read(f"/proc/{pid}/task/{thread}/children").split())
     return found
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended
+        return []
 
 
 def ended(pids: Collection[int]) -> set[int]:

@@ -183,7 +183,7 @@ def test_a_stream_of_the_users_need_not_flush() -> None:
 def test_a_child_of_the_cell_may_exit_or_raise() -> None:
     """It is a copy of the rank, with the rank's connection to its agent. It prints no frames of ours."""
     gang = ended(hm.launch(ending_ranks.fork_two, np=1))
-    assert gang.result == (7, 1)
+    assert gang.result == (7, 1) and len(gang.metrics) == 1, "it sends nothing of its parent"
     assert gang.logs[0].count("  File ") == 1 and "ValueError: of a child" in gang.logs[0]
 
 
@@ -265,6 +265,24 @@ def test_a_stopped_process_is_seen() -> None:
     gang.stop()
     with pytest.raises(GangStoppedError):
         ended(gang).raise_for_state()
+
+
+def test_stacks_are_written_where_the_user_handles_signals(tmp_path: Path) -> None:
+    gang = hm.launch(plain_ranks.wait_with_own_handler, str(tmp_path / "over"), np=1)
+    until(gang, said(gang, "waiting"))
+    until(gang, lambda: "in wait_for" in gang.stacks().get(0, ""))
+    (tmp_path / "over").touch()
+    assert ended(gang).result == []
+
+
+def test_children_of_all_threads_are_of_the_family(tmp_path: Path) -> None:
+    """A rank is not ended while one of them sends."""
+    gang = hm.launch(plain_ranks.start_by_thread, str(tmp_path / "over"), np=1)
+    until(gang, said(gang, "started"))
+    child = int(gang.logs[0].split()[-1])
+    assert child in processes.family(gang.ranks[0].pid or 0)
+    (tmp_path / "over").touch()
+    assert ended(gang).result == child and not alive([child])
 
 
 @pytest.mark.parametrize("ways", [["collective"] * 2, ["sleep", "c"]])
@@ -498,6 +516,10 @@ def test_every_rank_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     assert hm.launch(plain_ranks.environment, np=1, gpu=False).result["CUDA_VISIBLE_DEVICES"] == ""
     assert hm.launch(plain_ranks.environment, np=2).result["CUDA_VISIBLE_DEVICES"] == "3,1"
+    monkeypatch.setenv(
+        "CUDA_VISIBLE_DEVICES", "MIG-aa,MIG-bb"
+    )  # slices, which the driver's list lacks
+    assert hm.launch(plain_ranks.environment, np=1).result["CUDA_VISIBLE_DEVICES"] == "MIG-aa"
 
 
 def test_the_environment_is_torchruns() -> None:

@@ -32,7 +32,8 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     visible = []
     for name in (part.strip() for part in wanted.split(",")):
         # CUDA stops at the first name it does not know (CUDA programming guide, environment variables).
-        if not any(
+        is_slice = bool(known) and name.startswith("MIG-")  # the driver's list has whole GPUs
+        if not is_slice and not any(
             full == name or (full.startswith(name) and name.startswith("GPU-")) for full in known
         ):
             break

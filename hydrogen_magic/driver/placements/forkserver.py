@@ -102,6 +102,9 @@ _MATTERS = (
     "HF_",
     "TRANSFORMERS_",
     "MALLOC_",
+    "TQDM_",
+    "NUMBA_",
+    "NUMEXPR_",
 )
 """Prefixes of variables that libraries read only on import."""
 

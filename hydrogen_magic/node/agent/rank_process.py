@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -193,7 +192,7 @@ class RankProcess:
     def request_stacks(self) -> None:
         """Make ``faulthandler`` write the stacks of all threads; works even inside a blocked collective."""
         if not self.exited:
-            processes.send_signal(self.worker.pid, signal.SIGUSR1)
+            processes.send_signal(self.worker.pid, processes.STACKS_SIGNAL)
 
     # ── its end ──
 

@@ -438,7 +438,8 @@ class _Rank:
 
     def _finish(self) -> None:
         """Run exit handlers as the interpreter would, but skip its slow teardown of modules."""
-        self.reporter.close()
+        if os.getpid() == self.pid:  # the cell forked: what is left to send is the parent's
+            self.reporter.close()
         # The agent, which looks for them once a second, may not have seen them.
         children = processes.family(os.getpid()) - {os.getpid()}
         try:

@@ -54,7 +54,7 @@ class WorkerPipes(NamedTuple):
     interrupted: int
     """Pipe: one byte when a SIGINT reached Python code, so that the agent knows that the rank reacts."""
     stacks: int
-    """Memory file that ``faulthandler`` writes to, on SIGUSR1 and at fatal signals."""
+    """Memory file that ``faulthandler`` writes to, when the agent asks for it, and at fatal signals."""
 
 
 # ── becoming an independent process ──────────────────────────────────────────────────────────────
@@ -73,7 +73,7 @@ def detach(pipes: WorkerPipes, agent_pid: int, intermediate_pid: int) -> None:
         os.dup2(source, target)
         os.close(source)
     faulthandler.enable(file=pipes.stacks, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=pipes.stacks, all_threads=True)
+    faulthandler.register(processes.STACKS_SIGNAL, file=pipes.stacks, all_threads=True)
     _handle_interrupts(pipes.interrupted)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
