@@ -167,24 +167,11 @@ class Incoming:
             os.close(self._files.popitem()[1])
 
 
-async def keep(fd: int, path: Path) -> None:
+def keep(fd: int, path: Path) -> None:
     """Write the contents of file ``fd``, which stays open, to ``path``: completely or not at all.
 
-    The file has the suffix ``.arriving`` until then. It is written in a thread, since that may take minutes.
-    Raises OSError.
+    The file has the suffix ``.arriving`` until then. Raises OSError.
     """
-    own = os.dup(fd)  # the caller may be cancelled
-
-    def write() -> None:
-        try:
-            _keep(own, path)
-        finally:
-            os.close(own)
-
-    await in_daemon_thread(write, "hydrogen_magic file")
-
-
-def _keep(fd: int, path: Path) -> None:
     arriving = path.with_name(".arriving")
     try:
         with open(fd, "rb", closefd=False) as source, arriving.open("wb") as target:
@@ -194,3 +181,16 @@ def _keep(fd: int, path: Path) -> None:
     except OSError:
         arriving.unlink(missing_ok=True)
         raise
+
+
+async def keep_in_thread(fd: int, path: Path) -> None:
+    """Do as :func:`keep` in a thread: that may take minutes. Raises OSError."""
+    own = os.dup(fd)  # the caller may be cancelled
+
+    def write() -> None:
+        try:
+            keep(own, path)
+        finally:
+            os.close(own)
+
+    await in_daemon_thread(write, "hydrogen_magic file")

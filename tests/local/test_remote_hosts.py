@@ -63,7 +63,7 @@ from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
 from hydrogen_magic.transport import file_transfer
-from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES, _keep
+from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannel
 from tests import (
     closure_bytes,
@@ -988,7 +988,7 @@ def keep_and_tell(told: Path, problem: OSError | None, fd: int, path: Path) -> N
     """Keep a checkpoint and make the file ``told``; later ones have ``problem``."""
     if problem is not None and told.exists():
         raise problem
-    _keep(fd, path)
+    file_transfer.keep(fd, path)
     told.touch()
 
 
@@ -999,32 +999,10 @@ def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
 ) -> None:
     """On the notebook's machine: the ranks go on, and the next attempt continues from what is there."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(file_transfer, "_keep", partial(keep_and_tell, tmp_path / "kept", full))
+    monkeypatch.setattr(agents, "keep", partial(keep_and_tell, tmp_path / "kept", full))
     gang = ended(launch(plain_checkpoints.save_two, str(tmp_path / "kept"), np=2, retries=1))
     assert gang.results == [1, 1]
     assert notices_of(gang).count("(No space left on device: ") == 1
-
-
-@pytest.mark.usefixtures("no_shared_disk")
-def test_other_gangs_run_while_a_checkpoint_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Which takes minutes on a slow disk."""
-    arrives, may_write = threading.Event(), threading.Event()
-
-    def keep_slowly(fd: int, path: Path) -> None:
-        arrives.set()
-        assert may_write.wait(PATIENCE_S)
-        keep_and_tell(tmp_path / "kept", None, fd, path)
-
-    monkeypatch.setattr(file_transfer, "_keep", keep_slowly)
-    gang = launch(plain_checkpoints.save_two, str(tmp_path / "kept"), np=1, retries=1)
-    try:
-        assert arrives.wait(PATIENCE_S)
-        assert ended(hm.launch(plain_ranks.rank, np=1)).result == 0
-    finally:
-        may_write.set()
-    assert ended(gang).result == 2
 
 
 @pytest.mark.usefixtures("no_shared_disk")
@@ -1043,7 +1021,7 @@ def test_a_host_that_cannot_store_a_checkpoint_is_named(
     function: Any, args: list[Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept"
-    monkeypatch.setattr(file_transfer, "_keep", partial(keep_and_tell, kept, None))
+    monkeypatch.setattr(agents, "keep", partial(keep_and_tell, kept, None))
     gang = launch(function, str(kept), *args, np=2, retries=1)
     with pytest.raises(HydrogenError, match=problem):
         ended(gang).raise_for_state()

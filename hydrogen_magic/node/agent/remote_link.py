@@ -38,7 +38,7 @@ from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import AgentLink
-from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgoing, keep
+from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgoing, keep_in_thread
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannels
 
 _BEAT_S = 2.0
@@ -363,7 +363,7 @@ class RemoteLink(KernelLink):
         folder, problem = self._own_checkpoints(label.gang), ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            await keep(fd, folder / Path(label.file_name).name)
+            await keep_in_thread(fd, folder / Path(label.file_name).name)
         except OSError as error:
             problem = f"{error.strerror} ({folder})"
         finally:

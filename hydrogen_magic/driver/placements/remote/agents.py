@@ -9,7 +9,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,13 +22,9 @@ from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, lo
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import host_task
-from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep, read_disk
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannels
-
-_KEEP_S = 60.0
-"""How long an attempt may wait at its end for a disk that is to have the last checkpoint."""
 
 
 class AttemptWaiter(Protocol):
@@ -69,9 +64,6 @@ class RemoteAgent(AgentClient):
         self._kept: dict[int, asyncio.Future[str]] = {}
         """Transfers of datasets and checkpoints on the way there; with the error that ends one."""
         self._transfers = itertools.count(1)
-        self._keeping = BackgroundTasks()
-        """Checkpoints that are written here."""
-        self._is_keeping = asyncio.Lock()
         self._log_problem = self._checkpoint_problem = ""
 
     def kill(self) -> None:
@@ -128,9 +120,7 @@ class RemoteAgent(AgentClient):
     def _take_file(self, file: msg.RankFile, fd: int) -> None:
         assert self.sink is not None
         if isinstance(file.content, msg.SavedCheckpoint):
-            assert self.job is not None
-            name, own = Path(file.content.file_name).name, os.dup(fd)
-            self._keeping.start(self._keep_checkpoint(self.job.job.checkpoints, name, own))
+            self._keep_checkpoint(Path(file.content.file_name).name, fd)
         else:
             take_file(self.sink, file, fd)
 
@@ -159,20 +149,18 @@ class RemoteAgent(AgentClient):
         if self.job is not None and self.sink is not None:
             self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", text))
 
-    async def _keep_checkpoint(self, folder: Path, name: str, fd: int) -> None:
+    def _keep_checkpoint(self, name: str, fd: int) -> None:
         """Store a checkpoint for the next attempt. If that fails, the ranks are well, and go on."""
-        problem = ""
+        assert self.job is not None and self.sink is not None
+        folder, problem = self.job.job.checkpoints, ""
         try:
-            async with self._is_keeping:  # one after the other: the last one counts
-                folder.mkdir(exist_ok=True)
-                await keep(fd, folder / name)
+            folder.mkdir(exist_ok=True)
+            keep(fd, folder / name)
         except OSError as error:
             problem = (
                 f"the last checkpoint cannot be kept here ({error.strerror}: {folder}): free space there; "
                 "until a later one is kept, the next attempt continues from the one before"
             )
-        finally:
-            os.close(fd)
         if problem and problem != self._checkpoint_problem:
             self._warn(problem)
         self._checkpoint_problem = problem
@@ -278,11 +266,6 @@ class RemoteAgent(AgentClient):
             await self.outgoing.send_file(msg.ClosureLabel(attempt.gang), fd, start=start)
         finally:
             os.close(fd)
-
-    async def checkpoints_kept(self) -> None:
-        """Return when the checkpoints that have arrived are written, or the disk does not respond."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._keeping.wait(), _KEEP_S)
 
     def let_go(self, attempt: Attempt) -> None:
         """The attempt is over. The agent may serve another one already: its own ranks ended before."""

@@ -252,7 +252,6 @@ class RemoteAttempt:
             transfer.stop()
             key = self._attempt.gang, self._attempt.number
             await asyncio.gather(*(agent.channels.close(*key) for agent in requests))
-            await asyncio.gather(*(agent.checkpoints_kept() for agent in requests))
             for agent in requests:
                 agent.let_go(self._attempt)
             self._running = []
