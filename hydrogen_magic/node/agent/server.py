@@ -176,9 +176,9 @@ class AgentServer:
     def _launch(self, request: msg.LaunchRequest) -> None:
         if self._idle is not None:
             self._idle.cancel()
+        self._reap()  # a waiting rank that has just died cannot run the cell
         if self._cleaning is not None:  # it would kill the ranks of this gang, too
             self._cleaning.cancel()
-        self._reap()  # a waiting rank that has just died cannot run the cell
         # At once: a stop may be the next message, and must find the group.
         service = self._service_for(request)
         self._group = RankGroup(
@@ -346,7 +346,7 @@ class AgentServer:
 
     def _keepers(self) -> set[int]:
         served = self._prepared_service.pids() if self._prepared_service is not None else set()
-        return self._pool.keepers() | served
+        return self._pool.keepers() | self._retained.pids() | served
 
     def _end_prepared_service(self) -> None:
         if self._prepared_service is not None:
