@@ -44,7 +44,7 @@ _RESUME_S = 0.1
 """How long kept answers are read before ranks get chunks again."""
 _JOIN_S = 20.0
 """Timeout for the end of an attempt: one read of the data, one write of the result."""
-_FINISH_S = 600.0
+_FINISH_S = 60.0
 """The same after the last row, when all parts of the result are joined."""
 _LEAVE_S = 2.0
 """How long a rank may go on after the last row: it may print, and be retained for the next run."""

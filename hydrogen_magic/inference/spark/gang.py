@@ -272,10 +272,14 @@ class TaskAgentGroup:
             sink.emit(ev.RankExited(now_s, rank, 0, asked=True))
 
     def _report_disk(self, now_s: float, sink: EventSink) -> None:
-        """Say once for a Spark application that executors do not share the disk."""
+        """Say that finished partitions are not on disk, once for an application that shares none."""
         if self._kept is None or self._run.kept is not None:
             return
         self._kept.give_up()
+        if self._run.not_kept:
+            text = f"{self._run.not_kept}: they are only in Spark's cache, and Stop returns no rows"
+            sink.emit(ev.Notice(now_s, "warning", text))
+            return
         application = self._session.application
         if application not in _without_shared_disk:
             _without_shared_disk.add(application)

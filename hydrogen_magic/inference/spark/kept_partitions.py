@@ -175,7 +175,7 @@ class KeptPartitions:
         run_log.delete_kept(self.folder.parent.name)
 
     def give_up(self) -> None:
-        """Keep nothing of this run: executors do not share the disk."""
+        """Keep nothing of this run: executors do not share the disk, or it is full."""
         if self.folder != Path() and not self._inherited:
             run_log.delete_kept(self.folder.parent.name)
 

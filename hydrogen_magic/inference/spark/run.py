@@ -34,7 +34,9 @@ class SparkRun:
         self.n_rows: int | None = None
         """Rows of the result, None before the end."""
         self.kept = kept
-        """None also after executors did not find the folder."""
+        """None also after executors did not find the folder, or could not write to it."""
+        self.not_kept = ""
+        """Why they could not write."""
         self.unfinished: Any = begun
         """The result, of which Spark has cached some partitions; None before the first one."""
         self.widened: list[tuple[str, str, str]] = []
@@ -82,9 +84,10 @@ class SparkRun:
         try:
             names = self._session.run(rows.collect, self._tag, "hydrogen_magic %%infer")
         except SparkJobError as error:
-            if NOT_SHARED not in error.details and NOT_KEPT not in error.details:
+            _, is_full, why = error.details.partition(NOT_KEPT)
+            if NOT_SHARED not in error.details and not is_full:
                 raise
-            self.kept = None
+            self.kept, self.not_kept = None, f"{is_full}{why}".partition("\n")[0]
             return None
         kept.use(name for (name,) in names)
         self._raise_if_stopped()

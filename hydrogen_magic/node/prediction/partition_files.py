@@ -80,6 +80,8 @@ def write(path: str, tables: Iterable[pa.Table]) -> Iterator[int]:
                     stream.write_table(table)
             with _writing():
                 stream.close()
+        with _writing():
+            file.close()
 
 
 @contextmanager
