@@ -78,6 +78,8 @@ _LAUNCH_FILES = 48
 _running: dict[str, tuple[Gang, Plan]] = {}
 _recent: deque[Gang] = deque(maxlen=4)
 """The gangs launched last, kept for inspection; more would hold results, which may be large."""
+_TRACKED_S = 2.5
+"""How long an exit may take until trackers know of it: front ends kill a kernel after five seconds."""
 _AT_EXIT_S = 1.0
 """How long this process waits at its end for gangs that it stops, and then once more for those it kills."""
 _LARGE_BYTES = 64 << 20
@@ -401,6 +403,7 @@ def _start_controller(
 @atexit.register  # after that of the agents, so it runs before
 def _end_with_kernel() -> None:
     """Stop what runs, so that records say why it ended; ranks have a moment for their ``finally``."""
+    began_s = time.monotonic()
     gangs = [gang for gang, _ in list(_running.values())]
     for kill in (False, True):
         for gang in gangs:
@@ -409,7 +412,7 @@ def _end_with_kernel() -> None:
         deadline = time.monotonic() + _AT_EXIT_S
         for gang in gangs:
             gang.wait(max(0.0, deadline - time.monotonic()))
-    tracking.finish_all()
+    tracking.finish_all(max(0.0, began_s + _TRACKED_S - time.monotonic()))
 
 
 os.register_at_fork(after_in_child=_running.clear)

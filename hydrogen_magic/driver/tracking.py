@@ -31,8 +31,6 @@ _INTERVAL_S = 1.0
 _BATCH = 1000
 _FINISH_S = 10.0
 """How long a cell waits for its tracker: a request to a server takes a second."""
-_AT_EXIT_S = 2.0
-"""The same when the process exits, which its front end may kill after five seconds."""
 LATE_S = 600.0
 """How long after the end of its gang a tracker may take points."""
 _RANKS = 8
@@ -84,9 +82,9 @@ def follow(
     _in_thread(forwarder.forward, f"hydrogen_magic tracks gang {run.id}")
 
 
-def finish_all() -> None:
+def finish_all(within_s: float) -> None:
     """Give trackers a moment for the end of their runs, when the process exits."""
-    deadline_s = time.monotonic() + _AT_EXIT_S
+    deadline_s = time.monotonic() + within_s
     for run in list(_followed):
         run.tracked.wait(max(0.0, deadline_s - time.monotonic()))
 

@@ -38,6 +38,10 @@ class _AttachedClient:
         except OSError:  # it has exited, or its machine is out of descriptors
             self.is_lost = True
 
+    def hang_up(self) -> None:
+        with suppress(OSError):  # it has gone
+            self.sock.shutdown(socket.SHUT_RDWR)
+
     def send_control(self, control: msg.Control) -> None:
         """Send who has control, if that has changed."""
         if control != self.known_control:
@@ -54,6 +58,7 @@ class OwnerServer:
         self._connections: list[_AttachedClient] = []
         """Those that may have control, oldest first."""
         self._controller: _AttachedClient | None = None
+        self._is_hung_up = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -81,10 +86,10 @@ class OwnerServer:
     def hang_up(self) -> None:
         """Close all connections: those at the other end learn that nothing more comes."""
         with self._lock:
+            self._is_hung_up = True
             connections = [*self._connections]
         for connection in connections:
-            with suppress(OSError):  # it has gone
-                connection.sock.shutdown(socket.SHUT_RDWR)
+            connection.hang_up()
 
     def _accept(self) -> None:
         while True:
@@ -164,6 +169,8 @@ class OwnerServer:
                 connection.send(msg.OwnerEvents(tuple(map(ev.encode, fresh))))
                 sent += len(fresh)
             elif has_ended:
+                if self._is_hung_up:  # it came late
+                    connection.hang_up()
                 return
             else:
                 connection.send_control(self._control_of(connection))
