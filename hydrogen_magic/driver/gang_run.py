@@ -76,7 +76,7 @@ class GangRun:
         self._error = error
         self._record.close()
         if self._record.is_incomplete:
-            with suppress(OSError):  # the disk is still full
+            with suppress(Exception):  # the disk is still full: that costs the record alone
                 run_log.complete(self.id, self.log.events)
         self.ended.set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydrogen_magic.core.events import Event, Output
 from hydrogen_magic.driver.state.output_lines import final_lines
@@ -66,3 +67,6 @@ class RankOutputs(Mapping[int, str]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)

@@ -17,7 +17,8 @@ FOLDER = "HYDROGEN_MAGIC_DATASETS"
 class DatasetHandle:
     """What :func:`hydrogen_magic.dataset` returns: a few names and numbers, for data of any size.
 
-    A context manager, which deletes the data at its end as :meth:`delete` does.
+    A context manager, which deletes the data at its end as :meth:`delete` does, unless
+    :func:`hydrogen_magic.dataset` has returned the same data more than once.
     """
 
     path: str | tuple[str, ...]
@@ -32,7 +33,7 @@ class DatasetHandle:
     _remove: Callable[[], None] | None = field(default=None, repr=False)
     """Deletes what the notebook has written; None on ranks, and for data that was there before."""
     _n_given: list[int] = field(default_factory=lambda: [1], repr=False)
-    """How often the notebook has got this handle: ``with`` deletes only what it has alone."""
+    """Number of calls that have returned this handle and of which no ``with`` block has ended."""
 
     @property
     def name(self) -> str:

@@ -97,7 +97,8 @@ class SparkHosts(HostProvider):
         except HydrogenError:
             raise
         except Exception as error:  # of Java, gRPC or pyspark: the driver has exited
-            raise as_error(self._session.explain(error), self._session) from error
+            found = await asyncio.to_thread(self._session.explain, error)
+            raise as_error(found, self._session) from error
 
     async def _wait_for_slots(self, attempt: Attempt, sink: EventSink, begun_s: float) -> None:
         is_first, spec = attempt.number == 0, attempt.job.spec
