@@ -15,7 +15,7 @@ from typing import Any
 
 from hydrogen_magic.capture import params
 from hydrogen_magic.capture.fingerprint import digest_of
-from hydrogen_magic.capture.imports import Statement, slow_on_first_use, used_submodules
+from hydrogen_magic.capture.imports import Statement, slow_on_first_use, sources_of, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, importable_parts, is_installed
 from hydrogen_magic.capture.notes import (
     definition_note,
@@ -33,7 +33,6 @@ from hydrogen_magic.capture.settings import (
     ModuleChanges,
     SortedSettings,
     sort,
-    sources_of,
 )
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem

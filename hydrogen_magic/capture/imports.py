@@ -247,3 +247,14 @@ def _is_module(name: str) -> bool:
     if not issubclass(type(module), types.ModuleType):
         return False
     return object.__getattribute__(module, "__dict__").get("__spec__") is not None
+
+
+def sources_of(namespace: Mapping[str, Any], imports: Imports) -> list[str]:
+    """Return the notebook's earlier cells; a call has them if IPython runs it."""
+    return [cell for cell in imports.sources if isinstance(cell, str)] or input_cells(namespace)
+
+
+def input_cells(namespace: Mapping[str, Any]) -> list[str]:
+    """Return the texts of IPython's ``In``; none if the notebook has a variable of that name."""
+    cells = namespace.get("In")
+    return [cell for cell in cells if isinstance(cell, str)] if isinstance(cells, list) else []

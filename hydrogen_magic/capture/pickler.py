@@ -278,7 +278,7 @@ class CapturePickler(Pickler):
             return Binding(name, True)
         if isinstance(obj, type) and (other := self._name_of(obj)):
             return Binding(other, True)
-        # By a name of Python's own, the notebook means that again.
+        # A builtin's name means the builtin again once the notebook has deleted its own.
         if not is_main(obj) or not name.isidentifier() or hasattr(builtins, name):
             return UNBOUND
         return Binding(name, False) if mine is UNBOUND else UNBOUND

@@ -187,7 +187,7 @@ class RequiredNames:
             text = f"import {module}" if module == name else f"import {module} as {name}"
             statements = [Statement(text, name, module)]
         for statement in statements:
-            if statement.name == "*":  # which would bind others again, that have new values
+            if statement.name == "*":  # it would also bind other names, which may have newer values
                 text = f"from {statement.module} import {name}"
                 statement = Statement(text, name, statement.module, name)
             self.statements.setdefault(statement.text, (statement, why))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hydrogen_magic.capture.imports import input_cells
 from hydrogen_magic.capture.ownership import (
     Action,
     CellNames,
@@ -17,7 +18,6 @@ from hydrogen_magic.capture.ownership import (
 )
 from hydrogen_magic.capture.reachable import FunctionRead, reads_of
 from hydrogen_magic.capture.required_names import RequiredNames
-from hydrogen_magic.capture.settings import input_cells
 from hydrogen_magic.capture.versions import VersionReader
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.capture.imports import Imports, module_level, module_name, parsed
+from hydrogen_magic.capture.imports import (
+    Imports,
+    module_level,
+    module_name,
+    parsed,
+    sources_of,
+)
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
@@ -33,17 +39,6 @@ _CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools.partial)
 """What notebooks replace in modules that a cell only uses by others: ``torch.load``, the context of ssl."""
 _UNSENT: Any = object()
 """Stands for a value that cannot be given to ranks item by item."""
-
-
-def sources_of(namespace: Mapping[str, Any], imports: Imports) -> list[str]:
-    """Return the notebook's earlier cells; a call has them if IPython runs it."""
-    return [cell for cell in imports.sources if isinstance(cell, str)] or input_cells(namespace)
-
-
-def input_cells(namespace: Mapping[str, Any]) -> list[str]:
-    """Return the texts of IPython's ``In``; none if the notebook has a variable of that name."""
-    cells = namespace.get("In")
-    return [cell for cell in cells if isinstance(cell, str)] if isinstance(cells, list) else []
 
 
 # ── changes that cells have made ─────────────────────────────────────────────────────────────────

@@ -38,7 +38,7 @@ _RANKS = 8
 _MOST_FILE_BYTES = 64 << 20
 
 _followed: set[GangRun] = set()
-"""Those whose trackers lack something."""
+"""Gangs whose trackers have not received everything yet."""
 os.register_at_fork(after_in_child=_followed.clear)
 
 

@@ -27,7 +27,7 @@ class MlflowTracker(Tracker):
 
     def __init__(self) -> None:
         self._clients: dict[str, Any] = {}
-        """Those of groups."""
+        """By the run id of a group."""
 
     def fault(self) -> str | None:
         if not is_installed("mlflow"):

@@ -39,7 +39,7 @@ _HEADER = struct.Struct("!IB")
 """As in ``framing``: length of the JSON, number of descriptors."""
 _REACH_S = 3.0
 _GREETING_S = 5.0
-"""How long the kernel may take to say the first word, which may come through a relay."""
+"""How long the kernel's first byte may take, possibly through a relay."""
 _GREETING = b"\xff"
 """First byte of ZMTP (https://rfc.zeromq.org/spec/23/), which both sides send at once."""
 _ATTACH_S = 60.0
@@ -293,7 +293,7 @@ def _reachable(start: dict[str, Any]) -> tuple[str, str]:
             with socket.create_connection((host.strip("[]"), int(port)), _REACH_S) as sock:
                 sock.settimeout(_GREETING_S)
                 if sock.recv(1) != _GREETING:
-                    raise ConnectionRefusedError("it is not the notebook that answers")
+                    raise ConnectionRefusedError("another program answers")
                 found = sock.getpeername()[0]
                 found = f"[{found}]" if sock.family == socket.AF_INET6 else found
                 return f"tcp://{found}:{port}", sock.getsockname()[0]
