@@ -33,13 +33,18 @@ class TorchExchange(Exchange):
             dist.destroy_process_group()
 
     def average_gradients(self, gradients: Sequence[Any]) -> None:
-        from torch.nn.utils import parameters_to_vector, vector_to_parameters
+        import torch
 
         if api.world_size() == 1:
             return
+        # Gradients have the strides of their variables, which for an orthogonal kernel are those of its
+        # transpose: torch's `parameters_to_vector` refuses such tensors.
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
             alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-            vector_to_parameters(_mean(parameters_to_vector(alike)), alike)
+            means = _mean(torch.cat([gradient.reshape(-1) for gradient in alike]))
+            sizes = [gradient.numel() for gradient in alike]
+            for gradient, mean in zip(alike, means.split(sizes), strict=True):
+                gradient.copy_(mean.view(gradient.shape))
 
     def average(self, values: Sequence[float]) -> Sequence[float]:
         import keras
@@ -57,12 +62,16 @@ class TorchExchange(Exchange):
         if api.world_size() == 1:
             return
         for variable in variables:
+            data = variable.value.data
+            sent = data.contiguous()  # Horovod and NCCL take no other; `data` itself if it is
             if _uses_horovod():
-                _horovod().broadcast_(variable.value.data, root_rank)
+                _horovod().broadcast_(sent, root_rank)
             else:
                 import torch.distributed as dist
 
-                dist.broadcast(variable.value.data, root_rank)
+                dist.broadcast(sent, root_rank)
+            if sent is not data:
+                data.copy_(sent)
 
     def before_change(self, model: Any) -> None:
         """A step uses the variables themselves."""
