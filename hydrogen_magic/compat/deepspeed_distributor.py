@@ -86,7 +86,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
             pack=pack,
         )
         self.deepspeed_config = deepspeedConfig
-        self._config_argument = _argument(deepspeedConfig, has_files=localMode)
+        self._config_argument()  # raises TypeError
 
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any | None:
         """Call a function on every rank and return rank 0's value, or run a script and return None.
@@ -95,9 +95,13 @@ class DeepspeedTorchDistributor(TorchDistributor):
         Raises the same errors as :meth:`TorchDistributor.run`.
         """
         if isinstance(train_object, (str, os.PathLike)):
-            config = self._config_argument
+            config = self._config_argument()
             args = (*args, "--deepspeed", *(("--deepspeed_config", config) if config else ()))
         return super().run(train_object, *args, **kwargs)
+
+    def _config_argument(self) -> str:
+        """Return ``--deepspeed_config`` as it is now: the user may have edited the file, or the dict."""
+        return _argument(self.deepspeed_config, has_files=self.local_mode)
 
 
 def _argument(config: str | dict[str, Any] | None, *, has_files: bool) -> str:

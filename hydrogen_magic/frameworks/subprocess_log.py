@@ -46,9 +46,13 @@ class CompilerProgress:
 
 
 def exit_on_signals() -> None:
-    """Raise SystemExit on SIGTERM and SIGHUP, so that what was started is ended."""
+    """Raise SystemExit on SIGTERM and SIGHUP, so that what was started is ended.
+
+    A signal that is ignored stays ignored: under ``nohup`` a build outlives its terminal.
+    """
     for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _exit)
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _exit)
 
 
 def _exit(signum: int, frame: object) -> NoReturn:

@@ -38,7 +38,10 @@ class Writer(MLWriter):  # type: ignore[misc]  # pyspark's classes are Any here
     def save(self, path: str) -> None:
         """Save it to ``path``, which must not have a saved instance unless :meth:`overwrite` was called."""
         values = {param.name: value for param, value in self._instance._paramMap.items()}
-        plain = {name: value for name, value in values.items() if _is_json(value)}
+        # pyspark's reader passes what it reads to the Param's converter, which refuses None.
+        plain = {
+            name: value for name, value in values.items() if value is not None and _is_json(value)
+        }
         others = {name: value for name, value in values.items() if name not in plain}
         spark, saving = self.sparkSession, secrets.token_hex(8)
         metadata = DefaultParamsWriter._get_metadata_to_save(
