@@ -6,6 +6,7 @@ thread and leaves the others to themselves.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,10 +37,11 @@ class Trainings:
         self._fit = fit
         self._on_cancel = on_cancel
         self._numbers = iter(range(count))
+        self._n_unfinished = count
         self._lock = threading.Lock()
-        self._gangs: list[Gang] = []
+        self._gangs: list[Gang] = []  # of trainings that run: an ended one holds its model
         self._is_cancelled = False
-        _cancel_on_interrupt(self)
+        self._forget_cell = _cancel_on_interrupt(self)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         return self
@@ -47,18 +49,31 @@ class Trainings:
     def __next__(self) -> tuple[int, Any]:
         with self._lock:
             number = next(self._numbers)
-        if self._is_cancelled:
-            raise GangStoppedError(NOT_TRAINED)
+        gangs: list[Gang] = []
+
+        def launched(gang: Gang) -> None:
+            gangs.append(gang)
+            self._gangs.append(gang)
+            if self._is_cancelled:
+                gang.stop()
+
         try:
-            return number, self._fit(number, self._launched)
+            if self._is_cancelled:
+                raise GangStoppedError(NOT_TRAINED)
+            return number, self._fit(number, launched)
         except BaseException:
             self.cancel()
             raise
+        finally:
+            self._finished(gangs)
 
-    def _launched(self, gang: Gang) -> None:
-        self._gangs.append(gang)
-        if self._is_cancelled:
-            gang.stop()
+    def _finished(self, gangs: list[Gang]) -> None:
+        with self._lock:
+            for gang in gangs:
+                self._gangs.remove(gang)
+            self._n_unfinished -= 1
+        if not self._n_unfinished:
+            self._forget_cell()
 
     def cancel(self) -> None:
         """Stop the gangs that run, and let none begin. Does not wait."""
@@ -69,15 +84,21 @@ class Trainings:
         self._on_cancel()
 
 
-def _cancel_on_interrupt(trainings: Trainings) -> None:
-    """Cancel the trainings if the running cell ends by an interrupt."""
+def _cancel_on_interrupt(trainings: Trainings) -> Callable[[], None]:
+    """Cancel the trainings if the running cell ends by an interrupt; the value is called to give that up."""
     shell = shell_here()
     if shell is None:
-        return
+        return lambda: None
+    events = shell.events
 
     def ended(result: Any) -> None:
-        shell.events.unregister("post_run_cell", ended)
+        forget()
         if isinstance(result.error_in_exec, KeyboardInterrupt):
             trainings.cancel()
 
-    shell.events.register("post_run_cell", ended)
+    def forget() -> None:
+        with contextlib.suppress(ValueError):  # the cell has ended
+            events.unregister("post_run_cell", ended)
+
+    events.register("post_run_cell", ended)
+    return forget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import weakref
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -189,10 +190,37 @@ def test_trainings_end_with_an_interrupted_cell(
     shell.events = EventManager(shell, available_events)
     monkeypatch.setattr("hydrogen_magic.spark.trainings.shell_here", lambda: shell)
     gang: Any = Running()
-    next(Trainings(lambda number, launched: launched(gang), 1))
-    shell.events.trigger("post_run_cell", SimpleNamespace(error_in_exec=error))
+
+    def fit(number: int, launched: Any) -> None:
+        launched(gang)
+        shell.events.trigger("post_run_cell", SimpleNamespace(error_in_exec=error))
+
+    next(Trainings(fit, 2))
     assert gang.is_stopped == isinstance(error, KeyboardInterrupt)
     assert shell.events.callbacks["post_run_cell"] == []
+
+
+def test_a_search_holds_no_model_of_a_training_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While its cell still runs."""
+    shell: Any = SimpleNamespace()
+    shell.events = EventManager(shell, available_events)
+    monkeypatch.setattr("hydrogen_magic.spark.trainings.shell_here", lambda: shell)
+    ended = []
+
+    def fit(number: int, launched: Any) -> None:
+        gang: Any = Running()
+        launched(gang)
+        ended.append(weakref.ref(gang))
+
+    trainings = Trainings(fit, 2)
+    next(trainings)
+    assert shell.events.callbacks["post_run_cell"]
+    next(trainings)
+    assert not shell.events.callbacks["post_run_cell"]
+    gc.collect()
+    assert [gang() for gang in ended] == [None, None]
 
 
 # ── features ─────────────────────────────────────────────────────────────────────────────────────
