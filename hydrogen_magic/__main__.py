@@ -86,6 +86,10 @@ def _parsed(words: Sequence[str]) -> GangCommand:
         raise ArgumentsError(
             "--out assigns variables of a notebook, and a terminal has none: drop it"
         )
+    if command.all:
+        raise ArgumentsError(
+            "--all stops the gangs of a notebook's kernel, and a terminal has none: name each gang to stop"
+        )
     return command
 
 

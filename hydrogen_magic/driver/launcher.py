@@ -77,7 +77,8 @@ _LAUNCH_FILES = 48
 
 _running: dict[str, tuple[Gang, Plan]] = {}
 _recent: deque[Gang] = deque(maxlen=4)
-"""The gangs launched last, kept for inspection; more would hold results, which may be large."""
+"""The gangs that were launched or ended last, kept for inspection; more would hold large results."""
+_keeping = threading.Lock()
 _TRACKED_S = 2.5
 """How long an exit may take until trackers know of it: front ends kill a kernel after five seconds."""
 _AT_EXIT_S = 1.0
@@ -94,8 +95,8 @@ _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
 def gangs() -> dict[str, Gang]:
     """Return this kernel's gangs by id: running ones, the last four, and referenced ones.
 
-    They are in the order in which they were launched or attached to. Of the last four, those whose large
-    results became variables of the notebook are left out. Older ones are in the records that ``%gang``
+    They are in the order in which they were launched or attached to. Of the four that were launched or
+    ended last, those whose large results became variables of the notebook are left out. Older ones are in the records that ``%gang``
     lists.
     """
     return dict(_known)
@@ -255,26 +256,35 @@ def _new_run(
 
 
 def register(gang: Gang) -> Gang:
-    """Make ``gang`` known in this kernel."""
+    """Make ``gang`` known in this kernel, as the one that it launched or attached to last."""
+    _known.pop(gang.id, None)
     _known[gang.id] = gang
-    _forget_large_results()
-    _recent.append(gang)
+    _keep(gang)
     return gang
 
 
 def forget(gang: Gang) -> None:
     """Delete the record of an ended gang, and do not list it any more."""
     _known.pop(gang.id, None)
-    if gang in _recent:
+    with suppress(ValueError):
         _recent.remove(gang)
     run_log.delete(gang.id)
 
 
-def _forget_large_results() -> None:
-    """Let go of gangs with large results that the notebook has taken; their handles keep them."""
-    for gang in list(_recent):
-        if gang.received.of(gang.first_rank).is_taken and gang.received.nbytes > _LARGE_BYTES:
-            _recent.remove(gang)
+def _keep(gang: Gang) -> None:
+    """Let go of gangs with large results that the notebook has taken, and of all but the last four.
+
+    Handles keep theirs. The main thread calls it at a launch, the hub's at an end.
+    """
+    with _keeping:
+        kept = [each for each in _recent if each is not gang and not _is_taken(each)]
+        _recent.clear()
+        _recent.extend([*kept, gang])
+
+
+def _is_taken(gang: Gang) -> bool:
+    """Whether the notebook has taken its results, which are large."""
+    return gang.received.of(gang.first_rank).is_taken and gang.received.nbytes > _LARGE_BYTES
 
 
 def _sent_secrets(
@@ -419,7 +429,9 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 def _on_controller_end(run: GangRun, done: Future[None]) -> None:
-    _running.pop(run.id, None)
+    if run.id in _running:
+        gang, _ = _running.pop(run.id)
+        _keep(gang)  # it may have run for longer than four others
     error = "its controller was cancelled" if done.cancelled() else done.exception()
     if error is not None:  # a fault of ours; callers wait for the gang's end
         run.finish(HydrogenError(f"the gang was lost: {error!r}"))

@@ -189,7 +189,10 @@ def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
 
 
 def _attach(command: GangCommand, say: Callable[[list[str]], Any]) -> Gang:
-    gang = reachable(command.gang or _newest_outliving(bool(command.out)), take=command.take)
+    name = command.gang or (_last_outliving_here() if command.out else None)
+    gang = launcher.register(
+        reachable(name or _newest_outliving(bool(command.out)), take=command.take)
+    )
     if not command.out:
         attending.follow(gang, pick_view(detached=True, actions=gang))
     return gang
@@ -213,7 +216,8 @@ def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         say([_stopped(command.gang, command)])
         return
     running = [k for k, gang in launcher.gangs().items() if not gang.snapshot().is_terminal]
-    say([_stopped_or_why_not(name, command) for name in running] or ["no gang is running"])
+    say([_stopped_or_why_not(name, command) for name in running] or ["this kernel runs no gang"])
+    say(list(attachable_lines()))
 
 
 def _stopped_or_why_not(name: str, command: GangCommand) -> str:
@@ -361,6 +365,12 @@ def _refuse_out_of_reach(name: str | None, known: Mapping[str, str]) -> None:
         f"gang {found} ({one.launched.name}) {why}, and was started without --outlive: %gang show {found} "
         "shows its record"
     )
+
+
+def _last_outliving_here() -> str | None:
+    """Return the gang that outlives its kernel which this one has launched or attached to last."""
+    live = launcher.gangs()
+    return next((k for k in reversed(live) if live[k].snapshot().outlives), None)
 
 
 def _newest_outliving(has_results: bool) -> str | None:

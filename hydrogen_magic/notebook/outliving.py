@@ -87,5 +87,5 @@ def assign(gang: Gang, names: Sequence[str], namespace: MutableMapping[str, Any]
         results.result(name)  # raises if it cannot be loaded
     replaced = [name for name in names if name in namespace]
     result_assignment.assign(results, names, namespace, Originals())
-    text = f"assigned {', '.join(names)}"
+    text = f"assigned {', '.join(names)} of gang {gang.id}"
     return f"{text} (replaced: {', '.join(replaced)})" if replaced else text

@@ -477,7 +477,7 @@ def test_stop_asks_the_gangs_that_run(
     run(shell, "%gang stop 3f2a --kill")
     assert asked == [("user", False), ("user", True)]
     gang._run.emit(ev.GangEnded(1.0, "STOPPED", "stopped by you"))
-    assert printed_by(shell, "%gang stop --all", capsys) == "no gang is running\n"
+    assert printed_by(shell, "%gang stop --all", capsys) == "this kernel runs no gang\n"
 
 
 def test_stop_of_all_gangs_goes_on_after_one_that_refuses(

@@ -125,7 +125,7 @@ def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
     assert kernel.value("gang.out") == "<variables of rank 0: model>"
     assert kernel.value("gang.out['model'].weights[0] > 5, model") == "(True, 'mine')"
     taken = kernel.run(f"%gang attach {gang_id} --out model")
-    assert "assigned model (replaced: model)" in taken.stream()
+    assert f"assigned model of gang {gang_id} (replaced: model)" in taken.stream()
     assert kernel.value("model.weights[0] > 5") == "True"
     assert sorted(os.listdir(run_log.run_dir(gang_id))) == [
         "events.jsonl",

@@ -94,6 +94,46 @@ def test_of_one_name_the_newest_run_is_found_whichever_kernel_ran_it(
     assert gang_command.reachable("wide") == "attached to newer"
 
 
+class Outliving:
+    """A gang that this kernel knows."""
+
+    first_rank = 0
+    received = SimpleNamespace(of=lambda rank: SimpleNamespace(is_taken=False))
+
+    def __init__(self, gang_id: str, wall_time: float) -> None:
+        self.id = gang_id
+        self.state = SimpleNamespace(
+            wall_time=wall_time, name=gang_id, outlives=True, is_terminal=False
+        )
+        self.is_stopped = False
+
+    def snapshot(self) -> Any:
+        return self.state
+
+    def stop(self, kill: bool) -> None:
+        self.is_stopped = True
+
+
+def test_a_gang_that_was_attached_to_again_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For `stop`, and for the results that `attach --out` takes."""
+    for at_s, name in enumerate(("long", "short")):
+        outliving = replace(launched(name, wall_time=float(at_s)), outlives=True)
+        write(name, outliving, *([ENDED] if name == "short" else []))
+    gangs: list[Any] = [Outliving(name, at_s) for at_s, name in enumerate(("long", "short"))]
+    for gang in gangs:
+        launcher.register(gang)
+    monkeypatch.setattr(gang_command, "pick_view", lambda **options: None)
+    monkeypatch.setattr(attending, "follow", lambda gang, view: None)
+    gang_command.manage(GangCommand("attach", gang="long"))
+    assert gang_command._find(None) is gangs[0]
+    said: list[str] = []
+    gang_command.manage(GangCommand("stop"), said.append)
+    assert said == ["stopping gang long\n"] and gangs[0].is_stopped
+    assert gang_command.manage(GangCommand("attach", out=("model",))) is gangs[0]
+    for gang in gangs:
+        launcher.forget(gang)
+
+
 def test_a_gang_of_another_kernel_is_followed_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
