@@ -190,11 +190,17 @@ def _find_here(path: str) -> DataFiles:
         return DataFiles(None, place.parent, (place,))
     if place.is_dir():
         root, matches = place, [place]
-        pattern = (*place.resolve().parts, "**")
+        pattern = (*map(glob.escape, place.resolve().parts), "**")
     elif glob.has_magic(path):
-        root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts))
-        matches = [Path(match) for match in glob.glob(str(place), recursive=True)]
-        pattern = place.parts
+        # Brackets in the name of the working directory are those of a name.
+        here = Path() if os.path.isabs(os.path.expanduser(path)) else Path.cwd()
+        is_here = here.parts == place.parts[: len(here.parts)]
+        n_here = len(here.parts) if is_here else 0
+        own = place.parts[n_here:]
+        pattern = (*map(glob.escape, place.parts[:n_here]), *own)
+        fixed = takewhile(lambda part: not glob.has_magic(part), own)
+        root = Path(*place.parts[:n_here], *fixed)
+        matches = [Path(match) for match in glob.glob(os.path.join(*pattern), recursive=True)]
     else:
         nearest = next(folder for folder in place.parents if folder.is_dir())
         raise _missing(f"{path} (from {os.getcwd()})", str(nearest))

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
-from hydrogen_magic.node.worker import api, parquet_shard, parquet_stream
+from hydrogen_magic.node.worker import api, batch_kinds, parquet_shard, parquet_stream
 from tests.shards import parts, rows_of, write_parquet
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -307,6 +307,25 @@ def test_processes_of_a_loader_divide_tensors(parquet: Path) -> None:
     assert part.state_dict()["batch"] == 1
 
 
+def test_workers_of_a_loader_read_what_another_dataset_wraps(parquet: Path) -> None:
+    """From a store whose connections a forked process cannot use."""
+    fsspec = pytest.importorskip("fsspec.implementations.asyn_wrapper")
+    from fsspec.implementations.local import LocalFileSystem
+    from pyarrow import dataset, fs
+    from torch.utils.data import DataLoader, IterableDataset
+
+    store = fs.PyFileSystem(fs.FSSpecHandler(fsspec.AsyncFileSystemWrapper(LocalFileSystem())))
+    part = hm.shard(dataset.dataset(str(parquet), filesystem=store), batch_size=5)
+
+    class Wrapped(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            yield from part
+
+    assert sorted(rows_of(DataLoader(Wrapped(), batch_size=None, num_workers=1))) == list(range(23))
+    with pytest.raises(RuntimeError, match="workers of the DataLoader take the batches"):
+        part.state_dict()
+
+
 def test_a_stream_reads_a_row_group_ahead(parquet: Path) -> None:
     """The second group is damaged: the rows before it arrive."""
     file = parquet / "year=2025" / "part-0.parquet"
@@ -392,6 +411,45 @@ def test_columns_as_arrays(mixed: Path) -> None:
     assert first["half"].dtype == first["price"].dtype == np.float64
     assert first["at"].dtype == np.dtype("datetime64[us]")
     first["x"][0] = 7
+
+
+@pytest.mark.parametrize("nested", ["struct", "map", "list"])
+def test_integers_beside_nulls_inside_of_other_values(tmp_path: Path, nested: str) -> None:
+    """No float holds all integers of 64 bits."""
+    number = (1 << 53) + 1
+    values = {
+        "struct": pa.array([{"id": number}, {"id": None}, None]),
+        "map": pa.array([[("id", number), ("a", None)]], pa.map_(pa.string(), pa.int64())),
+        "list": pa.array([[{"id": number}], [{"id": None}]]),
+    }[nested]
+    pq.write_table(pa.table({"v": values}), tmp_path / "rows.parquet")
+    (batch,) = hm.shard(tmp_path / "rows.parquet", batch_size=4).to_numpy()
+    found = batch["v"][0]
+    entry = found[0] if nested == "list" else found
+    assert dict(entry)["id"] == number and batch["v"].dtype == object
+    assert nested != "struct" or (batch["v"][1]["id"] is None and batch["v"][2] is None)
+
+
+@pytest.mark.parametrize("kind", ["string", "binary", "string_view", "binary_view"])
+def test_shuffled_rows_of_text_of_any_size(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyArrow takes no rows of views, nor of a column with 2 GiB of text."""
+    monkeypatch.setattr(batch_kinds, "_MOST_TAKEN_BYTES", 10)
+    texts = [str(x) * 10 for x in range(8)]
+    column = pa.array(texts).cast(getattr(pa, kind)())
+    lists = pa.array([[x] for x in range(8)])
+    table = pa.table({"x": range(8), "text": column, "list": lists})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    for part in (
+        hm.shard(tmp_path / "rows.parquet", shuffle=True),
+        hm.shard(table, shuffle=True),
+        *hm.shard(tmp_path / "rows.parquet", shuffle=True, batch_size=8).to_arrow(),
+    ):
+        found = part.cast(pa.schema([("x", "int64"), ("text", "large_string"), part.field("list")]))
+        rows = found.to_pylist()
+        assert sorted(row["x"] for row in rows) == list(range(8))
+        assert all(r["text"] == texts[r["x"]] and r["list"] == [r["x"]] for r in rows)
 
 
 def test_columns_as_arrays_of_jax(mixed: Path) -> None:

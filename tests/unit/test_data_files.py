@@ -45,6 +45,20 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
     assert data_files.find(f"{data}/p*").files[0] == found[1]
 
 
+def test_brackets_in_the_name_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "[2024] rows"
+    file = here / "data" / "a.parquet"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    monkeypatch.chdir(here)
+    for path in ("data", "data/*.parquet", "d*", "./[d]ata/**/*.parquet"):
+        found = data_files.find(path)
+        assert found.files == (file,), path
+        assert found.contains(file) and not found.contains(here / "more" / "a.parquet")
+
+
 @pytest.mark.parametrize(
     ("log", "kind"), [("_delta_log/00000000000000000000.json", "Delta"), (".hoodie/hoodie", "Hudi")]
 )

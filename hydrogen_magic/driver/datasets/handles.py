@@ -38,6 +38,7 @@ def of_files(
     """Return the handle of Parquet data at paths or URLs, with the sizes in the footers of its files."""
     opened = parquet_shard.open_dataset(place)
     groups = parquet_shard.RowGroups.of(opened, None)
-    n_bytes = sum(group.n_bytes for group in groups.groups)
+    # Not those of row groups: footers have the sizes before compression.
+    n_bytes = sum(file.size or 0 for file in opened.filesystem.get_file_info(opened.files))
     columns = tuple((field.name, str(field.type)) for field in opened.schema)
     return DatasetHandle(place, groups.n_rows, n_bytes, columns, is_private, remove)

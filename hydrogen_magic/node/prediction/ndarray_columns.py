@@ -18,8 +18,8 @@ from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
 def array_of(column: pa.Array, name: str) -> Any:
     """Return a column as an array of its own type, with one element (or list of numbers) per row.
 
-    Nulls are NaN among numbers, NaT among times, None elsewhere; integers with nulls become float64,
-    booleans with nulls objects. Lists of one length are an array with further dimensions, others an
+    Nulls are NaN among numbers, NaT among times, None elsewhere and inside of structs and maps; integers with
+    nulls become float64, booleans with nulls objects. Lists of one length are an array with further dimensions, others an
     object array of arrays. Times with a time zone are in UTC. Raises InferError if a float cannot hold an
     integer.
     """
@@ -31,6 +31,10 @@ def array_of(column: pa.Array, name: str) -> Any:
         return column.to_numpy(zero_copy_only=False) if array is None else array
     if pa.types.is_integer(kind) and column.null_count:
         return _as_floats(column, name)
+    if pa.types.is_nested(
+        kind
+    ):  # Arrow's to_numpy makes floats of integers beside a null inside of it
+        return column.to_pandas(integer_object_nulls=True).to_numpy()
     return column.to_numpy(zero_copy_only=False)
 
 

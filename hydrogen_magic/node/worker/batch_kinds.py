@@ -17,6 +17,10 @@ from functools import partial
 from typing import Any
 
 
+_MOST_TAKEN_BYTES = (1 << 31) - 1
+"""Of a column of text, bytes or lists: its offsets have 32 bits. Larger ones get those of 64."""
+
+
 @dataclass(frozen=True)
 class BatchKind:
     """How batches are made: from blocks of many, since decoding has a fixed cost per column."""
@@ -41,7 +45,33 @@ def picked(block: Any, order: Any) -> Any:
     """Return copies of the rows with these numbers, an array."""
     if isinstance(block, dict):
         return {name: array[order] for name, array in block.items()}
-    return block.combine_chunks().take(order)
+    return _takeable(block).combine_chunks().take(order)
+
+
+def _takeable(table: Any) -> Any:
+    """Return a table whose columns PyArrow can take rows of: others have offsets of 32 bits, or are views."""
+    import pyarrow as pa
+
+    large = {
+        pa.string(): pa.large_string(),
+        pa.string_view(): pa.large_string(),
+        pa.binary(): pa.large_binary(),
+        pa.binary_view(): pa.large_binary(),
+    }
+
+    def cast(column: Any) -> Any:
+        kind = column.type
+        is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+        if not (is_view or column.nbytes > _MOST_TAKEN_BYTES):
+            return column
+        if pa.types.is_list(kind):
+            return column.cast(pa.large_list(kind.value_field))
+        return column.cast(large.get(kind, kind))
+
+    columns = [cast(column) for column in table.columns]
+    fields = zip(table.schema, columns, strict=True)
+    schema = pa.schema([f.with_type(column.type) for f, column in fields], table.schema.metadata)
+    return pa.table(columns, schema=schema)
 
 
 def joined(first: Any, second: Any) -> Any:

@@ -10,7 +10,10 @@ footers: a stream that continues in the middle of an epoch reads nothing of the 
 from __future__ import annotations
 
 import functools
+import mmap
 import operator
+import os
+import pickle
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -84,8 +87,8 @@ class ParquetStream:
         """Batches that the next iteration skips: a loaded state has them."""
         self._n_loaded = 0
         """Those of the epoch of a loaded state: as many, or more if its iteration was finished."""
-        self.is_in_workers = False
-        """Workers of a DataLoader take the batches: their number is not known in this process."""
+        self._in_workers = mmap.mmap(-1, 1)  # shared with processes that are forked
+        self._pid = os.getpid()
         self._n_state_workers = 0
         """Of the DataLoader in one of whose workers that state was taken; 0: in none."""
         groups = RowGroups.of(dataset, None)
@@ -97,13 +100,22 @@ class ParquetStream:
         self.n_rows: int = stop - start
         """Rows of this rank."""
 
+    @property
+    def is_in_workers(self) -> bool:
+        """Whether workers of a DataLoader take the batches: their number is not known in this process."""
+        return bool(self._in_workers[0])
+
+    @is_in_workers.setter
+    def is_in_workers(self, value: bool) -> None:
+        self._in_workers[0] = value
+
     def __len__(self) -> int:
         return -(-self.n_rows // self._options.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         outer = self._place if self._place.is_running else None
         self._place, self.n_skipped, self._n_loaded = _Place(self.n_skipped, outer), 0, 0
-        self.is_in_workers = False
+        self.is_in_workers = bool(_loader_worker()[1])
         return self._counted(self._place)
 
     def _counted(self, place: _Place) -> Iterator[Any]:
@@ -122,6 +134,8 @@ class ParquetStream:
     def _batches(self, n_skipped: int) -> Iterator[Any]:
         if n_skipped:
             self._check_workers()
+        if self._pid != os.getpid():
+            self._dataset, self._pid = _after_fork(self._dataset), os.getpid()
         size, first_row = self._options.batch_size, self._options.share.bounds(self._n_all_rows)[0]
         first, end = _of_loader_worker(len(self))
         start, stop = first_row + first * size, first_row + min(end * size, self.n_rows)
@@ -279,6 +293,14 @@ def _restored(
     return found
 
 
+def _after_fork(dataset: Any) -> Any:
+    """Return the Dataset for a forked process, which cannot use the connections and threads of a store."""
+    from pyarrow import fs
+
+    is_local = isinstance(dataset.filesystem, fs.LocalFileSystem)
+    return dataset if is_local else pickle.loads(pickle.dumps(dataset))
+
+
 def _register(module: ModuleType) -> None:
     """Have a DataLoader accept streams; ``module`` is ``torch.utils.data.dataset``."""
     module.IterableDataset.register(ParquetStream)
@@ -286,7 +308,11 @@ def _register(module: ModuleType) -> None:
 
 @functools.cache
 def _watch(module: ModuleType) -> None:
-    """Note streams that workers read; ``module`` is ``torch.utils.data.dataloader``."""
+    """Note streams that workers will read; ``module`` is ``torch.utils.data.dataloader``.
+
+    A worker notes it itself when it begins, also for a stream inside of another dataset. That is later, and in
+    a process started by spawn it has no effect here.
+    """
     iterator: Any = module._MultiProcessingDataLoaderIter
     original = iterator._reset
 

@@ -22,6 +22,7 @@ from hydrogen_magic.core.units import counted
 from hydrogen_magic.node import dataset_handle
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.worker import api, parquet_shard, parquet_stream, sharded_streams
+from hydrogen_magic.node.worker.batch_kinds import picked
 from hydrogen_magic.node.worker.index_share import IndexShare
 from hydrogen_magic.serialization.pickling_errors import describe
 
@@ -334,6 +335,10 @@ def _pick_rows(data: Any, numbers: list[int]) -> Any:
     return data[numpy.array(numbers)[order]][numpy.argsort(order)]
 
 
+def _pick_arrow(data: Any, numbers: list[int]) -> Any:
+    return picked(data, numbers) if hasattr(data, "column_names") else data.take(numbers)
+
+
 def _count_rows(data: Any) -> int:
     if len(data.shape) == 0:
         raise TypeError(
@@ -347,7 +352,7 @@ _SEQUENCE = _Kind(len, _slice_sequence, _pick_items)
 _ARRAY = _Kind(_count_rows, _slice, _pick_rows)
 _PANDAS = _Kind(len, _slice_pandas, lambda data, numbers: data.iloc[numbers])
 _POLARS = _Kind(len, _slice_by_length, lambda data, numbers: data[numbers])
-_ARROW = _Kind(len, _slice_by_length, lambda data, numbers: data.take(numbers))
+_ARROW = _Kind(len, _slice_by_length, _pick_arrow)
 _TABLE_OF_EXAMPLES = _Kind(
     len,
     lambda data, start, stop: data.select(range(start, stop)),
