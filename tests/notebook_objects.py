@@ -623,6 +623,13 @@ y = C(); x = weakref.WeakSet([y])
 -> y in x, len(x)
 
 class C: v = 1
+y = C(); x = weakref.WeakSet([y])
+-> [each.v for each in x]
+
+x = np.array([k, None], object); x.flags.writeable = False
+-> x.tolist(), x.flags.writeable
+
+class C: v = 1
 y = C(); x = weakref.proxy(y)
 -> x.v
 

@@ -96,8 +96,8 @@ def gangs() -> dict[str, Gang]:
     """Return this kernel's gangs by id: running ones, the last four, and referenced ones.
 
     They are in the order in which they were launched or attached to. Of the four that were launched or
-    ended last, those whose large results became variables of the notebook are left out. Older ones are in the records that ``%gang``
-    lists.
+    ended last, those whose large results became variables of the notebook are left out. Older ones are in
+    the records that ``%gang`` lists.
     """
     return dict(_known)
 

@@ -26,6 +26,7 @@ from hydrogen_magic.serialization.reducers import (
     restore_weak_dictionary,
     restore_weak_proxy,
     restore_weak_reference,
+    restore_weak_set,
 )
 
 Handler = Callable[[Any], Any]
@@ -97,6 +98,11 @@ def reduce_weak_reference(reference: weakref.ref[Any]) -> Any:
 def reduce_weak_dictionary(found: Any) -> Any:
     """Reduce a dictionary with weak keys or values to one of the same objects."""
     return restore_weak_dictionary, (type(found), list(found.items()))
+
+
+def reduce_weak_set(found: weakref.WeakSet[Any]) -> Any:
+    """Reduce a set of weak references to one of the same objects."""
+    return restore_weak_set, (list(found),)
 
 
 class _NamesOfMain:

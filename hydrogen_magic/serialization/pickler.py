@@ -109,6 +109,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             weakref.ref: library_objects.reduce_weak_reference,
             weakref.WeakKeyDictionary: library_objects.reduce_weak_dictionary,
             weakref.WeakValueDictionary: library_objects.reduce_weak_dictionary,
+            weakref.WeakSet: library_objects.reduce_weak_set,
             library_objects.SharedRefs: self._reduce_shared_refs,
             **library_objects.OF_CONSTANTS,
         }
@@ -344,9 +345,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _reduce_array(self, array: Any) -> Any:
         flags = array.flags
-        if flags.writeable or flags.forc or array.dtype.hasobject:
+        if flags.writeable or (flags.forc and not array.dtype.hasobject):
             return NotImplemented
-        # NumPy copies the elements of an array with gaps, and forgets that it is read-only.
+        # NumPy copies the elements of an array with gaps or of objects, and forgets that it is read-only.
         return library_objects.restore_read_only, (array.copy(),)
 
     def _reduce_memmap(self, array: Any) -> Any:

@@ -317,6 +317,12 @@ def restore_weak_dictionary(kind: Any, items: list[tuple[Any, Any]]) -> Any:
     return kind(items)
 
 
+def restore_weak_set(items: list[Any]) -> weakref.WeakSet[Any]:
+    """Make a set of weak references to objects, which stay alive."""
+    _referents.extend(items)
+    return weakref.WeakSet(items)
+
+
 def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:
     """Make a torch storage over a part of ``buffer``, without a copy unless it goes to a GPU."""
     import torch
@@ -348,9 +354,16 @@ def restore_array(
 
 
 def _flat(buffer: Any) -> Any:
-    """Return the memory of a contiguous array as bytes, in the order of its addresses."""
-    if type(buffer) is not getattr(sys.modules.get("numpy"), "ndarray", None):
+    """Return the memory of an array as bytes, in the order of its addresses.
+
+    An array with gaps is copied without them: it is the reader's own, which the writer has as a contiguous
+    copy.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    if type(buffer) is not getattr(numpy, "ndarray", None):
         return buffer
+    if not buffer.flags.forc:
+        buffer = numpy.ascontiguousarray(buffer)
     ordered = buffer if buffer.flags.c_contiguous else buffer.T
     return ordered.reshape(-1).view("u1")
 

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import warnings
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -54,7 +55,8 @@ Receiver = Callable[[object, memoryview | None], None]
 _DOMAIN = "hydrogen"
 """Must be named on both ends: libzmq's wildcard rejects even allowed keys."""
 _MAX_MESSAGE_BYTES = 64 << 20
-_PREFIX, _HUB = "hydrogen-", "hub"
+_PREFIX, _HUB = f"hydrogen-{zlib.crc32(os.uname().nodename.encode()):08x}-", "hub"
+"""Of socket directories. Hosts may share $TMPDIR, and the sockets of others refuse connections."""
 """Of a hub's directory in the system's one for temporary files, and its socket there."""
 _MAX_DIRECTORY_BYTES = 100
 _NEW_S = 60.0

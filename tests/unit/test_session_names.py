@@ -324,6 +324,16 @@ def test_out_updates_the_notebooks_model_and_ends_the_conflict(session: Session)
     assert session.sent == []
 
 
+def test_parts_of_an_array_that_ranks_have_with_gaps(session: Session) -> None:
+    """The notebook has got a copy without gaps, and so has what it sends of parts of it."""
+    session.notebook.cell("import numpy as np, torch; x = None")
+    session.cell("x = np.arange(20.0).reshape(4, 5)[:, ::2]", out=("x",))
+    session.notebook.cell("pair = x, x[1], torch.from_numpy(x)")
+    session.cell("pair")
+    whole, row, tensor = vars(session.rank)["pair"]
+    assert whole.tolist() == tensor.tolist() and row.tolist() == [5.0, 7.0, 9.0]
+
+
 def test_what_ranks_have_made_and_sent_follows_the_notebook_as_its_own(session: Session) -> None:
     """Another variable of the ranks may refer to it, such as a wrapper that trains the model."""
     run = session.notebook.cell

@@ -19,9 +19,9 @@ def array_of(column: pa.Array, name: str) -> Any:
     """Return a column as an array of its own type, with one element (or list of numbers) per row.
 
     Nulls are NaN among numbers, NaT among times, None elsewhere and inside of structs and maps; integers with
-    nulls become float64, booleans with nulls objects. Lists of one length are an array with further dimensions, others an
-    object array of arrays. Times with a time zone are in UTC. Raises InferError if a float cannot hold an
-    integer.
+    nulls become float64, booleans with nulls objects. Lists of one length are an array with further
+    dimensions, others an object array of arrays. Times with a time zone are in UTC. Raises InferError if a
+    float cannot hold an integer.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-
 _MOST_TAKEN_BYTES = (1 << 31) - 1
 """Of a column of text, bytes or lists: its offsets have 32 bits. Larger ones get those of 64."""
 

@@ -99,16 +99,18 @@ class NameWatch:
 
     def _changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names that were changed in place, and those that cannot be compared."""
+        # A thread may have deleted one, and so may the cell, of a name that is not a variable.
+        self._shared = {n: known for n, known in self._shared.items() if n in self._namespace}
         uncertain = [name for name, known in self._shared.items() if known is None]
         compared = self._shared.keys() - uncertain
-        changed = [n for n in compared if _checksum(self._namespace[n]) != self._shared[n]]
+        changed = [n for n in compared if _checksum(self._namespace.get(n)) != self._shared[n]]
         for name in changed:
             del self._shared[name]
         return tuple(sorted(changed)), tuple(uncertain)
 
     def _identities(self) -> Iterator[tuple[str, ObjectIdentity]]:
         bound = bound_by_ipython(self._namespace)
-        for name, value in self._namespace.items():
+        for name, value in list(self._namespace.items()):  # a thread of the user may add some
             if name in bound and bound[name] is value:
                 continue
             # A key that is no text is no variable: ``globals()[1] = 2``.

@@ -310,8 +310,8 @@ def _register(module: ModuleType) -> None:
 def _watch(module: ModuleType) -> None:
     """Note streams that workers will read; ``module`` is ``torch.utils.data.dataloader``.
 
-    A worker notes it itself when it begins, also for a stream inside of another dataset. That is later, and in
-    a process started by spawn it has no effect here.
+    A worker notes it itself when it begins, also for a stream inside of another dataset. That is later, and
+    has no effect here if the worker was started by spawn.
     """
     iterator: Any = module._MultiProcessingDataLoaderIter
     original = iterator._reset

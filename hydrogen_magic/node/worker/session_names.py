@@ -137,7 +137,7 @@ class RankNames:
         """Look at the names before the cell runs."""
         self._cell, self._stored = cell, frozenset()
         self._watch.begin(cell.session.taken_by(self._rank) if cell.session else ())
-        self._code = {n: v for n, v in self._namespace.items() if is_code(v)}
+        self._code = {n: v for n, v in list(self._namespace.items()) if is_code(v)}
 
     def complete(self, stored: Iterable[str]) -> None:
         """The cell has run to its end; ``stored``: the names that its code assigns.
@@ -172,7 +172,7 @@ class RankNames:
         """
         numbered = self.objects.numbered()
         own, common = list[Any](), list[Any]()
-        for name, value in self._namespace.items():
+        for name, value in list(self._namespace.items()):
             (common if name in self._common else own).append(value)
         for found in near(own, numbered) - near(common, numbered):
             number, _ = numbered[found]
@@ -194,10 +194,8 @@ class RankNames:
         return NamesChanged(
             at_s,
             rank,
-            received={
-                name: describe(namespace[name]) for name in did.received if name in namespace
-            },
-            assigned={name: describe(namespace[name]) for name in did.assigned},
+            received=_described(namespace, did.received),
+            assigned=_described(namespace, did.assigned),
             deleted=did.deleted,
             changed=did.changed,
             uncertain=did.uncertain,
@@ -211,6 +209,13 @@ class RankNames:
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results, which update the notebook's objects."""
         return ResultPickler(*args, shared=self._shared_code, originals=self.objects.numbered())
+
+
+def _described(namespace: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the descriptions of the names that are there: threads of the user may delete some meanwhile."""
+    gone = object()
+    found = {name: namespace.get(name, gone) for name in names}
+    return {name: describe(value) for name, value in found.items() if value is not gone}
 
 
 def _stale_text(name: str, users: Sequence[str]) -> str:

@@ -56,7 +56,9 @@ def save(state: Any, folder: Path) -> None:
         _write_parts(state, made)
         _on_rank_0(lambda: _commit(made))
     except BaseException:  # an interrupt too
-        if checkpoint_files.parts(folder) != made:
+        # Rank 0 alone: another one may be interrupted just before rank 0 commits. What stays is removed by
+        # the next save.
+        if api.rank() == 0 and checkpoint_files.parts(folder) != made:
             shutil.rmtree(made, ignore_errors=True)
         raise
 
