@@ -90,6 +90,8 @@ class SpanTracks:
         self.names: list[str] = []
         """The names that :attr:`SpanTrack.names` are indices of."""
         self._index: dict[str, int] = {}
+        self._shown: dict[str, int] = {}
+        """The same by the names in :attr:`names`."""
         self._tracks: dict[tuple[int, str], _Columns] = {}
         self._phases: dict[int, _Open] = {}
         self._details: dict[int, _Open] = {}
@@ -294,8 +296,11 @@ class SpanTracks:
         if len(self.names) >= OTHER:
             self.names += ["other"] * (len(self.names) == OTHER)
             return OTHER
-        self._index[name] = len(self.names)
-        self.names.append(clean_name(name[:_LONGEST_NAME]) or "?")
+        shown = clean_name(name[:_LONGEST_NAME]) or "?"
+        if shown in self._shown:  # several names that are shown alike are one
+            return self._shown[shown]
+        self._index[name] = self._shown[shown] = len(self.names)
+        self.names.append(shown)
         return self._index[name]
 
 

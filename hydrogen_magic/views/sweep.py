@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -66,6 +68,7 @@ class _NotebookSweep:
         self._interval_s = _INTERVAL_S * (1 + n_runs // _RUNS_PER_INTERVAL)
         self._next_s = 0.0
         self._display = CellOutput()
+        self._is_broken = False
 
     def update(self, sweep: RunningSweep) -> None:
         if time.monotonic() >= self._next_s:
@@ -78,9 +81,24 @@ class _NotebookSweep:
         title = f"sweep of {counted(len(sweep.runs), 'run')}: {sweep.progress}"
         noted = _warnings(self._comparison.states)
         lines = "".join(f"<p>{escaped(line)}</p>\n" for line in noted)
-        html = f"<p><b>{escaped(title)}</b></p>\n{lines}{self._comparison.html(now)}"
-        text = "\n".join([title, *noted, *self._comparison.lines(now)])
+        table = self._comparison.lines(now)
+        html = f"<p><b>{escaped(title)}</b></p>\n{lines}{self._drawn(now, table)}"
+        text = "\n".join([title, *noted, *table])
         self._display.show({"text/html": html, "text/plain": text})
+
+    def _drawn(self, now: float, table: Sequence[str]) -> str:
+        try:
+            return self._comparison.html(now)
+        except Exception as error:  # a fault of ours: the runs matter more
+            if not self._is_broken:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                print(
+                    "the comparison of the runs cannot be drawn; please report "
+                    f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})",
+                    file=sys.stderr,
+                )
+            self._is_broken = True
+            return f"<pre>{escaped(chr(10).join(table))}</pre>"
 
 
 class _TextSweep:

@@ -86,6 +86,13 @@ def test_time_goes_to_what_is_inside_of_a_span_that_encloses_everything() -> Non
     assert tracks.recorded_s() == {0: 4.0}
 
 
+def test_the_time_of_names_that_are_shown_alike_is_added() -> None:
+    long = "kernel<" + "x" * 200
+    tracks = fed(spans(0, (f"{long}1>", 0, 3, 0), (f"{long}2>", 3, 5, 0), ("a\tb", 5, 6, 0)))
+    assert [round(s[0], 3) for s in tracks.shares().values()] == [5.0, 1.0]
+    assert len({*tracks.names}) == len(tracks.names)
+
+
 def test_shares_count_no_time_twice() -> None:
     tracks = fed(
         spans(0, ("backward", 0.0, 1.0, 0)),

@@ -28,6 +28,7 @@ from hydrogen_magic.views.line_shares import kept_lines
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg import colours, html
 from hydrogen_magic.views.static_svg.ansi import to_html
+from hydrogen_magic.views.static_svg.charts import overlaid_html
 from hydrogen_magic.views.static_svg.fills import FILLS, KINDS
 from hydrogen_magic.views.static_svg.scales import Scale, seconds_ticks, value_scale
 from hydrogen_magic.views.static_svg.swimlanes import _covered
@@ -277,6 +278,28 @@ def test_few_spans_are_boxes_with_names_and_many_are_shares() -> None:
     assert "epoch one" in words
     many = checked(drawn(ended(trained(1, 300)))).words()
     assert "forward" not in many and any(word.startswith("forward ") for word in many)
+
+
+def test_many_spans_inside_of_one_that_has_not_ended() -> None:
+    """A rank that was killed in the outer span has sent the inner ones alone."""
+    n = 300
+    starts, ends = zip(*((2 + k / 100, 2.009 + k / 100) for k in range(n)), strict=True)
+    inner = seconds.spans(5.0, 0, ("step",) * n, starts, ends, (1,) * n)
+    words = checked(drawn(ended([*launched(1), inner]))).words()
+    assert any(word.startswith("step ") for word in words)
+
+
+def fed_curves(events: list[ev.Event]) -> Curves:
+    curves = Curves()
+    curves.feed(events)
+    return curves
+
+
+def test_runs_of_a_sweep_that_are_not_drawn_cost_the_others_no_points() -> None:
+    drawn_runs = [fed_curves(trained(1, 400, ("loss",), spans=False)) for _ in range(3)]
+    few = overlaid_html(drawn_runs, ["a", "b", "c"])
+    many = overlaid_html([*drawn_runs, *[Curves()] * 9000], [*"abc", *map(str, range(9000))])
+    assert len("".join(many)) == pytest.approx(len("".join(few)), rel=0.05)
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 5)), min_size=1, max_size=30))

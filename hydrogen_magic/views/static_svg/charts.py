@@ -97,7 +97,8 @@ def overlaid_html(runs: Sequence[Curves], names: Sequence[str]) -> list[str]:
         return []
     shown = metrics[:_MOST_CHARTS]
     found = [{each.metric: each for each in curves.full(())} for curves in runs]
-    points = min(180, _MOST_POINTS // (len(shown) * (len(runs) + 2)))
+    n_lines = sum(map(bool, found))  # of a large sweep, some runs alone are drawn
+    points = max(2, min(180, _MOST_POINTS // (len(shown) * (n_lines + 2))))
 
     def who(places: Sequence[int]) -> str:
         return ", ".join(names[place] for place in places)

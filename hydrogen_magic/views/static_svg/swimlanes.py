@@ -194,6 +194,8 @@ class _Picture:
         Each area extends to the bottom and is covered by the next, so one edge is sufficient.
         """
         layers = self._layers(row.spans)
+        if not layers:
+            return []
         column_s = self._until_s / self._columns
         reached: NDArray[np.float64] = np.cumsum([seconds for _, seconds in layers], axis=0)
         full = np.maximum(reached[-1], column_s)
@@ -208,7 +210,8 @@ class _Picture:
     def _layers(self, spans: SpanTrack) -> list[tuple[str, NDArray[np.float64]]]:
         """Return colour -> seconds per column of the outermost spans; INK for all other names."""
         edges = np.linspace(0.0, self._until_s, self._columns + 1)
-        outermost = spans.depths == 0
+        # An outer span is known at its end: a rank that was killed in it has the inner ones alone.
+        outermost = spans.depths == spans.depths.min()
         numbers = [self._names.index(name) for name in self._times.colours]
         masks = [outermost & (spans.names == number) for number in numbers]
         masks.append(outermost & ~np.isin(spans.names, numbers))

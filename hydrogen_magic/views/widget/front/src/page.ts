@@ -11,6 +11,8 @@ import type { Ask } from "./view/props";
 const CHECK_MS = 500;
 /** Number of checks after which requested data has arrived, unless it was lost. */
 const PATIENCE = 3;
+/** The same once the document has all: looking at a long one takes time, in every page of a notebook. */
+const SETTLED = 60;
 /** The kernel sends a message every second: after this time without one, messages were lost. */
 const SILENCE_S = 2.5;
 /** A longer silence is a problem. */
@@ -125,6 +127,7 @@ export class Page {
   private missing(): "output" | "content" | null {
     const { model, place } = this;
     const held = heldBy(model.widget_manager, place, model.get("gang_id"));
+    if (held === "picture" && this.store.isOver) this.n_toWait = SETTLED;
     // An output may be in another widget, such as ipywidgets' Output, in place of a cell.
     const isElsewhere = document.getElementsByClassName(place).length > 0;
     this.wasInCell ||= held !== null && held !== "nothing";
@@ -208,6 +211,7 @@ export class Page {
     const wasOver = this.store.isOver;
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
+    this.refusal = ""; // a hello may be answered after the page gave it up
     if (delta.full) this.isWhole = true;
     // What the page has supposed since the kernel went is not true.
     else if (applied === "gap" || this.isKernelGone) {

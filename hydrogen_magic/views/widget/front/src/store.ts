@@ -49,9 +49,12 @@ export class Store {
   version = 0;
   /** Whether any message of a kernel arrived: otherwise only the final picture can be shown. */
   hasData = false;
-  /** The page's clock, in milliseconds, at the last message. */
+  /** The page's clock, in milliseconds, at the last message, and at the last one with a time. */
   heardAtMs = 0;
+  private timedAtMs = 0;
   private nowAtMessageS = 0;
+  /** The ranks whose rows and curves the kernel sends in addition; the user may have chosen others since. */
+  private sentChosen: readonly number[] = [];
   private seq: number | null = null;
   /** Number of messages that the last full one still lacks. */
   private partsLeft = 0;
@@ -77,7 +80,7 @@ export class Store {
   /** Seconds since the launch, also between messages; constant after the gang's end. */
   readonly nowS = (): number => {
     if (this.gang?.ended_s != null) return this.gang.ended_s;
-    return this.nowAtMessageS + Math.max(0, this.clockMs() - this.heardAtMs) / 1000;
+    return this.nowAtMessageS + Math.max(0, this.clockMs() - this.timedAtMs) / 1000;
   };
 
   /** The current phase of a rank; empty if unknown. */
@@ -167,6 +170,7 @@ export class Store {
     this.spans.clear();
     this.ranks.clear();
     this.gang = this.summary = this.stacks = this.report = null;
+    this.sentChosen = [];
     this.lines = [];
     this.linesBefore = 0;
   }
@@ -174,6 +178,7 @@ export class Store {
   private take(delta: Delta, buffers: Buffers): void {
     this.hasData = true;
     this.nowAtMessageS = delta.now_s;
+    this.timedAtMs = this.clockMs();
     if (delta.restarted) this.stacks = null;
     if (delta.gang) this.takeGang(delta.gang);
     for (const rank of delta.ranks ?? []) this.ranks.set(rank.rank, rank);
@@ -199,7 +204,8 @@ export class Store {
 
   /** Rows and curves that are no longer sent would become outdated. */
   private takeSummary(summary: RankSummaryView): void {
-    const left = this.summary?.chosen.filter((rank) => !summary.chosen.includes(rank)) ?? [];
+    const left = this.sentChosen.filter((rank) => !summary.chosen.includes(rank));
+    this.sentChosen = summary.chosen;
     this.summary = summary;
     const isFollowed = (rank: number) => rank === 0 || this.phaseOf(rank) === "failed";
     this.curves.drop(left.filter((rank) => !isFollowed(rank)));

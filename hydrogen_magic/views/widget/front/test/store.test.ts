@@ -146,6 +146,29 @@ describe("what is applied", () => {
     ]);
   });
 
+  test("a rank that was chosen and left in this page loses its curve, too", () => {
+    const { store } = storeAt();
+    const bucket = { key: 0, count: 1, mean: 1, min: 1, max: 1 };
+    const { delta, buffers } = packCurve("loss", 1, [{ rank: 5, buckets: [bucket] }]);
+    store.apply(deltaWith(1, { curves: [delta] }), buffers);
+    [[5], []].forEach((chosen, k) => {
+      // As a click does, before the kernel knows of it.
+      if (store.summary) store.summary.chosen = chosen;
+      const summary = { counts: {}, phases: ["running"], shown: [], chosen, at: 0 };
+      store.apply(deltaWith(2 + k, { summary }), [bytes(...new Array<number>(18).fill(0))]);
+    });
+    expect(store.curves.metrics.get("loss")?.series.get(5)?.n ?? 0).toBe(0);
+  });
+
+  test("a message without a time sets no clock back", () => {
+    const { store, clock } = storeAt();
+    store.apply(deltaWith(1, { now_s: 100 }), []);
+    clock.ms += 900;
+    store.heard();
+    expect(store.nowS()).toBeCloseTo(100.9);
+    expect(store.silenceS()).toBe(0);
+  });
+
   test("a summary without its buffer is an error that names the buffer", () => {
     const { store } = storeAt();
     const summary = { counts: {}, phases: [], shown: [], chosen: [], at: 2 };
