@@ -247,6 +247,12 @@ def send_signal(pid: int, signum: int) -> None:
         pass
 
 
+def is_in_storage(pids: Collection[int]) -> bool:
+    """Whether a thread of these processes waits for a disk or a file server (state D), as in ``fsync``."""
+    paths = (f"/proc/{pid}/task/{thread}/stat" for pid in pids for thread in _threads(pid))
+    return any(read(path).rpartition(b") ")[2].startswith(b"D") for path in paths)
+
+
 def is_sending(pids: Collection[int]) -> bool:
     """Whether a TCP socket of these processes has data that its peer has not acknowledged."""
     waiting = {one.inode for one in _tcp_sockets() if one.is_sending}

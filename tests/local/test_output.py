@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +22,11 @@ from hypothesis import strategies as st
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.output_lines import OutputLines
 from hydrogen_magic.errors import RankFailedError
+from hydrogen_magic.node.agent import rank_output
 from hydrogen_magic.node.agent.output import LivePart, LiveText, RankLog, TokenBucket
 from tests import leaks, output_ranks
 from tests.gangs import PATIENCE_S, agent_pids, ended, said, until
@@ -86,6 +90,29 @@ def test_what_is_left_out_is_counted_and_cuts_no_character(chunks: list[bytes], 
     assert sum(len(text.encode()) + skipped for text, skipped, _ in taken) == len(whole)
     assert sum(text.count("\n") + lines for text, _, lines in taken) == whole.count(b"\n")
     assert whole.endswith(taken[-1].text.encode() if taken else b"")
+
+
+def test_a_stream_that_never_pauses_leaves_the_others_their_part() -> None:
+    now = 0.0
+    limit = TokenBucket(lambda: now)
+    outputs: list[Any] = [
+        SimpleNamespace(streams={"stdout": rank_output._Stream(0, Mask([]))}, emit_taken=None)
+        for _ in range(3)
+    ]
+    shown: list[int] = []
+
+    def emit(rank: int, stream: Any) -> None:
+        shown.extend([rank] if stream.part is not None else [])
+
+    for rank, output in enumerate(outputs):
+        output.emit_taken = functools.partial(emit, rank, output.streams["stdout"])
+    for step in range(200):
+        now += 0.05
+        outputs[0].streams["stdout"].live.feed(b"x" * 30_000)
+        outputs[1].streams["stdout"].live.feed(b"y" * 30_000)
+        outputs[2].streams["stdout"].live.feed(b"a warning\n" if step % 20 == 0 else b"")
+        rank_output.emit_new(outputs, limit)
+    assert shown.count(2) == 10 and min(shown.count(0), shown.count(1)) > 50
 
 
 def test_a_gap_ends_where_a_line_begins() -> None:

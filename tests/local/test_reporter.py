@@ -184,8 +184,22 @@ def test_a_gpu_that_hangs_keeps_back_its_values_only(
     assert [e.values for e in sent.of(ev.Metrics)] == [{"early": (1.0,)}]
     assert len(sent.of(ev.RankPhase)) == 1
     event.done = True
-    reporter.close()
+    reporter.post(ev.Notice(0.0, "info", "computed"))
     assert sent.of(ev.Metrics)[-1].values == {"late": (4.0,)}
+    event.done = False
+    api.log(later=CudaTensor())
+    threading.Timer(2 * event_sender._GPU_WAIT_S, lambda: setattr(event, "done", True)).start()
+    reporter.close(is_patient=True)  # of a cell that has succeeded
+    assert sent.of(ev.Metrics)[-1].values == {"later": (4.0,)}
+
+
+def test_values_that_no_gpu_computes_in_time_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = point_queue.PointQueue(0, SendInterval(0, 1))
+    points.add(0.0, None, {"v": 1.0})
+    monkeypatch.setattr(metric_points, "is_computed", lambda ready: False)
+    assert list(points.take(1.0, 0.01)) == []
+    (last,) = points.take(2.0, 0.01, is_last=True)
+    assert last.skipped == 1 and last.steps == ()
 
 
 # ── order, ends, forks ───────────────────────────────────────────────────────────────────────────
@@ -325,6 +339,12 @@ def test_many_short_bars_do_not_pile_up(reporter: reporters.Reporter, sent: Sent
     bars = sent.of(ev.Progress)
     assert len(bars) < 1000
     assert bars[0].bar == outer
+
+
+def test_a_bar_of_an_earlier_cell_is_none_of_a_later_ones(sent: Sent) -> None:
+    """In a session, it may close when its name is assigned again."""
+    numbers = [reporters.Reporter(0, time.monotonic(), sent).bars.new() for _ in range(2)]
+    assert len({*numbers}) == 2
 
 
 def test_spans_nest_and_wrap_functions(reporter: reporters.Reporter, sent: Sent) -> None:

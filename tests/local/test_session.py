@@ -477,7 +477,9 @@ def test_an_idle_session_ends_and_runs_exit_handlers(
     cells: Cells, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells.run(f"path = {str(tmp_path / 'left')!r}")
-    leave = "import atexit, pathlib\natexit.register(pathlib.Path(path + str(hm.rank())).touch);"
+    leave = """import atexit, pathlib
+atexit.register(pathlib.Path(path + str(hm.rank())).touch)
+atexit.register(print, "saving");"""  # runs first, and must not fail
     pids = cells.on_ranks(JOIN + leave, "--np 2") or cells.all_ranks("os.getpid()")
     cells.run("%gang")
     assert re.search(r"\nlab +2 +local .* found, path", capsys.readouterr().out)

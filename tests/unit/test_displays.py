@@ -144,6 +144,14 @@ def test_an_animation_skips_frames_that_would_not_be_seen() -> None:
     assert rank.sent() == ["clear"]
 
 
+def test_a_page_that_only_prints_is_cleared_once() -> None:
+    """``clear_output(wait=True)`` before each line, in a loop of thousands."""
+    rank = Rank()
+    for _ in range(1000):
+        rank.queue.clear(wait=True)
+    assert rank.sent() == ["clear later"]
+
+
 def test_an_update_of_an_earlier_cells_display_is_a_new_one() -> None:
     first = Rank()
     first.show("loss: ?", "loss")

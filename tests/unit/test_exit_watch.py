@@ -17,6 +17,7 @@ class Usage:
 
     ticks = written = 0
     is_connected = False
+    is_in_storage = False
 
     def __call__(self, pid: int) -> tuple[int, int]:
         return self.ticks, self.written
@@ -27,6 +28,7 @@ def usage(monkeypatch: pytest.MonkeyPatch) -> Usage:
     fake = Usage()
     monkeypatch.setattr(exit_watch, "_usage", fake)
     monkeypatch.setattr(processes, "is_sending", lambda pids: False)
+    monkeypatch.setattr(processes, "is_in_storage", lambda pids: fake.is_in_storage)
     monkeypatch.setattr(processes, "are_connected", lambda pids, spare: fake.is_connected)
     return fake
 
@@ -69,6 +71,18 @@ def test_a_rank_that_is_connected_to_a_server_may_wait_longer(usage: Usage) -> N
     assert killed_at(ExitWatch(1, 0.0), usage, ticks=0, written=0, delivered=True) == 62
     among_hosts = ExitWatch(1, 0.0, is_on_one_host=False)
     assert killed_at(among_hosts, usage, ticks=0, written=0, delivered=True) == 6
+
+
+def test_a_rank_that_waits_for_a_disk_is_writing(usage: Usage) -> None:
+    """In ``fsync`` it uses no CPU time and writes no more bytes."""
+    usage.is_in_storage = True
+    assert killed_at(ExitWatch(1, 0.0), usage, ticks=0, written=0, delivered=True) == 700
+
+
+def test_the_state_of_each_thread_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not processes.is_in_storage({os.getpid()})
+    monkeypatch.setattr(processes, "read", lambda path: b"1 (a) b) D 1")
+    assert processes.is_in_storage({os.getpid()})
 
 
 def test_a_connection_to_a_process_of_the_gang_is_none_to_a_server(

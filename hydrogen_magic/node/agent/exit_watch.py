@@ -45,7 +45,9 @@ class ExitWatch:
             self._busy_s = self._wrote_s = now_s
             self._has_delivered = True
         ticks, written = _usage(self._pid)
-        if written != self._written or processes.is_sending(processes.family(self._pid)):
+        family = processes.family(self._pid)
+        is_writing = processes.is_in_storage(family) or processes.is_sending(family)
+        if written != self._written or is_writing:
             self._written, self._wrote_s, self._busy_s = written, now_s, now_s
         if abs(ticks - self._ticks) >= _BUSY_TICKS:  # fewer if a child has exited
             self._busy_s = now_s

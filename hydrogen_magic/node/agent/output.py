@@ -42,6 +42,8 @@ class TokenBucket:
         self._burst = burst
         self._level = burst
         self._at = clock()
+        self.n_grants = 0
+        """How often something was granted."""
 
     def take(self, wanted: int) -> int:
         """Return how many bytes may be sent now, at most ``wanted``."""
@@ -50,6 +52,7 @@ class TokenBucket:
         self._at = now
         granted = min(wanted, int(self._level))
         self._level -= granted
+        self.n_grants += granted > 0
         return granted
 
 
@@ -144,6 +147,8 @@ class LiveText:
         self._waiting = bytearray()
         self._skipped_bytes = 0
         self._skipped_lines = 0
+        self.turn = 0
+        """The limit's number of grants at this stream's last one."""
 
     def feed(self, data: bytes) -> None:
         """Add new output of the rank."""
@@ -156,6 +161,7 @@ class LiveText:
         granted = allowance.take(len(self._waiting))
         if granted == 0:
             return None  # continues to collect; the end is sent when the limit allows it
+        self.turn = allowance.n_grants
         self._skip(len(self._waiting) - granted)
         return self._taken(final=False)
 

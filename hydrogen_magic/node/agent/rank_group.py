@@ -16,6 +16,7 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.timeline_files import path_prefix
 from hydrogen_magic.errors import RendezvousError
+from hydrogen_magic.node.agent import rank_output
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.descendants import DescendantCleanup
 from hydrogen_magic.node.agent.gpus import RankGpus
@@ -182,8 +183,7 @@ class RankGroup:
         try:
             while self.ranks.running() and not self._is_stuck():
                 await asyncio.wait([all_exited], timeout=_FLUSH_S)
-                for rank in self.ranks:
-                    rank.output.emit_new(limit)
+                rank_output.emit_new((rank.output for rank in self.ranks), limit)
                 self.timelines.poll()
                 if time.monotonic() >= health_at:
                     health_at = time.monotonic() + _HEALTH_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 
 from hydrogen_magic.core import display_marks
 from hydrogen_magic.core import events as ev
@@ -24,6 +25,21 @@ class _Stream:
         self.fd = fd
         self.masked = MaskedStream(mask)
         self.live = LiveText()
+        self.part: LivePart | None = None
+        """Taken from ``live``, not emitted yet."""
+
+
+def emit_new(outputs: Iterable[RankOutput], limit: TokenBucket) -> None:
+    """Emit new output of a gang's ranks within the limit.
+
+    The stream that was served longest ago comes first, or one that never pauses would take all.
+    """
+    outputs = list(outputs)
+    streams = [stream for output in outputs for stream in output.streams.values()]
+    for stream in sorted(streams, key=lambda stream: stream.live.turn):
+        stream.part = stream.live.take(limit)
+    for output in outputs:
+        output.emit_taken()
 
 
 class RankOutput:
@@ -35,13 +51,13 @@ class RankOutput:
         self._rank = rank
         self._log = log
         self._reporter = reporter
-        self._streams = {
+        self.streams = {
             "stdout": _Stream(worker.stdout, reporter.mask),
             "stderr": _Stream(worker.stderr, reporter.mask),
         }
         self._order = DisplayOrder(reporter.emit)
         loop = asyncio.get_running_loop()
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             loop.add_reader(stream.fd, self._read, stream)
 
     def add_display(self, display: ev.Display) -> None:
@@ -54,15 +70,16 @@ class RankOutput:
         if problem:
             self._reporter.notice("warning", f"rank {self._rank}: {problem}")
 
-    def emit_new(self, limit: TokenBucket) -> None:
-        """Emit new output within the limit."""
-        for name, stream in self._streams.items():
-            self._emit(name, stream.live.take(limit))
+    def emit_taken(self) -> None:
+        """Emit what was taken within the limit."""
+        for name, stream in self.streams.items():
+            self._emit(name, stream.part)
+            stream.part = None
         self._order.emit_ready()
 
     def read_available(self) -> None:
         """Read the current contents of the pipes, not until their end: a grandchild may hold them open."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             for _ in range(DRAIN_CHUNKS):
                 if not self._read(stream):
                     break
@@ -70,20 +87,20 @@ class RankOutput:
     def emit_printed(self) -> None:
         """Emit everything that the rank has printed, above the limit too."""
         self.read_available()
-        for name, stream in self._streams.items():
+        for name, stream in self.streams.items():
             self._emit(name, stream.live.rest())
         self._order.emit_ready()
 
     def emit_rest(self) -> None:
         """Emit what is left, whatever the limit."""
-        for name, stream in self._streams.items():
+        for name, stream in self.streams.items():
             self._take(stream, stream.masked.rest())
             self._emit(name, stream.live.rest())
         self._order.emit_ready(is_final=True)
 
     def close(self) -> None:
         """Stop reading, and close the log; the pipes stay open."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             asyncio.get_running_loop().remove_reader(stream.fd)
         self._log.close()
 

@@ -59,6 +59,8 @@ class WorkerPool:
         A new one imports ``preload`` at once, without a request.
         """
         if self._forkserver is None or not self._forkserver.is_usable(fingerprint):
+            if self._forkserver is not None:
+                self._forkserver.give_up()
             self.close()
             self._forkserver = ForkserverClient(
                 self._kernel, fingerprint, env, sys_path, preload, self._unsafe_modules, self._ports

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.file_versions import are_changed
-from hydrogen_magic.node.agent.pooled_worker import PooledWorker
+from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 
 RANKS_ENDED = "the ranks of the session have ended"
 EXIT_S = 2.0
@@ -77,20 +77,30 @@ class RetainedWorkers:
 
     def end(self) -> None:
         """Kill them at once, with all their descendants."""
-        _kill(self._released())
+        workers, family = self._released()
+        close_all(workers)
+        _kill(family)
 
     def finish(self) -> None:
-        """Let them run their exit handlers, for a limited time."""
-        asyncio.get_running_loop().call_later(EXIT_S, _kill, self._released())
+        """Let them run their exit handlers, for a limited time. What they print is not shown."""
+        workers, family = self._released()
+        for worker in workers:
+            worker.control.close()  # nothing else: a handler that prints must not fail
 
-    def _released(self) -> set[tuple[int, int]]:
-        """Let go of the ranks; return their processes and those below, by pid and start time."""
+        def end() -> None:
+            close_all(workers)
+            _kill(family)
+
+        asyncio.get_running_loop().call_later(EXIT_S, end)
+
+    def _released(self) -> tuple[list[PooledWorker], set[tuple[int, int]]]:
+        """Let go of the ranks; return them, and their processes and those below by pid and start time."""
         pids = self.pids()
         below = {child.pid for pid in pids for child in processes.descendants(pid)}
-        for rank in self._ranks.values():
-            rank.worker.close()
+        workers = [rank.worker for rank in self._ranks.values()]
         self.key, self._ranks = "", {}
-        return {(one.pid, one.start_ticks) for one in processes.processes(pids | below)}
+        family = {(one.pid, one.start_ticks) for one in processes.processes(pids | below)}
+        return workers, family
 
 
 def _kill(family: Collection[tuple[int, int]]) -> None:

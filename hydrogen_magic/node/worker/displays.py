@@ -102,6 +102,8 @@ class DisplayQueue:
         with self._lock:
             if not wait:
                 self._begin_page()
+            elif self._waiting and self._waiting[-1].action == ev.CLEAR_LATER:
+                return
             self._waiting.append(self._event(ev.CLEAR_LATER if wait else ev.CLEAR))
 
     def take(self, at_s: float) -> Iterator[ev.Display]:

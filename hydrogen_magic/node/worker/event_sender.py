@@ -12,6 +12,9 @@ from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
 _GPU_WAIT_S = 0.5
 """How long a post waits for values that are being computed on a GPU, which may hang."""
 
+_LAST_GPU_WAIT_S = 10.0
+"""The same after a cell that has succeeded: of a loop that never waits for its GPU, seconds may be left."""
+
 _CLOSE_S = 2.0
 """How long a finished rank waits for an agent that does not read its last messages."""
 
@@ -19,16 +22,16 @@ _CLOSE_S = 2.0
 class EventSender:
     """Sends what ``collect`` returns; ``tick`` is called 20 times a second, and tells whether that is urgent.
 
-    ``collect`` takes the time in seconds that it may wait for values of a GPU. ``send`` may block; after
-    the start, only this thread calls it, so that no signal handler of the main thread can interrupt a
-    message. If ``send`` raises ``OSError``, the agent has exited: sending stops, and the end of this
-    process is left to others.
+    ``collect`` takes the time in seconds that it may wait for values of a GPU, and whether this is the end.
+    ``send`` may block; after the start, only this thread calls it, so that no signal handler of the main
+    thread can interrupt a message. If ``send`` raises ``OSError``, the agent has exited: sending stops, and
+    the end of this process is left to others.
     """
 
     def __init__(
         self,
         send: Callable[[Sequence[ev.Event]], None],
-        collect: Callable[[float], Iterable[ev.Event]],
+        collect: Callable[[float, bool], Iterable[ev.Event]],
         tick: Callable[[], bool],
         interval: SendInterval,
     ) -> None:
@@ -40,6 +43,7 @@ class EventSender:
         self._thread: threading.Thread | None = None
         self._sending = threading.Lock()
         self._wake = threading.Event()
+        self._gpu_wait_s = _GPU_WAIT_S
         self._is_closing = False
         self._is_agent_gone = False
 
@@ -72,14 +76,19 @@ class EventSender:
             if not thread.is_alive():  # the thread ended before it saw this
                 self._send_posted()
 
-    def close(self) -> None:
-        """Send all events and end the thread, within two seconds even if the agent hangs."""
+    def close(self, *, is_patient: bool = False) -> None:
+        """Send all events and end the thread, within seconds even if the agent hangs.
+
+        ``is_patient``: wait longer for values of a GPU.
+        """
+        if is_patient:
+            self._gpu_wait_s = _LAST_GPU_WAIT_S
         self._is_closing = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+            self._thread.join(_CLOSE_S + self._gpu_wait_s)
         if self._thread is None or not self._thread.is_alive():
-            self._send_posted()  # if there was no thread, or it has failed
+            self._send_posted(is_last=True)  # if there was no thread, or it has failed
 
     def _run(self) -> None:
         while not (self._is_closing or self._is_agent_gone):
@@ -88,21 +97,21 @@ class EventSender:
             is_urgent = self._tick()
             if self._interval.is_due(is_urgent=is_urgent or bool(self._posted)):
                 self._send_posted()
-        self._send_posted()
+        self._send_posted(is_last=True)
 
-    def _send_posted(self) -> None:
+    def _send_posted(self, *, is_last: bool = False) -> None:
         # Recorded data precedes a posted event: take posted events first, recorded data second.
         posted = [self._posted.popleft() for _ in range(len(self._posted))]
         try:
-            self._flush(*(event for event, _ in posted))
+            self._flush(*(event for event, _ in posted), is_last=is_last)
         finally:
             for _, done in posted:
                 done.set()
 
-    def _flush(self, *posted: ev.Event) -> None:
+    def _flush(self, *posted: ev.Event, is_last: bool = False) -> None:
         with self._sending:
-            wait_s = _GPU_WAIT_S if posted or self._is_closing else 0.0
-            batch = [*self._collect(wait_s), *posted]
+            wait_s = self._gpu_wait_s if is_last else _GPU_WAIT_S if posted else 0.0
+            batch = [*self._collect(wait_s, is_last), *posted]
             if not batch or self._is_agent_gone:
                 return
             try:

@@ -269,7 +269,7 @@ class _Rank:
         is_child = os.getpid() != self.pid  # the cell forked, and its child failed
         stays = self.session is not None or (self.is_retained and code == 0)
         self.is_retained = stays and not is_child
-        self._report_retained(code) if self.is_retained else self._finish()
+        self._report_retained(code) if self.is_retained else self._finish(code)
         return code
 
     def _work_or_debug(self) -> int:
@@ -288,6 +288,7 @@ class _Rank:
 
     def _report_retained(self, code: int) -> None:
         """Report that this gang is over for this process, and what it holds for the next one."""
+        self.profiler.finish()  # that of a cell that failed still records
         self.peer_timeouts.restore()
         now_s = self.reporter.now_s()
         n_collectives = self.entered.count()
@@ -295,7 +296,7 @@ class _Rank:
         self.reporter.report(
             self.names.report(now_s, self.rank, self.groups, n_collectives, self._warn)
         )
-        self.reporter.close()  # which sends it
+        self.reporter.close(is_patient=code == 0)  # which sends it
         standard_streams.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}
         self._send(msg.WorkerRetained(files, code))
@@ -308,7 +309,7 @@ class _Rank:
     def leave(self) -> None:
         """Leave the session, or the ranks of ``%%infer``, which have nothing to clean up."""
         if self.session is not None:
-            self._finish()
+            self._finish(0)
 
     def _work(self) -> int:
         is_loaded = self.set_up is not None and self.session is None
@@ -436,10 +437,10 @@ class _Rank:
     def _report_progress(self, text: str) -> None:
         self.reporter.report(ev.RankPhase(self.reporter.now_s(), self.rank, self.phase, text))
 
-    def _finish(self) -> None:
+    def _finish(self, code: int) -> None:
         """Run exit handlers as the interpreter would, but skip its slow teardown of modules."""
         if os.getpid() == self.pid:  # the cell forked: what is left to send is the parent's
-            self.reporter.close()
+            self.reporter.close(is_patient=code == 0)
         # The agent, which looks for them once a second, may not have seen them.
         children = processes.family(os.getpid()) - {os.getpid()}
         try:

@@ -42,10 +42,11 @@ class PointQueue:
         step = next(self._auto_steps) if step is None else points.as_step(step)
         self._added.append((next(self._numbers), at_s, step, values, ready))
 
-    def take(self, at_s: float, wait_s: float) -> Iterator[ev.Metrics]:
+    def take(self, at_s: float, wait_s: float, *, is_last: bool = False) -> Iterator[ev.Metrics]:
         """Yield points as columns, all of them if ``wait_s`` > 0.
 
-        Waits up to ``wait_s`` for values that are being computed on a GPU; later points are kept.
+        Waits up to ``wait_s`` for values that are being computed on a GPU; later points are kept, or counted
+        as skipped if ``is_last``.
         """
         n_waiting = len(self._taken) + len(self._added)
         for _ in range(len(self._added)):
@@ -59,6 +60,8 @@ class PointQueue:
             self._taken.popleft()
             skipped += 1
         ready = self._pop_ready(_MAX_POINTS if wait_s else limit, time.monotonic() + wait_s)
+        if is_last:
+            skipped += len(self._taken)
         for chunk in points.chunks(ready):
             yield points.as_metrics(at_s, self._rank, chunk, skipped)
             skipped = 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import functools
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -115,6 +117,9 @@ def _disown_finalizers() -> None:
     """
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
+    atexit.unregister(
+        shutil.rmtree
+    )  # matplotlib's, of a folder in place of one in the home directory
 
 
 def _handle_interrupts(interrupted: int) -> None:

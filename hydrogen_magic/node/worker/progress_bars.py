@@ -9,6 +9,8 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.units import as_float
 from hydrogen_magic.node.worker.spans import LONGEST_NAME
 
+_numbers = itertools.count()
+"""Of all bars of this process: one of an earlier cell of a session may still be updated, or close."""
 _MAX_CLOSED_BARS = 256
 """Bars that opened and closed before they were sent; a loop of short inner bars makes thousands a second."""
 
@@ -19,14 +21,13 @@ class ProgressBars:
     def __init__(self, rank: int, now_s: Callable[[], float]) -> None:
         self._rank = rank
         self._now_s = now_s
-        self._numbers = itertools.count()
         self._waiting: dict[int, ev.Progress] = {}
         self._sent: set[int] = set()
         """Open bars of which a state was sent."""
 
     def new(self) -> int:
         """Return the number of a new bar."""
-        return next(self._numbers)
+        return next(_numbers)
 
     def update(
         self,

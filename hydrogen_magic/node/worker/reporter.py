@@ -130,11 +130,14 @@ class Reporter:
             self._sender.wake()
         return False
 
-    def close(self) -> None:
-        """Send all events and end the thread, within two seconds even if the agent hangs."""
+    def close(self, *, is_patient: bool = False) -> None:
+        """Send all events and end the thread, within seconds even if the agent hangs.
+
+        ``is_patient``: wait longer for logged values that a GPU still computes.
+        """
         if current() is self:
             install(None)
-        self._sender.close()
+        self._sender.close(is_patient=is_patient)
 
     # ── on the sending thread ────────────────────────────────────────────────────────────────────
 
@@ -153,9 +156,9 @@ class Reporter:
                     self.notice("warning", text)
         return bool(seen) or self._spans.is_half_full()
 
-    def _collect(self, wait_s: float) -> Iterator[ev.Event]:
+    def _collect(self, wait_s: float, is_last: bool) -> Iterator[ev.Event]:
         at_s = self.now_s()
-        yield from self._points.take(at_s, wait_s)
+        yield from self._points.take(at_s, wait_s, is_last=is_last)
         if wait_s or self._others or self._spans.is_due(at_s):  # such as a completed wait
             yield from self._spans.take(at_s, self.rank)
         if (n_steps := self.steps.take_changed()) is not None:
