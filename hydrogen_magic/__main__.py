@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pkgutil
 import re
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str]) -> int:
         status = _manage(command)
         sys.stdout.flush()
         return status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the program that reads it has ended, as head does
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
@@ -96,6 +99,10 @@ def _parsed(words: Sequence[str]) -> GangCommand:
 def _manage(command: GangCommand) -> int:
     if command.verb == "attach":
         return _follow(gang_command.reachable(command.gang, take=command.take))
+    if command.verb == "wait":
+        # Without its result, whose classes this process may lack.
+        gang_command.waited(command).raise_for_state()
+        return 0
     if command.verb == "doctor":
         is_well = gang_command.examine(lambda lines: print(*lines, sep="\n", flush=True))
         return 0 if is_well else 1

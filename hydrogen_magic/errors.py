@@ -20,6 +20,8 @@ a function are a TypeError or ValueError that a notebook shows as one line: Opti
 from __future__ import annotations
 
 import sys
+from functools import partial
+from typing import Any
 
 __all__ = [
     "CaptureError",
@@ -96,6 +98,9 @@ class RankFailedError(HydrogenError):
         """The ID of its gang."""
         self.session = session
         """The name of its session, None without one."""
+
+    def __reduce__(self) -> Any:
+        return partial(type(self), rank=self.rank), self.args, self.__dict__
 
 
 class ResultError(HydrogenError):

@@ -177,7 +177,7 @@ class Record:
         except OSError as error:
             remedy = "set HYDROGEN_MAGIC_HOME to a writable directory"
             on_problem(f"this run is not recorded: {error}; {remedy}")
-            folder = Path(tempfile.mkdtemp(prefix="hydrogen_magic-"))
+            folder = _temporary_folder(error)
             record = cls(folder, None, on_problem)
             weakref.finalize(record, _delete_temporary, folder, os.getpid())
             return record
@@ -215,6 +215,17 @@ class Record:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _temporary_folder(refused: OSError) -> Path:
+    """Make a folder for the logs of a run without a record; HydrogenError if there is no place for it."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="hydrogen_magic-"))
+    except OSError as error:
+        raise HydrogenError(
+            f"there is no place for the output of the ranks ({refused}; {error}): free some space, or set "
+            "HYDROGEN_MAGIC_HOME to a directory on another disk"
+        ) from error
 
 
 def _delete_temporary(folder: Path, pid: int) -> None:
@@ -477,6 +488,16 @@ def is_over(found: Summary) -> bool:
     return found.ended is not None or _is_abandoned(found)
 
 
+def is_over_for_long(found: Summary) -> bool:
+    """Return whether a run has ended for certain: what it has kept may be deleted, or used by another run.
+
+    A gang of another machine that waits for slots is silent for hours, and goes on.
+    """
+    is_here = not is_elsewhere(found.launched.owner, found.launched.host)
+    silent_s = time.time() - written_at(found.gang)
+    return is_over(found) and (found.ended is not None or is_here or silent_s > _KEEP_DATA_S)
+
+
 def prune(
     keep: int = _KEEP_RUNS, keep_bytes: int = _KEEP_BYTES, keep_data_s: float = _KEEP_DATA_S
 ) -> None:
@@ -486,9 +507,10 @@ def prune(
     succeed) stay for ``keep_data_s``. When the files of all these have more than ``keep_bytes``, the oldest
     are deleted, too, but for the newest run, and for those among the last ``keep`` with data. Runs that no
     kernel has seen since their end stay. A gang that outlived its kernel may have run for days, while dozens
-    of short ones began and ended.
+    of short ones began and ended. Records that cannot be read are deleted after ``keep_data_s``.
     """
-    over = [found for found in recent() if is_over(found)]
+    _delete_unreadable(keep_data_s)
+    over = [found for found in recent() if is_over_for_long(found)]
     over.sort(key=lambda found: found.last_wall_time, reverse=True)
     n_kept_bytes = 0
     places: Counter[bool] = Counter()
@@ -508,6 +530,16 @@ def prune(
             n_kept_bytes += n_bytes
         else:
             delete(found.gang)
+
+
+def _delete_unreadable(older_s: float) -> None:
+    """Delete records without a first event: the disk was full, or another version has written them."""
+    for gang_id in filter(_GANG_ID.fullmatch, recent_ids()):
+        if summary(gang_id) is None:
+            with suppress(OSError):
+                paths = [run_dir(gang_id), *run_dir(gang_id).iterdir()]
+                if time.time() - max(path.lstat().st_mtime for path in paths) > older_s:
+                    delete(gang_id)
 
 
 def _has_data(gang_id: str, files: Collection[str]) -> bool:

@@ -173,7 +173,12 @@ def launch_captured(
             else ClosureFile(captured.payload)
         )
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
-        run = _new_run(captured, spec, title, wall_time, known)
+        try:
+            run = _new_run(captured, spec, title, wall_time, known)
+        except BaseException:
+            if isinstance(closure, ClosureFile):
+                closure.release()
+            raise
         for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured)):
             run.emit(ev.Notice(0.0, "warning", text))
         if spec.track is not None:

@@ -69,9 +69,14 @@ def params_of(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
         name: python_scalar(value) for name, value in values.items() if not is_secret_name(name)
     }
     return {
-        name: value if type(value) in (bool, int, float) else _value_text(name, value)
+        name: value if _is_number(value) else _value_text(name, value)
         for name, value in listed.items()
     }
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a record can have it as a number: its integers have 64 bits."""
+    return type(value) in (bool, float) or (type(value) is int and value.bit_length() < 64)
 
 
 def _value_text(name: str, value: Any) -> str:

@@ -161,7 +161,11 @@ def _run_two_ranks() -> float:
     gang = calls.launch(
         _sum_of_ranks, np=2, gpu=False, timeout=_GANG_TIMEOUT_S, run_name="%gang doctor"
     )
-    total: float = gang.result
+    try:
+        total: float = gang.result
+    except KeyboardInterrupt:
+        gang.stop()
+        raise
     # The newest gang should be the user's. One that fails stays, with its logs.
     launcher.forget(gang)
     return total

@@ -287,10 +287,15 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 
 def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:
+    return waited(command).result
+
+
+def waited(command: GangCommand) -> Gang:
+    """Return the gang that is meant after its end; GangTimeoutError if that takes too long."""
     gang = reachable(command.gang)
     if not gang.wait(command.timeout_s):
         raise GangTimeoutError(f"gang {gang.id} is still running after {command.timeout_s:g} s")
-    return gang.result
+    return gang
 
 
 def _doctor(command: GangCommand, say: Callable[[list[str]], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tokenize
 import traceback
@@ -372,7 +373,9 @@ class Distributed(Magics):
     def _follow(self, gang: Gang, spec: JobSpec) -> None:
         """Update the view of a detached gang while other cells run."""
         view = pick_view(quiet=spec.quiet, detached=True, actions=gang)
-        attending.follow(gang, view, lambda: _write_timeline(gang, spec))
+        # At its end the notebook may be in another directory.
+        file = spec.timeline and os.path.abspath(spec.timeline)
+        attending.follow(gang, view, lambda: _write_timeline(gang, replace(spec, timeline=file)))
 
 
 def _setting(name: str, parse: Callable[[str], T], text: str) -> T:

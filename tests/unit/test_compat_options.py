@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import types
 from typing import Any
 
@@ -138,6 +139,18 @@ def words_of(runner: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
         runner.run(print)
     assert caught.value.report.partition(": ")[2] == str(caught.value)
     return str(caught.value)
+
+
+def test_a_failure_reaches_another_process() -> None:
+    """A pool of processes that each launch gangs sends errors by pickle."""
+    error = RankFailedError("rank 1 failed", rank=1, report="rank 1 failed\n  a line", gang="g1")
+    same = pickle.loads(pickle.dumps(error))
+    assert (str(same), same.rank, same.report, same.gang) == (
+        "rank 1 failed",
+        1,
+        error.report,
+        "g1",
+    )
 
 
 def test_a_failed_ranks_own_text_stays(monkeypatch: pytest.MonkeyPatch) -> None:

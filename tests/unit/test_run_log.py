@@ -117,6 +117,15 @@ def test_a_home_that_is_a_file_costs_the_record_and_nothing_else(hydrogen_home: 
     assert not logs.exists(), "nothing else deletes them"
 
 
+def test_without_any_place_for_logs_no_gang_is_launched(
+    hydrogen_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hydrogen_home.touch()
+    monkeypatch.setattr("tempfile.tempdir", str(hydrogen_home))
+    with pytest.raises(HydrogenError, match="free some space, or set HYDROGEN_MAGIC_HOME"):
+        run_log.Record.create("g1", lambda problem: None)
+
+
 def test_two_kernels_may_draw_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
     write("g1", launched("g1"))
     drawn = iter(["g1", "g2"])
@@ -291,6 +300,34 @@ def test_runs_that_ended_last_are_kept_and_unseen_ones() -> None:
     unseen.unlink()
     run_log.prune(keep=2)
     assert sorted(run_log.recent_ids()) == ["long", "short2"]
+
+
+def test_a_silent_run_of_another_machine_is_not_deleted() -> None:
+    """It may wait for slots of a cluster, and goes on."""
+    other = replace(launched("away", wall_time=1.0, owner="another machine:1:1"), host="login2")
+    file = write("away", other, ev.AttemptStarted(0.5, 0)) / "events.jsonl"
+    write("here", launched("here", wall_time=100.0), ENDED)
+    hours_ago_s = time.time() - 20 * 3600
+    os.utime(file, (hours_ago_s, hours_ago_s))
+    run_log.prune(keep=0)
+    assert run_log.recent_ids() == ["away"]
+    os.utime(file, (0, 0))
+    run_log.prune(keep=0)
+    assert run_log.recent_ids() == []
+
+
+def test_records_that_cannot_be_read_are_deleted_at_last() -> None:
+    """Their launch was written on a full disk, or by another version."""
+    folder = run_log.run_dir("torn")
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").touch()
+    (folder / "rank-0.log").write_bytes(bytes(1000))
+    run_log.prune(keep=0)
+    assert run_log.recent_ids() == ["torn"]
+    for path in (folder / "events.jsonl", folder / "rank-0.log", folder):
+        os.utime(path, (0, 0))
+    run_log.prune()
+    assert run_log.recent_ids() == []
 
 
 def test_records_of_runs_that_logged_for_days_do_not_fill_the_disk() -> None:
