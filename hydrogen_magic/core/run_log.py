@@ -549,15 +549,15 @@ def _has_data(gang_id: str, files: Collection[str]) -> bool:
 
 
 def _files(gang_id: str) -> dict[str, int]:
-    """Return the number of bytes of each file of a run and of its checkpoints, but not of finished rows."""
-    folder = run_dir(gang_id)
+    """Return the number of bytes of each file of a run, of its checkpoints, and of its finished rows."""
+    folder, kept = run_dir(gang_id), kept_dir(gang_id)
     try:
         entries = list(os.scandir(folder))
         found = {each.name: each.stat(follow_symlinks=False).st_size for each in entries}
-        if CHECKPOINTS in found:
-            found[CHECKPOINTS] = sum(
-                path.lstat().st_size for path in (folder / CHECKPOINTS).rglob("*")
-            )
+        for name in {CHECKPOINTS, kept.name} & found.keys():
+            # Finished rows may be beside their data, where a link leads.
+            files = (folder / name).resolve().rglob("*")
+            found[name] = sum(path.lstat().st_size for path in files)
     except OSError:  # another kernel deletes it
         return {}
     return found

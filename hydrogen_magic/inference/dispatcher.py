@@ -97,6 +97,10 @@ class Dispatcher:
         )
         self._channels: list[RankChannel] = []
         self._thread: threading.Thread | None = None
+        self._ending = threading.Lock()
+        self._is_thread_over = False
+        self._outcome: str | None = None
+        """Final state of the gang, once it has ended."""
         self._closing: socket.socket | None = None
         """Closed at the end of the attempt."""
         self._is_set_up = False
@@ -137,6 +141,7 @@ class Dispatcher:
             limit = RowLimit(int(self.options["batch_size"]))
             self._channels.append(RankChannel(rank, own, framing.FrameReader(own), limit))
             descriptors.append(other.detach())
+        self._is_thread_over = False
         self._closing, closed = framing.pair()
         self._thread = threading.Thread(
             target=self._run, args=(closed,), name="hydrogen_magic dispatcher", daemon=True
@@ -157,14 +162,18 @@ class Dispatcher:
             self._thread.join(_FINISH_S)
             if self._thread.is_alive():
                 raise InferError(f"writing the result did not end within {_FINISH_S:.0f} s")
+        self._disconnect()
+        if self._error is not None:
+            raise self._error
+
+    def _disconnect(self) -> None:
+        """The thread has ended: take back what the ranks have not answered."""
         self._closing = self._thread = None
         for channel in self._channels:
             for chunk in channel.in_flight:
                 self._queue.give_back(chunk)
             channel.close()
         self._channels.clear()
-        if self._error is not None:
-            raise self._error
 
     def require_end(self) -> None:
         """Raise InferError if the ranks have left rows undone: their channels were closed."""
@@ -185,10 +194,22 @@ class Dispatcher:
             self._kept.delete()
         if any(texts):
             self._notice("warning", "; ".join(filter(None, texts)))
-        if self._thread is None:
-            if outcome != "STOPPED" and self.value is None:
-                self._queue.abandon()
-            sources.close(self._source)
+        with self._ending:
+            self._outcome = outcome
+            is_reading = self._thread is not None and not self._is_thread_over
+        if not is_reading:  # else the thread does it: what it reads from takes long to answer
+            self._release()
+
+    def _release(self) -> None:
+        """Close what the gang has read from; delete what it has written unless it was stopped."""
+        if self._outcome != "STOPPED":
+            self.abandon()
+        sources.close(self._source)
+
+    def abandon(self) -> None:
+        """Delete the unfinished result of a gang that has ended."""
+        if self.value is None and self._thread is None:
+            self._queue.abandon()
 
     def _settled(self) -> list[str]:
         """Put the rows that wait for the type of a column; return why that failed."""
@@ -200,9 +221,18 @@ class Dispatcher:
         return []
 
     def finished(self) -> Any:
-        """Return the frame with the finished rows of a gang that was stopped, None if there are none."""
-        if self.value is None and self._thread is None and self._result.done:
-            self.value = self._result.finished()
+        """Return the frame with the finished rows of a gang that was stopped, None if there are none.
+
+        Waits for what is being read, since reading cannot be interrupted.
+        """
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+            for text in self._settled():
+                self._notice("warning", text)
+        if self.value is None and self._thread is None:
+            if self._result.done:
+                self.value = self._result.finished()
             self._queue.abandon()
         return self.value
 
@@ -239,6 +269,13 @@ class Dispatcher:
             self._stop()
             for channel in self._channels:  # a rank inside the kernel is not stopped
                 channel.shut_down()
+        finally:
+            with self._ending:
+                self._is_thread_over = True
+                is_late = self._outcome is not None
+            if is_late:
+                self._disconnect()
+                self._release()
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
         self._report()  # shows at once that rows are predicted

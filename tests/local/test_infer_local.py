@@ -23,9 +23,8 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.session import sessions
-from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
-from hydrogen_magic.inference import sources
-from hydrogen_magic.inference.dispatcher import Dispatcher
+from hydrogen_magic.errors import GangStoppedError, GangTimeoutError, InferError, RankFailedError
+from hydrogen_magic.inference import dispatcher, sources
 from hydrogen_magic.inference.gang import infer as start
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -43,14 +42,14 @@ def infer(
     *args: Any,
     np: int = 2,
     retries: int = 0,
+    timeout: float | None = None,
     **options: Any,
 ) -> InferenceRun:
     """Begin a run whose ranks are set up by ``function``."""
     captured = capture.capture_call(function, args, {})
     options = {"batch_size": 100, **options}
-    return start(
-        frame, captured, JobSpec(np=np, retries=retries), InferOptions(**options), title="test"
-    )
+    spec = JobSpec(np=np, retries=retries, timeout_s=timeout)
+    return start(frame, captured, spec, InferOptions(**options), title="test")
 
 
 def frame(n_rows: int = 10_000) -> pd.DataFrame:
@@ -267,12 +266,12 @@ def test_a_retry_loses_no_row(tmp_path: Path) -> None:
 def test_an_attempt_after_the_last_row_finds_nothing_to_do() -> None:
     source = sources.source(frame(500))
     options = InferOptions(batch_size=100)
-    dispatcher = Dispatcher(source, source.result(options), options, 1)
+    feed = dispatcher.Dispatcher(source, source.result(options), options, 1)
     for _ in range(2):  # the first one failed as its process ended
-        (channel,) = dispatcher.open(1)
-        assert inference.serve(channel, infer_ranks.doubles(), dispatcher.options)
-        dispatcher.close()
-        assert list(dispatcher.value["y"]) == list(range(0, 1_000, 2))
+        (channel,) = feed.open(1)
+        assert inference.serve(channel, infer_ranks.doubles(), feed.options)
+        feed.close()
+        assert list(feed.value["y"]) == list(range(0, 1_000, 2))
 
 
 def test_stop_ends_a_run_in_the_middle() -> None:
@@ -291,6 +290,46 @@ def test_stop_returns_rows_without_a_single_value() -> None:
     assert 0 < len(part) < 10_000 and part["y"].isna().all()
     (text,) = [each.text for each in run.gang.snapshot().notices if "missing" in each.text]
     assert f"{len(part):,} of 10,000 rows finished" in text
+
+
+def test_stop_returns_finished_rows_though_the_source_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import pyarrow as pa
+
+    answers, text = threading.Event(), ["t" * 1000] * 500
+    monkeypatch.setattr(dispatcher, "_JOIN_S", 0.2)
+
+    def batches() -> Any:
+        for _ in range(100):
+            yield pa.record_batch({"x": list(range(500)), "text": text})
+            time.sleep(0.02)  # progress is reported between chunks
+        answers.wait(60.0)
+
+    schema = pa.schema({"x": pa.int64(), "text": pa.string()})
+    reader = pa.RecordBatchReader.from_batches(schema, batches())
+    run = infer(reader, infer_ranks.doubles)
+    until(lambda: (rows := run.gang.snapshot().rows) is not None and rows.done >= 500)
+    run.gang.stop()
+    ended(run)
+    threading.Timer(0.5, answers.set).start()
+    assert run.result["y"].to_pylist()[:500] == list(range(0, 1000, 2))
+    assert len(run.result) <= 50_000
+    until(lambda: not [t for t in threading.enumerate() if t.name == "hydrogen_magic dispatcher"])
+
+
+def test_a_timeout_leaves_no_partial_file(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"x": range(10_000)}), file, row_group_size=500)
+    run = infer(file, infer_ranks.slow_on, 0, 0.2, np=1, timeout=3.0)
+    until(lambda: list(tmp_path.glob(".*.part")))
+    with pytest.raises(GangTimeoutError) as caught:
+        _ = ended(run).result
+    assert caught.value is not None  # holds what its frames refer to, as a notebook does
+    assert not list(tmp_path.glob(".*.part"))
 
 
 def test_a_frame_that_cannot_be_read_ends_the_run(tmp_path: Path) -> None:

@@ -669,6 +669,47 @@ def test_types_without_a_common_one_are_refused() -> None:
             run(by_batch(*columns), frame(6))
 
 
+DAY = dt.datetime(2026, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [DAY, -1, None],
+        [DAY, 0.5, None],
+        [DAY.date(), 3, None],
+        [dt.timedelta(1), 0, None],
+        [dt.time(3), 5, None],
+        [[DAY, 0], [DAY], []],
+        [{"at": DAY}, {"at": np.int64(7)}, None],
+        ["a", b"b", None],
+        [b"a", "b", None],
+    ],
+)
+def test_values_that_arrow_would_take_for_others(values: list[Any]) -> None:
+    """It takes numbers after a time for times since 1970, and texts beside bytes for bytes."""
+    for column in (values, pd.Series(values, dtype=object)):
+        with pytest.raises(InferError):
+            run(by_batch(column), frame(3))
+        found = run(by_batch(column), frame(3), on_error="collect")["y"]
+        assert "197" not in str(found.to_pylist()) and found.null_count <= 1
+    fits = [DAY, math.nan, None]
+    assert run(by_batch(fits), frame(3))["y"].null_count == 2
+    if not isinstance(values[0], dict):
+        with pytest.raises(InferError, match="no common Arrow type"):
+            next(iter(PandasSource(pd.DataFrame({"x": values})).chunks(batch_size=3)))
+
+
+def test_a_dict_is_no_list_and_a_list_no_struct() -> None:
+    """Whatever type earlier rows had: their keys and places would be taken for values."""
+    for first, second in (
+        ([["a"]] * 3, [["b"], {"error": "timeout"}, ["c"]]),
+        ([{"lo": 1, "hi": 2}] * 3, [{"lo": 1, "hi": 2}, [9, 8], None]),
+    ):
+        with pytest.raises(InferError):
+            run(by_batch(first, second), frame(6))
+
+
 def test_a_prediction_is_no_error_because_of_its_type_where_errors_are_collected() -> None:
     for columns, texts in (
         (([1] * 3, ["a", None, "b"]), ["1"] * 3 + ["a", None, "b"]),
@@ -843,6 +884,20 @@ def test_a_changed_column_needs_an_option_whatever_on_error_is() -> None:
         Predictor(text, InferOptions()).run(chunk, 0)
     with pytest.raises(InferError, match=r"without a change: add a column"):
         Predictor(lambda batch: batch, InferOptions()).run(chunk, 0)
+
+
+@pytest.mark.parametrize(
+    "changed", [[0.5, 0.0, 0.7, 0.9], [7, 0, 8, 9], ["a", "b", "c", "d"], [True, True, True, False]]
+)
+def test_a_column_of_another_type_is_a_change(changed: list[Any]) -> None:
+    """Each number that is not zero would become True, and a price its own by rounding."""
+    flags = pd.DataFrame({"ok": [True, False, True, True], "price": [decimal.Decimal("1.23")] * 4})
+    (chunk,) = PandasSource(flags).chunks(batch_size=4)
+    for name, value in (("ok", changed), ("price", [1.2312] * 4)):
+        with pytest.raises(InferError, match=f"column '{name}' that differs"):
+            Predictor(lambda b, n=name, v=value: b.assign(**{n: v}, y=1), InferOptions()).run(
+                chunk, 0
+            )
 
 
 def test_no_rows() -> None:

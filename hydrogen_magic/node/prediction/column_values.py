@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import numbers
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,6 +20,12 @@ from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.pickling_errors import describe
 
 _SINGLE = (str, bytes, bool, int, float, complex, type(None), np.generic)
+_PARTS: dict[str, tuple[type, ...]] = {
+    "list": (list, tuple, np.ndarray),
+    "map": (list, tuple, np.ndarray, dict),
+    "struct": (tuple, dict),
+}
+"""Types of values with parts, by the family of their Arrow type."""
 _PLAIN = {str, bytes, bool, int, float, type(None), dict}
 """Types of values that Arrow reads as they are."""
 _MAX_DIGITS = 38
@@ -222,7 +229,8 @@ def _in_parts(rows: list[Any], kind: pa.DataType, is_pandas: bool) -> pa.Array:
         field = None if of is None else pa.field("", of)
         return _of_objects(list(values), field, is_pandas=is_pandas)
 
-    is_null = [not isinstance(row, (list, tuple, dict, np.ndarray)) for row in rows]
+    # A dict is no list of its keys, and a list no struct by its places.
+    is_null = [not isinstance(row, _PARTS[family(kind)]) for row in rows]
     pa.array(
         [row for row, of in zip(rows, is_null, strict=True) if of], pa.null(), from_pandas=True
     )
@@ -283,15 +291,22 @@ def _has_nanoseconds(value: Any) -> bool:
 
 
 def check_times(values: Iterable[Any], kind: pa.DataType) -> None:
-    """Raise TypeError if Arrow would change times to give them its inferred type ``kind``.
+    """Raise TypeError if Arrow would change values to give them its inferred type ``kind``.
 
     It cuts off the time of a datetime that comes after a date, and takes naive datetimes for UTC beside
-    others.
+    others. Numbers after a time become times since 1970, and texts after bytes become bytes.
     """
-    if "date" not in str(kind) and "timestamp" not in str(kind):
+    if not any(word in str(kind) for word in ("date", "time", "duration", "binary")):
         return
     of_family = family(kind)
-    if of_family in ("date", "timestamp"):
+    if of_family == "bytes":
+        if any(isinstance(value, str) for value in values):
+            raise TypeError("some are bytes, others text")
+        return
+    if of_family in ("date", "timestamp", "time", "duration"):
+        values = list(values)
+        if any(map(_is_number, values)):
+            raise TypeError("some are times, others numbers")
         # NaT is a datetime, too; it differs from itself.
         times = [each for each in values if isinstance(each, dt.datetime) and each == each]
         if times and of_family == "date":
@@ -305,6 +320,12 @@ def check_times(values: Iterable[Any], kind: pa.DataType) -> None:
             check_times([row.get(part.name) for row in rows], part.type)
     elif of_family == "list":
         check_times(chain.from_iterable(rows), kind.value_type)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, not NaN in the place of a missing value."""
+    is_number = isinstance(value, numbers.Number) and not isinstance(value, np.timedelta64)
+    return is_number and bool(value == value)
 
 
 def _readable(value: Any) -> Any:

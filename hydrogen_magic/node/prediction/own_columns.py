@@ -13,7 +13,7 @@ import pyarrow as pa
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction.arrow_copies import written
-from hydrogen_magic.node.prediction.arrow_types import is_number
+from hydrogen_magic.node.prediction.arrow_types import family
 from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.outputs import columns_of, in_order
@@ -74,12 +74,19 @@ class OwnColumns:
 def _is_same(one: pa.Array, other: pa.Array) -> bool:
     if one.type != other.type:
         # Integers are floats in a batch of a chunk that has nulls elsewhere.
-        if not (is_number(one.type) and is_number(other.type)):
+        if not {family(one.type), family(other.type)} <= {"integer", "float"}:
             return False
         try:
-            one = one.cast(other.type)
+            alike = one.cast(other.type)
+            if not _has_same_values(alike.cast(one.type), one):
+                return False
         except pa.ArrowInvalid:
             return False
+        one = alike
+    return _has_same_values(one, other)
+
+
+def _has_same_values(one: pa.Array, other: pa.Array) -> bool:
     # The bytes of NaN are equal, its values are not.
     return bool(one.equals(other) or _bytes(one).equals(_bytes(other)))
 
