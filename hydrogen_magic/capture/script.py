@@ -10,7 +10,7 @@ import pickle
 import textwrap
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,11 @@ _MARKER = (
 )
 _LONGEST_LITERAL = 2000
 """Characters; longer values are easier to read in a separate file."""
+_READ_ALONE = (
+    *(ast.Name, ast.Attribute, ast.Constant, ast.Tuple, ast.Load),
+    *(ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop),
+)
+"""Parts of expressions whose values are those of names."""
 _CONTAINERS = (tuple, list, dict, set)
 """Types of literals that have others in them."""
 
@@ -50,11 +55,12 @@ def write(
     """
     target = Path(path)
     replaced = _replaced(target)
-    body = _body(cell)
+    body, futures = _body(cell)
     parts = _ScriptParts(needs, target)
     run = f": {launcher} {target.name}" if launcher else ""
     text = _MARKER + f'"""{cell.label} as a script{run}"""\n\n'
-    text += parts.text(body) + f"\n# ── {cell.label} ──\n\n" + body
+    text += parts.text(body, futures) + f"\n# ── {cell.label} ──\n\n" + body
+    _check_syntax(target, text)
     has_data_of_ours = parts.data_line in replaced
     files = {target: text.encode()}
     if parts.data:
@@ -101,12 +107,17 @@ def _write(files: Mapping[Path, bytes]) -> None:
             each.unlink(missing_ok=True)
 
 
-def _body(cell: CellText) -> str:
-    """Return the cell as plain Python, or raise CaptureError for other lines."""
+def _body(cell: CellText) -> tuple[str, list[str]]:
+    """Return the cell as plain Python and its imports from ``__future__``, which begin a file.
+
+    Raises CaptureError for other lines.
+    """
     body = cell.body if cell.body.endswith("\n") else cell.body + "\n"
     try:
         compile(body, cell.filename, "exec", dont_inherit=True)
-        return body
+        found = [n for n in syntax.parse(body).body if isinstance(n, ast.ImportFrom)]
+        own = [node for node in found if node.module == "__future__"]
+        return _without(body, own), [alias.name for node in own for alias in node.names]
     except SyntaxError as error:
         line = (error.lineno or 1) + cell.first_line - 1
         text = (error.text or "").strip()
@@ -114,6 +125,30 @@ def _body(cell: CellText) -> str:
             f"line {line} (`{text}`) is not plain Python and cannot be saved in a script: `!` and "
             "`%` lines and top-level `await` work only in a notebook; rewrite the line or drop "
             "--save"
+        ) from error
+
+
+def _without(body: str, nodes: Iterable[ast.stmt]) -> str:
+    """Return code without some of its statements, as many lines as before."""
+    lines = body.splitlines(keepends=True)
+    for node in nodes:
+        first, last = node.lineno - 1, node.end_lineno or node.lineno
+        for at in range(first, last):
+            data = lines[at].encode()
+            start = node.col_offset if at == first else 0
+            end = node.end_col_offset if at == last - 1 else len(data.rstrip(b"\r\n"))
+            rest = data[end:].lstrip(b" ;") if start == 0 else data[end:]
+            lines[at] = (data[:start] + rest).decode() or "\n"
+    return "".join(lines)
+
+
+def _check_syntax(target: Path, text: str) -> None:
+    try:
+        compile(text, str(target), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise CaptureError(
+            f"--save {target}: the cell does not compile as part of a script ({error.msg}: "
+            f"`{(error.text or '').strip()}`)"
         ) from error
 
 
@@ -131,14 +166,20 @@ class _ScriptParts:
         self.literals: dict[str, str] = {}
         self.pickled: dict[str, Any] = {}
 
-    def text(self, body: str) -> str:
-        """Return imports, literals, definitions and pickled values as source."""
+    def text(self, body: str, futures: Iterable[str]) -> str:
+        """Return imports, literals, definitions and pickled values as source.
+
+        ``futures``: those of the body.
+        """
         self._sort()
         early, late = self._split_definitions()
         imports = self.needs.imports
-        lines = [f"from __future__ import {name}" for name in dict.fromkeys(imports.futures)]
+        names = dict.fromkeys([*imports.futures, *futures])
+        lines = [f"from __future__ import {name}" for name in names]
         lines += self._path_lines(body)
         used = [statement for statement, _ in self.needs.statements.values()]
+        modules = imported_modules(syntax.parse(body))
+        used += imports.for_side_effects(self.needs.read, modules)
         lines += [statement.text for statement in imports.order(used)]
         if self.pickled:
             lines += ["import pathlib", "import pickle"]
@@ -146,8 +187,7 @@ class _ScriptParts:
             lines += ["", "display = print"]
         lines += ["", *(f"{name} = {text}" for name, text in self.literals.items()), ""]
         lines += ["\n" + self.sources[name] for name in early]
-        lines += self._loading()
-        lines += ["\n" + self.sources[name] for name in late]
+        lines += self._loading(early, late)
         return "\n".join(lines) + "\n"
 
     def _sort(self) -> None:
@@ -171,14 +211,25 @@ class _ScriptParts:
         return [name for name, each in parts.items() if any(n_places[part] > 1 for part in each)]
 
     def _add_all(self) -> None:
-        """Add the requested names, and those that their sources need in turn."""
+        """Add the requested names, those that their sources need in turn, and those that may be needed."""
         while rest := [name for name in self.needs.values if name not in self.values]:
             for name in rest:
                 self._add(name, self.needs.namespace[name])
+        for name in [name for name in self.needs.possible if name not in self.values]:
+            value = self.needs.namespace[name]
+            if _is_literal(value) or self._is_picklable(value):
+                self._add(name, value)
+
+    def _is_picklable(self, value: Any) -> bool:
+        try:
+            _SavePickler(io.BytesIO(), self.needs.namespace).dump(value)
+        except Exception:  # pickling runs the classes' own code
+            return False
+        return True
 
     def _add(self, name: str, value: Any) -> None:
         self.values[name] = value
-        if _has_source(value):
+        if _has_source(value) and not _is_lambda_elsewhere(name, value):
             self._add_source(name, value)
         elif _is_literal(value):
             self.literals[name] = repr(value)
@@ -194,6 +245,7 @@ class _ScriptParts:
                 f"`{name}` cannot be saved: its source is not available; define it with `def` or "
                 "`class` in a cell"
             )
+        self._check_definition(name, value, source)
         if value.__name__ not in (name, "<lambda>"):
             source += f"\n{name} = {value.__name__}\n"
         # An earlier definition comes first: in the end, its name means the present one.
@@ -201,6 +253,30 @@ class _ScriptParts:
         self.sources = {**own, **self.sources} if is_earlier else {**self.sources, **own}
         for read in reads_in_source(source):  # including decorators, which nothing else reads
             self.needs.add(read, f"in the source of {name}", may_lack=True)
+
+    def _check_definition(self, name: str, value: Any, source: str) -> None:
+        """Raise CaptureError if the source would not make the same object again."""
+        (made,) = syntax.parse(source).body[:1]
+        if not isinstance(made, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return
+        if inspect.getattr_static(value, "__wrapped__", None) and not made.decorator_list:
+            raise CaptureError(
+                f"`{name}` cannot be saved: it was wrapped after its definition; write the wrapper as a "
+                "decorator, `@…` above the definition"
+            )
+        for expression, then in _values_at_definition(made, value):
+            try:
+                code = compile(ast.Expression(expression), "<definition>", "eval")
+                now = eval(code, dict(self.needs.namespace), dict(vars(value)))
+            except (
+                Exception
+            ):  # a name that the notebook has deleted since: the script fails there, too
+                continue
+            if not _is_same_value(expression, then, now):
+                raise CaptureError(
+                    f"`{name}` cannot be saved: `{ast.unparse(expression)}` has another value now than when "
+                    f"`{name}` was defined; run the cell of its definition again"
+                )
 
     def _pickle(self) -> None:
         """Pickle the values; the source of the classes they refer to is written."""
@@ -255,17 +331,76 @@ class _ScriptParts:
         lines = [f"sys.path.insert(0, {folder!r})" for folder in folders]
         return ["import sys", "", *lines, ""] if lines else []
 
-    def _loading(self) -> list[str]:
+    def _loading(self, early: Sequence[str], late: Sequence[str]) -> list[str]:
+        """Return code that loads the pickled values, each before the definitions that need it.
+
+        One pickler writes all of them, so that they share objects.
+        """
         if not self.pickled:
-            return []
-        names = ", ".join(f"{name!r}" for name in self.pickled)
-        return [
-            "",
-            f"# {names}: values from the notebook",
-            self.data_line.rstrip(),
-            "globals().update(pickle.loads(_data.read_bytes()))",
-            "",
-        ]
+            return ["\n" + self.sources[name] for name in late]
+        file = io.BytesIO()
+        pickler = _SavePickler(file, self.needs.namespace)
+        rest, known = dict(self.pickled), {*early}
+        lines = ["", self.data_line.rstrip(), "_values = pickle.Unpickler(_data.open('rb'))"]
+
+        def load(names: Iterable[str]) -> None:
+            part = {name: rest.pop(name) for name in names}
+            pickler.dump(part)
+            unknown = {one.__qualname__.partition(".")[0] for one in pickler.referred} & {*late}
+            for name in sorted(unknown - known):
+                raise CaptureError(
+                    f"`{name}` cannot be saved: its definition needs {', '.join(map(repr, part))}, whose "
+                    f"values need `{name}`"
+                )
+            listed = ", ".join(map(repr, part))
+            lines.extend([f"# {listed}: from the notebook", "globals().update(_values.load())", ""])
+
+        for name in late:
+            needed = reads_in_source(self.sources[name], at_end=False)
+            if part := [each for each in dict.fromkeys(needed) if each in rest]:
+                load(part)
+            lines.append("\n" + self.sources[name])
+            known.add(name)
+        if rest:
+            load([*rest])
+        self.data = file.getvalue()
+        return lines
+
+
+def _values_at_definition(made: ast.stmt, value: Any) -> Iterator[tuple[ast.expr, Any]]:
+    """Yield the names that a definition has read when it was run, and the values that it has kept of them.
+
+    They are defaults of arguments, and attributes of a class: names, their attributes, and sums of them.
+    """
+    pairs: list[tuple[ast.expr | None, Any]] = []
+    if isinstance(made, ast.ClassDef):
+        for each in made.body:
+            targets = each.targets if isinstance(each, ast.Assign) else []
+            targets = [each.target] if isinstance(each, ast.AnnAssign) else targets
+            if len(targets) == 1 and isinstance(targets[0], ast.Name):
+                known = vars(value)
+                if targets[0].id in known:
+                    pairs.append((each.value, known[targets[0].id]))  # type: ignore[attr-defined]
+    elif isinstance(made, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        function = inspect.unwrap(value)
+        kept = getattr(function, "__defaults__", None) or ()
+        pairs += zip(made.args.defaults, kept, strict=False)  # those of a decorator may differ
+        keywords = getattr(function, "__kwdefaults__", None) or {}
+        named = zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)
+        pairs += [(default, keywords[each.arg]) for each, default in named if each.arg in keywords]
+    for expression, then in pairs:
+        nodes = [] if expression is None else list(ast.walk(expression))
+        if any(isinstance(node, ast.Name) for node in nodes) and all(
+            isinstance(node, _READ_ALONE) for node in nodes
+        ):
+            assert expression is not None
+            yield expression, then
+
+
+def _is_same_value(expression: ast.expr, then: Any, now: Any) -> bool:
+    if then is now or (_is_plain(then) and _is_plain(now)):
+        return then is now or bool(then == now)
+    return not isinstance(expression, ast.Name)  # else it may be made at each use, as a method is
 
 
 def _has_source(value: Any) -> bool:
@@ -283,6 +418,20 @@ def _source(value: Any) -> str | None:
     except (OSError, TypeError, SyntaxError):
         return None
     return source
+
+
+def _is_lambda_elsewhere(name: str, value: Any) -> bool:
+    """Whether it is a lambda whose source is not that of an assignment to ``name``."""
+    if getattr(value, "__name__", "") != "<lambda>":
+        return False
+    (made, *_) = syntax.parse(_source(value) or "pass").body
+    targets = made.targets if isinstance(made, ast.Assign) else []
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return (
+        names != [name]
+        or not isinstance(made, ast.Assign)
+        or not isinstance(made.value, ast.Lambda)
+    )
 
 
 def _is_literal(value: Any) -> bool:

@@ -261,6 +261,13 @@ class Distributed(Magics):
             text = ipython_cells.cell_text(shell, cell)
             history = ipython_cells.earlier_sources(shell)
             capture.write_script(arguments.save, text, shell.user_ns, history, launcher=command)
+            settings = [item.name for item in captured.inventory if item.kind == "setting"]
+            if settings:
+                print(
+                    f"warning: {arguments.save} leaves out settings of the notebook, which the ranks have: "
+                    f"{', '.join(settings)}",
+                    file=sys.stderr,
+                )
         return captured
 
     def _run_sweep(self, arguments: Arguments, cell: str, title: str) -> sweep.Sweep | None:

@@ -199,3 +199,74 @@ def test_a_script_computes_what_the_cell_does(notebook: Notebook, tmp_path: Path
     ), done.stderr
     text = (tmp_path / "s.py").read_text()
     assert "alone = {'names'" in text and "default = [3]" in text  # what is not shared is a literal
+
+
+def test_a_script_makes_what_the_notebook_has_made(notebook: Notebook, tmp_path: Path) -> None:
+    """Instances before the classes that need other values, lambdas of a dict, and names in texts."""
+    notebook.cell("""
+        import dataclasses
+        import numpy as np
+        @dataclasses.dataclass
+        class Config:
+            width: int = 2
+        config = Config()
+        class Net:
+            def __init__(self, width=config.width): self.width, self.config = width, config
+        net = Net()
+        ACTIVATIONS = {"relu": lambda x: max(x, 0)}
+        act = ACTIVATIONS["relu"]
+        twice = lambda x: 2 * x
+        limit = 1
+        column = np.arange(3)
+    """)
+    body = """from __future__ import annotations; first = 1
+import numpy as np
+def annotated(x: undefined) -> int: return x
+print(net.width, net.config is config, act(-1), twice(annotated(first)), eval("column" + "[limit]"))
+"""
+    save(notebook, body, "s.py")
+    done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "2 True 0 2 1\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("definition", "after", "said"),
+    [
+        ("def f(x): return x", "import functools\nf = functools.lru_cache(f)", "wrapped after"),
+        ("def f(x=lr): return x", "lr = 0.5", "`lr` has another value now than when `f`"),
+        ("def f(*, x=config.lr): return x", "config.lr = 0.5", "`config.lr` has another value"),
+        ("class f:\n    x: float = 2 * lr", "lr = 0.5", r"`2 \* lr` has another value"),
+        (
+            "def f(model=config): return model",
+            "config = types.SimpleNamespace(lr=0.1)",
+            "`config` has another",
+        ),
+    ],
+)
+def test_definitions_that_would_not_give_the_same(
+    notebook: Notebook, definition: str, after: str, said: str
+) -> None:
+    notebook.cell("import types\nlr = 0.1; config = types.SimpleNamespace(lr=0.1)")
+    notebook.cell(definition)
+    save(notebook, "print(f)", "s.py")
+    notebook.cell(after)
+    with pytest.raises(CaptureError, match=said):
+        save(notebook, "print(f)", "s.py")
+    notebook.cell(definition)
+    save(notebook, "print(f)", "s.py")
+
+
+def test_a_script_imports_for_effects_and_names_settings_that_it_lacks(
+    notebook_shell: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, {"envs/__init__.py": "import atexit\natexit.register(int)"})
+    sys.path.insert(0, str(tmp_path))
+    try:
+        save = "%%distributed --np 1 --cpu --dry-run --save saved.py\nnp.zeros(1)"
+        for cell in ("import envs, numpy as np\nnp.seterr(all='raise')", save):
+            notebook_shell.run_cell(cell, store_history=True).raise_error()
+        assert "saved.py leaves out settings of the notebook" in capsys.readouterr().err
+        assert "import envs" in (tmp_path / "saved.py").read_text()
+    finally:
+        sys.path.remove(str(tmp_path))
+        notebook_shell.run_cell("np.seterr(all='warn')")
