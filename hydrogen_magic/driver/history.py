@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def history() -> pd.DataFrame:
     """Return one row for each recorded run, of all notebooks of this user, oldest first.
 
-    ``%load_ext hydrogen_magic`` deletes records of finished runs, except for the 50 that ended last.
+    ``%load_ext hydrogen_magic`` deletes old records: it keeps the 50 gangs that ended last, as many cells of
+    sessions, and for a week those with data that are in no notebook.
 
     Columns: ``gang`` (its id, for ``%gang show``), ``name`` (of ``--name``, or of notebook and cell),
     ``state`` (``PENDING RUNNING SUCCEEDED FAILED STOPPED``), ``started`` (UTC), ``duration_s`` (so far, for

@@ -112,7 +112,7 @@ def add_session(parser: LineParser, has_ranks: bool = True) -> None:
             dest="on_ranks",
             type=typed(rank_numbers),
             metavar="R[,R]",
-            help="ranks of the session that run the cell; otherwise those that may open the debugger",
+            help="in a session: the ranks that run the cell; without one: those that may open the debugger",
         )
     add(
         "--push",
