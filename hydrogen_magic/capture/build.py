@@ -26,7 +26,7 @@ from hydrogen_magic.capture.notes import (
     seed_note,
 )
 from hydrogen_magic.capture.ownership import Action
-from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.capture.required_names import MAX_POSSIBLE_BYTES, RequiredNames
 from hydrogen_magic.capture.scopes import ScopeAnalysis
 from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.settings import (
@@ -44,8 +44,6 @@ from hydrogen_magic.serialization.pickling_errors import describe
 
 _NO_LIMIT = 1 << 62
 """A value that is too large, and that the cell may need, is an error with the remedy."""
-_MAX_POSSIBLE_BYTES = 1 << 20
-"""A larger value that the cell most likely replaces before it reads it is not worth sending."""
 
 
 class Builder:
@@ -137,7 +135,7 @@ class Builder:
         while needs.possible:
             name = next(iter(needs.possible))
             why, value = needs.possible.pop(name), needs.namespace[name]
-            most = _MAX_POSSIBLE_BYTES if name in needs.assigned else _NO_LIMIT
+            most = MAX_POSSIBLE_BYTES if name in needs.assigned else _NO_LIMIT
             limit = min(most, self._max_bytes)
             if name in needs.values:
                 continue

@@ -342,7 +342,7 @@ class CapturePickler(Pickler):
     def _reduce_array(self, array: Any, is_in_stream: bool = True) -> Any:
         """``is_in_stream``: the stream refers to this object itself, so that others can."""
         if array.nbytes == 0 or array.dtype.hasobject:
-            return NotImplemented
+            return super()._reduce_array(array)
         start, end = extent_of(array)
         region = self.layout.find(start, end, array)
         if self.layout.has_conflicts:

@@ -17,6 +17,9 @@ from hydrogen_magic.serialization.code_names import CODE
 PROVIDED = frozenset({"get_ipython", "display"})
 """Names that IPython provides for every cell, and the rank provides too."""
 
+MAX_POSSIBLE_BYTES = 1 << 20
+"""A larger value that the cell most likely replaces before it reads it is not worth sending."""
+
 _MODULE_NAMES = frozenset(
     {"__name__", "__doc__", "__builtins__", "__annotations__", "__package__", "__spec__"}
     | {"__loader__", "__debug__", "__class__", "__module__", "__qualname__"}

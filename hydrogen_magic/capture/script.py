@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
 import io
 import os
@@ -11,6 +12,7 @@ import textwrap
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import cloudpickle
 
 from hydrogen_magic.capture.modules import imported_modules, local_paths
 from hydrogen_magic.capture.pickler import notebook_name
-from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.capture.required_names import MAX_POSSIBLE_BYTES, RequiredNames
 from hydrogen_magic.capture.scopes import reads_in_source
 from hydrogen_magic.capture.values import CellText
 from hydrogen_magic.core import syntax
@@ -27,7 +29,7 @@ from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import imported_names
 from hydrogen_magic.serialization.pickler import is_main
-from hydrogen_magic.serialization.pickling_errors import RefusedError, explain, walk
+from hydrogen_magic.serialization.pickling_errors import NullFile, RefusedError, explain, walk
 
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
@@ -176,10 +178,10 @@ class _ScriptParts:
         imports = self.needs.imports
         names = dict.fromkeys([*imports.futures, *futures])
         lines = [f"from __future__ import {name}" for name in names]
-        lines += self._path_lines(body)
         used = [statement for statement, _ in self.needs.statements.values()]
         modules = imported_modules(syntax.parse(body))
         used += imports.for_side_effects(self.needs.read, modules)
+        lines += self._path_lines([*modules, *(statement.module for statement in used)])
         lines += [statement.text for statement in imports.order(used)]
         if self.pickled:
             lines += ["import pathlib", "import pickle"]
@@ -212,20 +214,39 @@ class _ScriptParts:
 
     def _add_all(self) -> None:
         """Add the requested names, those that their sources need in turn, and those that may be needed."""
+        self._add_needed()
+        for name, why in list(self.needs.possible.items()):
+            if name not in self.needs.values and self._can_be_saved(name):
+                self.needs.add(name, why, may_lack=True)  # its import, if there is one
+                with suppress(CaptureError):
+                    self._add_needed()
+
+    def _add_needed(self) -> None:
         while rest := [name for name in self.needs.values if name not in self.values]:
             for name in rest:
-                self._add(name, self.needs.namespace[name])
-        for name in [name for name in self.needs.possible if name not in self.values]:
-            value = self.needs.namespace[name]
-            if _is_literal(value) or self._is_picklable(value):
-                self._add(name, value)
+                value = self.needs.namespace[name]
+                if name in self.needs.unsure and not self._can_be_saved(name):
+                    self.values[name] = value  # most likely the cell replaces it
+                else:
+                    self._add(name, value)
 
-    def _is_picklable(self, value: Any) -> bool:
+    def _can_be_saved(self, name: str) -> bool:
+        """Whether a value can be written that the cell may not need."""
+        value = self.needs.namespace[name]
+        if _has_source(value):
+            return self._has_known_source(value)
+        sink = NullFile()
+        pickler = _SavePickler(sink, self.needs.namespace)
         try:
-            _SavePickler(io.BytesIO(), self.needs.namespace).dump(value)
+            pickler.dump(value)
         except Exception:  # pickling runs the classes' own code
             return False
-        return True
+        is_small = name not in self.needs.assigned or sink.nbytes <= MAX_POSSIBLE_BYTES
+        return is_small and all(map(self._has_known_source, pickler.referred))
+
+    def _has_known_source(self, value: Any) -> bool:
+        name = value.__qualname__.partition(".")[0]
+        return bool(self.needs.imports.definition(name) or _source(value))
 
     def _add(self, name: str, value: Any) -> None:
         self.values[name] = value
@@ -267,26 +288,23 @@ class _ScriptParts:
         for expression, then in _values_at_definition(made, value):
             try:
                 code = compile(ast.Expression(expression), "<definition>", "eval")
-                now = eval(code, dict(self.needs.namespace), dict(vars(value)))
-            except (
-                Exception
-            ):  # a name that the notebook has deleted since: the script fails there, too
+                now = eval(code, dict(self.needs.namespace))
+            # A name of the class, or one that the notebook has deleted since.
+            except Exception:
                 continue
             if not _is_same_value(expression, then, now):
                 raise CaptureError(
-                    f"`{name}` cannot be saved: `{ast.unparse(expression)}` has another value now than when "
-                    f"`{name}` was defined; run the cell of its definition again"
+                    f"`{name}` cannot be saved: `{ast.unparse(expression)}` and what `{name}` has of it "
+                    "differ; run the cell of its definition again"
                 )
 
     def _pickle(self) -> None:
-        """Pickle the values; the source of the classes they refer to is written."""
-        file = io.BytesIO()
-        pickler = _SavePickler(file, self.needs.namespace)
+        """Try to pickle the values; the source of the classes they refer to is written."""
+        pickler = _SavePickler(NullFile(), self.needs.namespace)
         try:
             pickler.dump(self.pickled)
         except Exception as error:  # pickling runs the classes' own code
             raise CaptureError(explain("values", self.pickled, error, pickler.last)) from error
-        self.data = file.getvalue()
         before = len(self.pickled)
         for obj in pickler.referred:
             self.needs.add(obj.__qualname__.partition(".")[0], "a captured value's class")
@@ -318,10 +336,8 @@ class _ScriptParts:
                 late.append(name)
         return [name for name in order if name not in late], late
 
-    def _path_lines(self, body: str) -> list[str]:
+    def _path_lines(self, modules: list[str]) -> list[str]:
         """Return code that makes local modules importable that are not beside the script."""
-        modules = [s.module for s, _ in self.needs.statements.values()]
-        modules += imported_modules(syntax.parse(body))
         for value in self.values.values():
             if isinstance(value, types.FunctionType):
                 modules += imported_names(value.__code__)
@@ -340,7 +356,7 @@ class _ScriptParts:
             return ["\n" + self.sources[name] for name in late]
         file = io.BytesIO()
         pickler = _SavePickler(file, self.needs.namespace)
-        rest, known = dict(self.pickled), {*early}
+        rest, known, waiting = dict(self.pickled), {*early}, set[str]()
         lines = ["", self.data_line.rstrip(), "_values = pickle.Unpickler(_data.open('rb'))"]
 
         def load(names: Iterable[str]) -> None:
@@ -355,10 +371,17 @@ class _ScriptParts:
             listed = ", ".join(map(repr, part))
             lines.extend([f"# {listed}: from the notebook", "globals().update(_values.load())", ""])
 
+        def is_ready(name: str) -> bool:
+            trial = _SavePickler(NullFile(), self.needs.namespace)
+            trial.dump(rest[name])
+            return not {one.__qualname__.partition(".")[0] for one in trial.referred} & waiting
+
         for name in late:
             needed = reads_in_source(self.sources[name], at_end=False)
-            if part := [each for each in dict.fromkeys(needed) if each in rest]:
-                load(part)
+            if any(each in rest for each in needed):
+                # The others, too: code that runs at a definition may read them.
+                waiting = {*late} - known
+                load([each for each in rest if each in needed or is_ready(each)])
             lines.append("\n" + self.sources[name])
             known.add(name)
         if rest:
@@ -374,13 +397,20 @@ def _values_at_definition(made: ast.stmt, value: Any) -> Iterator[tuple[ast.expr
     """
     pairs: list[tuple[ast.expr | None, Any]] = []
     if isinstance(made, ast.ClassDef):
+        known = vars(value)
+        names = (node for node in ast.walk(made) if isinstance(node, ast.Name))
+        stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
         for each in made.body:
-            targets = each.targets if isinstance(each, ast.Assign) else []
-            targets = [each.target] if isinstance(each, ast.AnnAssign) else targets
-            if len(targets) == 1 and isinstance(targets[0], ast.Name):
-                known = vars(value)
-                if targets[0].id in known:
-                    pairs.append((each.value, known[targets[0].id]))  # type: ignore[attr-defined]
+            match each:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=given)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=given)
+                ):
+                    # Fields of enums, named tuples and classes with slots become other objects.
+                    kept = known.get(name)
+                    is_kept = not (isinstance(kept, enum.Enum) or hasattr(type(kept), "__get__"))
+                    if name in known and stored[name] == 1 and is_kept:
+                        pairs.append((given, kept))
     elif isinstance(made, (ast.FunctionDef, ast.AsyncFunctionDef)):
         function = inspect.unwrap(value)
         kept = getattr(function, "__defaults__", None) or ()
@@ -398,9 +428,15 @@ def _values_at_definition(made: ast.stmt, value: Any) -> Iterator[tuple[ast.expr
 
 
 def _is_same_value(expression: ast.expr, then: Any, now: Any) -> bool:
-    if then is now or (_is_plain(then) and _is_plain(now)):
-        return then is now or bool(then == now)
-    return not isinstance(expression, ast.Name)  # else it may be made at each use, as a method is
+    """Whether both are one object, or exchangeable: numbers, texts, paths, devices."""
+    if then is now:
+        return True
+    if type(then) is type(now) and (_is_plain(now) or type(now).__hash__ is not None):
+        with suppress(Exception):
+            if (then == now) is True:
+                return True
+    # What is not a name alone may be made at each use, as a method is.
+    return not (isinstance(expression, ast.Name) or (_is_plain(then) and _is_plain(now)))
 
 
 def _has_source(value: Any) -> bool:
@@ -424,14 +460,12 @@ def _is_lambda_elsewhere(name: str, value: Any) -> bool:
     """Whether it is a lambda whose source is not that of an assignment to ``name``."""
     if getattr(value, "__name__", "") != "<lambda>":
         return False
-    (made, *_) = syntax.parse(_source(value) or "pass").body
-    targets = made.targets if isinstance(made, ast.Assign) else []
-    names = [target.id for target in targets if isinstance(target, ast.Name)]
-    return (
-        names != [name]
-        or not isinstance(made, ast.Assign)
-        or not isinstance(made.value, ast.Lambda)
-    )
+    match syntax.parse(_source(value) or "pass").body:
+        case [ast.Assign(targets=targets, value=ast.Lambda()), *_]:
+            return name not in [each.id for each in targets if isinstance(each, ast.Name)]
+        case [ast.AnnAssign(target=ast.Name(id=target), value=ast.Lambda()), *_]:
+            return bool(name != target)
+    return True
 
 
 def _is_literal(value: Any) -> bool:

@@ -53,7 +53,11 @@ _REMEDIES_BY_PACKAGE = {
 class NullFile(io.RawIOBase):
     """A file that discards its data: for a trial."""
 
+    nbytes = 0
+    """Written so far."""
+
     def write(self, data: Any) -> int:
+        self.nbytes += len(data)
         return len(data)
 
 

@@ -233,13 +233,13 @@ print(net.width, net.config is config, act(-1), twice(annotated(first)), eval("c
     ("definition", "after", "said"),
     [
         ("def f(x): return x", "import functools\nf = functools.lru_cache(f)", "wrapped after"),
-        ("def f(x=lr): return x", "lr = 0.5", "`lr` has another value now than when `f`"),
-        ("def f(*, x=config.lr): return x", "config.lr = 0.5", "`config.lr` has another value"),
-        ("class f:\n    x: float = 2 * lr", "lr = 0.5", r"`2 \* lr` has another value"),
+        ("def f(x=lr): return x", "lr = 0.5", "`lr` and what `f` has of it"),
+        ("def f(*, x=config.lr): return x", "config.lr = 0.5", "`config.lr` and what"),
+        ("class f:\n    x: float = 2 * lr", "lr = 0.5", r"`2 \* lr` and what"),
         (
             "def f(model=config): return model",
             "config = types.SimpleNamespace(lr=0.1)",
-            "`config` has another",
+            "`config` and what",
         ),
     ],
 )
@@ -256,6 +256,51 @@ def test_definitions_that_would_not_give_the_same(
     save(notebook, "print(f)", "s.py")
 
 
+def test_definitions_whose_values_are_the_same(notebook: Notebook, tmp_path: Path) -> None:
+    """Though classes make other objects of them, or their cell was run again."""
+    notebook.cell("""
+        import dataclasses, enum, pathlib
+        from typing import NamedTuple
+        width, names, folder = 2, ("a",), pathlib.Path("x")
+        @dataclasses.dataclass(slots=True)
+        class Slots:
+            width: int = width
+        class Pair(NamedTuple):
+            width: int = width
+        class Kind(enum.IntEnum):
+            A = width
+        class Twice:
+            all = names
+            all += ("b",)
+        def load(place=folder): return place
+    """)
+    notebook.cell("folder = pathlib.Path('x')")
+    save(notebook, "print(Slots().width, Pair().width, Kind.A, Twice.all, load())", "s.py")
+    done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
+    assert done.stdout.startswith("2 2 ") and done.stdout.endswith("('a', 'b') x\n"), done.stderr
+
+
+def test_what_a_cell_may_need_is_saved_if_it_can_be(notebook: Notebook, tmp_path: Path) -> None:
+    """Values that it replaces are not, nor is anything refused for them."""
+    notebook.cell("import decimal, numpy as np\nlimit = decimal.Decimal(3)\nbig = bytes(5_000_000)")
+    notebook.cell("""
+        registry = [decimal.Decimal(1)]
+        def register(cls):
+            registry.append(cls.__name__)
+            return cls
+        @register
+        class Net: limit = limit
+        def old(): pass
+    """)
+    exec("class Unknown: pass\nstale = Unknown()", notebook.names)
+    body = "for big in range(2): pass\nfor stale in range(2): pass\n"
+    body += "print(big, stale, eval('np.zeros(2)' + '.sum()'), registry[-1], Net.limit)\n"
+    save(notebook, body, "s.py")
+    assert (tmp_path / "s.data.pkl").stat().st_size < 10_000
+    done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "1 1 0.0 Net 3\n", done.stderr
+
+
 def test_a_script_imports_for_effects_and_names_settings_that_it_lacks(
     notebook_shell: InteractiveShell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +312,10 @@ def test_a_script_imports_for_effects_and_names_settings_that_it_lacks(
             notebook_shell.run_cell(cell, store_history=True).raise_error()
         assert "saved.py leaves out settings of the notebook" in capsys.readouterr().err
         assert "import envs" in (tmp_path / "saved.py").read_text()
+        save = save.replace("saved.py", "elsewhere/saved.py")
+        (tmp_path / "elsewhere").mkdir()
+        notebook_shell.run_cell(save, store_history=True).raise_error()
+        subprocess.run([sys.executable, "elsewhere/saved.py"], check=True, timeout=100)
     finally:
         sys.path.remove(str(tmp_path))
         notebook_shell.run_cell("np.seterr(all='warn')")
