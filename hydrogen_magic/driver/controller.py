@@ -137,7 +137,9 @@ class GangController:
             self._settled = "FAILED" if error and not self._is_unwanted() else self._outcome()
             self._finish_cell()
             await self._agent_group.release()
-            await _in_thread(functools.partial(self._job.close, self._settled))
+            await _in_thread(
+                functools.partial(self._job.close, self._settled, self._run.state.stop_reason)
+            )
             await self._profiling.close(is_wanted=self._settled == "SUCCEEDED")
             await self._save_results(self._settled == "SUCCEEDED")
             if self._settled == "SUCCEEDED":

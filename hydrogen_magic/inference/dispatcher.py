@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.units import counted
+from hydrogen_magic.driver.interrupts import interrupts_raise
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources, speculation
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue, RowLimit
@@ -55,7 +57,7 @@ predicting them again.
 _MAX_GAPS = 3
 """Missing parts of a frame that a message lists."""
 _ROWS_BAR = -1
-"""Number of the progress bar of a rank's rows; bars of the cell begin at 0."""
+"""Number of the progress bar of a rank's rows; those of the cell are 0 and more."""
 
 
 class Dispatcher:
@@ -98,9 +100,11 @@ class Dispatcher:
         self._channels: list[RankChannel] = []
         self._thread: threading.Thread | None = None
         self._ending = threading.Lock()
-        self._is_thread_over = False
+        self._is_closing = self._is_thread_over = self._has_ended_late = False
+        """The attempt is over; so is the thread; it has ended only after the gang."""
         self._outcome: str | None = None
         """Final state of the gang, once it has ended."""
+        self._are_rows_wanted = False
         self._closing: socket.socket | None = None
         """Closed at the end of the attempt."""
         self._is_set_up = False
@@ -141,7 +145,7 @@ class Dispatcher:
             limit = RowLimit(int(self.options["batch_size"]))
             self._channels.append(RankChannel(rank, own, framing.FrameReader(own), limit))
             descriptors.append(other.detach())
-        self._is_thread_over = False
+        self._is_closing = self._is_thread_over = False
         self._closing, closed = framing.pair()
         self._thread = threading.Thread(
             target=self._run, args=(closed,), name="hydrogen_magic dispatcher", daemon=True
@@ -155,6 +159,7 @@ class Dispatcher:
         Waits until the thread has read what it is reading, or has joined all rows.
         """
         if self._closing is not None and self._thread is not None:
+            self._is_closing = True
             self._closing.close()
             self._thread.join(_JOIN_S)
             if self._thread.is_alive() and not self._queue.is_done:
@@ -168,25 +173,31 @@ class Dispatcher:
 
     def _disconnect(self) -> None:
         """The thread has ended: take back what the ranks have not answered."""
-        self._closing = self._thread = None
         for channel in self._channels:
             for chunk in channel.in_flight:
                 self._queue.give_back(chunk)
             channel.close()
         self._channels.clear()
+        self._closing = self._thread = None  # last: another thread may wait for that
 
     def require_end(self) -> None:
         """Raise InferError if the ranks have left rows undone: their channels were closed."""
         if self.value is None:
             raise InferError("the ranks ended before all rows were predicted")
 
-    def end(self, outcome: str) -> None:
-        """Release the data of a gang that has ended, except the finished rows of one that was stopped.
+    def end(self, outcome: str, stop_reason: str = "user") -> None:
+        """Release the data of a gang that has ended, except the finished rows of one that the user stopped.
 
         ``outcome``: its final state.
         """
+        with self._ending:
+            self._outcome = outcome
+            self._are_rows_wanted = (outcome, stop_reason) == ("STOPPED", "user")
+            is_reading = self._thread is not None and not self._is_thread_over
+        if self._thread is not None and not is_reading:  # it has ended since `close` gave it up
+            self._disconnect()
         is_stopped = outcome == "STOPPED" and self.value is None
-        texts = [*self._settled(), self._missing_text()] if is_stopped else []
+        texts = self._texts_of_stop() if is_stopped and not is_reading else []
         if self._kept is not None and (is_stopped or outcome == "FAILED"):
             self._kept.close()
             texts.append(self._kept.text())
@@ -194,42 +205,36 @@ class Dispatcher:
             self._kept.delete()
         if any(texts):
             self._notice("warning", "; ".join(filter(None, texts)))
-        with self._ending:
-            self._outcome = outcome
-            is_reading = self._thread is not None and not self._is_thread_over
         if not is_reading:  # else the thread does it: what it reads from takes long to answer
             self._release()
 
     def _release(self) -> None:
-        """Close what the gang has read from; delete what it has written unless it was stopped."""
-        if self._outcome != "STOPPED":
-            self.abandon()
+        """Close what the gang has read from, and delete an unfinished result that is not wanted."""
+        if self.value is None and not self._are_rows_wanted:
+            self._queue.abandon()
         sources.close(self._source)
 
-    def abandon(self) -> None:
-        """Delete the unfinished result of a gang that has ended."""
-        if self.value is None and self._thread is None:
-            self._queue.abandon()
-
-    def _settled(self) -> list[str]:
-        """Put the rows that wait for the type of a column; return why that failed."""
+    def _texts_of_stop(self) -> list[str]:
+        """Put the rows that wait for the type of a column; return why that failed, and what is missing."""
+        texts = []
         try:
-            if self._thread is None:
-                self._queue.settle()
+            self._queue.settle()
         except (InferError, OSError) as error:  # the result may be files
-            return [f"some finished rows cannot be returned: {error}"]
-        return []
+            texts.append(f"some finished rows cannot be returned: {error}")
+        return [*texts, self._missing_text()]
 
     def finished(self) -> Any:
         """Return the frame with the finished rows of a gang that was stopped, None if there are none.
 
-        Waits for what is being read, since reading cannot be interrupted.
+        Waits for what is being read, unless the user interrupts that.
         """
         thread = self._thread
         if thread is not None:
-            thread.join()
-            for text in self._settled():
-                self._notice("warning", text)
+            with interrupts_raise():
+                thread.join()
+        if self._has_ended_late:  # the gang's view has ended
+            self._has_ended_late = False
+            print("; ".join(self._texts_of_stop()), file=sys.stderr)
         if self.value is None and self._thread is None:
             if self._result.done:
                 self.value = self._result.finished()
@@ -274,6 +279,7 @@ class Dispatcher:
                 self._is_thread_over = True
                 is_late = self._outcome is not None
             if is_late:
+                self._has_ended_late = True
                 self._disconnect()
                 self._release()
 
@@ -302,7 +308,7 @@ class Dispatcher:
     ) -> bool:
         """Handle all messages; return False at the end of the attempt."""
         for key, _ in ready:
-            if key.data is None:
+            if key.data is None or self._is_closing:
                 return False
             if not self._receive_from(key.data):
                 selector.unregister(key.fileobj)
@@ -458,7 +464,7 @@ class Dispatcher:
         for n_chunks in range(MAX_IN_FLIGHT):
             for channel in ready:
                 has_room = channel.is_ready and len(channel.in_flight) <= n_chunks
-                if has_room and self._alone.may_send(channel.rank):
+                if has_room and not self._is_closing and self._alone.may_send(channel.rank):
                     chunk = self._queue.next(channel.limit.rows)
                     if chunk is not None:
                         channel.send_chunk(chunk, is_alone=not self._alone.is_over)

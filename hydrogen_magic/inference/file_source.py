@@ -108,7 +108,7 @@ class FileSource:
         paths = [target] if found.is_single else [target / name for name in names]
         if any(found.contains(path) for path in paths):
             raise InferError(
-                f"{target} is among the data {Path(*found.patterns[0])}, so the next run would read it:"
+                f"{target} is among the data {found.pattern_text}, so the next run would read it:"
                 " choose another path with --out"
             )
         n_rows = (file.n_rows for file in self._files)

@@ -158,7 +158,7 @@ def kept_runs() -> Iterator[tuple[str, Mapping[str, str]]]:
     """
     for summary in run_log.recent(with_kept=True):
         path = run_log.kept_dir(summary.gang) / JOURNAL
-        if run_log.is_over_for_long(summary):
+        if run_log.is_certainly_over(summary):
             with suppress(OSError, ValueError, KeyError), path.open("rb") as journal:
                 known = json.loads(journal.readline())["fingerprint"]
                 yield summary.gang, {**known, **_changed_files(journal)}

@@ -70,7 +70,7 @@ def infer(
         noted = replace(captured, warnings=(*captured.warnings, *source.notes))
         gang = launcher.launch_captured(noted, spec, title=title, feed=feed)
         on_error.pop_all()
-    return InferenceRun(gang, lambda: feed.value, feed.finished, feed.abandon)
+    return InferenceRun(gang, lambda: feed.value, feed.finished)
 
 
 def _head(source: Any, batch_size: int) -> Any:

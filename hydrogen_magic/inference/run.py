@@ -16,17 +16,12 @@ class InferenceRun:
         gang: Gang | None,
         value: Callable[[], Any],
         finished: Callable[[], Any] = lambda: None,
-        abandon: Callable[[], None] = lambda: None,
     ) -> None:
-        """``finished`` returns the finished rows after a stop, None if there are none.
-
-        ``abandon`` is called when they are not asked for, as after a timeout.
-        """
+        """``finished`` returns the finished rows after a stop, None if there are none."""
         self.gang = gang
         """The ranks that predict; None for a lazy Spark DataFrame."""
         self._value = value
         self._finished = finished
-        self._abandon = abandon
         self._partial: Any = None
 
     @property
@@ -42,8 +37,6 @@ class InferenceRun:
             state = self.gang.snapshot()
             if self._partial is None and (state.state, state.stop_reason) == ("STOPPED", "user"):
                 self._partial = self._finished()
-            elif self._partial is None and state.state == "STOPPED":
-                self._abandon()
             if self._partial is not None:
                 return self._partial
             self.gang.raise_for_state()

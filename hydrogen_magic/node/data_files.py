@@ -14,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -61,6 +62,11 @@ class DataFiles:
     def is_single(self) -> bool:
         """Whether the path of one file was given."""
         return not self.patterns
+
+    @property
+    def pattern_text(self) -> str:
+        """The first glob, as its user has written it."""
+        return re.sub(r"\[([*?[])\]", r"\1", str(Path(*self.patterns[0])))
 
     def contains(self, path: Path) -> bool:
         """Return whether the next reader of the data would read ``path``, of this machine, as well."""
@@ -192,10 +198,10 @@ def _find_here(path: str) -> DataFiles:
         root, matches = place, [place]
         pattern = (*map(glob.escape, place.resolve().parts), "**")
     elif glob.has_magic(path):
-        # Brackets in the name of the working directory are those of a name.
-        here = Path() if os.path.isabs(os.path.expanduser(path)) else Path.cwd()
-        is_here = here.parts == place.parts[: len(here.parts)]
-        n_here = len(here.parts) if is_here else 0
+        # Brackets in the names of the working directory, and of those above it, are those of names.
+        here = () if os.path.isabs(os.path.expanduser(path)) else Path.cwd().parts
+        both = zip(here, place.parts, strict=False)
+        n_here = sum(1 for _ in takewhile(lambda parts: parts[0] == parts[1], both))
         own = place.parts[n_here:]
         pattern = (*map(glob.escape, place.parts[:n_here]), *own)
         fixed = takewhile(lambda part: not glob.has_magic(part), own)

@@ -63,8 +63,11 @@ class WorkFeed(Protocol):
     def require_end(self) -> None:
         """Raise HydrogenError if ranks that have succeeded have left work undone."""
 
-    def end(self, outcome: str) -> None:
-        """The gang is over, with this final state: release everything that is not needed any more."""
+    def end(self, outcome: str, stop_reason: str = "user") -> None:
+        """The gang is over, with this final state: release everything that is not needed any more.
+
+        ``stop_reason``: why it was stopped, if it was.
+        """
 
 
 class SessionRun(Protocol):
@@ -180,11 +183,11 @@ class Job:
         if isinstance(self.closure, ClosureFile):
             self.closure.release()
 
-    def close(self, outcome: str) -> None:
+    def close(self, outcome: str, stop_reason: str = "user") -> None:
         """Release the closure, and what is needed only until the gang has ended, with this final state."""
         self.release_closure()
         if self.feed is not None:
-            self.feed.end(outcome)
+            self.feed.end(outcome, stop_reason)
 
     def delete_checkpoints(self) -> None:
         """Delete the ranks' checkpoints: the gang has succeeded, and its results are safe."""
