@@ -99,7 +99,7 @@ class RankFailedError(HydrogenError):
         self.session = session
         """The name of its session, None without one."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Any:  # Exception's own calls the class without its keyword
         return partial(type(self), rank=self.rank), self.args, self.__dict__
 
 

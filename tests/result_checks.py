@@ -247,7 +247,7 @@ def check_the_view_counts_bytes(shell: InteractiveShell, options: str, size: int
     assert shell.user_ns.pop("big").nbytes == size
     gang = list(hm.gangs().values())[-1]
     counted = [each for each in details_of(gang) if each.startswith("sending")]
-    line = rf"sending [\d.]+ [kMG]B of {re.escape(size_text(size))}(: `big`)?"
+    line = rf"sending [\d.]+ [kMG]?B of {re.escape(size_text(size))}(: `big`)?"
     assert counted and all(re.fullmatch(line, each) for each in counted), counted
     del gang
     run_cell(shell, f"%%distributed --np 1 --quiet {options}\npass")

@@ -196,6 +196,8 @@ def train(width, lr):
     pass
 """,
         then="""
+import hydrogen_magic as hm
+assert all(gang.wait_for_tracker(60) for gang in hm.gangs().values())
 [run] = mlflow.search_runs(output_format="list")
 assert (run.info.run_name, run.data.params) == ("wide, lr 0.01", {"lr": "0.01"})
 """,

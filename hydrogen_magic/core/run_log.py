@@ -27,7 +27,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -488,8 +488,8 @@ def is_over(found: Summary) -> bool:
     return found.ended is not None or _is_abandoned(found)
 
 
-def is_over_for_long(found: Summary) -> bool:
-    """Return whether a run has ended for certain: what it has kept may be deleted, or used by another run.
+def is_certainly_over(found: Summary) -> bool:
+    """Return whether a run has ended, or has been silent for a week: what it has kept is free for others.
 
     A gang of another machine that waits for slots is silent for hours, and goes on.
     """
@@ -509,37 +509,42 @@ def prune(
     kernel has seen since their end stay. A gang that outlived its kernel may have run for days, while dozens
     of short ones began and ended. Records that cannot be read are deleted after ``keep_data_s``.
     """
-    _delete_unreadable(keep_data_s)
-    over = [found for found in recent() if is_over_for_long(found)]
+    names = set(
+        filter(_GANG_ID.fullmatch, recent_ids())
+    )  # before: a run that begins now is not among them
+    readable = recent()
+    _delete_unreadable(names - {found.gang for found in readable}, keep_data_s)
+    over = [found for found in readable if is_certainly_over(found)]
     over.sort(key=lambda found: found.last_wall_time, reverse=True)
-    n_kept_bytes = 0
+    n_kept_bytes: Counter[bool] = Counter()
+    """Of runs with data and of those without: large data leave no place for small records."""
     places: Counter[bool] = Counter()
     for found in over:
         files = _files(found.gang)
         n_bytes = sum(files.values())
-        is_too_much = n_kept_bytes + n_bytes > keep_bytes
         is_of_session = bool(found.launched.session)
         places[is_of_session] += 1
         has_data = _has_data(found.gang, files)
+        is_too_much = n_kept_bytes[has_data] + n_bytes > keep_bytes
         if places[is_of_session] > keep:
             is_fresh = time.time() - found.last_wall_time < keep_data_s
             is_kept = has_data and is_fresh and not is_too_much
         else:
             is_kept = has_data or not is_too_much or found is over[0]
         if is_kept or is_unseen(found.gang):
-            n_kept_bytes += n_bytes
+            n_kept_bytes[has_data] += n_bytes
         else:
             delete(found.gang)
 
 
-def _delete_unreadable(older_s: float) -> None:
-    """Delete records without a first event: the disk was full, or another version has written them."""
-    for gang_id in filter(_GANG_ID.fullmatch, recent_ids()):
-        if summary(gang_id) is None:
-            with suppress(OSError):
-                paths = [run_dir(gang_id), *run_dir(gang_id).iterdir()]
-                if time.time() - max(path.lstat().st_mtime for path in paths) > older_s:
-                    delete(gang_id)
+def _delete_unreadable(gang_ids: Iterable[str], older_s: float) -> None:
+    """Delete old records that this version cannot read: of another version, or of a full disk."""
+    for gang_id in gang_ids:
+        with suppress(OSError):
+            paths = [run_dir(gang_id), *run_dir(gang_id).iterdir()]
+            is_old = time.time() - max(path.lstat().st_mtime for path in paths) > older_s
+            if is_old and not is_unseen(gang_id):
+                delete(gang_id)
 
 
 def _has_data(gang_id: str, files: Collection[str]) -> bool:
@@ -554,12 +559,13 @@ def _files(gang_id: str) -> dict[str, int]:
     try:
         entries = list(os.scandir(folder))
         found = {each.name: each.stat(follow_symlinks=False).st_size for each in entries}
-        for name in {CHECKPOINTS, kept.name} & found.keys():
-            # Finished rows may be beside their data, where a link leads.
-            files = (folder / name).resolve().rglob("*")
-            found[name] = sum(path.lstat().st_size for path in files)
     except OSError:  # another kernel deletes it
         return {}
+    for name in {CHECKPOINTS, kept.name} & found.keys():
+        # Finished rows may be beside their data, where a link leads: on a file server that does not answer.
+        with suppress(OSError):
+            files = (folder / name).resolve().rglob("*")
+            found[name] = sum(path.lstat().st_size for path in files)
     return found
 
 

@@ -28,7 +28,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeGuard
 from weakref import WeakValueDictionary
@@ -173,16 +173,16 @@ def launch_captured(
             else ClosureFile(captured.payload)
         )
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
-        try:
-            run = _new_run(captured, spec, title, wall_time, known)
-        except BaseException:
+        with ExitStack() as on_error:
             if isinstance(closure, ClosureFile):
-                closure.release()
-            raise
+                on_error.callback(closure.release)
+            run = _new_run(captured, spec, title, wall_time, known)
+            tracker = None if spec.track is None else plugins.tracker(spec.track)
+            on_error.pop_all()
         for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured)):
             run.emit(ev.Notice(0.0, "warning", text))
-        if spec.track is not None:
-            tracking.follow(run, spec.track, plugins.tracker(spec.track), captured.source, group)
+        if spec.track is not None and tracker is not None:
+            tracking.follow(run, spec.track, tracker, captured.source, group)
         rendezvous = plugins.rendezvous(spec.rendezvous)
         job = Job(
             spec=spec,
@@ -270,9 +270,10 @@ def register(gang: Gang) -> Gang:
 
 def forget(gang: Gang) -> None:
     """Delete the record of an ended gang, and do not list it any more."""
-    _known.pop(gang.id, None)
-    with suppress(ValueError):
-        _recent.remove(gang)
+    with _keeping:
+        _known.pop(gang.id, None)
+        with suppress(ValueError):
+            _recent.remove(gang)
     run_log.delete(gang.id)
 
 
@@ -282,6 +283,8 @@ def _keep(gang: Gang) -> None:
     Handles keep theirs. The main thread calls it at a launch, the hub's at an end.
     """
     with _keeping:
+        if _known.get(gang.id) is not gang:  # `forget` was faster
+            return
         kept = [each for each in _recent if each is not gang and not _is_taken(each)]
         _recent.clear()
         _recent.extend([*kept, gang])
@@ -289,7 +292,8 @@ def _keep(gang: Gang) -> None:
 
 def _is_taken(gang: Gang) -> bool:
     """Whether the notebook has taken its results, which are large."""
-    return gang.received.of(gang.first_rank).is_taken and gang.received.nbytes > _LARGE_BYTES
+    received = gang.received
+    return received.nbytes > _LARGE_BYTES and received.of(gang.first_rank).is_taken
 
 
 def _sent_secrets(
@@ -434,12 +438,12 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 def _on_controller_end(run: GangRun, done: Future[None]) -> None:
-    if run.id in _running:
-        gang, _ = _running.pop(run.id)
-        _keep(gang)  # it may have run for longer than four others
+    gang, _ = _running.pop(run.id, (None, None))
     error = "its controller was cancelled" if done.cancelled() else done.exception()
     if error is not None:  # a fault of ours; callers wait for the gang's end
         run.finish(HydrogenError(f"the gang was lost: {error!r}"))
+    if gang is not None:
+        _keep(gang)  # it may have run for longer than four others
 
 
 def _run_here(placement: InKernelPlacement, run: GangRun, job: Job) -> Gang:

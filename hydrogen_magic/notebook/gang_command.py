@@ -217,7 +217,7 @@ def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         return
     running = [k for k, gang in launcher.gangs().items() if not gang.snapshot().is_terminal]
     say([_stopped_or_why_not(name, command) for name in running] or ["this kernel runs no gang"])
-    say(list(attachable_lines()))
+    say(list(attachable_lines(running_alone=True)))
 
 
 def _stopped_or_why_not(name: str, command: GangCommand) -> str:

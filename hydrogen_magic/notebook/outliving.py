@@ -25,10 +25,15 @@ def is_outliving(gang_id: str) -> bool:
     return found is not None and found.launched.outlives
 
 
-def attachable_lines() -> Iterator[str]:
-    """Yield a line for each gang that runs without this kernel, or ended without any."""
+def attachable_lines(*, running_alone: bool = False) -> Iterator[str]:
+    """Yield a line for each gang that runs without this kernel, or ended without any.
+
+    ``running_alone``: leave out those that have ended.
+    """
     for found in run_log.recent():
         is_elsewhere = found.launched.outlives and found.gang not in launcher.gangs()
+        if running_alone and found.ended is not None:
+            continue
         if is_elsewhere and (state := _state(found)):
             yield f"gang {found.gang} {state}: %gang attach {found.gang}"
 

@@ -56,8 +56,10 @@ _DOMAIN = "hydrogen"
 """Must be named on both ends: libzmq's wildcard rejects even allowed keys."""
 _MAX_MESSAGE_BYTES = 64 << 20
 _PREFIX, _HUB = f"hydrogen-{zlib.crc32(os.uname().nodename.encode()):08x}-", "hub"
-"""Of socket directories. Hosts may share $TMPDIR, and the sockets of others refuse connections."""
-"""Of a hub's directory in the system's one for temporary files, and its socket there."""
+"""Of a hub's directory in the system's one for temporary files, and its socket there.
+
+Hosts may share that one, and sockets of other hosts refuse connections: so the name has the host.
+"""
 _MAX_DIRECTORY_BYTES = 100
 _NEW_S = 60.0
 """A hub listens within milliseconds after its directory was made."""

@@ -91,7 +91,7 @@ class SpanTracks:
         """The names that :attr:`SpanTrack.names` are indices of."""
         self._index: dict[str, int] = {}
         self._shown: dict[str, int] = {}
-        """The same by the names in :attr:`names`."""
+        """Index of each entry of :attr:`names`; several names may be shown alike."""
         self._tracks: dict[tuple[int, str], _Columns] = {}
         self._phases: dict[int, _Open] = {}
         self._details: dict[int, _Open] = {}
@@ -293,12 +293,12 @@ class SpanTracks:
 
     def _new_index(self, name: str) -> int:
         """Assign an index to ``name``; the last one is shared by all names that exceed the limit."""
+        shown = clean_name(name[:_LONGEST_NAME]) or "?"
+        if shown in self._shown:  # not in `_index`, which names without end would fill
+            return self._shown[shown]
         if len(self.names) >= OTHER:
             self.names += ["other"] * (len(self.names) == OTHER)
             return OTHER
-        shown = clean_name(name[:_LONGEST_NAME]) or "?"
-        if shown in self._shown:  # several names that are shown alike are one
-            return self._shown[shown]
         self._index[name] = self._shown[shown] = len(self.names)
         self.names.append(shown)
         return self._index[name]

@@ -35,7 +35,7 @@ def of_files(
     *,
     is_private: bool = False,
 ) -> DatasetHandle:
-    """Return the handle of Parquet data at paths or URLs, with the sizes in the footers of its files."""
+    """Return the handle of Parquet data at paths or URLs, with the number of rows and the size of files."""
     opened = parquet_shard.open_dataset(place)
     groups = parquet_shard.RowGroups.of(opened, None)
     # Not those of row groups: footers have the sizes before compression.

@@ -20,6 +20,8 @@ _IDLE_EXIT_S = 4.0
 _BUSY_EXIT_S = 60.0
 """A thread that computes without writing anything does no work for the user. An upload may wait that long for
 its server's answer."""
+_STORAGE_S = 600.0
+"""How long a thread may wait for a disk, as in ``fsync``: a file server that is gone never answers."""
 _LONG_STEP_S = 1.0
 """Packing a result that takes longer is reported: a user's ``__getstate__`` may compute for minutes."""
 _BUSY_TICKS = 5
@@ -36,7 +38,7 @@ class ExitWatch:
         self._pid = pid
         self._is_on_one_host = is_on_one_host
         self._ticks = self._written = 0
-        self._busy_s = self._wrote_s = now_s
+        self._busy_s = self._wrote_s = self._moved_s = now_s
         self._has_delivered = False
 
     def poll(self, now_s: float, has_delivered: bool) -> str:
@@ -45,10 +47,11 @@ class ExitWatch:
             self._busy_s = self._wrote_s = now_s
             self._has_delivered = True
         ticks, written = _usage(self._pid)
-        family = processes.family(self._pid)
-        is_writing = processes.is_in_storage(family) or processes.is_sending(family)
-        if written != self._written or is_writing:
-            self._written, self._wrote_s, self._busy_s = written, now_s, now_s
+        if written != self._written or processes.is_sending(processes.family(self._pid)):
+            self._written, self._moved_s = written, now_s
+            self._wrote_s = self._busy_s = now_s
+        elif now_s - self._moved_s < _STORAGE_S and self._is_in_storage():
+            self._wrote_s = self._busy_s = now_s
         if abs(ticks - self._ticks) >= _BUSY_TICKS:  # fewer if a child has exited
             self._busy_s = now_s
         self._ticks = ticks
@@ -63,6 +66,9 @@ class ExitWatch:
         if silent_s > _BUSY_EXIT_S:
             return f"was still computing or waiting for an answer {_BUSY_EXIT_S:.0f} s after its result"
         return ""
+
+    def _is_in_storage(self) -> bool:
+        return processes.is_in_storage(processes.family(self._pid))
 
     def _may_wait_for_answer(self) -> bool:
         """Whether it has a connection to a server; those to processes of this agent keep nothing alive."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -30,8 +29,6 @@ _A = TypeVar("_A", bound=msg.ForkserverAnswer)
 _FILES_PER_WORKER = 10
 _OTHER_FILES = 16
 """What the agent opens later: logs, results, a port."""
-_FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
-"""That of the notebook, which ranks get: this process raises its own later."""
 _BATCH = framing.MAX_FDS // FDS_PER_WORKER
 
 
@@ -81,8 +78,6 @@ class ForkserverClient:
         theirs.close()
         if ports_fd >= 0:
             os.close(ports_fd)
-        with suppress(OSError):  # it has exited
-            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _FILE_LIMIT)
         self.pid = process.pid
 
     def is_usable(self, fingerprint: str) -> bool:

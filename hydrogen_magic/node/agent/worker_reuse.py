@@ -8,12 +8,15 @@ replaced when a file that their cell read has changed.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.file_versions import are_changed
+from hydrogen_magic.node.agent.output import CHUNK
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 
 RANKS_ENDED = "the ranks of the session have ended"
@@ -83,15 +86,21 @@ class RetainedWorkers:
 
     def finish(self) -> None:
         """Let them run their exit handlers, for a limited time. What they print is not shown."""
+        loop = asyncio.get_running_loop()
         workers, family = self._released()
+        outputs = [fd for worker in workers for fd in (worker.stdout, worker.stderr)]
         for worker in workers:
-            worker.control.close()  # nothing else: a handler that prints must not fail
+            worker.control.close()
+        for fd in outputs:  # a handler that prints must neither fail nor wait
+            loop.add_reader(fd, _discard, loop, fd)
 
         def end() -> None:
+            for fd in outputs:
+                loop.remove_reader(fd)
             close_all(workers)
             _kill(family)
 
-        asyncio.get_running_loop().call_later(EXIT_S, end)
+        loop.call_later(EXIT_S, end)
 
     def _released(self) -> tuple[list[PooledWorker], set[tuple[int, int]]]:
         """Let go of the ranks; return them, and their processes and those below by pid and start time."""
@@ -101,6 +110,12 @@ class RetainedWorkers:
         self.key, self._ranks = "", {}
         family = {(one.pid, one.start_ticks) for one in processes.processes(pids | below)}
         return workers, family
+
+
+def _discard(loop: asyncio.AbstractEventLoop, fd: int) -> None:
+    with suppress(BlockingIOError):
+        if not os.read(fd, CHUNK):
+            loop.remove_reader(fd)
 
 
 def _kill(family: Collection[tuple[int, int]]) -> None:

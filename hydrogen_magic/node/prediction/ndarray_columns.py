@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
+from hydrogen_magic.node.prediction.arrow_types import family, is_list_of_numbers
 
 
 def array_of(column: pa.Array, name: str) -> Any:
@@ -31,11 +31,17 @@ def array_of(column: pa.Array, name: str) -> Any:
         return column.to_numpy(zero_copy_only=False) if array is None else array
     if pa.types.is_integer(kind) and column.null_count:
         return _as_floats(column, name)
-    if pa.types.is_nested(
-        kind
-    ):  # Arrow's to_numpy makes floats of integers beside a null inside of it
+    if _has_parts(kind):
+        # Arrow's to_numpy makes floats of integers beside a null in a struct or a map.
         return column.to_pandas(integer_object_nulls=True).to_numpy()
     return column.to_numpy(zero_copy_only=False)
+
+
+def _has_parts(kind: pa.DataType) -> bool:
+    """Whether values are structs or maps, or lists of such."""
+    while family(kind) == "list":
+        kind = kind.value_type
+    return family(kind) in ("struct", "map")
 
 
 def shaped(column: pa.Array, name: str) -> Any:

@@ -81,7 +81,8 @@ def joined(first: Any, second: Any) -> Any:
         return {name: np.concatenate([array, second[name]]) for name, array in first.items()}
     import pyarrow as pa
 
-    return pa.concat_tables([first, second])
+    # A pool of more than 2 GiB of text has offsets of 64 bits, the one after it perhaps not.
+    return pa.concat_tables([first, second], promote_options="permissive")
 
 
 def check_shapes(block: Any, known: dict[str, Any]) -> None:

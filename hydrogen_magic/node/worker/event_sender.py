@@ -12,8 +12,10 @@ from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
 _GPU_WAIT_S = 0.5
 """How long a post waits for values that are being computed on a GPU, which may hang."""
 
-_LAST_GPU_WAIT_S = 10.0
-"""The same after a cell that has succeeded: of a loop that never waits for its GPU, seconds may be left."""
+_LAST_GPU_WAIT_S = 2.0
+"""The same after a cell that has succeeded: a loop that never waits for its GPU may be ahead of it. Less than
+the time of grace of a stop, and than the agent's limit for a rank that does nothing.
+"""
 
 _CLOSE_S = 2.0
 """How long a finished rank waits for an agent that does not read its last messages."""
@@ -110,9 +112,11 @@ class EventSender:
 
     def _flush(self, *posted: ev.Event, is_last: bool = False) -> None:
         with self._sending:
+            if self._is_agent_gone:
+                return
             wait_s = self._gpu_wait_s if is_last else _GPU_WAIT_S if posted else 0.0
             batch = [*self._collect(wait_s, is_last), *posted]
-            if not batch or self._is_agent_gone:
+            if not batch:
                 return
             try:
                 self._send(batch)

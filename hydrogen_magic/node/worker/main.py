@@ -269,7 +269,7 @@ class _Rank:
         is_child = os.getpid() != self.pid  # the cell forked, and its child failed
         stays = self.session is not None or (self.is_retained and code == 0)
         self.is_retained = stays and not is_child
-        self._report_retained(code) if self.is_retained else self._finish(code)
+        self._report_retained(code) if self.is_retained else self._finish(is_patient=code == 0)
         return code
 
     def _work_or_debug(self) -> int:
@@ -288,7 +288,8 @@ class _Rank:
 
     def _report_retained(self, code: int) -> None:
         """Report that this gang is over for this process, and what it holds for the next one."""
-        self.profiler.finish()  # that of a cell that failed still records
+        if code != 0:
+            self.profiler.discard()
         self.peer_timeouts.restore()
         now_s = self.reporter.now_s()
         n_collectives = self.entered.count()
@@ -309,7 +310,7 @@ class _Rank:
     def leave(self) -> None:
         """Leave the session, or the ranks of ``%%infer``, which have nothing to clean up."""
         if self.session is not None:
-            self._finish(0)
+            self._finish()
 
     def _work(self) -> int:
         is_loaded = self.set_up is not None and self.session is None
@@ -437,10 +438,10 @@ class _Rank:
     def _report_progress(self, text: str) -> None:
         self.reporter.report(ev.RankPhase(self.reporter.now_s(), self.rank, self.phase, text))
 
-    def _finish(self, code: int) -> None:
+    def _finish(self, *, is_patient: bool = False) -> None:
         """Run exit handlers as the interpreter would, but skip its slow teardown of modules."""
         if os.getpid() == self.pid:  # the cell forked: what is left to send is the parent's
-            self.reporter.close(is_patient=code == 0)
+            self.reporter.close(is_patient=is_patient)
         # The agent, which looks for them once a second, may not have seen them.
         children = processes.family(os.getpid()) - {os.getpid()}
         try:

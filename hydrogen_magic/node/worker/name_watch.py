@@ -25,6 +25,8 @@ _MAX_BYTES = 64 << 20
 """A larger value is not read after each cell: this much takes 30 ms."""
 _NOT_THE_USERS = frozenset({"get_ipython", "display", "_exit_code"})
 """Names that a rank provides itself."""
+_GONE: Any = object()
+"""In place of a value: a thread of the user has deleted the name."""
 _BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
 
@@ -68,8 +70,9 @@ class NameWatch:
     def share(self, names: Iterable[str]) -> None:
         """Look for changes in ``names`` from now on: both sides have the same values."""
         for name in names:
-            if name in self._namespace:
-                self._shared[name] = _checksum(self._namespace[name])
+            value = self._namespace.get(name, _GONE)
+            if value is not _GONE:
+                self._shared[name] = _checksum(value)
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -100,10 +103,11 @@ class NameWatch:
     def _changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the names that were changed in place, and those that cannot be compared."""
         # A thread may have deleted one, and so may the cell, of a name that is not a variable.
-        self._shared = {n: known for n, known in self._shared.items() if n in self._namespace}
+        values = {name: self._namespace.get(name, _GONE) for name in self._shared}
+        self._shared = {n: k for n, k in self._shared.items() if values[n] is not _GONE}
         uncertain = [name for name, known in self._shared.items() if known is None]
         compared = self._shared.keys() - uncertain
-        changed = [n for n in compared if _checksum(self._namespace.get(n)) != self._shared[n]]
+        changed = [name for name in compared if _checksum(values[name]) != self._shared[name]]
         for name in changed:
             del self._shared[name]
         return tuple(sorted(changed)), tuple(uncertain)

@@ -18,6 +18,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent import futures
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
@@ -88,7 +89,7 @@ class ParquetStream:
         self._n_loaded = 0
         """Those of the epoch of a loaded state: as many, or more if its iteration was finished."""
         self._in_workers = mmap.mmap(-1, 1)  # shared with processes that are forked
-        self._pid = os.getpid()
+        self._made_in = self._pid = os.getpid()
         self._n_state_workers = 0
         """Of the DataLoader in one of whose workers that state was taken; 0: in none."""
         groups = RowGroups.of(dataset, None)
@@ -107,7 +108,8 @@ class ParquetStream:
 
     @is_in_workers.setter
     def is_in_workers(self, value: bool) -> None:
-        self._in_workers[0] = value
+        if value or os.getpid() == self._made_in:  # a child must not clear what its parent knows
+            self._in_workers[0] = value
 
     def __len__(self) -> int:
         return -(-self.n_rows // self._options.batch_size)
@@ -297,8 +299,10 @@ def _after_fork(dataset: Any) -> Any:
     """Return the Dataset for a forked process, which cannot use the connections and threads of a store."""
     from pyarrow import fs
 
-    is_local = isinstance(dataset.filesystem, fs.LocalFileSystem)
-    return dataset if is_local else pickle.loads(pickle.dumps(dataset))
+    if not isinstance(dataset.filesystem, fs.LocalFileSystem):
+        with suppress(Exception):  # a file system of the user's own may refuse
+            return pickle.loads(pickle.dumps(dataset))
+    return dataset
 
 
 def _register(module: ModuleType) -> None:

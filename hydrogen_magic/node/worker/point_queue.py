@@ -62,6 +62,7 @@ class PointQueue:
         ready = self._pop_ready(_MAX_POINTS if wait_s else limit, time.monotonic() + wait_s)
         if is_last:
             skipped += len(self._taken)
+            self._taken.clear()
         for chunk in points.chunks(ready):
             yield points.as_metrics(at_s, self._rank, chunk, skipped)
             skipped = 0

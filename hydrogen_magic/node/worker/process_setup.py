@@ -117,9 +117,8 @@ def _disown_finalizers() -> None:
     """
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
-    atexit.unregister(
-        shutil.rmtree
-    )  # matplotlib's, of a folder in place of one in the home directory
+    # Of matplotlib, which makes a folder of its own where it cannot write to the home directory.
+    atexit.unregister(shutil.rmtree)
 
 
 def _handle_interrupts(interrupted: int) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import events as ev
@@ -129,6 +130,17 @@ class Profiler:
         self._reporter.steps.on_step = None
         if self._writing is not None:
             self._writing.join(_WRITE_S)
+
+    def discard(self) -> None:
+        """The cell has failed: end the recording, whose trace would take seconds to write."""
+        self._reporter.steps.on_step = None
+        profile, self._profile = self._profile, None
+        if profile is not None and threading.get_ident() == self._thread:
+            with suppress(Exception):  # of torch
+                profile.__exit__(None, None, None)
+        is_writing = self._writing is not None and self._writing.is_alive()
+        if self._number is not None and not is_writing:
+            self._refuse(self._number, RuntimeError("the cell did not run to its end"))
 
     # ── answers ──
 

@@ -120,6 +120,7 @@ export class Page {
     } else if (!this.isShowAsked) {
       const what = this.missing();
       if (what !== null) void this.show(what);
+      else if (store.isOver) this.n_toWait = SETTLED;
     }
   }
 
@@ -127,7 +128,6 @@ export class Page {
   private missing(): "output" | "content" | null {
     const { model, place } = this;
     const held = heldBy(model.widget_manager, place, model.get("gang_id"));
-    if (held === "picture" && this.store.isOver) this.n_toWait = SETTLED;
     // An output may be in another widget, such as ipywidgets' Output, in place of a cell.
     const isElsewhere = document.getElementsByClassName(place).length > 0;
     this.wasInCell ||= held !== null && held !== "nothing";
