@@ -54,13 +54,30 @@ def save(state: Any, folder: Path) -> None:
     made = folder / _on_rank_0(lambda: checkpoint_files.new_parts(folder).name)
     try:
         _write_parts(state, made)
-        _on_rank_0(lambda: _commit(made))
-    except BaseException:  # an interrupt too
-        # Rank 0 alone: another one may be interrupted just before rank 0 commits. What stays is removed by
-        # the next save.
-        if api.rank() == 0 and checkpoint_files.parts(folder) != made:
-            shutil.rmtree(made, ignore_errors=True)
+        problem = _on_rank_0(lambda: _problem_of_commit(made))
+    except (
+        BaseException
+    ):  # an interrupt too, which may come to another rank just before rank 0 commits
+        if api.rank() == 0:
+            _discard(made)
         raise
+    if problem is not None:
+        _discard(made)  # on all ranks: their folders may not be the same
+        raise problem
+
+
+def _problem_of_commit(made: Path) -> Exception | None:
+    try:
+        _commit(made)
+    except (OSError, RuntimeError) as error:
+        return error
+    return None
+
+
+def _discard(made: Path) -> None:
+    """Remove parts that have not become the checkpoint."""
+    if checkpoint_files.parts(made.parent) != made:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def _write_parts(state: dict[str, Any], made: Path) -> None:
