@@ -825,7 +825,7 @@ def numbers(n_rows: int = 1000) -> Any:
 @pytest.mark.usefixtures("no_shared_disk")
 def test_each_host_receives_a_dataset_once(directories: list[Path], sent: list[str]) -> None:
     """Also one of several parts; its files go with the notebook's."""
-    n_rows = PART_BYTES // 3
+    n_rows = PART_BYTES // 2
     with numbers(n_rows) as rows:
         assert rows.n_bytes > PART_BYTES
         assert ended(launch(shards.n_files_here, rows, np=2)).results == [1, 1]
