@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import importlib
 import pickle
 import sys
@@ -115,6 +116,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         }
         self._add_storage_handlers()
         self._add_numpy_handlers()
+
+    def clear_memo(self) -> None:
+        """Let go of all objects that were pickled.
+
+        Python's own releases them one by one from a table in which the released ones still are. CPython's
+        collector reads this table from 3.11 on: if a finalizer runs it, or lets another thread run it, the
+        process crashes. So all are held until the table is empty.
+        """
+        held = gc.get_referents(self)
+        super().clear_memo()
+        del held
 
     # ── hooks for subclasses ──────────────────────────────────────────────────────────────────────
 

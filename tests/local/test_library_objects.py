@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -113,3 +115,24 @@ def test_a_closed_file_is_closed(notebook: Notebook, ranks: Ranks) -> None:
     rank = ranks.run(notebook.capture("[(f.closed, f.name, type(f).__name__) for f in files]"))
     kinds = ["TextIOWrapper", "BufferedReader", "FileIO"]
     assert rank.value == [(True, "/etc/hostname", kind) for kind in kinds]
+
+
+def test_a_finalizer_may_collect_garbage_while_what_was_pickled_is_released() -> None:
+    """Such as when another thread captures, too. It would crash the process."""
+    code = """
+import gc, io
+from hydrogen_magic.serialization.pickler import Pickler
+class Part:
+    pass
+class Final:
+    def __init__(self, n): self.n = n
+    def __reduce__(self): return int, (self.n,)
+    def __del__(self):
+        self.again = [Part() for _ in range(300)]  # where others were
+        gc.collect()
+for _ in range(4):
+    pickler = Pickler(io.BytesIO(), 5)
+    pickler.dump([[Final(n), [n]] if n % 7 == 0 else [[n], {"a": n}] for n in range(1500)])
+    pickler.clear_memo()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
