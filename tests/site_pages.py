@@ -191,14 +191,18 @@ assert abs(found - min(history)) < 1e-6 and hm.world_size() == 1
 import mlflow, os
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 mlflow.set_tracking_uri(f"file://{os.getcwd()}/mlruns")
+mlflow.set_experiment("of this page")  # not that of an earlier test
 lr = 0.01
 def train(width, lr):
     pass
 """,
         then="""
 import hydrogen_magic as hm
-assert all(gang.wait_for_tracker(60) for gang in hm.gangs().values())
-[run] = mlflow.search_runs(output_format="list")
+gangs = hm.gangs().values()
+assert all(gang.wait_for_tracker(60) for gang in gangs)
+runs = mlflow.search_runs(output_format="list")
+assert len(runs) == 1, [note.text for gang in gangs for note in gang.snapshot().notices]
+run = runs[0]
 assert (run.info.run_name, run.data.params) == ("wide, lr 0.01", {"lr": "0.01"})
 """,
         needs=["mlflow"],
