@@ -504,14 +504,14 @@ def prune(
     """Delete finished runs except those that ended last, ``keep`` gangs and as many cells of sessions.
 
     Others with data that are in no notebook (results, finished rows, checkpoints of a gang that did not
-    succeed) stay for ``keep_data_s``. When the files of all these have more than ``keep_bytes``, the oldest
-    are deleted, too, but for the newest run, and for those among the last ``keep`` with data. Runs that no
-    kernel has seen since their end stay. A gang that outlived its kernel may have run for days, while dozens
-    of short ones began and ended. Records that cannot be read are deleted after ``keep_data_s``.
+    succeed) stay for ``keep_data_s``. When the files of those with data, or of all others, have more than
+    ``keep_bytes``, the oldest of them are deleted, too, but for the newest run, and for those among the last
+    ``keep`` with data. Runs that no kernel has seen since their end stay. A gang that outlived its kernel may
+    have run for days, while dozens of short ones began and ended. Records that cannot be read are deleted
+    after ``keep_data_s``.
     """
-    names = set(
-        filter(_GANG_ID.fullmatch, recent_ids())
-    )  # before: a run that begins now is not among them
+    # Before they are read: a run that begins meanwhile is not among those that cannot be.
+    names = set(filter(_GANG_ID.fullmatch, recent_ids()))
     readable = recent()
     _delete_unreadable(names - {found.gang for found in readable}, keep_data_s)
     over = [found for found in readable if is_certainly_over(found)]
