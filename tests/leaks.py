@@ -416,4 +416,9 @@ def running_gangs() -> list[str]:
     if run is None:
         return []
     over = ("SUCCEEDED", "FAILED", "STOPPED")
-    return [f"gang {g.id} is {g.state}" for g in run.gangs().values() if g.state not in over]
+    found = [gang.snapshot() for gang in run.gangs().values()]
+    return [
+        f"gang {each.gang} ({each.title}) is {each.state}"
+        for each in found
+        if each.state not in over
+    ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -12,8 +16,10 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import Attached, Control, OwnerEvents
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.owner import connection, local_socket
+from hydrogen_magic.driver.owner import connection, local_socket, process
 from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport import framing
 from tests.records import DEAD, ENDED, METRICS, launched, write
 
@@ -79,6 +85,25 @@ def test_an_owner_knows_that_its_kernel_has_given_up() -> None:
     with theirs:
         assert not local_socket.is_hung_up(theirs)
         ours.send(b"more")
+        assert not local_socket.is_hung_up(theirs)
         ours.close()
-        assert not local_socket.is_hung_up(theirs) and theirs.recv(9) == b"more"
-        assert local_socket.is_hung_up(theirs)
+        assert local_socket.is_hung_up(theirs) and theirs.recv(9) == b"more"
+
+
+def test_a_gang_without_a_record_is_not_owned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel could attach to it, and its results would be deleted with its owner."""
+    done: list[str] = []
+    note = SimpleNamespace(text="this run is not recorded: [Errno 122] Disk quota exceeded")
+    gang = SimpleNamespace(
+        id="g1",
+        snapshot=lambda: SimpleNamespace(notices=(note,)),
+        stop=lambda kill: done.append(f"stop {kill}"),
+        wait=lambda: done.append("wait"),
+    )
+    monkeypatch.setattr(launcher, "launch_captured", lambda *args, **options: gang)
+    monkeypatch.setattr(payload, "from_memfd", lambda fd: None)
+    closure = os.open(os.devnull, os.O_RDONLY)
+    request: Any = MagicMock()
+    with pytest.raises(PlacementError, match=r"needs a record of the gang.*Disk quota exceeded"):
+        process._launched(request, closure)
+    assert done == ["stop True", "wait"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,13 +43,10 @@ def connect(folder: Path, timeout_s: float) -> socket.socket:
 
 
 def is_hung_up(connection: socket.socket) -> bool:
-    """Return whether the other end has closed the connection, and everything it sent was read."""
-    try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    """Return whether the other end has closed the connection, whatever it has sent before."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 @contextmanager

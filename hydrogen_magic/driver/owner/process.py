@@ -22,6 +22,7 @@ from hydrogen_magic.driver.owner import local_socket
 from hydrogen_magic.driver.owner.server import OwnerServer
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.state.stored_results import attempts
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport import framing
 
@@ -80,8 +81,13 @@ def _launched(request: msg.OwnGang, closure: int) -> tuple[Gang, socket.socket]:
     os.close(closure)
     gang = launcher.launch_captured(captured, request.spec, title=request.title)
     try:
+        if run_log.summary(gang.id) is None:  # no kernel could attach to it, nor get its results
+            why = "; ".join(note.text for note in gang.snapshot().notices)
+            raise PlacementError(
+                f"--outlive needs a record of the gang, which cannot be made: {why}"
+            )
         listener = local_socket.listen(gang.folder)
-    except OSError:
+    except (OSError, PlacementError):
         gang.stop(kill=True)
         gang.wait()
         raise
@@ -110,6 +116,7 @@ def _own(gang: Gang, server: OwnerServer, placement: ExitStack) -> None:
     signal.signal(signal.SIGTERM, lambda signum, frame: gang.stop_for("owner"))
     server.start()
     gang.wait()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left is to write the record
     server.close()
     placement.close()
     local_agents.close()

@@ -149,7 +149,7 @@ class AgentClient(ABC):
         if isinstance(report, msg.Hello):
             self.held = (report.held.host, report.held.port)
             self.finish(self.greeted)
-        elif isinstance(report, msg.CleanedUp) and report.gang == self.gang:
+        elif isinstance(report, msg.CleanedUp) and self.attempt == (report.gang, report.attempt):
             if report.held is not None:  # else it is about to end
                 self.held = (report.held.host, report.held.port)
             self.is_retained = report.is_retained

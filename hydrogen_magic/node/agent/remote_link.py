@@ -89,6 +89,8 @@ class RemoteLink(KernelLink):
         self._attached: dict[int, tuple[_Task, msg.TaskHello]] = {}
         """By the task's number."""
         self._group: RankGroup | None = None
+        self._is_released = False
+        """The kernel has released the tasks of this group, which has not ended yet."""
         self._ranks: dict[int, int] = {}
         """The task's number -> rank."""
         self._needed: list[Path] = []
@@ -257,8 +259,10 @@ class RemoteLink(KernelLink):
         task.answer(msg.TaskReleased())
         self._hang_up(task)
         hello = task.hello
-        if hello is None or self._attached.pop(hello.number, None) is None:
-            return
+        known = None if hello is None else self._attached.get(hello.number)
+        if hello is None or known is None or known[0] is not task:
+            return  # Spark has started the stage again, and another task has its number
+        del self._attached[hello.number]
         rank = self._ranks.get(hello.number)
         where = f"{hello.place} on host {os.uname().nodename}".lstrip()
         if self._group is not None and rank is not None:
@@ -275,7 +279,9 @@ class RemoteLink(KernelLink):
                 del self._attached[number]
                 task.answer(msg.TaskReleased())
                 self._hang_up(task)
-        if self._serving == key:
+        if self._serving == key and self._group is not None:
+            self._is_released = True  # what the gang still sends, the next one must not end
+        elif self._serving == key:
             self._serving = None
             self._incoming.drop()
             self._drop_partial_closure()
@@ -493,6 +499,9 @@ class RemoteLink(KernelLink):
             shutil.rmtree(group.record_dir, ignore_errors=True)
             self._group = None
             self._ranks = {}
+            if self._is_released and self._serving is not None:
+                self._is_released = False
+                self._release(self._serving)
 
     def released(self, gang: str, attempt: int) -> None:
         self._release((gang, attempt))

@@ -211,9 +211,11 @@ class RemoteAttempt:
         self._attached[task.number] = rank_assignment.AttachedTask(agent, task)
         self._changed.set()
 
-    def on_detached(self, task: msg.TaskHello) -> None:
+    def on_detached(self, agent: RemoteAgent, task: msg.TaskHello) -> None:
         """A task has exited before its rank was started; the provider's own report follows."""
-        self._attached.pop(task.number, None)
+        known = self._attached.get(task.number)
+        if known is not None and known.agent is agent:  # else another task has its number by now
+            del self._attached[task.number]
         self._on_lost(f"a {task.kind} ended on host {task.host or task.machine}")
 
     # ── ranks ──
