@@ -261,7 +261,7 @@ class RemoteLink(KernelLink):
         hello = task.hello
         known = None if hello is None else self._attached.get(hello.number)
         if hello is None or known is None or known[0] is not task:
-            return  # Spark has started the stage again, and another task has its number
+            return  # the tasks were started again, and another one has its number
         del self._attached[hello.number]
         rank = self._ranks.get(hello.number)
         where = f"{hello.place} on host {os.uname().nodename}".lstrip()
