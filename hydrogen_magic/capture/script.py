@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import ast
-import enum
-import inspect
 import io
 import os
 import pickle
-import textwrap
 import types
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from hydrogen_magic.capture.definitions import (
+    check_definition,
+    has_source,
+    is_lambda_elsewhere,
+    source_of,
+)
+from hydrogen_magic.capture.literals import is_literal, mutable_parts
 from hydrogen_magic.capture.modules import imported_modules, local_paths
 from hydrogen_magic.capture.pickler import notebook_name
 from hydrogen_magic.capture.required_names import MAX_POSSIBLE_BYTES, RequiredNames
@@ -28,21 +31,11 @@ from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import imported_names
-from hydrogen_magic.serialization.pickler import is_main
 from hydrogen_magic.serialization.pickling_errors import NullFile, RefusedError, explain, walk
 
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
 )
-_LONGEST_LITERAL = 2000
-"""Characters; longer values are easier to read in a separate file."""
-_READ_ALONE = (
-    *(ast.Name, ast.Attribute, ast.Constant, ast.Tuple, ast.Load),
-    *(ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop),
-)
-"""Parts of expressions whose values are those of names."""
-_CONTAINERS = (tuple, list, dict, set)
-"""Types of literals that have others in them."""
 
 
 def write(
@@ -205,7 +198,9 @@ class _ScriptParts:
 
     def _shared_literals(self) -> list[str]:
         """Return the literals with an object that is also elsewhere, of which literals would make copies."""
-        parts = {name: [id(part) for part in _mutable(self.values[name])] for name in self.literals}
+        parts = {
+            name: [id(part) for part in mutable_parts(self.values[name])] for name in self.literals
+        }
         n_places = Counter(part for each in parts.values() for part in each)
         n_places.update(
             {id(obj) for name in self.pickled for _, obj in walk(name, self.pickled[name])}
@@ -233,7 +228,7 @@ class _ScriptParts:
     def _can_be_saved(self, name: str) -> bool:
         """Whether a value can be written that the cell may not need."""
         value = self.needs.namespace[name]
-        if _has_source(value):
+        if has_source(value):
             return self._has_known_source(value)
         sink = NullFile()
         pickler = _SavePickler(sink, self.needs.namespace)
@@ -246,13 +241,13 @@ class _ScriptParts:
 
     def _has_known_source(self, value: Any) -> bool:
         name = value.__qualname__.partition(".")[0]
-        return bool(self.needs.imports.definition(name) or _source(value))
+        return bool(self.needs.imports.definition(name) or source_of(value))
 
     def _add(self, name: str, value: Any) -> None:
         self.values[name] = value
-        if _has_source(value) and not _is_lambda_elsewhere(name, value):
+        if has_source(value) and not is_lambda_elsewhere(name, value):
             self._add_source(name, value)
-        elif _is_literal(value):
+        elif is_literal(value):
             self.literals[name] = repr(value)
         else:
             self.pickled[name] = value
@@ -260,13 +255,13 @@ class _ScriptParts:
     def _add_source(self, name: str, value: Any) -> None:
         is_earlier = self.needs.namespace.get(value.__name__, value) is not value
         known = None if is_earlier else self.needs.imports.definition(value.__name__)
-        source = known or _source(value)
+        source = known or source_of(value)
         if source is None:
             raise CaptureError(
                 f"`{name}` cannot be saved: its source is not available; define it with `def` or "
                 "`class` in a cell"
             )
-        self._check_definition(name, value, source)
+        check_definition(name, value, source, self.needs.namespace)
         if value.__name__ not in (name, "<lambda>"):
             source += f"\n{name} = {value.__name__}\n"
         # An earlier definition comes first: in the end, its name means the present one.
@@ -274,29 +269,6 @@ class _ScriptParts:
         self.sources = {**own, **self.sources} if is_earlier else {**self.sources, **own}
         for read in reads_in_source(source):  # including decorators, which nothing else reads
             self.needs.add(read, f"in the source of {name}", may_lack=True)
-
-    def _check_definition(self, name: str, value: Any, source: str) -> None:
-        """Raise CaptureError if the source would not make the same object again."""
-        (made,) = syntax.parse(source).body[:1]
-        if not isinstance(made, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            return
-        if inspect.getattr_static(value, "__wrapped__", None) and not made.decorator_list:
-            raise CaptureError(
-                f"`{name}` cannot be saved: it was wrapped after its definition; write the wrapper as a "
-                "decorator, `@…` above the definition"
-            )
-        for expression, then in _values_at_definition(made, value):
-            try:
-                code = compile(ast.Expression(expression), "<definition>", "eval")
-                now = eval(code, dict(self.needs.namespace))
-            # A name of the class, or one that the notebook has deleted since.
-            except Exception:
-                continue
-            if not _is_same_value(expression, then, now):
-                raise CaptureError(
-                    f"`{name}` cannot be saved: `{ast.unparse(expression)}` and what `{name}` has of it "
-                    "differ; run the cell of its definition again"
-                )
 
     def _pickle(self) -> None:
         """Try to pickle the values; the source of the classes they refer to is written."""
@@ -388,116 +360,6 @@ class _ScriptParts:
             load([*rest])
         self.data = file.getvalue()
         return lines
-
-
-def _values_at_definition(made: ast.stmt, value: Any) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield the names that a definition has read when it was run, and the values that it has kept of them.
-
-    They are defaults of arguments, and attributes of a class: names, their attributes, and sums of them.
-    """
-    pairs: list[tuple[ast.expr | None, Any]] = []
-    if isinstance(made, ast.ClassDef):
-        known = vars(value)
-        names = (node for node in ast.walk(made) if isinstance(node, ast.Name))
-        stored = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
-        for each in made.body:
-            match each:
-                case (
-                    ast.Assign(targets=[ast.Name(id=name)], value=given)
-                    | ast.AnnAssign(target=ast.Name(id=name), value=given)
-                ):
-                    # Fields of enums, named tuples and classes with slots become other objects.
-                    kept = known.get(name)
-                    is_kept = not (isinstance(kept, enum.Enum) or hasattr(type(kept), "__get__"))
-                    if name in known and stored[name] == 1 and is_kept:
-                        pairs.append((given, kept))
-    elif isinstance(made, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        function = inspect.unwrap(value)
-        kept = getattr(function, "__defaults__", None) or ()
-        pairs += zip(made.args.defaults, kept, strict=False)  # those of a decorator may differ
-        keywords = getattr(function, "__kwdefaults__", None) or {}
-        named = zip(made.args.kwonlyargs, made.args.kw_defaults, strict=True)
-        pairs += [(default, keywords[each.arg]) for each, default in named if each.arg in keywords]
-    for expression, then in pairs:
-        nodes = [] if expression is None else list(ast.walk(expression))
-        if any(isinstance(node, ast.Name) for node in nodes) and all(
-            isinstance(node, _READ_ALONE) for node in nodes
-        ):
-            assert expression is not None
-            yield expression, then
-
-
-def _is_same_value(expression: ast.expr, then: Any, now: Any) -> bool:
-    """Whether both are one object, or exchangeable: numbers, texts, paths, devices."""
-    if then is now:
-        return True
-    if type(then) is type(now) and (_is_plain(now) or type(now).__hash__ is not None):
-        with suppress(Exception):
-            if (then == now) is True:
-                return True
-    # What is not a name alone may be made at each use, as a method is.
-    return not (isinstance(expression, ast.Name) or (_is_plain(then) and _is_plain(now)))
-
-
-def _has_source(value: Any) -> bool:
-    """Whether ``value`` is a notebook function or class with its own name."""
-    is_definition = issubclass(type(value), (types.FunctionType, type))
-    if not (is_definition or inspect.getattr_static(value, "__wrapped__", None)):
-        return False
-    return is_main(value) and "<locals>" not in value.__qualname__
-
-
-def _source(value: Any) -> str | None:
-    try:
-        source = textwrap.dedent(inspect.getsource(value))
-        syntax.parse(source)
-    except (OSError, TypeError, SyntaxError):
-        return None
-    return source
-
-
-def _is_lambda_elsewhere(name: str, value: Any) -> bool:
-    """Whether it is a lambda whose source is not that of an assignment to ``name``."""
-    if getattr(value, "__name__", "") != "<lambda>":
-        return False
-    match syntax.parse(_source(value) or "pass").body:
-        case [ast.Assign(targets=targets, value=ast.Lambda()), *_]:
-            return name not in [each.id for each in targets if isinstance(each, ast.Name)]
-        case [ast.AnnAssign(target=ast.Name(id=target), value=ast.Lambda()), *_]:
-            return bool(name != target)
-    return True
-
-
-def _is_literal(value: Any) -> bool:
-    try:
-        if not _is_plain(value):
-            return False
-        text = repr(value)
-        return len(text) <= _LONGEST_LITERAL and bool(ast.literal_eval(text) == value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return False
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether ``value`` and all in it have exactly such types, and are not longer than a literal."""
-    if type(value) in (int, float, complex, bool, type(None)):
-        return True
-    if type(value) not in (str, bytes, *_CONTAINERS) or len(value) > _LONGEST_LITERAL:
-        return False
-    return type(value) in (str, bytes) or all(map(_is_plain, _items(value)))
-
-
-def _items(container: Any) -> Iterable[Any]:
-    return chain(*container.items()) if isinstance(container, dict) else container
-
-
-def _mutable(value: Any) -> Iterator[Any]:
-    """Yield the mutable objects in a literal, one more than once if several refer to it."""
-    if type(value) in _CONTAINERS:
-        if type(value) is not tuple:
-            yield value
-        for item in _items(value):
-            yield from _mutable(item)
 
 
 class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -68,6 +68,7 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.worker.nesting import refuse_nested
+from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.views import static_picture
 
 _FED_FILES = {True: 2, False: 8}
@@ -162,22 +163,15 @@ def launch_captured(
     placement = place or plugins.placement(spec.placement)
     _check_file_limit(0 if feed is None else spec.np * _FED_FILES[_is_on_this_machine(placement)])
     # All refusals come first, before there is a gang.
+    tracker = None if spec.track is None else plugins.tracker(spec.track)
     if captured.session is not None:
         captured.session.check()
     with _claimed_session(placement, spec, planned, captured, feed) as (session, notes):
         start = _starter(placement, spec, session)
-        # Here and now: what a running gang sees must not change with the notebook's arrays.
-        closure = (
-            captured.payload
-            if isinstance(placement, InKernelPlacement)
-            else ClosureFile(captured.payload)
-        )
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
         with ExitStack() as on_error:
-            if isinstance(closure, ClosureFile):
-                on_error.callback(closure.release)
+            closure = _closure(placement, captured, on_error)
             run = _new_run(captured, spec, title, wall_time, known)
-            tracker = None if spec.track is None else plugins.tracker(spec.track)
             on_error.pop_all()
         for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured)):
             run.emit(ev.Notice(0.0, "warning", text))
@@ -200,6 +194,17 @@ def launch_captured(
             session=None if session is None else session.next_cell(spec, captured),
         )
     return start(run, job)
+
+
+def _closure(
+    placement: Placement | InKernelPlacement, captured: capture.Captured, on_error: ExitStack
+) -> ClosureFile | Payload:
+    """Return a copy for the ranks, which ``on_error`` releases: the notebook's arrays may change."""
+    if isinstance(placement, InKernelPlacement):
+        return captured.payload
+    closure = ClosureFile(captured.payload)
+    on_error.callback(closure.release)
+    return closure
 
 
 def _outdated() -> list[str]:
