@@ -176,7 +176,8 @@ def open_notebook() -> Iterator[Notebook]:
     notebook = Notebook()
     sys.modules["__main__"] = notebook.module
     try:
-        yield notebook
+        with shells.settings_restored():
+            yield notebook
     finally:
         shells.forget(notebook.shell)
         sys.modules["__main__"] = before

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import random
 import socket
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -40,10 +42,12 @@ def pauses() -> Iterator[float]:
 
 
 def wait_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """Wait for a condition."""
+    """Wait for a condition. Its failure shows where every thread is."""
     deadline, pause_s = time.monotonic() + within_s, pauses()
     while not holds():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
+        if time.monotonic() > deadline:
+            faulthandler.dump_traceback(sys.__stderr__)
+            pytest.fail(f"not within {within_s} s")
         time.sleep(next(pause_s))
 
 

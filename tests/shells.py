@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from hydrogen_magic.node.worker import settings
 from hydrogen_magic.notebook import magics
+from hydrogen_magic.serialization.closure import Setting
 
 
 @contextmanager
@@ -21,13 +23,31 @@ def loaded_shell() -> Iterator[InteractiveShell]:
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     magics.load(shell)
     try:
-        yield shell
+        with settings_restored():
+            yield shell
     finally:
         magics.unload(shell)
         shell.user_ns.clear()
         forget(shell)
         InteractiveShell.clear_instance()
         sys.modules["__main__"] = main
+
+
+@contextmanager
+def settings_restored() -> Iterator[None]:
+    """Fail if libraries are left with other settings, which later tests would send to their ranks."""
+    before = _settings()
+    yield
+    assert _settings() == before, "the test must restore the settings of libraries"
+
+
+def _settings() -> set[str]:
+    """Return the labels of settings that differ from the defaults, of libraries that few others change."""
+    found = (one for one in settings.read() if isinstance(one, Setting))
+    return {one.label for one in found if one.provider not in _CHANGED_BY_LIBRARIES}
+
+
+_CHANGED_BY_LIBRARIES = ("logging", "warnings")
 
 
 def forget(shell: InteractiveShell) -> None:

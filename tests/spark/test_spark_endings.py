@@ -31,7 +31,7 @@ from hydrogen_magic.driver.placements import Attempt, local_agents
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.spark import barrier_job
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.session import Session, wait_for_jobs
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
 from tests import ending_ranks, plain_ranks, ranks, spark_ranks, spark_rig
 from tests.gangs import (
@@ -138,6 +138,7 @@ def test_stop_before_spark_has_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
             kinds.append(error.kind)
             raise
 
+    wait_for_jobs(PATIENCE_S)  # of earlier tests, which would be noted
     monkeypatch.setattr(barrier_job, "_code", code_after_the_stop)
     monkeypatch.setattr(Session, "run_tasks", noted)
     gang = launch(plain_ranks.hang, np=2)

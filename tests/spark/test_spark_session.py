@@ -178,6 +178,22 @@ def test_cancelled_from_another_thread_just_started_and_long_running(session: Se
     session.cancel("long")  # it has ended: nothing happens
 
 
+def test_a_cancel_that_fails_is_repeated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, interrupt = [], Session._interrupt
+
+    def fail_first(session: Session, tag: str) -> None:
+        calls.append(tag)
+        if len(calls) == 1:
+            raise OSError("no connection")
+        interrupt(session, tag)
+
+    monkeypatch.setattr(Session, "_interrupt", fail_first)
+    running = InThread(lambda: session.run_tasks(sleep(), 1, None, "long"))
+    spark_rig.until(lambda: bool(sessions._running), PATIENCE_S)
+    session.cancel("long")
+    assert running.ended().kind == "cancelled"
+
+
 def _jobs(session: Session) -> Any:
     """Return the running jobs of a classic session; of Connect, anything: the client knows none."""
     if session.is_connect:

@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 _CONNECT = "pyspark.sql.connect.session"
 _INSIST_EVERY_S = 0.1
-_INSIST_S = 30.0
-"""A cancelled job ends within seconds, or waits for an unreachable executor."""
 _HOW = (
     "create one first, `spark = SparkSession.builder.master('spark://HOST:7077').getOrCreate()` "
     "for a cluster or `SparkSession.builder.remote('sc://HOST').getOrCreate()` for Spark Connect"
@@ -340,15 +338,19 @@ class Session:
     # ── cancel ───────────────────────────────────────────────────────────────────────────────────
 
     def _insist(self, tag: str, ended: threading.Event) -> None:
-        for _ in range(int(_INSIST_S / _INSIST_EVERY_S)):
+        """Cancel the job until it has ended.
+
+        Spark does nothing about a job that it does not have yet, or that it holds back for some time because
+        slots are missing. A failed call is repeated, too.
+        """
+        is_over = False
+        while not is_over:
             try:
                 self._interrupt(tag)
-            except Exception as error:
-                if explained(error).kind == "stopped":
-                    return  # and all its jobs with it
-                raise
-            if ended.wait(_INSIST_EVERY_S):
-                return
+            except Exception as error:  # of Py4J, Java or gRPC
+                if explained(error).kind in ("stopped", "forbidden"):
+                    return  # its jobs end with a session
+            is_over = ended.wait(_INSIST_EVERY_S)
 
     def _interrupt(self, tag: str) -> None:
         if self.is_connect:
