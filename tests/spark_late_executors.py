@@ -43,7 +43,7 @@ def queued(gang: Gang) -> list[str]:
 def comes_late(cluster: spark_rig.Standalone) -> dict[str, Any]:
     """A gang needs a second executor, whose worker is not there yet."""
     try:
-        launch(plain_ranks.rank, np=4).raise_for_state()
+        ended(launch(plain_ranks.rank, np=4), WAIT_S).raise_for_state()
         refused = ""
     except PlacementError as error:
         refused = str(error)

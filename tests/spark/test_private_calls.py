@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hydrogen_magic.driver.placements.spark import gpu_resources, placement, private_calls
-from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import PlacementError
-from tests import ranks, spark_rig
+from tests import ranks
 from tests.gangs import ended, until
 from tests.spark_gangs import busy, launch
 
@@ -80,7 +78,7 @@ def test_a_gang_runs_where_all_of_them_are_refused(forbid: Callable[[str], None]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("method", [*LOST, "isStopped", "env", "statusTracker"])
+@pytest.mark.parametrize("method", [*LOST, "isStopped", "statusTracker"])
 def test_a_gang_runs_where_one_is_refused(method: str, forbid: Callable[[str], None]) -> None:
     forbid(method)
     assert ended(launch(ranks.gather, np=2)).result == [0, 1]
@@ -110,33 +108,3 @@ def test_gpus_are_refused_where_profiles_are(forbid: Callable[[str], None]) -> N
     ) as error:
         launch(ranks.gather, np=2, gpu=True)
     assert "start the session with spark.task.resource.gpu.amount 1" in str(error.value)
-
-
-class Word(str):
-    """As Java has it."""
-
-    def toString(self) -> str:  # noqa: N802
-        return str(self)
-
-
-def test_of_several_masters_the_active_one_is_asked(
-    spark: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session = sessions.of(spark.range(1))
-    one, other = session.where, session.where.replace("//", "//127.0.0.1:1,")
-    n_cores = spark_rig.CORES
-    assert [private_calls.cores_of_workers(session, url) for url in (one, other)] == [n_cores] * 2
-    state = private_calls._master_state
-
-    def as_standby(session: Any, place: str) -> Any:
-        standby = SimpleNamespace(status=lambda: Word("STANDBY"), workers=list)
-        return standby if place == "standby:7077" else state(session, place)
-
-    monkeypatch.setattr(private_calls, "_master_state", as_standby)
-    for url, known in (
-        (one.replace("//", "//standby:7077,"), n_cores),
-        ("spark://standby:7077", None),
-    ):
-        assert private_calls.cores_of_workers(session, url) == known
-    assert "no master of spark://standby:7077 is active" in str(private_calls._refused)
-    private_calls._refused.clear()

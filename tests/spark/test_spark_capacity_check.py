@@ -16,7 +16,6 @@ import pytest
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark import capacity_check as surveys
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.application_limits import registered_cores
 from hydrogen_magic.driver.placements.spark.application_status import (
     executors_of_tasks,
     other_jobs,
@@ -27,9 +26,9 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     ClusterCapacity,
     capacity,
     free_slots,
+    registered_cores,
 )
 from hydrogen_magic.driver.placements.spark.session import Session
-from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import PlacementError
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
@@ -114,15 +113,10 @@ def test_what_never_fits_is_refused_while_executors_are_still_coming(
     known = roster(session, 1.0)
     assert known is not None
     young = replace(known, executors=(), changed_at_s=known.at_s)
-    unbounded = replace(SessionSettings.read(session), max_cores=None, executor_cores=None)
     monkeypatch.setattr(surveys, "roster", lambda session, within_s: young)
     with pytest.raises(PlacementError, match="np 8, the cluster has 4 slots"):
         capacity(session, JobSpec(np=8))
     assert capacity(session, JobSpec(np=4)).slots == 4, "Spark's scheduler knows of them"
-    monkeypatch.setattr(SessionSettings, "read", lambda session: unbounded)
-    n_cores = spark_rig.CORES
-    with pytest.raises(PlacementError, match=f"np {n_cores + 1}, the cluster has {n_cores} slots"):
-        capacity(session, JobSpec(np=n_cores + 1))
 
 
 @pytest.mark.parametrize(

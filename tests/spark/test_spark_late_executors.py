@@ -38,8 +38,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_an_executor_that_comes_late(found: dict[str, Any]) -> None:
     assert found["comes_late"] == {
-        "refused": "np 4, the cluster has 2 slots (1 core per task): wait for more executors with "
-        "`--wait 10m`, use `--np 2`, or start the session with more executors or cores",
+        "refused": "np 4, the cluster has 2 slots (1 executor x 2 cores, 1 core per task): wait for more "
+        "executors with `--wait 10m`, use `--np 2`, or start the session with more executors or cores",
         "shown": SHOWN,
         "result": [0, 1, 2, 3],
     }

@@ -25,7 +25,6 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.remote.rank_assignment import unassigned
-from hydrogen_magic.driver.placements.spark.application_limits import most_cores
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_now
 from hydrogen_magic.driver.placements.spark.hosts import endpoints
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
@@ -125,7 +124,7 @@ def _n_slots(prepared: PreparedRun) -> int:
     slots = slots_now(session, ClusterCapacity(None, share.for_ranks, share.profile))
     if not slots:
         settings = SessionSettings.read(session)
-        slots = (most_cores(session, settings) or 0) // settings.task_cpus
+        slots = (settings.most_cores or 0) // settings.task_cpus
     return slots or _DEFAULT_RANKS
 
 

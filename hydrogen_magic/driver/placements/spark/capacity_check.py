@@ -7,6 +7,7 @@ under a second; unknown values are None.
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements.spark import private_calls
-from hydrogen_magic.driver.placements.spark.application_limits import most_cores, registered_cores
 from hydrogen_magic.driver.placements.spark.application_status import (
     GLANCE_S,
     ExecutorList,
@@ -35,6 +35,10 @@ _FIRST_S = 60.0
 """How long an application's first executor may take, in seconds: a container, its image, a JVM."""
 _MOST_JOBS = 3
 """Number of jobs that are named to a gang that waits for their slots."""
+_PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+_SPLITS = re.compile(r"\bRange\b.*\bsplits=(?:Some\()?(\d+)")
+_GUESS = 2
+"""Spark's number of cores if there are fewer."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,8 @@ def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
     slots = _slots(session, settings, part.profile, part.per_task, seen)
     if slots is None or spec.np <= slots:
         return ClusterCapacity(slots, part.for_ranks, part.profile, part.notes)
-    most = None
-    if waits:  # a cluster may get more workers, an application no more than it has asked for
-        most = settings.most_cores
-    elif more_come:
-        most = most_cores(session, settings)
+    # A cluster may get more workers, an application no more than it has asked for.
+    most = settings.most_cores if waits or more_come else None
     if most is not None and spec.np > most // settings.task_cpus:
         raise PlacementError(_too_many(settings, spec, part, most // settings.task_cpus, None))
     if not (more_come or waits):
@@ -206,6 +207,21 @@ def _slots(
         return settings.slots
     cores = registered_cores(session)
     return None if cores is None else cores // settings.task_cpus
+
+
+def registered_cores(session: Session) -> int | None:
+    """Return the current number of cores of all executors, by the number of partitions of a range.
+
+    Every session provides this number, even if the UI is off or not reachable: it is in a query plan,
+    without running a job (``CoarseGrainedSchedulerBackend.defaultParallelism``). None if a setting
+    overrides it.
+    """
+    settings = (session.spark.conf.get(name, None) for name in _PARALLELISM)
+    if any(value is not None for value in settings):
+        return None
+    (plan,) = session.spark.sql("EXPLAIN SELECT id FROM range(1)").collect()
+    found = _SPLITS.search(plan[0])
+    return int(found[1]) if found and int(found[1]) > _GUESS else None
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,6 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 from hydrogen_magic.driver.placements.spark.job_errors import explained
 
@@ -39,7 +38,6 @@ class AnySession(Protocol):
 
 _MOST_TASKS = 10_000
 """Of one stage."""
-_MASTER = "org.apache.spark.deploy.DeployMessages"
 
 _refused: dict[tuple[str, str], str] = {}
 """(application, what is lost) -> Spark's error."""
@@ -296,50 +294,3 @@ def _made_by_server(session: AnySession, requests: dict[str, Any]) -> Any:
         return ResourceProfile({}, requests)
     finally:
         active.session = before
-
-
-# ── a standalone master ──────────────────────────────────────────────────────────────────────────
-
-
-@_or_none("a gang that is larger than the cluster is refused only when no more executors start")
-def cores_of_workers(session: AnySession, master: str) -> int:
-    """Return the cores of a standalone cluster's living workers, as its master reports them to the driver.
-
-    Uses Spark's own messages. The master does not report usage by other applications. Of several masters
-    only the active one knows the workers. ``master``: ``spark://one:7077,other:7077``.
-    """
-    problem: Exception = ValueError(f"no master of {master} is active")
-    for place in master.removeprefix("spark://").split(","):
-        try:
-            state = _master_state(session, place)
-        except Exception as error:  # this one has crashed
-            problem = error
-            continue
-        if state.status().toString() == "ALIVE":
-            return sum(int(w.cores()) for w in state.workers() if w.state().toString() == "ALIVE")
-    raise problem
-
-
-def _master_state(session: AnySession, place: str) -> Any:
-    jvm = session.spark.sparkContext._jvm
-    java = jvm.java.lang.Class.forName
-    parts = urlsplit(f"//{place}")
-    address = jvm.org.apache.spark.rpc.RpcAddress(parts.hostname, parts.port)
-    question = java(f"{_MASTER}$RequestMasterState$").getField("MODULE$").get(None)
-    answer = jvm.scala.reflect.ClassTag.apply(java(f"{_MASTER}$MasterStateResponse"))
-    return _rpc(session, jvm).setupEndpointRef(address, "Master").askSync(question, answer)
-
-
-def _rpc(session: AnySession, jvm: Any) -> Any:
-    """Return ``SparkEnv.rpcEnv``, by a handle to this one method.
-
-    Py4J would inspect all methods of the class, one of which refers to a class that pyspark's jars contain
-    only under another name; that breaks Py4J's connection.
-    """
-    java, handles = jvm.java.lang.Class.forName, jvm.java.lang.invoke
-    kind = handles.MethodType.methodType(java("org.apache.spark.rpc.RpcEnv"))
-    environment = java("org.apache.spark.SparkEnv")
-    method = handles.MethodHandles.publicLookup().findVirtual(environment, "rpcEnv", kind)
-    receiver = jvm.java.util.ArrayList()
-    receiver.add(_context(session).env())
-    return method.invokeWithArguments(receiver)
