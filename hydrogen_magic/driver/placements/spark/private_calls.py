@@ -38,6 +38,8 @@ class AnySession(Protocol):
 
 _MOST_TASKS = 10_000
 """Of one stage."""
+_NEVER_MS = 1 << 50
+"""A time in the far future, in milliseconds since 1970."""
 
 _refused: dict[tuple[str, str], str] = {}
 """(application, what is lost) -> Spark's error."""
@@ -129,9 +131,19 @@ def local_properties(session: AnySession) -> dict[str, str]:
 
 
 @_or_none("Spark's progress bar is shown beside the live view")
-def progress_bar(session: AnySession) -> Any:
-    """Return the console's progress bar, a Scala Option."""
-    return _context(session).progressBar()
+def hide_progress_bar(session: AnySession) -> None:
+    """Hide Spark's progress bar on the console until a job has ended well: a gang has its own view.
+
+    In a notebook Spark shows it by default (``spark.ui.showConsoleProgress``): the JVM writes
+    ``[Stage 3:>  (0 + 2) / 2]`` to the kernel's own stderr for as long as a stage runs. It does not within
+    half a second of a job's end (``ConsoleProgressBar.refresh``), so the last job's end is set to a time in
+    the future. Spark corrects it at the end of the next job.
+    """
+    bar = _context(session).progressBar()  # a Scala Option
+    if bar.isDefined():
+        last_finish = bar.get().getClass().getDeclaredField("lastFinishTime")
+        last_finish.setAccessible(True)
+        last_finish.set(bar.get(), _NEVER_MS)
 
 
 # ── executors and slots ──────────────────────────────────────────────────────────────────────────

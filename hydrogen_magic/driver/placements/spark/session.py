@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 from hydrogen_magic.core.network import family_of
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.spark import private_calls
-from hydrogen_magic.driver.placements.spark.console import progress_bar_off
 from hydrogen_magic.driver.placements.spark.job_errors import STOPPED, SparkJobError, explained
 from hydrogen_magic.errors import PlacementError
 
@@ -105,7 +104,9 @@ class Session:
             raise SparkJobError("stopped", STOPPED)
         forget = self.expect(tag)
         try:
-            with self._tagged(tag, description), self._quiet():
+            if not self.is_connect:
+                private_calls.hide_progress_bar(self)
+            with self._tagged(tag, description):
                 return action()
         except KeyboardInterrupt:
             self.cancel(tag)
@@ -326,14 +327,6 @@ class Session:
         finally:
             for name, value in before.items() if not self.is_stopped() else ():
                 context.setLocalProperty(name, value)
-
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        if self.is_connect:
-            yield
-            return
-        with progress_bar_off(private_calls.progress_bar(self), self.application):
-            yield
 
     # ── cancel ───────────────────────────────────────────────────────────────────────────────────
 
