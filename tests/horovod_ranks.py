@@ -266,7 +266,6 @@ def elastic(epochs: int, ends: str, rank: int) -> dict[str, Any]:
             state.epoch += 1
             state.commit()
             if is_first and state.epoch == 4:
-                state.commit()  # waits until the one before is on disk
                 hvd.barrier()
                 if hvd.rank() == rank:
                     _end(ends)
@@ -314,7 +313,6 @@ def folds(fails_in: int) -> list[tuple[int, float]]:
             state.epoch += 1
             state.commit()
             if is_first and len(calls) == fails_in and state.epoch == epochs - 1:
-                state.commit()  # waits until the one before is on disk
                 hvd.barrier()
                 if hvd.rank() == 1:
                     raise ValueError("bad batch 17")

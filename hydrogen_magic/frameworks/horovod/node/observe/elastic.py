@@ -8,11 +8,11 @@ the n-th call of the next attempt continues from those of the n-th. An error of 
 there are no notifications about hosts.
 
 ``hvd.elastic.run`` itself is not changed: a function may have been decorated in the notebook, and is sent
-in that form. The functions it calls on a rank are replaced: in place of starting and stopping
-notifications, its state is restored and written to the end.
+in that form. The functions it calls on a rank are replaced: in place of starting notifications,
+its state is restored.
 
-A commit is still a copy in memory; a thread writes it to disk. The next commit waits for that: at most one
-commit can be lost, if rank 0 is killed meanwhile.
+A commit is still a copy in memory. On rank 0 of a gang that may be restarted, it also waits until that copy
+is on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import itertools
 import os
 import pickle
 import sys
-import threading
 from typing import Any
 
 from hydrogen_magic.node.worker import api, checkpoint
@@ -45,7 +44,7 @@ def attach() -> None:
     State.commit = _commit
     WorkerNotificationManager.init = lambda manager, *_: None
     WorkerNotificationManager.register_listener = lambda manager, state: _begin(state)
-    WorkerNotificationManager.remove_listener = lambda manager, state: _writer.wait()
+    WorkerNotificationManager.remove_listener = lambda manager, state: None
 
 
 def _begin(state: Any) -> None:
@@ -72,11 +71,9 @@ def _commit(state: Any) -> None:
     name = vars(state).get(_PLACE)
     if name is not None and api.rank() == 0 and _may_be_restarted():
         try:
-            snapshot = _snapshot(state)
-        except Exception as error:  # pickling runs the classes' own code
+            checkpoint.keep(_snapshot(state), name)
+        except Exception as error:  # a full disk; and pickling runs the classes' own code
             _warn(f"is not kept: {type(error).__name__}: {error}")
-        else:
-            _writer.write(snapshot, name)
 
 
 def _may_be_restarted() -> bool:
@@ -126,38 +123,3 @@ def _warn(text: str) -> None:
     reporter = _reporter.current()
     if reporter is not None:
         reporter.notice("warning", f"the last commit of its elastic state {text}")
-
-
-# ── writing ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Writer:
-    """Writes snapshots in a thread, one at a time."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-
-    def write(self, snapshot: dict[str, Any], name: str) -> None:
-        """Start writing when the previous snapshot is on disk."""
-        self.wait()
-        self._thread = threading.Thread(
-            target=_keep, args=(snapshot, name), name="hydrogen_magic.elastic", daemon=True
-        )
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Return when everything is on disk."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-
-def _keep(snapshot: dict[str, Any], name: str) -> None:
-    try:
-        checkpoint.keep(snapshot, name)
-    except Exception as error:
-        # A full disk, or unpicklable values: no other thread waits for this one.
-        _warn(f"is not kept: {error}")
-
-
-_writer = _Writer()
