@@ -12,12 +12,16 @@ import mmap
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core.job import Plan
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
+from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport.channel import Hub
@@ -170,6 +174,29 @@ class AgentClient(ABC):
     def finish(self, future: asyncio.Future[None] | None) -> None:
         if future is not None and not future.done():
             future.set_result(None)
+
+
+_Agent = TypeVar("_Agent", bound=AgentClient)
+
+
+async def with_ports(
+    plan: Plan, rendezvous: Rendezvous, ranks_of: Mapping[_Agent, Sequence[int]]
+) -> Plan:
+    """Return the plan with ports that the ranks' agents hold, if the rendezvous needs them.
+
+    For ranks that listen themselves: see :attr:`Rendezvous.needs_rank_ports`. Raises the same errors as
+    :meth:`AgentClient.hold_ports`.
+    """
+    if not rendezvous.needs_rank_ports:
+        return plan
+    holding = (agent.hold_ports(len(ranks)) for agent, ranks in ranks_of.items())
+    held = await asyncio.gather(*holding)
+    port_of = {
+        rank: port
+        for ranks, ports in zip(ranks_of.values(), held, strict=True)
+        for rank, port in zip(ranks, ports, strict=True)
+    }
+    return replace(plan, slots=tuple(replace(s, port=port_of[s.rank]) for s in plan.slots))
 
 
 def take_file(sink: EventSink, file: msg.RankFile, fd: int) -> None:

@@ -1,4 +1,4 @@
-"""The request by which an agent starts its ranks: one builder for all placements."""
+"""The request by which an agent starts its ranks, and where they find each other: for all placements."""
 
 from __future__ import annotations
 
@@ -36,6 +36,32 @@ class HostLaunch:
     checkpoint_dir: str | None = None
     worker_key: str = ""
     """Under which ranks of ``%%infer`` are kept; those of a session have its key."""
+
+
+class SessionAddress:
+    """Where the ranks of a session find each other: the same store from cell to cell, until groups break."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._address = ("", 0)
+
+    def of(self, attempt: Attempt, held: tuple[str, int]) -> tuple[str, int]:
+        """Return the address for ``attempt``. ``held``: what rank 0's agent has reserved for a new one."""
+        cell = attempt.job.session_cell
+        if cell is None:
+            return held
+        if cell.epoch != self._epoch:
+            self._epoch, self._address = cell.epoch, held
+        return self._address
+
+
+def rendezvous_info(attempt: Attempt, plan: Plan, address: tuple[str, int]) -> RendezvousInfo:
+    """Return how the plan's ranks find each other at ``address``."""
+    job, cell = attempt.job, attempt.job.session_cell
+    # A number that no earlier attempt has used at the same address: ranks may leave their process group in
+    # one cell of a session and join again in another one.
+    number = attempt.number if cell is None else cell.number
+    return job.rendezvous.prepare(plan, *address, spec=job.spec, gang=attempt.gang, attempt=number)
 
 
 def build(

@@ -26,10 +26,9 @@ from hydrogen_magic.driver.placements import (
     forkserver,
     launch_request,
     local_agents,
-    rank_ports,
 )
+from hydrogen_magic.driver.placements.agent_client import with_ports
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
-from hydrogen_magic.driver.placements.session_address import SessionAddress, rendezvous_number
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
 
@@ -118,7 +117,7 @@ class LocalAgentGroup:
         self.is_retained = False
         self.on_lost: Callable[[str], None] = lambda why: None
         self._agent: LocalAgent | None = None
-        self._rendezvous = SessionAddress()
+        self._rendezvous = launch_request.SessionAddress()
         self._key = ""
         """Under which the agent keeps the ranks."""
         self._has_cells = False
@@ -297,7 +296,7 @@ async def _located(attempt: Attempt, agent: LocalAgent) -> Attempt | None:
     """Return the attempt with ports for its ranks, if they need them; None if the agent does not respond."""
     job = attempt.job
     try:
-        plan = await rank_ports.with_ports(job.plan, job.rendezvous, {agent: range(job.spec.np)})
+        plan = await with_ports(job.plan, job.rendezvous, {agent: range(job.spec.np)})
     except AgentLostError:
         return None
     return replace(attempt, job=replace(job, plan=plan))
@@ -307,10 +306,8 @@ def _launch_request(
     attempt: Attempt, agent: LocalAgent, address: tuple[str, int], digest: str
 ) -> msg.LaunchRequest:
     job = attempt.job
-    plan, spec, around = job.plan, job.spec, job.surroundings
-    rendezvous = job.rendezvous.prepare(
-        plan, *address, spec=spec, gang=attempt.gang, attempt=rendezvous_number(attempt)
-    )
+    plan, around = job.plan, job.surroundings
+    rendezvous = launch_request.rendezvous_info(attempt, plan, address)
     checkpoints = checkpoint.environment(job.checkpoints, is_shared=True)
     host = launch_request.HostLaunch(
         slots=plan.slots,
@@ -318,7 +315,7 @@ def _launch_request(
         cwd=around.directory,
         preload=(*forkserver.shadowed_modules(around.sys_path), *job.preload),
         fingerprint=digest,
-        user_env=dict(spec.env),
+        user_env=dict(job.spec.env),
         rank_env={**_threads(job), **checkpoints},
         sys_path=around.sys_path,
         record_dir=str(job.record_dir),

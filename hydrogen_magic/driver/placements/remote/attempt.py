@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink, rank_ports
+from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink
+from hydrogen_magic.driver.placements.agent_client import with_ports
+from hydrogen_magic.driver.placements.launch_request import SessionAddress
 from hydrogen_magic.driver.placements.remote import (
     forwarded_settings,
     launch_requests,
@@ -31,7 +33,6 @@ from hydrogen_magic.driver.placements.remote.provider import (
     HostProvider,
     HostsRevokedError,
 )
-from hydrogen_magic.driver.placements.session_address import SessionAddress
 from hydrogen_magic.errors import HydrogenError
 
 _ENDS_BY_ITSELF = "its ranks end when its task or the agent notices this"
@@ -279,7 +280,7 @@ class RemoteAttempt:
         self, assignment: rank_assignment.RankAssignment
     ) -> rank_assignment.RankAssignment:
         ranks_of = {agent: assignment.ranks_on(agent) for agent in assignment.agents}
-        plan = await rank_ports.with_ports(assignment.plan, self._job.rendezvous, ranks_of)
+        plan = await with_ports(assignment.plan, self._job.rendezvous, ranks_of)
         return replace(assignment, plan=plan)
 
     def _retain(self, assignment: rank_assignment.RankAssignment) -> None:

@@ -7,7 +7,6 @@ from hydrogen_magic.driver.placements import Attempt, launch_request
 from hydrogen_magic.driver.placements.remote import forwarded_settings, host_tasks
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.driver.placements.remote.rank_assignment import RankAssignment
-from hydrogen_magic.driver.placements.session_address import rendezvous_number
 
 
 def for_agents(
@@ -17,15 +16,8 @@ def for_agents(
 
     Agents without a rank that takes part have none.
     """
-    job, plan = attempt.job, assignment.plan
-    rendezvous = job.rendezvous.prepare(
-        plan,
-        *address,
-        spec=job.spec,
-        gang=attempt.gang,
-        attempt=rendezvous_number(attempt),
-    )
-    idle = set(job.idle_ranks)
+    plan, idle = assignment.plan, set(attempt.job.idle_ranks)
+    rendezvous = launch_request.rendezvous_info(attempt, plan, address)
     return {
         agent: launch_request.build(
             attempt, plan, rendezvous, _host_launch(attempt, assignment, agent)
