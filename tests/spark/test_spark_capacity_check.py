@@ -86,8 +86,8 @@ def test_a_connect_server_is_asked_by_its_ui(connect: Any) -> None:
     with pytest.raises(PlacementError) as refused:
         capacity(session, JobSpec(np=8))
     assert str(refused.value) == (
-        "np 8, local[4] has 4 slots (4 cores, 1 core per task): use `--np 4`, or start the "
-        "session with master local[8]"
+        "np 8, local[4] has 4 slots (1 executor x 4 cores, 1 core per task): use `--np 4`, or start "
+        "the session with master local[8]"
     )
 
 

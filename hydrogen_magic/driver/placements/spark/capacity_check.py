@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,22 +254,10 @@ def _too_many(
 
 def _made_of(settings: SessionSettings, part: TaskResources, seen: ExecutorList | None) -> str:
     """Describe the slots: ``2 executors x 2 cores, 1 core per task``."""
-    per_task = f"{counted(settings.task_cpus, 'core')} per task"
-    if part.per_task:
-        per_task = f"{counted(settings.task_cpus, 'core')} and {part.per_task} GPU per task"
-    if seen is None:
-        return per_task
-    each = {_of_one(executor.cores, len(executor.gpus), part) for executor in seen.executors}
-    n_executors = len(seen.executors)
-    if settings.is_local:
-        return f"{each.pop()}, {per_task}"
-    if not each:
-        return f"no executor, {per_task}"
-    if len(each) == 1:
-        return f"{counted(n_executors, 'executor')} x {each.pop()}, {per_task}"
-    n_cores = sum(executor.cores for executor in seen.executors)
-    in_all = _of_one(n_cores, seen.n_gpus, part)
-    return f"{counted(n_executors, 'executor')} with {in_all} in all, {per_task}"
+    executors = () if seen is None else seen.executors
+    alike = Counter(_of_one(executor.cores, len(executor.gpus), part) for executor in executors)
+    made_of = [f"{counted(n, 'executor')} x {each}" for each, n in alike.items()]
+    return ", ".join([*made_of, f"{_of_one(settings.task_cpus, part.per_task, part)} per task"])
 
 
 def _of_one(n_cores: int, n_gpus: int, part: TaskResources) -> str:
