@@ -22,18 +22,10 @@ from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.notebook.arguments.infer import InferArguments
 from hydrogen_magic.serialization.closure import unbundle
-from hydrogen_magic.serialization.pickling_errors import describe
 
 _DYNAMIC = {"exec", "eval", "globals", "get_ipython"}
 """A cell that uses one of these names may define any other name."""
 _PATH_CHARACTERS = ("/", "*", ".")
-_WRITERS = {
-    "pandas": "scored.to_parquet(…)",
-    "polars": "scored.write_parquet(…)",
-    None: "pyarrow.parquet.write_table(scored, …)",
-    "spark": "scored.write.parquet(…)",
-}
-"""How to write each kind as Parquet."""
 
 
 def frame(arguments: InferArguments, names: Mapping[str, Any]) -> Any:
@@ -73,8 +65,13 @@ def _is_expression(given: str, names: Mapping[str, Any]) -> bool:
 def plan(given: Any, arguments: InferArguments) -> Plan:
     """Return where the ranks would run. Raises InferError if the frame cannot be sent there."""
     spec = arguments.spec
-    _refuse_path(given, arguments)
-    if sources.kind_of(given) == "spark":
+    kind = sources.kind_of(given)
+    if arguments.target is not None and kind != "path":
+        raise InferError(
+            f"--out {arguments.target}: a path needs a path of data as input: use a variable, such as"
+            " --out scored, and write it yourself"
+        )
+    if kind == "spark":
         if spec.session is not None:
             raise InferError(
                 f"{arguments.frame} is a Spark DataFrame, so Spark's executors predict its rows: drop "
@@ -126,16 +123,6 @@ def _may_define(code: CodeType, store: str) -> bool:
         or not _DYNAMIC.isdisjoint(code.co_names)
         or any(_may_define(each, "STORE_GLOBAL") for each in inner)
     )
-
-
-def _refuse_path(given: Any, arguments: InferArguments) -> None:
-    """Raise InferError for a path as the result of a frame that is not a path."""
-    writer = _WRITERS.get(sources.kind_of(given))
-    if arguments.target is not None and writer is not None:
-        raise InferError(
-            f"--out {arguments.target}: a path needs a path of data as input, but {arguments.frame} is a"
-            f" {describe(given)}. Use a variable, such as --out scored, and then {writer}"
-        )
 
 
 def start(given: Any, captured: Captured, arguments: InferArguments, title: str) -> InferenceRun:

@@ -166,11 +166,6 @@ def source(
     """
     require_pyarrow(caller)
     kind = kind_of(frame)
-    if target is not None and kind != "path":
-        raise InferError(
-            f"a path as the result needs files as input, got a {describe(frame)}: write the result"
-            " yourself, or pass the path of the data"
-        )
     if kind == "pandas":
         from hydrogen_magic.inference.pandas_source import PandasSource
 

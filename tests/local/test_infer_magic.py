@@ -177,7 +177,7 @@ def test_parquet_data_is_written_where_it_is_said(shell: InteractiveShell, tmp_p
     assert shell.user_ns["scored"] == str(tmp_path / "rows-inferred.parquet")
     with pytest.raises(InferError, match="already exists and is not overwritten"):
         run(shell, f"{path} --np 1 --quiet --out {target}")
-    with pytest.raises(InferError, match=r"df is a pandas\.\S*DataFrame.*scored\.to_parquet"):
+    with pytest.raises(InferError, match="a path needs a path of data as input"):
         run(shell, f"df --out {tmp_path / 'new.parquet'}")
 
 
