@@ -113,7 +113,7 @@ class ArrowSource:
 
         metadata = pandas_metadata.of_kept(self.schema, kept)
         own = pa.schema([self.schema.field(name) for name in kept], metadata=metadata)
-        return MemoryResult(join, self.n_rows, own if self.n_rows is None else None)
+        return MemoryResult(join, own if self.n_rows is None else None)
 
 
 # ── PyArrow ──────────────────────────────────────────────────────────────────────────────────────

@@ -8,8 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from hydrogen_magic.core.units import counted
-from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.schema_unify import fit
 
 RowRanges = list[tuple[int, int]]
@@ -25,7 +23,6 @@ class MemoryResult:
         join: Makes the result from the kept rows, the predicted columns, and the numbers of their rows.
         own: Schema of the columns to keep of each chunk, for data that can be read only once. None: the
             frame still has its rows, and ``join`` is called with an empty table.
-        n_rows: Rows of the frame, if known.
     """
 
     is_bounded = False
@@ -35,11 +32,9 @@ class MemoryResult:
     def __init__(
         self,
         join: Callable[[pa.Table, PredictedColumns, RowRanges], Any],
-        n_rows: int | None,
         own: pa.Schema | None = None,
     ) -> None:
         self._join = join
-        self._n_rows = n_rows
         self._own = pa.schema([]) if own is None else own
         self._schema = pa.schema([])
         self._ends: dict[int, int] = {}
@@ -63,13 +58,6 @@ class MemoryResult:
             arrays[first_row] = copied(column)
 
     def finish(self) -> Any:
-        done = self.done
-        end = done[-1][1] if done else 0
-        if len(done) > 1 or (done and done[0][0] > 0):
-            first, last = (0, done[0][0]) if done[0][0] else (done[0][1], done[1][0])
-            raise InferError(f"the predictions for rows {first} to {last - 1} are missing")
-        if self._n_rows not in (None, end):
-            raise InferError(f"{counted(end, 'row')} predicted, but the frame has {self._n_rows}")
         return self.finished()
 
     @property

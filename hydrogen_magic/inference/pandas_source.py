@@ -106,7 +106,7 @@ class PandasSource:
         def join(rows: pa.Table, predicted: PredictedColumns, done: RowRanges) -> pd.DataFrame:
             return self._joined(_rows_of(self._frame, done), kept, predicted, options)
 
-        return MemoryResult(join, self.n_rows)
+        return MemoryResult(join)
 
     def _joined(
         self,

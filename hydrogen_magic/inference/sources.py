@@ -119,7 +119,7 @@ class FrameResult(Protocol):
     def finish(self) -> Any:
         """Return the frame; without predicted columns if :meth:`begin` was never called.
 
-        Raises InferError if rows are missing.
+        Raises InferError if rows of files are missing.
         """
 
     @property

@@ -625,18 +625,6 @@ def test_what_pandas_says_of_a_frame_comes_back() -> None:
     assert done.attrs == {"of": {"x": 1}} and done.attrs["of"] is not frame.attrs["of"]
 
 
-def test_missing_rows_are_an_error() -> None:
-    table = pa.table({"a": list(range(9))})
-    for frame in (table.to_pandas(), table, table.to_reader(), pl.DataFrame({"a": range(9)})):
-        source = sources.source(frame)
-        result = source.result(ALL)
-        chunks = [chunk.slice(3, 3) for chunk in source.chunks(9)]
-        result.begin(counted(chunks[0]).schema)
-        result.put(3, counted(chunks[0]), chunks[0])
-        with pytest.raises(InferError, match="rows 0 to 2 are missing"):
-            result.finish()
-
-
 @pytest.mark.parametrize(
     ("n_columns", "n_bytes"),
     [(2_000, 10_000_000), pytest.param(20_000, 100_000_000, marks=pytest.mark.exhaustive)],
