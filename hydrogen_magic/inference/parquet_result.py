@@ -324,8 +324,8 @@ class _UnfinishedFiles:
 
 def _check_types(schema: pa.Schema) -> None:
     """Raise MisfitError for types that Parquet does not have."""
-    if not _is_writable(schema):
-        unsupported = [field for field in schema if not _is_writable(pa.schema([field]))]
+    if not is_writable(schema):
+        unsupported = [field for field in schema if not is_writable(pa.schema([field]))]
         columns = ", ".join(f"{field.name!r} ({field.type})" for field in unsupported)
         text = (
             f"Parquet does not support the column {columns}: make it text with --on-error collect"
@@ -333,7 +333,8 @@ def _check_types(schema: pa.Schema) -> None:
         raise MisfitError(text, unsupported[0].name)
 
 
-def _is_writable(schema: pa.Schema) -> bool:
+def is_writable(schema: pa.Schema) -> bool:
+    """Return whether Parquet has all types of ``schema``."""
     try:
         with pq.ParquetWriter(pa.BufferOutputStream(), schema):
             return True

@@ -37,25 +37,15 @@ def write(tables: Iterable[Any], schema: Any, folder: str, report: Callable[[int
                 writer.write_table(table.cast(schema), row_group_size=max(1, table.num_rows))
                 report(table.num_rows)
     except pa.ArrowNotImplementedError as error:
-        refused = next((field for field in schema if _is_refused(field)), None)
+        from hydrogen_magic.inference.parquet_result import is_writable
+
+        refused = next((field for field in schema if not is_writable(pa.schema([field]))), None)
         if refused is None:
             raise
         raise TypeError(
             f"hm.dataset(): column {refused.name!r} is {refused.type}, which Parquet does not have: cast it, "
             "or leave it out"
         ) from error
-
-
-def _is_refused(field: Any) -> bool:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.schema([field]).empty_table()
-    try:
-        pq.write_table(table, pa.BufferOutputStream())
-    except pa.ArrowNotImplementedError:
-        return True
-    return False
 
 
 def _groups(tables: Iterable[Any]) -> Iterator[Any]:
