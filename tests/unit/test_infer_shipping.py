@@ -7,8 +7,6 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from hydrogen_magic.inference.spark import shipping
 from hydrogen_magic.serialization.payload import Payload
 
@@ -38,29 +36,12 @@ class Spark:
         return [found() is not None for found in self.sent]
 
 
-def sent(sizes: list[int]) -> Spark:
-    """Send cells of these sizes, each with other contents."""
+def test_the_last_cell_is_kept() -> None:
     spark = Spark()
     session: Any = SimpleNamespace(spark=spark, is_connect=False)
-    for number, size in enumerate(sizes):
-        shipping.send(session, Payload(bytes([number]) * size))
-    return spark
-
-
-def test_small_cells_are_kept_up_to_a_number() -> None:
-    kept = sent([10] * (shipping._MAX_CELLS + 2)).kept
-    assert kept == [True, False, False] + [True] * shipping._MAX_CELLS
-
-
-@pytest.mark.parametrize(
-    ("sizes", "kept"),
-    [([600, 600], [False, True]), ([400, 500], [True, True]), ([10, 5000], [False, True])],
-)
-def test_of_large_cells_only_the_newest_are_kept(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], kept: list[bool]
-) -> None:
-    monkeypatch.setattr(shipping, "_KEPT_BYTES", 1000)
-    assert sent(sizes).kept == [True, *kept]
+    for content in (b"one", b"other"):
+        shipping.send(session, Payload(content))
+    assert spark.kept == [True, False, True]
 
 
 def test_an_equal_cell_is_not_sent_again() -> None:

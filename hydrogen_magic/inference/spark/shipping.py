@@ -21,25 +21,14 @@ from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.payload import Payload
 
-_MAX_CELLS = 8
-"""Cells that need not be sent again; lazy DataFrames keep their own."""
-_KEPT_BYTES = 1 << 30
-"""Their total size: each takes disk of the driver and of every executor. The last one may be larger."""
+_last: weakref.WeakKeyDictionary[Any, SentCell] = weakref.WeakKeyDictionary()
+"""SparkSession -> the last cell, which need not be sent again.
 
-_packages: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""SparkSession -> digest -> broadcast variable or name of a file."""
-_cells: weakref.WeakKeyDictionary[Any, dict[str, _KeptCell]] = weakref.WeakKeyDictionary()
-"""SparkSession -> digest -> cell; the newest is the last."""
+Spark deletes the broadcast of an earlier one when no DataFrame needs it any more. It is not destroyed: a
+lazy DataFrame may load it on an executor at any time.
+"""
 _sending = threading.Lock()
-"""Threads, such as those of CrossValidator, change both; a cell that several of them use is sent once."""
-
-
-@dataclass(frozen=True)
-class _KeptCell:
-    sent: Any
-    """Broadcast variable, or name of a file."""
-    nbytes: int
-    """0 for a file: it stays as long as the session, whatever is kept here."""
+"""Threads, such as those of CrossValidator, change it; a cell that several of them use is sent once."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +43,21 @@ class SentCell:
 
 
 def send(session: Session, closure: Payload) -> SentCell:
-    """Send the package and ``closure`` to the session's executors, unless they have equal ones."""
-    code = packaging.code()
-    digests = hashlib.sha256(code).hexdigest(), payload.digest(closure)
+    """Send the package and ``closure`` to the session's executors, unless the last ones were equal."""
+    package_digest = hashlib.sha256(packaging.code()).hexdigest()
+    closure_digest = payload.digest(closure)
     with _sending:
-        packages = _packages.setdefault(session.spark, {})
-        if digests[0] not in packages:
-            packages[digests[0]] = _send_package(session, packaging.compiled(), digests[0])
-        cells = _cells.setdefault(session.spark, {})
-        cell = cells.pop(digests[1], None) or _KeptCell(
-            _send_closure(session, closure, digests[1]), 0 if session.is_connect else closure.nbytes
-        )
-        cells[digests[1]] = cell
-        _forget_old(cells)
-        return SentCell(packages[digests[0]], cell.sent, *digests)
-
-
-def _forget_old(cells: dict[str, _KeptCell]) -> None:
-    """Let go of the oldest cells; Spark deletes a broadcast when no DataFrame needs it any more.
-
-    It is not destroyed: a lazy DataFrame may load it on an executor at any time.
-    """
-    while len(cells) > 1 and (
-        len(cells) > _MAX_CELLS or sum(cell.nbytes for cell in cells.values()) > _KEPT_BYTES
-    ):
-        del cells[next(iter(cells))]
+        last = _last.get(session.spark)
+        if last is not None and last.package_digest == package_digest:
+            package = last.package
+        else:
+            package = _send_package(session, packaging.compiled(), package_digest)
+        if last is not None and last.closure_digest == closure_digest:
+            sent = last.closure
+        else:
+            sent = _send_closure(session, closure, closure_digest)
+        cell = _last[session.spark] = SentCell(package, sent, package_digest, closure_digest)
+        return cell
 
 
 def _send_package(session: Session, code: bytes, digest: str) -> Any:
