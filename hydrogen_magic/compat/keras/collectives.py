@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from hydrogen_magic.compat.keras.exchange import Exchange
 from hydrogen_magic.compat.keras.jax_exchange import JaxExchange
 from hydrogen_magic.compat.keras.torch_exchange import TorchExchange
 
 
-def exchange() -> Exchange:
+def exchange() -> TorchExchange | JaxExchange:
     """Return the exchanges of Keras's backend here. Raises RuntimeError if it is not supported."""
     import keras
 

@@ -10,12 +10,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hydrogen_magic.compat.keras.exchange import Exchange
 from hydrogen_magic.node.worker import api
 
 
-class JaxExchange(Exchange):
-    """See :class:`Exchange`."""
+class JaxExchange:
+    """See :class:`hydrogen_magic.compat.keras.torch_exchange.TorchExchange`."""
 
     keeps_momentum_fixed = True
 

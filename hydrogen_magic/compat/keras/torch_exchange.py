@@ -6,14 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hydrogen_magic.compat.keras.exchange import Exchange
 from hydrogen_magic.node.worker import api
 
 
-class TorchExchange(Exchange):
-    """See :class:`Exchange`."""
+class TorchExchange:
+    """What ranks that train by Keras exchange. Without other ranks there is nothing to exchange."""
+
+    keeps_momentum_fixed = False
+    """The optimizer's momentum is compiled into a step, and cannot be changed between steps."""
 
     def init(self) -> None:
+        """Join the other ranks; no effect if this rank has joined."""
         import torch
 
         if torch.cuda.is_available():
@@ -25,6 +28,7 @@ class TorchExchange(Exchange):
             torch.distributed.init_process_group()
 
     def shutdown(self) -> None:
+        """Leave the other ranks."""
         import torch.distributed as dist
 
         if _uses_horovod():
@@ -33,6 +37,7 @@ class TorchExchange(Exchange):
             dist.destroy_process_group()
 
     def average_gradients(self, gradients: Sequence[Any]) -> None:
+        """Replace each gradient by its mean over all ranks, which pass gradients of the same shapes."""
         import torch
 
         if api.world_size() == 1:
@@ -47,6 +52,7 @@ class TorchExchange(Exchange):
                 gradient.copy_(mean.view(gradient.shape))
 
     def average(self, values: Sequence[float]) -> Sequence[float]:
+        """Return the mean over all ranks of each number."""
         import keras
         import torch
 
@@ -59,6 +65,7 @@ class TorchExchange(Exchange):
         return means
 
     def broadcast(self, variables: Sequence[Any], root_rank: int) -> None:
+        """Give variables of Keras the values of rank ``root_rank``."""
         if api.world_size() == 1:
             return
         for variable in variables:
@@ -74,7 +81,10 @@ class TorchExchange(Exchange):
                 data.copy_(sent)
 
     def before_change(self, model: Any) -> None:
-        """A step uses the variables themselves."""
+        """Prepare a change of the optimizer's variables while ``model`` is fitted.
+
+        Here a step uses the variables themselves.
+        """
 
 
 def _mean(vector: Any) -> Any:
