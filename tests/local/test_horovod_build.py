@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import io
 import os
-import runpy
 import shutil
 import stat
 import subprocess
@@ -522,16 +521,6 @@ def test_trying_out_a_horovod_that_does_not_fit_says_so(
     monkeypatch.setattr(installation, "fault", lambda: "built for torch 1")
     assert main(["horovod", "check"]) == 1
     assert capsys.readouterr().err == "built for torch 1\n"
-
-
-def test_the_module_of_horovod_has_the_same_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(installation, "fault", lambda: "built for torch 1")
-    monkeypatch.setattr(sys, "argv", ["hydrogen_magic.horovod", "check"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("hydrogen_magic.horovod", run_name="__main__")
-    assert ended.value.code == 1 and capsys.readouterr().err == "built for torch 1\n"
 
 
 @pytest.mark.horovod

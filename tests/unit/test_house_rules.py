@@ -205,7 +205,7 @@ def test_horovod_is_a_plug_in() -> None:
     wrong = [
         file
         for file, path in _files().items()
-        if not _is_in(file, ("horovod", "frameworks.horovod", "compat", "node.worker.sparkdl"))
+        if not _is_in(file, ("frameworks.horovod", "compat", "node.worker.sparkdl"))
         and "horovod" in path.read_text().lower()
     ]
     assert wrong == []
