@@ -38,7 +38,8 @@ def settings_restored() -> Iterator[None]:
     """Fail if libraries are left with other settings, which later tests would send to their ranks."""
     before = _settings()
     yield
-    assert _settings() == before, "the test must restore the settings of libraries"
+    changed = _settings() ^ before
+    assert not changed, f"the test must restore {sorted(changed)}"
 
 
 def _settings() -> set[str]:

@@ -57,7 +57,7 @@ def test_the_stage_stays_open_until_the_session_ends(
     assert [rank for rank, _, _ in found] == [0, 1] and found == again
     stage = f"hydrogen_magic-{first.id}-0"
     held = functools.partial(running_tasks, spark_sessions.find(), stage)
-    assert held() in (2, None), "None: the server does not tell"
+    wait_until(lambda: held() in (2, None))  # None: the server does not tell
     listed: list[str] = []
     manage(GangCommand(), listed.append)
     assert f"spark: 2 slots on {os.uname().nodename}" in "".join(listed)

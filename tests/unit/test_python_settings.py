@@ -12,35 +12,45 @@ import pytest
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import Setting
 
-DEFAULTS = (True, None, 0.005)
+DEFAULTS = (None, 0.005)
 
 
 @pytest.fixture(autouse=True)
 def defaults() -> Iterator[None]:
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(DEFAULTS[2])
+    sys.setswitchinterval(DEFAULTS[1])
     yield
-    _set(True, None, interval)
+    _set(None, interval)
 
 
-def _set(is_collecting: bool, timeout_s: float | None, interval_s: float) -> None:
-    gc.enable() if is_collecting else gc.disable()
+def _set(timeout_s: float | None, interval_s: float) -> None:
     socket.setdefaulttimeout(timeout_s)
     sys.setswitchinterval(interval_s)
 
 
-def _now() -> tuple[bool, float | None, float]:
-    return gc.isenabled(), socket.getdefaulttimeout(), sys.getswitchinterval()
+def _now() -> tuple[float | None, float]:
+    return socket.getdefaulttimeout(), sys.getswitchinterval()
 
 
 def test_they_are_read_applied_and_undone() -> None:
-    _set(False, 3.0, 0.01)
+    _set(3.0, 0.01)
     found = [
         each
         for each in settings.read()
-        if isinstance(each, Setting) and each.provider in ("gc", "socket", "sys")
+        if isinstance(each, Setting) and each.provider in ("socket", "sys")
     ]
     _set(*DEFAULTS)
     with settings.apply(found, pytest.fail):
-        assert _now() == (False, 3.0, pytest.approx(0.01))
-    assert _now() == (True, None, pytest.approx(0.005))
+        assert _now() == (3.0, pytest.approx(0.01))
+    assert _now() == (None, pytest.approx(0.005))
+
+
+def test_a_garbage_collector_that_spark_connect_has_switched_off_is_no_setting() -> None:
+    """It does so for as long as a stage of a gang runs, in another thread."""
+    gc.disable()
+    try:
+        assert not [
+            one for one in settings.read() if isinstance(one, Setting) and one.module == "gc"
+        ]
+    finally:
+        gc.enable()

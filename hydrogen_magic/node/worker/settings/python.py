@@ -26,14 +26,6 @@ _SYS = {
 
 _SOCKET = {"default timeout": functions("getdefaulttimeout", "setdefaulttimeout", None)}
 
-_GC = {
-    "enabled": Value(
-        lambda gc: gc.isenabled(),
-        lambda gc, is_enabled: gc.enable() if is_enabled else gc.disable(),
-        True,
-    )
-}
-
 
 def _start_method(multiprocessing: Any) -> str | None:
     """Return the start method unless it is the default, which the first use makes the chosen one."""
@@ -94,7 +86,6 @@ def _apply_locale(locale: Any, key: str, value: Any) -> Undo:
 
 PROVIDERS = {
     "sys": table("sys", _SYS),
-    "gc": table("gc", _GC),
     "socket": table("socket", _SOCKET),
     "multiprocessing": table("multiprocessing", _MULTIPROCESSING),
     "decimal": table("decimal", _DECIMAL),
