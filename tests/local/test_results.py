@@ -11,11 +11,13 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.errors import ResultError
+from hydrogen_magic.errors import HydrogenError, RankFailedError, ResultError
+from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
-from tests.gangs import ended, until
-from tests.result_checks import run_cell
+from tests.gangs import ended, failure_of, notices_of, until
+from tests.result_checks import details_of, run_cell
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -25,37 +27,154 @@ def test_every_name_comes_home_or_is_reported(notebook_shell: InteractiveShell) 
 
 
 def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
-    result_checks.check_updates_in_place(notebook_shell, "")
+    run_cell(
+        notebook_shell,
+        "import torch\nnet = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=1.0)\n"
+        "first = net.weight",
+    )
+    run_cell(
+        notebook_shell,
+        "%%distributed --np 2 --quiet --out net,opt\n"
+        "net(torch.ones(1, 2)).sum().backward()\nopt.step()",
+    )
+    run_cell(
+        notebook_shell,
+        "changed = first.clone()\nnet(torch.ones(1, 2)).sum().backward()\nopt.step()\n"
+        "assert net.weight is first and torch.allclose(first, changed - 1)",
+    )
 
 
 def test_unpicklable_parts() -> None:
-    result_checks.check_unpicklable_parts()
+    gang = ended(hm.launch(result_ranks.partly_unpicklable, np=2))
+    first, second = gang.results
+    assert isinstance(first, ResultError) and "`value[1]['lock']`" in str(first)
+    assert isinstance(second, ResultError) and "rank 1" in str(second)
+    kept = hm.load_results(gang.id)["_"]
+    assert kept[1]["array"].tolist() == [1, 1, 1] and isinstance(kept[1]["lock"], MissingObject)
 
 
 def test_results_of_a_failed_gang() -> None:
-    result_checks.check_results_of_a_failed_gang()
+    n_bytes = 5 << 20
+    gang = hm.launch(result_ranks.failure_after_others, n_bytes, np=3)
+    assert isinstance(failure_of(gang), RankFailedError)
+    load = f"hydrogen_magic.load_results('{gang.id}')"
+    assert (
+        f"the results of ranks 0 and 1 (the value) are saved in the record of the gang; load them with {load}"
+        in notices_of(gang)
+    )
+    for rank in range(2):
+        assert np.array_equal(
+            hm.load_results(gang.id, rank)["_"], np.full(n_bytes, rank + 1, np.uint8)
+        )
+    with pytest.raises(HydrogenError, match="no results of rank 2 are saved"):
+        hm.load_results(gang.id, 2)
 
 
 def test_sharded_results() -> None:
-    result_checks.check_sharded_results()
+    import torch
+
+    expected = result_ranks.new_model()
+    result_ranks.step(expected, torch.optim.AdamW(expected.parameters(), lr=0.1))
+    found, same = ended(hm.launch(result_ranks.sharded, np=2)).results
+    for model in (found["parallel"], found["fully"], same["parallel"]):
+        assert type(model) is torch.nn.Sequential
+        assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
+        torch.testing.assert_close(model(torch.ones(1, 8)), expected(torch.ones(1, 8)))
+    torch.testing.assert_close(dict(found["weights"]), dict(expected.state_dict()))
+    assert torch.equal(found["tensor"][0], torch.arange(32.0).reshape(8, 4))
+    (group,) = found["optimizer"].param_groups
+    assert group["params"][0] is next(found["parallel"].parameters())
+    moments = [state["exp_avg"].shape for state in found["optimizer"].state.values()]
+    assert moments == [parameter.shape for parameter in expected.parameters()]
 
 
 def test_sharded_results_that_cannot_be_gathered_are_refused() -> None:
-    result_checks.check_refusals_of_sharded_results()
+    for function, args, why in (
+        (result_ranks.sharded_on_rank_0_alone, (), "rank 1 has no such tensor"),
+        (result_ranks.sharded_and_left, (0, 1), "this rank has destroyed its process group"),
+        (result_ranks.sharded_and_left, (1,), "rank 1 has destroyed its process group"),
+    ):
+        with pytest.raises(ResultError, match=why) as caught:
+            _ = ended(hm.launch(function, *args, np=2)).result
+        assert ".full_tensor()" in str(caught.value)
+
+
+FSDP1 = """%%distributed --np 2 --quiet --out sharded,opt,inner,flat,parts,zero,weights,moved
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+from torch.distributed.optim import ZeroRedundancyOptimizer
+dist.init_process_group("gloo")
+sharded = FullyShardedDataParallel(new_model(), device_id=torch.device("cpu"))
+opt = torch.optim.AdamW(sharded.parameters(), lr=0.1)
+step(sharded, opt)
+inner, flat = sharded.module, opt.state_dict()
+with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.SHARDED_STATE_DICT):
+    parts = sharded.state_dict()
+zero = ZeroRedundancyOptimizer(new_model().parameters(), torch.optim.AdamW)
+full = state_dict.StateDictOptions(full_state_dict=True)
+weights, moved = state_dict.get_state_dict(sharded, opt, options=full)
+"""
 
 
 def test_fsdp1_is_refused_and_its_full_state_comes_home(notebook_shell: InteractiveShell) -> None:
-    result_checks.check_fsdp1(notebook_shell, "")
+    """What holds a part of a model or of an optimizer is refused by name; the call that the error names
+    brings all of it home.
+    """
+    run_cell(notebook_shell, "from tests.result_ranks import new_model, step\nimport torch")
+    with pytest.raises(ResultError) as caught:
+        run_cell(notebook_shell, FSDP1)
+    lines = str(caught.value).splitlines()
+    states = "get_state_dict(model, opt, options=StateDictOptions(full_state_dict=True))"
+    for name, call in (
+        ("sharded` ", states.replace("_state_dict(model, opt", "_model_state_dict(model", 1)),
+        ("opt.", states),
+        ("inner.", states),
+        ("flat['state']", states),
+        ("parts[", states),
+        ("zero` ", "opt.consolidate_state_dict()"),
+    ):
+        (line,) = [line for line in lines if line.startswith(f"`{name}")]
+        assert f"`{call}`" in line, line
+    assert lines[-1] == "`weights`, `moved` arrived and are assigned"
+    run_cell(
+        notebook_shell,
+        "expected = new_model()\noptimizer = torch.optim.AdamW(expected.parameters(), lr=0.1)\n"
+        "step(expected, optimizer)\ntorch.testing.assert_close(dict(weights), dict(expected.state_dict()))\n"
+        "moments = [one['exp_avg'] for one in optimizer.state.values()]\n"
+        "torch.testing.assert_close([one['exp_avg'] for one in moved['state'].values()], moments)",
+    )
 
 
 def test_a_crash_while_packing_loses_nothing_that_was_packed(
     notebook_shell: InteractiveShell,
 ) -> None:
-    result_checks.check_crash_while_packing(notebook_shell, "")
+    run_cell(notebook_shell, "from tests.result_ranks import Crashes")
+    with pytest.raises(RankFailedError, match=r"SIGSEGV \(while packing `crashes`\)"):
+        run_cell(
+            notebook_shell,
+            "%%distributed --np 2 --quiet --out kept,_,crashes,lost\n"
+            "kept, _, crashes, lost = [1], 'variable', Crashes(), 2",
+        )
+    gang = list(hm.gangs().values())[-1]
+    assert hm.load_results(gang.id) == {"kept": [1], "_": "variable"}
 
 
 def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
-    result_checks.check_that_it_ends_after_its_result()
+    gang = ended(hm.launch(result_ranks.returns_and_hangs, np=2))
+    assert gang.results == [0, 1]
+    assert "did not exit within 5 s of its result" in notices_of(gang)
+    left_s = [at_s[ev.RankExited] - at_s[ev.RankResult] for at_s in times_of(gang).values()]
+    assert len(left_s) == 2 and max(left_s) <= 6.0, left_s
+
+
+def times_of(gang: hm.Gang) -> dict[int, dict[type[ev.Event], float]]:
+    """Return rank -> kind of event -> when the last one happened."""
+    found: dict[int, dict[type[ev.Event], float]] = {}
+    for event in gang.events():
+        if isinstance(event, ev.RankEvent):
+            found.setdefault(event.rank, {})[type(event)] = event.at_s
+    return found
 
 
 def test_a_forked_child_sends_no_results() -> None:
@@ -69,7 +188,9 @@ def test_an_optimizer_that_a_library_has_wrapped_is_refused() -> None:
 
 
 def test_packing_a_result_may_take_longer_than_exiting() -> None:
-    result_checks.check_slow_packing()
+    gang = ended(hm.launch(result_ranks.Slow, 6.0, np=1))
+    assert (gang.result.seconds, gang.snapshot().reason) == (6.0, "1 rank finished")
+    assert "packing the value" in details_of(gang), "the view shows why"
 
 
 @pytest.mark.exhaustive  # five gigabytes

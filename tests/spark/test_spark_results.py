@@ -1,24 +1,20 @@
 """Results come home from a cluster as they do from this machine.
 
-What a rank refuses to pack is tested in ``tests/local/test_results.py``.
+What ranks pack, and refuse to pack, is tested in ``tests/local/test_results.py``.
 """
 
 from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from tests import result_checks
-from tests.failure_checks import check_a_message_that_never_comes, check_ranks_that_fail_together
 from tests.gangs import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("spark", "warm_agents")
-
-ON_SPARK: dict[str, Any] = {"on": "spark", "gpu": False}
 
 
 def test_every_name_comes_home_or_is_reported(notebook_shell: InteractiveShell) -> None:
@@ -27,51 +23,9 @@ def test_every_name_comes_home_or_is_reported(notebook_shell: InteractiveShell) 
 
 
 @pytest.mark.exhaustive
-def test_packing_a_result_may_take_longer_than_exiting() -> None:
-    result_checks.check_slow_packing(**ON_SPARK)
-
-
-@pytest.mark.exhaustive
 def test_the_view_counts_the_bytes_of_a_large_result(notebook_shell: InteractiveShell) -> None:
     """From the rank to its agent, and from there to the notebook."""
     result_checks.check_the_view_counts_bytes(notebook_shell, "--on spark --cpu", 512 << 20)
-
-
-@pytest.mark.exhaustive
-def test_results_of_a_failed_gang() -> None:
-    result_checks.check_results_of_a_failed_gang(**ON_SPARK)
-
-
-@pytest.mark.exhaustive
-def test_sharded_results() -> None:
-    result_checks.check_sharded_results(**ON_SPARK)
-
-
-@pytest.mark.exhaustive
-def test_a_crash_while_packing_loses_nothing_that_was_packed(
-    notebook_shell: InteractiveShell,
-) -> None:
-    result_checks.check_crash_while_packing(notebook_shell, "--on spark --cpu")
-
-
-@pytest.mark.exhaustive
-def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
-    result_checks.check_that_it_ends_after_its_result(**ON_SPARK)
-
-
-@pytest.mark.exhaustive
-def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
-    check_ranks_that_fail_together(**ON_SPARK)
-
-
-@pytest.mark.exhaustive
-def test_an_exception_whose_message_never_comes_is_reported() -> None:
-    check_a_message_that_never_comes(**ON_SPARK)
-
-
-@pytest.mark.exhaustive
-def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
-    result_checks.check_updates_in_place(notebook_shell, "--on spark --cpu")
 
 
 @pytest.mark.exhaustive
