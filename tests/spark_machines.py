@@ -27,7 +27,7 @@ from typing import Any
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.driver.gang import Gang
-from tests import horovod_ranks, jax_ranks, leaks, plain_ranks, shards, spark_ranks
+from tests import horovod_ranks, jax_ranks, leaks, shards, spark_ranks
 from tests import spark_rig as rig
 from tests.gangs import alive, hosts_on_other_disks
 
@@ -305,33 +305,6 @@ def play(folder: Path, machines: Sequence[Machine], scenes: Scenes) -> None:
 # ── scenes ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def who(stage: Stage) -> Any:
-    """Return what each of four ranks says of where it is, after an all_reduce among them."""
-    import hydrogen_magic as hm
-
-    return hm.run(spark_ranks.where, np=4, on="spark")
-
-
-def passed_on(stage: Stage) -> Any:
-    """Say how often the bytes of a large closure leave the kernel, and whether all ranks have them."""
-    import hydrogen_magic as hm
-    from hydrogen_magic.core.messages import FilePart
-    from hydrogen_magic.transport.channel import Hub
-
-    data, sent, send = os.urandom(20_000_000), [0], Hub.send
-
-    def counting(hub: Hub, key: str, message: Any, blob: Any = None) -> None:
-        sent[0] += len(blob) if isinstance(message, FilePart) else 0
-        send(hub, key, message, blob)
-
-    Hub.send = counting  # type: ignore[method-assign]
-    try:
-        digests = set(hm.launch(plain_ranks.digest, data, np=4, on="spark").results)
-    finally:
-        Hub.send = send  # type: ignore[method-assign]
-    return {"times": sent[0] / len(data), "whole": digests == {plain_ranks.digest(data)}}
-
-
 def _running(n_steps: int) -> Any:
     """Start a gang that counts, and return it once all its ranks do."""
     import hydrogen_magic as hm
@@ -441,26 +414,6 @@ def committed(stage: Stage) -> Any:
         return hm.launch(horovod_ranks.elastic, 6, "raise", 3, **options).results
 
 
-def links(stage: Stage) -> Any:
-    """Say how many machines run Python workers, and whether a cut machine is out of reach."""
-    import socket
-
-    def reaches(machine: Machine) -> bool:
-        """True when it answers, were it by a refusal."""
-        try:
-            socket.create_connection((machine.address, 9), timeout=1.0).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-        return True
-
-    stage.machines[1].cut()
-    while_cut = [reaches(machine) for machine in stage.machines]
-    stage.machines[1].mend()
-    return {"while_cut": while_cut, "after": [reaches(machine) for machine in stage.machines]}
-
-
 def visited(stage: Stage) -> Any:
     """Say what :mod:`tests.spark_elsewhere` saw, and how many processes of gang and relay ended after it.
 
@@ -502,8 +455,6 @@ def _relays(server: rig.ConnectServer) -> list[int]:
 SCENES: Scenes = {
     scene.__name__: scene
     for scene in (
-        who,
-        passed_on,
         carried,
         sent_data,
         by_horovod,
@@ -512,7 +463,6 @@ SCENES: Scenes = {
         away_for_a_while,
         away_for_ever,
         again,
-        links,
         visited,
     )
 }

@@ -41,6 +41,7 @@ def test_two_ranks_on_each_host(machines: MachineProcess) -> None:
     found = machines.play("sixteen")
     everyone = found["ranks"]
     assert [rank["RANK"] for rank in everyone] == [str(rank) for rank in range(16)]
+    assert {rank["WORLD_SIZE"] for rank in everyone} == {"16"}
     by_host = [list(group) for _, group in groupby(everyone, lambda rank: rank["pid_space"])]
     assert len(by_host) == 8, "ranks of a host are contiguous"
     assert {rank["pid_space"]: rank["control_group"] for rank in everyone} == found["machines"]
