@@ -33,7 +33,7 @@ from hydrogen_magic.driver.placements.spark import barrier_job
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.session import Session, wait_for_jobs
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
-from tests import ending_ranks, plain_ranks, ranks, spark_ranks, spark_rig
+from tests import ending_ranks, plain_ranks, ranks, spark_rig
 from tests.gangs import (
     PATIENCE_S,
     agents_that_hang,
@@ -332,17 +332,7 @@ def test_a_python_worker_is_killed_and_then_agents_are_closed(
     assert "agents were ended, and their ranks" in str(lost(gang, again))
 
 
-@pytest.mark.exhaustive  # a new JVM; the test above loses an attempt, too
-def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> None:
-    """The next one starts when Spark has replaced it, which takes some seconds."""
-    gang = launch(spark_ranks.count, 50, np=4, retries=1)
-    until(gang, said(gang, "step 5"))
-    os.kill(executors_of_this_session(standalone)[0], signal.SIGKILL)
-    assert ended(gang, 2 * PATIENCE_S).result == 50
-    assert gang.snapshot().attempt == 1
-
-
-@pytest.mark.exhaustive  # the test above kills one
+@pytest.mark.exhaustive  # new JVMs; the test above kills a task
 @pytest.mark.parametrize(("count", "agents_are"), [(1, "stopped"), (2, "running"), (2, "stopped")])
 def test_executors_are_killed(
     count: int, agents_are: str, spark: Any, standalone: spark_rig.Standalone

@@ -18,14 +18,13 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.driver.placements.remote import host_tasks
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import running_tasks
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from hydrogen_magic.views.text_table import gang_lines
 from tests import jax_ranks, leaks, plain_ranks, ranks, spark_rig
 from tests.documented import covers
-from tests.gangs import PATIENCE_S, ended, until, wait_until, wait_until_gone
+from tests.gangs import ended, until, wait_until, wait_until_gone
 from tests.nesting_ranks import REFUSAL, refusals
 from tests.spark_gangs import agent_pids, busy, launch
 
@@ -211,18 +210,6 @@ def test_the_first_gang_of_a_host_imports_libraries_with_its_settings() -> None:
     wait_until_gone(agent_pids())
     env = {"JAX_ENABLE_X64": "1"}
     assert launch(jax_ranks.doubles, np=2, gpu=False, env=env).results == [True, True]
-
-
-@pytest.mark.exhaustive  # test_sessions and test_warm_up wait for idle agents here
-def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    local_agents.close()  # those that are warm wait for a minute
-    wait_until_gone(agent_pids())
-    with monkeypatch.context() as patch:
-        patch.setattr(host_tasks, "IDLE_S", 1.0)
-        (forkserver,) = set(launch(plain_ranks.parent, np=2).results)
-    wait_until_gone([forkserver])
-    spark_rig.until(lambda: not agent_pids(), PATIENCE_S)
-    assert launch(plain_ranks.parent, np=2).result != forkserver
 
 
 # ── slots ────────────────────────────────────────────────────────────────────────────────────────
