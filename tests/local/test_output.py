@@ -270,44 +270,6 @@ def test_a_log_that_cannot_be_opened_costs_nothing_else(tmp_path: Path) -> None:
     log.close()
 
 
-@pytest.mark.exhaustive  # the next two have what torch and Python create, without torch
-def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
-    found = run_apart(
-        "mount -t tmpfs tmpfs /dev/shm",
-        """
-        import json, os, time
-        import hydrogen_magic as hm
-
-        def share():
-            from multiprocessing import shared_memory
-            import torch
-            torch.multiprocessing.set_sharing_strategy("file_system")
-            block = shared_memory.SharedMemory(create=True, size=1 << 20)
-            tensor = torch.zeros(1 << 18).share_memory_()
-            dataset = torch.utils.data.TensorDataset(torch.arange(1000.0))
-            for batch in torch.utils.data.DataLoader(dataset, num_workers=1):
-                print("sharing", flush=True)
-                time.sleep(0.01)
-            time.sleep(1000)
-
-        results = []
-        for kill in (False, True):
-            gang = hm.launch(share, np=2)
-            while not all("sharing" in gang.logs[rank] for rank in (0, 1)):
-                assert not gang.wait(0.02), gang.logs
-            used = len(os.listdir("/dev/shm"))
-            gang.stop(kill)
-            gang.wait()
-            results.append([used, os.listdir("/dev/shm")])
-        print(json.dumps(results))
-        """,
-        tmp_path,
-    )
-    for used, left in found:
-        assert used >= 4
-        assert left == []
-
-
 @pytest.mark.parametrize("kill", [False, True])
 def test_shared_memory_of_a_stopped_rank_and_its_child_is_removed(kill: bool) -> None:
     gang = hm.launch(output_ranks.share, np=1)
