@@ -7,21 +7,16 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from hydrogen_magic import capture
-from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.inference import speculation
-from hydrogen_magic.inference.gang import infer
 from hydrogen_magic.inference.run import InferenceRun
-from hydrogen_magic.node.prediction.options import InferOptions
 from tests import infer_ranks, leaks
+from tests.infer_runs import begin, ended, frame
 
 FLOOR_S = 5.0
 """After which a rank may be called hung here: a chunk takes milliseconds, seconds on a busy machine."""
@@ -33,23 +28,11 @@ def impatient(warm_agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "FLOOR_S", FLOOR_S)
 
 
-def begun(frame: Any, function: Callable[..., Any], *args: Any, np: int = 2) -> InferenceRun:
-    captured = capture.capture_call(function, args, {})
-    return infer(frame, captured, JobSpec(np=np), InferOptions(batch_size=100), title="test")
-
-
-def ended(run: InferenceRun, within_s: float = 90.0) -> Any:
-    if not run.gang.wait(within_s):
-        run.gang.stop(kill=True)
-        run.gang.wait(10)
-        pytest.fail(f"still there after {within_s} s: {run.gang.snapshot()}")
-    result = run.result
+def result_of(run: InferenceRun) -> Any:
+    """Return the result of a run that succeeds."""
+    result = ended(run, 90.0).result
     assert run.gang.state == "SUCCEEDED"
     return result
-
-
-def rows(n_rows: int = N_ROWS) -> pd.DataFrame:
-    return pd.DataFrame({"x": range(n_rows)})
 
 
 def warnings(run: InferenceRun) -> str:
@@ -67,8 +50,8 @@ def test_what_a_stopped_rank_had_is_done_by_another(
     tmp_path: Path, stopped: int, from_row: int
 ) -> None:
     marker = tmp_path / "marker"
-    run = begun(rows(), infer_ranks.waits_for, str(marker), stopped, from_row)
-    result = ended(run)
+    run = begin(frame(N_ROWS), infer_ranks.waits_for, str(marker), stopped, from_row)
+    result = result_of(run)
     assert list(result["y"]) == [2 * x for x in range(N_ROWS)]
     said = warnings(run)
     assert f"rank {stopped} has not answered rows " in said
@@ -78,20 +61,20 @@ def test_what_a_stopped_rank_had_is_done_by_another(
 
 @pytest.mark.exhaustive  # test_infer_local has it without a hang
 def test_parquet_keeps_its_order(tmp_path: Path) -> None:
-    rows().to_parquet(tmp_path / "rows.parquet")
+    frame(N_ROWS).to_parquet(tmp_path / "rows.parquet")
     path = tmp_path / "rows.parquet"
-    run = begun(path, infer_ranks.waits_for, str(tmp_path / "marker"), 0, 0)
-    table = pq.read_table(ended(run))
+    run = begin(path, infer_ranks.waits_for, str(tmp_path / "marker"), 0, 0)
+    table = pq.read_table(result_of(run))
     assert table["y"].to_pylist() == [2 * x for x in range(N_ROWS)]
     assert table["x"].to_pylist() == list(range(N_ROWS))
 
 
 def test_an_answer_that_comes_late_is_one_too_many(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    run = begun(rows(200_000), infer_ranks.waits_for, str(marker), 0, 20_000)
+    run = begin(frame(200_000), infer_ranks.waits_for, str(marker), 0, 20_000)
     woken = threading.Thread(target=_wake_up, args=(run, marker))
     woken.start()
-    result = ended(run)
+    result = result_of(run)
     woken.join()
     assert list(result["y"]) == [2 * x for x in range(200_000)]
     assert result["is_woken"].any()
@@ -112,8 +95,8 @@ def _wake_up(run: InferenceRun, marker: Path) -> None:
 def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
-    run = begun(rows(2_000), infer_ranks.sleeps_at, 500, FLOOR_S / 2, str(log))
-    assert list(ended(run)["y"]) == list(range(0, 4_000, 2))
+    run = begin(frame(2_000), infer_ranks.sleeps_at, 500, FLOOR_S / 2, str(log))
+    assert list(result_of(run)["y"]) == list(range(0, 4_000, 2))
     assert set(Counter(log.read_text().split()).values()) == {1}
     found = warnings(run).splitlines()
     # One process would have taken no longer than the one batch: that is said, and true.
@@ -124,16 +107,16 @@ def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
 def test_a_predict_that_never_returns_is_left_to_itself(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
-    run = begun(rows(2_000), infer_ranks.sleeps_at, 500, 1_000.0, str(log), np=3)
-    assert list(ended(run)["y"]) == list(range(0, 4_000, 2))
+    run = begin(frame(2_000), infer_ranks.sleeps_at, 500, 1_000.0, str(log), np=3)
+    assert list(result_of(run)["y"]) == list(range(0, 4_000, 2))
     assert Counter(log.read_text().split())["500"] == 2
     assert "was cancelled" in warnings(run)
 
 
 def test_a_rank_that_is_stopped_in_its_set_up(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    run = begun(rows(1_000), infer_ranks.stops_in_set_up, str(marker))
-    assert list(ended(run)["y"]) == list(range(0, 2_000, 2))
+    run = begin(frame(1_000), infer_ranks.stops_in_set_up, str(marker))
+    assert list(result_of(run)["y"]) == list(range(0, 2_000, 2))
     assert not leaks.command(int(marker.read_text()))
 
 

@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,50 +24,16 @@ from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.session import sessions
 from hydrogen_magic.errors import GangStoppedError, GangTimeoutError, InferError, RankFailedError
 from hydrogen_magic.inference import dispatcher, sources
-from hydrogen_magic.inference.gang import infer as start
-from hydrogen_magic.inference.run import InferenceRun
+from hydrogen_magic.inference.gang import infer
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.worker import inference
 from hydrogen_magic.views.text_table import gang_lines
 from tests import infer_ranks, leaks
+from tests.gangs import wait_until
+from tests.infer_runs import begin, ended, frame
 from tests.memory import Memory
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
-
-
-def infer(
-    frame: Any,
-    function: Callable[..., Any],
-    *args: Any,
-    np: int = 2,
-    retries: int = 0,
-    timeout: float | None = None,
-    **options: Any,
-) -> InferenceRun:
-    """Begin a run whose ranks are set up by ``function``."""
-    captured = capture.capture_call(function, args, {})
-    options = {"batch_size": 100, **options}
-    spec = JobSpec(np=np, retries=retries, timeout_s=timeout)
-    return start(frame, captured, spec, InferOptions(**options), title="test")
-
-
-def frame(n_rows: int = 10_000) -> pd.DataFrame:
-    return pd.DataFrame({"x": range(n_rows)})
-
-
-def ended(run: InferenceRun, within_s: float = 60.0) -> InferenceRun:
-    if not run.gang.wait(within_s):
-        run.gang.stop(kill=True)
-        run.gang.wait(10)
-        pytest.fail(f"still there after {within_s} s: {run.gang.snapshot()}")
-    return run
-
-
-def until(holds: Callable[[], Any], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # ── what comes out ───────────────────────────────────────────────────────────────────────────────
@@ -76,7 +41,7 @@ def until(holds: Callable[[], Any], within_s: float = 60.0) -> None:
 
 def test_every_row_has_its_own_prediction_in_its_place() -> None:
     df = frame(12_345).sample(frac=1, random_state=0)
-    result = ended(infer(df, infer_ranks.doubles, np=3)).result
+    result = ended(begin(df, infer_ranks.doubles, np=3)).result
     pd.testing.assert_frame_equal(result, df.assign(y=df["x"] * 2))
 
 
@@ -86,34 +51,34 @@ def test_a_batch_that_predict_keeps_stays_what_it_is(kind: str) -> None:
     df = frame(10_000)
     if kind == "mixed":
         df["text"] = [f"row {n}" for n in df["x"]]
-    run = infer(df, infer_ranks.keeps, kind, np=1, only=True, batch_size=250)
+    run = begin(df, infer_ranks.keeps, kind, np=1, only=True, batch_size=250)
     expected = [sum(range(n - n % 250 + 250)) for n in range(0, len(df), 250)]
     assert ended(run).result["so_far"].tolist() == [total for total in expected for _ in range(250)]
 
 
 def test_more_ranks_than_batches() -> None:
-    result = ended(infer(frame(3), infer_ranks.doubles)).result
+    result = ended(begin(frame(3), infer_ranks.doubles)).result
     assert list(result["y"]) == [0, 2, 4]
 
 
 def test_a_frame_without_rows() -> None:
-    result = ended(infer(frame(0), infer_ranks.doubles)).result
+    result = ended(begin(frame(0), infer_ranks.doubles)).result
     assert (list(result.columns), str(result["y"].dtype), len(result)) == (["x", "y"], "int64", 0)
-    typed = ended(infer(frame(0), infer_ranks.doubles, schema="y bigint")).result
+    typed = ended(begin(frame(0), infer_ranks.doubles, schema="y bigint")).result
     assert (list(typed.columns), str(typed["y"].dtype), len(typed)) == (["x", "y"], "int64", 0)
-    run = ended(infer(frame(0), infer_ranks.never_without_rows, np=1))
+    run = ended(begin(frame(0), infer_ranks.never_without_rows, np=1))
     assert list(run.result.columns) == ["x"]
     assert any("set its columns with --schema" in text for text in run.gang.logs.values())
 
 
 def test_predictions_far_larger_than_the_rows() -> None:
-    result = ended(infer(frame(600), infer_ranks.grows, 3_000)).result
+    result = ended(begin(frame(600), infer_ranks.grows, 3_000)).result
     assert [len(row) for row in result["wide"]] == [3_000] * 600
     assert [row[-1] for row in result["wide"]] == [float(x) for x in range(600)]
 
 
 def test_a_slow_rank_gets_fewer_rows() -> None:
-    result = ended(infer(frame(20_000), infer_ranks.slow_on, 1, 0.02)).result
+    result = ended(begin(frame(20_000), infer_ranks.slow_on, 1, 0.02)).result
     rows = Counter(result["rank"])
     assert rows[1] > 0
     assert rows[0] > 2 * rows[1], rows
@@ -124,16 +89,16 @@ def test_a_default_timeout_of_sockets_is_for_the_users_own() -> None:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(60)
     try:
-        run = infer(frame(200), infer_ranks.doubles)
+        run = begin(frame(200), infer_ranks.doubles)
         assert len(ended(run).result) == 200
     finally:
         socket.setdefaulttimeout(before)
-    slow = infer(frame(200), infer_ranks.waits_with_a_timeout, 0.05)
+    slow = begin(frame(200), infer_ranks.waits_with_a_timeout, 0.05)
     assert len(ended(slow).result) == 200
 
 
 def test_ranks_share_the_cores_and_report_their_rows() -> None:
-    run = ended(infer(frame(5_000), infer_ranks.who))
+    run = ended(begin(frame(5_000), infer_ranks.who))
     assert set(run.result["threads"]) == {max(1, len(os.sched_getaffinity(0)) // 2)}
     done = {rank.rank: rank.bar.n for rank in run.gang.ranks if rank.bar is not None}
     assert done == dict(Counter(run.result["rank"]))
@@ -151,22 +116,22 @@ def test_ranks_share_the_cores_and_report_their_rows() -> None:
 def test_the_rank_that_predicts_alone_has_the_threads_of_all_cores() -> None:
     """Unless the cell has chosen a number: a model with threads of its own is timed as in the notebook."""
     n_cores = len(os.sched_getaffinity(0))
-    threads = ended(infer(frame(2_000), infer_ranks.torch_threads, 0)).result["threads"]
+    threads = ended(begin(frame(2_000), infer_ranks.torch_threads, 0)).result["threads"]
     assert threads[0] == n_cores and set(threads[200:]) == {n_cores // 2}
     chosen = n_cores + 1
-    assert set(ended(infer(frame(500), infer_ranks.torch_threads, chosen)).result["threads"]) == {
+    assert set(ended(begin(frame(500), infer_ranks.torch_threads, chosen)).result["threads"]) == {
         chosen
     }
 
 
 def test_columns_without_number_are_told_to_every_rank() -> None:
     """More than fits into the socket that they are told by."""
-    result = ended(infer(frame(300), infer_ranks.very_wide, 1_000, only=True)).result
+    result = ended(begin(frame(300), infer_ranks.very_wide, 1_000, only=True)).result
     assert result.shape == (300, 1_000) and result.iloc[-1, -1] == 299 + 999
 
 
 def test_ranks_that_are_slower_than_one_process_are_reported_with_both_numbers() -> None:
-    run = ended(infer(frame(40_000), infer_ranks.slow_from, 20_000, 0.8, batch_size=1000))
+    run = ended(begin(frame(40_000), infer_ranks.slow_from, 20_000, 0.8, batch_size=1000))
     assert len(run.result) == 40_000
     texts = [notice.text for notice in run.gang.snapshot().notices]
     (text,) = [text for text in texts if "use --np 1" in text]
@@ -182,7 +147,7 @@ def test_ranks_that_are_slower_than_one_process_are_reported_with_both_numbers()
 def test_twenty_thousand_columns() -> None:
     values = numpy.arange(40 * 20_000, dtype=numpy.float32).reshape(40, 20_000)
     wide = pd.DataFrame(values, columns=[f"c{n}" for n in range(20_000)])
-    result = ended(infer(wide, infer_ranks.sums_rows, batch_size=8)).result
+    result = ended(begin(wide, infer_ranks.sums_rows, batch_size=8)).result
     assert result.columns[-1] == "sum"
     pd.testing.assert_frame_equal(result.drop(columns="sum"), wide)
     assert result["sum"].tolist() == values.sum(axis=1, dtype=numpy.float64).tolist()
@@ -191,7 +156,7 @@ def test_twenty_thousand_columns() -> None:
 def test_a_schema_is_looked_at_before_anything_runs() -> None:
     for schema, said in (("y dbl", "dbl"), ("x double", "column 'x'")):
         with pytest.raises(InferError, match=said):
-            infer(frame(), infer_ranks.doubles, schema=schema)
+            begin(frame(), infer_ranks.doubles, schema=schema)
 
 
 def test_what_is_no_exception_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +171,7 @@ def test_what_is_no_exception_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(sources.source(frame()).__class__, "chunks", chunks)
     with pytest.raises(InferError, match="failed: Panic: index out of bounds"):
-        _ = ended(infer(frame(), infer_ranks.doubles)).result
+        _ = ended(begin(frame(), infer_ranks.doubles)).result
 
 
 def test_memory_above_frame_and_result_is_some_chunks() -> None:
@@ -216,7 +181,7 @@ def test_memory_above_frame_and_result_is_some_chunks() -> None:
 
     def once() -> int:
         with Memory() as memory:
-            result = start(df, captured, JobSpec(np=2), options, title="test").result
+            result = infer(df, captured, JobSpec(np=2), options, title="test").result
         return memory.peak - memory.before - int(result.memory_usage().sum())
 
     once()  # processes, imports: also later, if the ranks were not kept
@@ -228,16 +193,16 @@ def test_memory_above_frame_and_result_is_some_chunks() -> None:
 
 def test_rows_that_fail_end_the_run_or_are_null_or_have_an_error() -> None:
     """As the user has chosen; the message names the rows and the rank."""
-    run = ended(infer(frame(), infer_ranks.fails_at, 7_123, on_error="null"))
+    run = ended(begin(frame(), infer_ranks.fails_at, 7_123, on_error="null"))
     missing = run.result["y"].isna()
     assert missing[7_123]
     assert 0 < missing.sum() <= 100
     notices = [notice.text for notice in run.gang.snapshot().notices]
     assert any(str(missing.sum()) in text and "cannot do 7123" in text for text in notices), notices
-    result = ended(infer(frame(), infer_ranks.fails_at, 7_123, on_error="collect")).result
+    result = ended(begin(frame(), infer_ranks.fails_at, 7_123, on_error="collect")).result
     assert "cannot do 7123" in result["error"][7_123]
     assert result["error"].notna().sum() == result["y"].isna().sum()
-    run = ended(infer(frame(), infer_ranks.fails_at, 7_123))
+    run = ended(begin(frame(), infer_ranks.fails_at, 7_123))
     with pytest.raises(RankFailedError, match=r"7[01]\d\d") as caught:
         _ = run.result
     assert "cannot do 7123" in caught.value.report
@@ -245,20 +210,20 @@ def test_rows_that_fail_end_the_run_or_are_null_or_have_an_error() -> None:
 
 
 def test_when_every_row_fails_that_is_an_error() -> None:
-    run = ended(infer(frame(2_000), infer_ranks.always_fails, on_error="null"))
+    run = ended(begin(frame(2_000), infer_ranks.always_fails, on_error="null"))
     with pytest.raises(InferError, match=r"each of the first 2,000 rows.*never"):
         _ = run.result
 
 
 def test_a_cell_without_predict() -> None:
-    run = ended(infer(frame(), infer_ranks.nothing))
+    run = ended(begin(frame(), infer_ranks.nothing))
     with pytest.raises(RankFailedError, match="predict"):
         _ = run.result
 
 
 def test_a_retry_loses_no_row(tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
-    run = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, marker, retries=1))
+    run = ended(begin(frame(), infer_ranks.killed_once_at, 7_123, marker, retries=1))
     assert list(run.result["y"]) == [2 * x for x in range(10_000)]
     assert run.gang.snapshot().attempt == 1
 
@@ -275,16 +240,16 @@ def test_an_attempt_after_the_last_row_finds_nothing_to_do() -> None:
 
 
 def test_stop_ends_a_run_in_the_middle() -> None:
-    run = infer(frame(), infer_ranks.sleeps)
-    until(lambda: any("began" in text for text in run.gang.logs.values()))
+    run = begin(frame(), infer_ranks.sleeps)
+    wait_until(lambda: any("began" in text for text in run.gang.logs.values()))
     run.gang.stop()
     with pytest.raises(GangStoppedError):
         _ = ended(run).result
 
 
 def test_stop_returns_rows_without_a_single_value() -> None:
-    run = infer(frame(), infer_ranks.slow_nulls)
-    until(lambda: (rows := run.gang.snapshot().rows) is not None and rows.done > 0)
+    run = begin(frame(), infer_ranks.slow_nulls)
+    wait_until(lambda: (rows := run.gang.snapshot().rows) is not None and rows.done > 0)
     run.gang.stop()
     part = ended(run).result
     assert 0 < len(part) < 10_000 and part["y"].isna().all()
@@ -308,14 +273,16 @@ def test_stop_returns_finished_rows_though_the_source_does_not_answer(
 
     schema = pa.schema({"x": pa.int64(), "text": pa.string()})
     reader = pa.RecordBatchReader.from_batches(schema, batches())
-    run = infer(reader, infer_ranks.doubles)
-    until(lambda: (rows := run.gang.snapshot().rows) is not None and rows.done >= 500)
+    run = begin(reader, infer_ranks.doubles)
+    wait_until(lambda: (rows := run.gang.snapshot().rows) is not None and rows.done >= 500)
     run.gang.stop()
     ended(run)
     threading.Timer(0.5, answers.set).start()
     assert run.result["y"].to_pylist()[:500] == list(range(0, 1000, 2))
     assert len(run.result) <= 50_000
-    until(lambda: not [t for t in threading.enumerate() if t.name == "hydrogen_magic dispatcher"])
+    wait_until(
+        lambda: not [t for t in threading.enumerate() if t.name == "hydrogen_magic dispatcher"]
+    )
 
 
 def test_a_timeout_leaves_no_partial_file(tmp_path: Path) -> None:
@@ -324,8 +291,8 @@ def test_a_timeout_leaves_no_partial_file(tmp_path: Path) -> None:
 
     file = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"x": range(10_000)}), file, row_group_size=500)
-    run = infer(file, infer_ranks.slow_on, 0, 0.2, np=1, timeout=3.0)
-    until(lambda: list(tmp_path.glob(".*.part")))
+    run = begin(file, infer_ranks.slow_on, 0, 0.2, np=1, timeout=3.0)
+    wait_until(lambda: list(tmp_path.glob(".*.part")))
     with pytest.raises(GangTimeoutError) as caught:
         _ = ended(run).result
     assert caught.value is not None  # holds what its frames refer to, as a notebook does
@@ -340,7 +307,7 @@ def test_a_frame_that_cannot_be_read_ends_the_run(tmp_path: Path) -> None:
         raise OSError("the disk is gone")
 
     reader = pa.RecordBatchReader.from_batches(pa.schema({"x": pa.int64()}), batches())
-    run = ended(infer(reader, infer_ranks.doubles))
+    run = ended(begin(reader, infer_ranks.doubles))
     with pytest.raises(Exception, match="the disk is gone"):
         _ = run.result
     assert run.gang.state == "FAILED"
@@ -353,17 +320,17 @@ def test_a_connection_is_free_after_a_run_over_its_query(how: str) -> None:
     query = connection.sql("select range x, repeat('t', 1000) t from range(20_000)")
     if how == "is refused":
         with pytest.raises(InferError, match="nope") as shown:
-            infer(query, infer_ranks.doubles, columns=("nope",))
+            begin(query, infer_ranks.doubles, columns=("nope",))
         assert shown.tb is not None  # holds what its frames refer to, as a notebook does
     else:
         function = infer_ranks.sleeps if how == "stops" else infer_ranks.fails_at
-        run = infer(query, function, *[8_000 if how == "fails" else -1] * (how != "stops"))
+        run = begin(query, function, *[8_000 if how == "fails" else -1] * (how != "stops"))
         if how == "stops":
-            until(
+            wait_until(
                 lambda: run.gang.snapshot().rows is not None and run.gang.snapshot().rows.in_flight
             )
             with pytest.raises(InferError, match=r"con.cursor\(\).sql"):
-                infer(connection.sql("select 1 x"), infer_ranks.doubles)
+                begin(connection.sql("select 1 x"), infer_ranks.doubles)
             run.gang.stop()
         ended(run)
     assert connection.execute("select 1").fetchall() == [(1,)]
@@ -371,10 +338,10 @@ def test_a_connection_is_free_after_a_run_over_its_query(how: str) -> None:
 
 def test_others_take_the_rows_of_a_rank_that_hangs(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    run = infer(frame(20_000), infer_ranks.waits_for, str(marker))
-    until(lambda: marker.exists() and marker.read_text())
+    run = begin(frame(20_000), infer_ranks.waits_for, str(marker))
+    wait_until(lambda: marker.exists() and marker.read_text())
     try:
-        until(lambda: (bar := run.gang.ranks[0].bar) is not None and bar.n > 12_000)
+        wait_until(lambda: (bar := run.gang.ranks[0].bar) is not None and bar.n > 12_000)
     finally:
         os.kill(int(marker.read_text()), signal.SIGCONT)
     result = ended(run).result
@@ -392,9 +359,9 @@ def set_ups(log: Path) -> int:
 
 def test_a_second_run_finds_its_ranks_set_up(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    first = ended(infer(frame(), infer_ranks.counted, str(log)))
+    first = ended(begin(frame(), infer_ranks.counted, str(log)))
     assert first.gang.state == "SUCCEEDED" and leaks.running_gangs() == []
-    again = ended(infer(frame(2_000), infer_ranks.counted, str(log), batch_size=64))
+    again = ended(begin(frame(2_000), infer_ranks.counted, str(log), batch_size=64))
     assert set_ups(log) == 2  # one for each rank
     # Not by the rows: one rank may have predicted all of the first frame.
     assert [rank.pid for rank in again.gang.ranks] == [rank.pid for rank in first.gang.ranks]
@@ -407,7 +374,7 @@ def test_another_cell_or_file_is_set_up(tmp_path: Path) -> None:
     reads.write_text("2")
 
     def once(*args: Any) -> pd.DataFrame:
-        return ended(infer(frame(300), infer_ranks.counted, str(log), *args, np=1)).result
+        return ended(begin(frame(300), infer_ranks.counted, str(log), *args, np=1)).result
 
     results = [once("", 1), once(str(reads))]
     reads.write_text("3")
@@ -418,10 +385,10 @@ def test_another_cell_or_file_is_set_up(tmp_path: Path) -> None:
 
 def test_kept_ranks_end_with_one_of_them_or_before_another_gang(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    first = ended(infer(frame(), infer_ranks.counted, str(log))).result
+    first = ended(begin(frame(), infer_ranks.counted, str(log))).result
     os.kill(first["pid"][0], signal.SIGKILL)
-    until(lambda: not leaks.command(first["pid"][0]))
-    again = ended(infer(frame(), infer_ranks.counted, str(log)))
+    wait_until(lambda: not leaks.command(first["pid"][0]))
+    again = ended(begin(frame(), infer_ranks.counted, str(log)))
     assert set_ups(log) == 4
     assert list(again.result["y"]) == list(range(10_000))
     pids = {rank.pid for rank in again.gang.ranks}
@@ -434,19 +401,19 @@ def test_a_file_that_c_code_read_has_changed(tmp_path: Path) -> None:
     for number in (1, 2):
         reads.write_text(str(number))
         assert (
-            ended(infer(frame(9), infer_ranks.offset_by_arrow, str(reads), np=1)).result["y"][0]
+            ended(begin(frame(9), infer_ranks.offset_by_arrow, str(reads), np=1)).result["y"][0]
             == number
         )
 
 
 def test_a_run_with_a_killed_rank_fails_and_keeps_nothing(tmp_path: Path) -> None:
     marker = str(tmp_path / "marker")
-    run = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, marker))
+    run = ended(begin(frame(), infer_ranks.killed_once_at, 7_123, marker))
     with pytest.raises(RankFailedError, match="SIGKILL"):
         _ = run.result
     pids = {rank.pid for rank in run.gang.ranks if rank.pid is not None}
     assert not [pid for pid in pids if leaks.command(pid)]
-    result = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, marker)).result
+    result = ended(begin(frame(), infer_ranks.killed_once_at, 7_123, marker)).result
     assert list(result["y"]) == [2 * x for x in range(10_000)]
 
 
@@ -454,14 +421,14 @@ def test_a_run_with_a_killed_rank_fails_and_keeps_nothing(tmp_path: Path) -> Non
 def test_a_death_that_is_reported_late_costs_nothing(tmp_path: Path, victim: str) -> None:
     """The report arrives when the next run, which gets new ranks, has begun."""
     log = tmp_path / "log"
-    first = ended(infer(frame(500), infer_ranks.counted, str(log), np=1)).result
+    first = ended(begin(frame(500), infer_ranks.counted, str(log), np=1)).result
     pid = first["pid"][0]
     agent = int(Path(f"/proc/{pid}/stat").read_text().split()[3])
     has_begun = threading.Event()
     local_agents.hub().loop.call_soon_threadsafe(has_begun.wait)
     os.kill(pid if victim == "rank" else agent, signal.SIGKILL)
-    until(lambda: not leaks.command(pid))
-    run = infer(frame(500), infer_ranks.counted, str(log), np=1)
+    wait_until(lambda: not leaks.command(pid))
+    run = begin(frame(500), infer_ranks.counted, str(log), np=1)
     has_begun.set()
     assert list(ended(run).result["y"]) == list(range(500))
     assert set_ups(log) == 2

@@ -208,13 +208,13 @@ class Interrupted:
             assert self.until(n_more, lambda: kernel.poll() is not None)
             kernel.kill()
         assert kernel.returncode == -signal.SIGKILL
-        until(lambda: not leaks.marked(KERNEL_MARK, mark))  # its ranks may have predicted more
+        wait_until(lambda: not leaks.marked(KERNEL_MARK, mark))  # its ranks may have predicted more
 
     def _rank(self, n_more: int, resume: bool) -> Any:
         run = begun(self.kind, self.folder, resume=resume)
         if self.until(n_more, lambda: run.gang.wait(0)):
             rank = n_more % NP
-            until(lambda: run.gang.ranks[rank].pid)
+            wait_until(lambda: run.gang.ranks[rank].pid)
             os.kill(run.gang.ranks[rank].pid, signal.SIGKILL)
         self._may_finish.set()
         run.gang.wait(PATIENCE_S)
@@ -254,13 +254,6 @@ class Interrupted:
         run = begun(self.kind, self.folder, resume=resume)
         run.gang.wait(PATIENCE_S)
         return run.result
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def kept_rows() -> set[int]:
@@ -346,7 +339,7 @@ def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:
         return infer(table(), captured, JobSpec(np=NP), options, title="", resume=resume)
 
     run = begin(resume=False)
-    until(lambda: len(kept_rows()) > 10)
+    wait_until(lambda: len(kept_rows()) > 10)
     run.gang.stop()
     run.gang.wait(PATIENCE_S)
     before = weights.stat()

@@ -20,6 +20,7 @@ from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.views.text_table import gang_lines
 from hydrogen_magic.views.widget import rank_rows as widget_rows
+from tests.gangs import wait_until
 
 STAGE = 7
 
@@ -194,13 +195,6 @@ def on_loop(hub: Hub, function: Callable[[], Any]) -> Any:
     return asyncio.run_coroutine_threadsafe(call(), hub.loop).result(10)
 
 
-def until(holds: Callable[[], Any], within_s: float = 10) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def reporter_to(hub: Hub, take: Callable[[object], None]) -> TaskReporter:
     keys = on_loop(hub, lambda: hub.admit(lambda message, data: take(message)))
     return TaskReporter(
@@ -217,10 +211,10 @@ def test_the_kernel_hears_of_a_task_until_it_wants_no_more(hub: Hub) -> None:
     there = TaskCounter(task(3, 1))
     with reporter.reporting(there):
         there.count(700, 0, [])
-        until(lambda: any(t.rows == 700 for news in said for t in news.tasks))
-    until(lambda: any(t.phase == "done" for news in said for t in news.tasks))
+        wait_until(lambda: any(t.rows == 700 for news in said for t in news.tasks))
+    wait_until(lambda: any(t.phase == "done" for news in said for t in news.tasks))
     on_loop(hub, lambda: hub.revoke_key(reporter.key))
-    until(lambda: reporter.is_closed)
+    wait_until(lambda: reporter.is_closed)
 
 
 @pytest.fixture
@@ -243,7 +237,7 @@ def test_the_process_of_a_failed_task_does_not_end_before_the_kernel_knows(hub: 
         raise ValueError("no good")
     assert said[-1].error == "no good"
     on_loop(hub, lambda: hub.revoke_key(reporter.key))
-    until(lambda: reporter.is_closed)
+    wait_until(lambda: reporter.is_closed)
 
 
 @pytest.mark.usefixtures("patient")
@@ -253,7 +247,7 @@ def test_a_task_does_not_wait_for_a_kernel_that_cannot_be_reached() -> None:
     nowhere = {"endpoints": [f"tcp://127.0.0.1:{port}"], "interval_s": 0.05}
     reporter = TaskReporter({**nowhere, "server_key": "", "key": "", "secret": ""})
     with reporter.reporting(TaskCounter(task(0, 1))):
-        until(lambda: reporter.is_closed)
+        wait_until(lambda: reporter.is_closed)
     began = time.monotonic()
     with pytest.raises(ValueError, match="no good"), reporter.reporting(TaskCounter(task(0, 1))):
         raise ValueError("no good")
