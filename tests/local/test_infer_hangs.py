@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from hydrogen_magic.inference import speculation
@@ -59,16 +58,6 @@ def test_what_a_stopped_rank_had_is_done_by_another(
     assert not leaks.command(int(marker.read_text()))
 
 
-@pytest.mark.exhaustive  # test_infer_local has it without a hang
-def test_parquet_keeps_its_order(tmp_path: Path) -> None:
-    frame(N_ROWS).to_parquet(tmp_path / "rows.parquet")
-    path = tmp_path / "rows.parquet"
-    run = begin(path, infer_ranks.waits_for, str(tmp_path / "marker"), 0, 0)
-    table = pq.read_table(result_of(run))
-    assert table["y"].to_pylist() == [2 * x for x in range(N_ROWS)]
-    assert table["x"].to_pylist() == list(range(N_ROWS))
-
-
 def test_an_answer_that_comes_late_is_one_too_many(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     run = begin(frame(200_000), infer_ranks.waits_for, str(marker), 0, 20_000)
@@ -101,16 +90,6 @@ def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     found = warnings(run).splitlines()
     # One process would have taken no longer than the one batch: that is said, and true.
     assert [text for text in found if "one process would" not in text] == []
-
-
-@pytest.mark.exhaustive  # others take its rows in test_infer_local
-def test_a_predict_that_never_returns_is_left_to_itself(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.touch()
-    run = begin(frame(2_000), infer_ranks.sleeps_at, 500, 1_000.0, str(log), np=3)
-    assert list(result_of(run)["y"]) == list(range(0, 4_000, 2))
-    assert Counter(log.read_text().split())["500"] == 2
-    assert "was cancelled" in warnings(run)
 
 
 def test_a_rank_that_is_stopped_in_its_set_up(tmp_path: Path) -> None:
