@@ -1,4 +1,4 @@
-"""Frames of ``%%infer`` in processes of their own: their memory, their end, a full disk."""
+"""Frames of ``%%infer`` in processes of their own: their memory, their end."""
 
 from __future__ import annotations
 
@@ -102,40 +102,3 @@ def test_a_kernel_that_ends_leaves_nothing(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == ["2"], "the unfinished file was there"
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    rows = write(tmp_path / "rows.parquet", 0, 50_000)
-    code = (
-        "import resource, sys\n"
-        "from pathlib import Path\n"
-        "from hydrogen_magic.errors import InferError\n"
-        "from hydrogen_magic.inference import sources\n"
-        "from hydrogen_magic.node.prediction import options\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "for path in sys.argv[1:]:\n"
-        "    source, first_row = sources.source(Path(path)), 0\n"
-        "    result = source.result(options.InferOptions())\n"
-        "    try:\n"
-        "        for chunk in source.chunks(1000):\n"
-        "            columns = chunk.rename_columns(['y' + name for name in chunk.column_names])\n"
-        "            if not first_row:\n"
-        "                result.begin(columns.schema)\n"
-        "            result.put(first_row, columns, chunk)\n"
-        "            first_row += chunk.num_rows\n"
-        "        result.finish()\n"
-        "    except InferError as error:\n"
-        "        print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(rows), str(tmp_path)],
-        check=True,
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
-    told = done.stdout.splitlines()
-    assert "rows-inferred.parquet: " in told[0] and "File too large" in told[0]
-    assert f"{tmp_path}-inferred: " in told[1]
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
-    assert list(tmp_path.parent.glob(f"*{tmp_path.name}-*")) == []

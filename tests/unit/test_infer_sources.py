@@ -1027,12 +1027,16 @@ def test_another_cell_may_change_the_folder(
     )
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
-    rows = write(tmp_path / "rows.parquet", 0, 5_000)
-    said = r"cannot be written to .*new\.parquet: .*too large"
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, is_folder: bool) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = write(folder / "rows.parquet", 0, 5_000)
+    frame, target = (folder, tmp_path / "new") if is_folder else (rows, folder / "new.parquet")
+    said = rf"cannot be written to .*{target.name}: .*too large"
     with disk_full_at(4096), pytest.raises(InferError, match=said):
-        predicted(rows, doubled, batch_size=1_000, target=tmp_path / "new.parquet")
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+        predicted(frame, doubled, batch_size=1_000, target=target)
+    assert [path.name for path in tmp_path.rglob("*")] == ["rows", "rows.parquet"]
 
 
 def test_files_that_differ_are_named(tmp_path: Path) -> None:
