@@ -807,16 +807,6 @@ def stopped_with(agent: int, stopped: str, family: set[int]) -> set[int]:
     return {agent} if stopped == "agent" else {agent, *forkservers}
 
 
-@pytest.mark.exhaustive  # an agent of a gang is stopped above
-def test_a_warm_agent_that_was_stopped_is_replaced() -> None:
-    ended(hm.launch(plain_ranks.rank, np=2)).raise_for_state()
-    pids = agent_pids()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    assert ended(hm.launch(plain_ranks.rank, np=2)).results == [0, 1]
-    wait_until_gone(pids)
-
-
 def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
     gang = hm.launch(plain_ranks.family, np=2)
     until(gang, said(gang, "batch"))

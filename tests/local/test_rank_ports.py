@@ -16,7 +16,7 @@ from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.node.agent.rank_ports import RankPorts
 from hydrogen_magic.plugins import JobSpec, Plan, Rendezvous, RendezvousInfo, place
 from hydrogen_magic.testing.entry_points import declare
-from tests import directory_hosts
+from tests import directory_hosts, plain_ranks
 from tests.gangs import agent_pids, ended, free_ports, wait_until_gone
 from tests.listening_ranks import PORT, listen
 
@@ -67,14 +67,14 @@ def test_every_rank_has_a_port_that_its_agent_holds(on: str) -> None:
 
 @pytest.mark.exhaustive  # it waits ten seconds for the agent
 @pytest.mark.usefixtures("listening")
-def test_a_warm_agent_that_was_stopped_is_replaced() -> None:
-    """It cannot hold ports."""
-    ended(hm.launch(listen, np=2, rendezvous="listening"))
+@pytest.mark.parametrize("rendezvous", ["torch", "listening"])
+def test_a_warm_agent_that_was_stopped_is_replaced(rendezvous: str) -> None:
+    """Before it is sent the gang, where it has to hold ports."""
+    ended(hm.launch(plain_ranks.rank, np=2, rendezvous=rendezvous)).raise_for_state()
     pids = agent_pids()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    gang = ended(hm.launch(listen, np=2, rendezvous="listening"))
-    assert gang.snapshot().state == "SUCCEEDED", gang.snapshot().reason
+    assert ended(hm.launch(plain_ranks.rank, np=2, rendezvous=rendezvous)).results == [0, 1]
     wait_until_gone(pids)
 
 
