@@ -142,12 +142,13 @@ def until_reported_again(gang: Gang, n: int) -> None:
     until(gang, lambda: all(reports().count(rank.rank) >= n for rank in gang.ranks))
 
 
-def agent_pids() -> list[int]:
-    """Return the processes of this kernel's agents on this machine."""
+def agent_pids(kernel: int | None = None) -> list[int]:
+    """Return the processes of a kernel's agents on this machine; of this one without its pid."""
+    parent = os.getpid() if kernel is None else kernel
     return [
         process.pid
         for process in processes.processes()
-        if process.ppid == os.getpid()
+        if process.ppid == parent
         and b"hydrogen_magic.node.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
     ]
 

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes, run_log
-from tests.gangs import PATIENCE_S
+from tests import leaks
+from tests.gangs import PATIENCE_S, wait_until
 
 KERNEL = textwrap.dedent(
     """
@@ -67,27 +66,15 @@ class Kernel:
 
     def left(self) -> list[int]:
         """Return what still carries this kernel's mark."""
-        mark = f"{processes.OWNER}={self.owner}".encode()
-        return [
-            process.pid
-            for process in processes.processes()
-            if process.state != "Z"
-            and process.pid != self.process.pid
-            and mark in _environ(process.pid)
-        ]
+        marked = leaks.marked(processes.OWNER, self.owner)
+        return [pid for pid in marked if pid != self.process.pid]
 
     def wait_until_training(self) -> None:
-        self._wait_until(lambda: all("batch" in self._log(rank) for rank in (0, 1)))
+        wait_until(lambda: all("batch" in self._log(rank) for rank in (0, 1)))
 
     def wait_until_idle(self) -> None:
         """Wait for the end of its gang, whose session stays."""
-        self._wait_until(lambda: isinstance(run_log.read(self.gang)[-1], ev.GangEnded))
-
-    def _wait_until(self, holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < deadline and self.process.poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: isinstance(run_log.read(self.gang)[-1], ev.GangEnded))
 
     def _log(self, rank: int) -> str:
         path = run_log.runs_dir() / self.gang / f"rank-{rank}.log"
@@ -106,19 +93,3 @@ class Kernel:
         if self.process.stdout is not None:
             self.process.stdout.close()
         processes.kill_marked(processes.OWNER, {self.owner})
-
-
-def _environ(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
-
-
-def agents_of(kernel: Kernel) -> list[int]:
-    return [
-        process.pid
-        for process in processes.processes()
-        if process.ppid == kernel.process.pid
-        and b"hydrogen_magic.node.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-    ]

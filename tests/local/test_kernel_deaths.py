@@ -12,8 +12,8 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver.launcher import clean_up_abandoned
-from tests.gangs import PATIENCE_S, wait_until_gone
-from tests.scripted_kernel import Kernel, agents_of
+from tests.gangs import PATIENCE_S, agent_pids, wait_until_gone
+from tests.scripted_kernel import Kernel
 
 LAUNCH_S = 2.5
 N_KILLS = 12
@@ -27,7 +27,7 @@ def test_kills_at_random_moments() -> None:
     for number in range(N_KILLS):
         kernel = Kernel()
         time.sleep(LAUNCH_S * (number + moments.random()) / N_KILLS)
-        agents = agents_of(kernel)
+        agents = agent_pids(kernel.process.pid)
         kernel.process.kill()
         kernel.process.wait()
         try:
@@ -67,7 +67,7 @@ def test_a_stopped_agent_does_not_outlive_its_kernel() -> None:
     kernel = Kernel()
     try:
         kernel.wait_until_training()
-        agents = agents_of(kernel)
+        agents = agent_pids(kernel.process.pid)
         for pid in agents:
             os.kill(pid, signal.SIGSTOP)
         kernel.process.kill()
@@ -95,7 +95,7 @@ def test_kernel_and_agent_killed_together_leave_only_what_a_sweep_finds() -> Non
     kernel = Kernel()
     try:
         kernel.wait_until_training()
-        for pid in (kernel.process.pid, *agents_of(kernel)):
+        for pid in (kernel.process.pid, *agent_pids(kernel.process.pid)):
             os.kill(pid, signal.SIGKILL)
         kernel.process.wait()
         # Ranks and their workers die with the agent; the helpers in their own sessions do not.
