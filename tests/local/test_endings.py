@@ -38,7 +38,7 @@ from hydrogen_magic.errors import (
     HydrogenError,
     PlacementError,
 )
-from tests import ending_ranks, leaks, plain_ranks, ranks
+from tests import ending_ranks, leaks, made_up_gpus, plain_ranks, ranks
 from tests.gangs import (
     PATIENCE_S,
     agent_pids,
@@ -519,23 +519,16 @@ def test_ranks_are_batch_work_and_the_notebook_is_not() -> None:
 # ── before it starts ─────────────────────────────────────────────────────────────────────────────
 
 
-def fake_gpus(count: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "\n".join(f"echo '{n}, GPU-{n}0000000-aaaa'" for n in range(count))
-    (path / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}\n")
-    (path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{path}{os.pathsep}{os.environ['PATH']}")
-
-
 def test_too_few_gpus_are_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_gpus(2, tmp_path, monkeypatch)
+    made_up_gpus.report(2, tmp_path, monkeypatch)
     with pytest.raises(PlacementError, match=r"needs 4 GPUs, this machine has 2: use `--np 2`"):
         hm.launch(plain_ranks.environment, np=4, gpu=True)
 
 
 def test_every_rank_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_gpus(4, tmp_path, monkeypatch)
+    made_up_gpus.report(4, tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     found = hm.launch(plain_ranks.environment, np=2, gpu=True).results
     assert [(e["LOCAL_RANK"], e["CUDA_VISIBLE_DEVICES"]) for e in found] == [

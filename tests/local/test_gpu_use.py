@@ -17,7 +17,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import session
 from hydrogen_magic.node.agent import command_line, gpus
-from tests import plain_ranks
+from tests import made_up_gpus, plain_ranks
 from tests.gangs import PATIENCE_S, ended, until
 
 PID = 1 << 30
@@ -98,18 +98,11 @@ def test_what_the_driver_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch
     assert found(None, stand_in(), monkeypatch) == nothing
 
 
-def make_up_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho '0, GPU-0000'\necho '1, GPU-1111'\n")
-    smi.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-
-
 def test_gangs_at_the_same_time_use_free_gpus_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session holds its GPU between its cells; the GPU of a gang that has ended is free at once."""
-    make_up_two_gpus(tmp_path, monkeypatch)
+    made_up_gpus.report(2, tmp_path, monkeypatch)
     over = tmp_path / "over"
     over.touch()
     here = str(over)
@@ -129,7 +122,7 @@ def test_gangs_at_the_same_time_use_free_gpus_first(
 def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """End to end: an agent that imports the stand-in, ranks whose GPUs are made up."""
     (tmp_path / "pynvml.py").write_text(STAND_IN)
-    make_up_two_gpus(tmp_path, monkeypatch)
+    made_up_gpus.report(2, tmp_path, monkeypatch)
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     monkeypatch.setattr(command_line, "_CODE", code + command_line._CODE)
     over = tmp_path / "over"

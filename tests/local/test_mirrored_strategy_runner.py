@@ -18,6 +18,7 @@ from hydrogen_magic.compat import MirroredStrategyRunner
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
+from tests import made_up_gpus
 from tests.documented import covers
 from tests.tensorflow_ranks import custom, gpus_of_rank, readme, replicas
 
@@ -36,10 +37,7 @@ def last_gang() -> Gang:
 @pytest.fixture
 def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that reports four GPUs; there are none."""
-    report = "\n".join(f"echo {index}, GPU-{index}" for index in range(4))
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{report}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    made_up_gpus.report(4, tmp_path, monkeypatch)
 
 
 def test_signatures_are_the_originals() -> None:

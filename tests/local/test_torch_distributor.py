@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.compat import TorchDistributor
-from tests import distributor_ranks, ranks
+from tests import distributor_ranks, made_up_gpus, ranks
 from tests.documented import covers
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -21,10 +21,7 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that reports two GPUs; there are none."""
-    report = "\n".join(f"echo {index}, GPU-{index}" for index in range(2))
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{report}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    made_up_gpus.report(2, tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
