@@ -245,9 +245,6 @@ class Kernel(Client):
     def rss_bytes(self) -> int:
         return next(processes.processes([self.pid])).rss_bytes
 
-    def cpu_s(self) -> float:
-        return next(processes.processes([self.pid])).cpu_ticks / os.sysconf("SC_CLK_TCK")
-
     def shut_down(self, *, now: bool = True) -> None:
         self.close()
         self.manager.shutdown_kernel(now=now)

@@ -148,20 +148,6 @@ def return_in_the_second_attempt() -> int:
     return rank
 
 
-def fail_on(culprit: int, clean_up_s: float, leave_group: bool) -> None:
-    """The culprit raises while its peers are in a collective, and cleans up for a while."""
-    rank = meet()
-    if rank == culprit:
-        try:
-            raise ValueError("bad batch 17")
-        finally:
-            if leave_group:
-                leave()
-            time.sleep(clean_up_s)
-            Path(os.environ["LAST_ACT"]).write_text(repr(time.monotonic()))
-    all_reduce_for_ever()
-
-
 def end(how: str) -> None:
     """End this process in the given way."""
     if how == "_exit(0)":
