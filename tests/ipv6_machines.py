@@ -5,14 +5,13 @@ It prints one line of JSON: where two ranks met, one on each machine, and what t
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from hydrogen_magic.testing.entry_points import declare
-from tests import directory_hosts, leaks, spark_machines, spark_ranks
+from tests import directory_hosts, leaks, spark_machines, spark_ranks, spark_rig
 
 KERNEL = "fd77::1"
 MACHINES = {"one": "fd77::2", "two": "fd77::3"}
@@ -35,7 +34,7 @@ def main(folder: Path) -> None:
     sys.path.insert(0, str(folder))
     os.environ[directory_hosts.ROOT] = str(folder / "hosts")
     directory_hosts.ADDRESSES = []
-    print(f"{spark_machines.ANSWER}{json.dumps({'value': meeting()})}", flush=True)
+    spark_rig.tell({"value": meeting()})
 
 
 def _only(address: str, interface: str) -> list[list[str]]:

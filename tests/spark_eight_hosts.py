@@ -5,9 +5,7 @@ Like :mod:`tests.spark_machines`, whose process plays these scenes; each machine
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +32,7 @@ from tests import (
     spark_ranks,
 )
 from tests import spark_rig as rig
-from tests.spark_machines import ANSWER, AWAY_S, Machine, Stage
+from tests.spark_machines import AWAY_S, Machine, Stage
 
 NAMES = ("one", "two", "three", "four", "five", "six", "twin", "twin")
 WITH_GPUS = ("two", "five")
@@ -167,13 +165,8 @@ def _first_host_dies_once(stage: Stage) -> Iterator[list[int]]:
 def gpus(stage: Stage) -> Any:
     """Say where ranks with GPUs are, in a session of its own that has two GPUs in each executor."""
     size = {"spark.cores.max": "4", **rig.GPU_OPTIONS}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark_eight_hosts", "gpus", stage.cluster.url],
-        env={**os.environ, **stage.site.driver(**size)}, stdout=subprocess.PIPE, text=True,
-        timeout=AWAY_S, check=True,
-    )  # fmt: skip
-    (answer,) = (line for line in done.stdout.splitlines() if line.startswith(ANSWER))
-    return json.loads(answer.removeprefix(ANSWER))
+    env = {**os.environ, **stage.site.driver(**size)}
+    return rig.answer_of("spark_eight_hosts", "gpus", stage.cluster.url, env=env)
 
 
 def with_gpus(master: str) -> None:
@@ -188,7 +181,7 @@ def with_gpus(master: str) -> None:
     found = [launch(spark_ranks.where, np=np, gpu=True).result for np in (4, 2)]
     local_agents.close()
     spark.stop()
-    print(f"{ANSWER}{json.dumps(found)}", flush=True)
+    rig.tell(found)
 
 
 def twins(stage: Stage) -> Any:

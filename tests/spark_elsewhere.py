@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from tests import plain_ranks, spark_machines, spark_ranks
@@ -34,7 +33,7 @@ def main(url: str) -> None:
         "hosts": sorted({rank["host"] for rank in everyone}),
         "notices": notices,
     }
-    print(f"{spark_machines.ANSWER}{json.dumps(told)}", flush=True)
+    rig.tell(told)
     again.wait()
 
 

@@ -6,7 +6,6 @@ application asks for two executors of two cores.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -24,7 +23,6 @@ from tests import leaks, plain_ranks, spark_ranks, spark_rig
 from tests.gangs import ended, said, until
 from tests.spark_gangs import launch
 
-ANSWER = "late executors: "
 WAIT_S = 240.0
 """Bound of every wait: JVMs start slowly on a busy machine."""
 SMALL = spark_rig.Place(n_gpus=0, n_cores=2)
@@ -98,7 +96,7 @@ def main(folder: Path) -> None:
         scenes = (comes_late, is_lost_before, is_lost_meanwhile, is_replaced)
         found = {scene.__name__: scene(cluster) for scene in scenes}
         local_agents.close()
-    print(f"{ANSWER}{json.dumps(found)}", flush=True)
+    spark_rig.tell(found)
 
 
 if __name__ == "__main__":

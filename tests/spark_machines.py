@@ -34,7 +34,6 @@ from tests.gangs import alive, hosts_on_other_disks
 KERNEL = "10.77.0.1"
 OFFICE = "10.78.0.1"
 """This machine's address in another network, if there is one."""
-ANSWER = "answer: "
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 BRIDGE = "hm-bridge"
 AWAY_S = 180.0
@@ -79,8 +78,8 @@ class MachineProcess:
     def answer(self) -> Any:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(ANSWER):
-                answer = json.loads(line.removeprefix(ANSWER))
+            if line.startswith(rig.ANSWER):
+                answer = json.loads(line.removeprefix(rig.ANSWER))
                 assert "error" not in answer, answer["error"]
                 return answer["value"]
         raise AssertionError(f"it ended: {self._log.read_text()[-3000:]}")
@@ -293,13 +292,13 @@ def play(folder: Path, machines: Sequence[Machine], scenes: Scenes) -> None:
     leaks.mark_session()
     os.environ["HYDROGEN_MAGIC_HOME"] = str(folder / "home")
     with stage(folder, machines) as stage_:
-        print(f"{ANSWER}{json.dumps({'value': 'ready'})}", flush=True)
+        rig.tell({"value": "ready"})
         for line in sys.stdin:
             try:
                 answer = {"value": scenes[line.strip()](stage_)}
             except Exception:  # of a scene: the test that asked for it shows this
                 answer = {"error": traceback.format_exc()}
-            print(f"{ANSWER}{json.dumps(answer)}", flush=True)
+            rig.tell(answer)
 
 
 # ── scenes ───────────────────────────────────────────────────────────────────────────────────────
@@ -437,8 +436,8 @@ def visited(stage: Stage) -> Any:
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stdout is not None
-        lines = (line for line in process.stdout if line.startswith(ANSWER))
-        told: dict[str, Any] = json.loads(next(lines).removeprefix(ANSWER))
+        lines = (line for line in process.stdout if line.startswith(rig.ANSWER))
+        told: dict[str, Any] = json.loads(next(lines).removeprefix(rig.ANSWER))
         family, relays = stage.gang_pids() - others, _relays(server)
         for pid in notebook.pids().values():
             os.kill(pid, signal.SIGKILL)

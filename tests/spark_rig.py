@@ -10,6 +10,7 @@ from those that a gang left open.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -34,6 +35,8 @@ CORES = 16
 GPUS = 8
 """That each worker says it has. There is none; only sessions that ask for them get to see them."""
 HOST = "127.0.0.1"
+ANSWER = "answer: "
+"""Precedes what a process tells the test that has started it, as JSON."""
 _START_S = 180.0
 """A JVM starts in two to four seconds on two cores, in many more when they are busy."""
 _END_S = 60.0
@@ -447,6 +450,35 @@ class ConnectServer:
     def close(self) -> None:
         self._daemon.end()
         kill_all(leaks.LENT, self.mark)
+
+
+# ── sessions in other processes ──────────────────────────────────────────────────────────────────
+
+
+def answer_of(
+    module: str,
+    *arguments: str,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    within_s: float = 240.0,
+) -> Any:
+    """Run a module of tests as a program with this environment; return what it tells."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.{module}", *arguments],
+        timeout=within_s,
+        env={**env, "PYTHONPATH": os.getcwd()},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+    )
+    answers = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
+    assert answers, done.stderr
+    return json.loads(answers[0].removeprefix(ANSWER))
+
+
+def tell(answer: Any) -> None:
+    """Tell the test that has started this process."""
+    print(f"{ANSWER}{json.dumps(answer)}", flush=True)
 
 
 # ── sessions in this process ─────────────────────────────────────────────────────────────────────

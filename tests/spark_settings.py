@@ -6,7 +6,6 @@ these names return.
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from typing import Any
@@ -29,7 +28,6 @@ from tests.gangs import ended, failure_of, wait_until
 from tests.shells import loaded_shell
 from tests.spark_gangs import launch, report_gpus
 
-ANSWER = "settings: "
 ANY = ClusterCapacity(None, False, None)
 HANG_S = 30.0
 """How long ranks have to start whose Python never does, and other Pythons on a busy machine do."""
@@ -153,7 +151,7 @@ def main(master: str, n_executors: str, *names: str) -> None:
     answer = {name: asked[name](spark) for name in names}
     local_agents.close()
     spark.stop()
-    print(f"{ANSWER}{json.dumps(answer)}", flush=True)
+    spark_rig.tell(answer)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests import spark_late_executors
+from tests import spark_rig
 
 pytestmark = [
     pytest.mark.spark,
@@ -24,15 +21,10 @@ SHOWN = ["4 ranks · queued, 2 of 4 slots · 12 s", "! waiting for slots: 1 of 2
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What :mod:`tests.spark_late_executors` has seen."""
-    folder = tmp_path_factory.mktemp("late")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark_late_executors", str(folder)],
-        timeout=580, env={**os.environ, "PYTHONPATH": os.getcwd()}, capture_output=True, text=True,
-    )  # fmt: skip
-    answer = spark_late_executors.ANSWER
-    lines = [line for line in done.stdout.splitlines() if line.startswith(answer)]
-    assert lines, done.stderr
-    told: dict[str, Any] = json.loads(lines[0].removeprefix(answer))
+    folder = str(tmp_path_factory.mktemp("late"))
+    told: dict[str, Any] = spark_rig.answer_of(
+        "spark_late_executors", folder, env=os.environ, within_s=580
+    )
     return told
 
 

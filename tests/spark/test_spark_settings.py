@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Sequence
@@ -33,17 +29,12 @@ def answers(
     **more: str,
 ) -> dict[str, Any]:
     """Return what functions of :mod:`tests.spark_settings` return in one session, by their names."""
-    env = {**environment, "PYTHONPATH": os.getcwd(), **more}
-    command = [sys.executable, "-m", "tests.spark_settings", standalone.url, str(n_executors)]
+    arguments = [standalone.url, str(n_executors), *names]
+    env = {**environment, **more}
     try:
-        done = subprocess.run(
-            [*command, *names], timeout=240, env=env, cwd=cwd, capture_output=True, text=True
-        )
+        found: dict[str, Any] = spark_rig.answer_of("spark_settings", *arguments, env=env, cwd=cwd)
     finally:
         spark_rig.kill_all(leaks.LENT, environment[leaks.LENT])
-    lines = [line for line in done.stdout.splitlines() if line.startswith(spark_settings.ANSWER)]
-    assert lines, done.stderr
-    found: dict[str, Any] = json.loads(lines[0].removeprefix(spark_settings.ANSWER))
     return found
 
 
