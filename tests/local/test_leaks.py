@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from multiprocessing import shared_memory
 from pathlib import Path
 
@@ -18,17 +19,11 @@ import pytest
 from tests import leaks
 
 
-def _sleeper(*prefix: str, **environment: str) -> subprocess.Popen[bytes]:
+def _sleeper(argument: str = "", **environment: str) -> subprocess.Popen[bytes]:
     """Start a process that says it is there and lives until its standard input is closed."""
     code = "import sys; print('up', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
-        [
-            *prefix,
-            sys.executable,
-            "-c",
-            code,
-            "hydrogen_magic.node.agent" if not environment else "",
-        ],
+        [sys.executable, "-c", code, argument],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},
@@ -43,15 +38,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _an_agent() -> Iterator[str]:
-    process = _sleeper()
-    yield f"process {process.pid}"
-    _end(process)
-
-
-@contextmanager
-def _a_process_with_the_cookie() -> Iterator[str]:
-    process = _sleeper(HYDROGEN_MAGIC_RUN="g1")
+def _a_process(argument: str = "", **environment: str) -> Iterator[str]:
+    process = _sleeper(argument, **environment)
     yield f"process {process.pid}"
     _end(process)
 
@@ -90,38 +78,20 @@ def _a_thread(**options: object) -> Iterator[str]:
     thread.join()
 
 
-def _a_package_daemon() -> AbstractContextManager[str]:
-    return _a_thread(name="hydrogen-view", daemon=True)
+DESCRIPTORS: dict[str, Callable[[], Sequence[int]]] = {
+    "socket": lambda: [end.detach() for end in socket.socketpair()],
+    "pipe": os.pipe,
+    "memfd": lambda: [os.memfd_create("parcel")],
+    "pidfd": lambda: [os.pidfd_open(os.getpid())],
+}
 
 
 @contextmanager
-def _a_socket_pair() -> Iterator[str]:
-    ends = socket.socketpair()
-    yield "2 more open descriptor(s) of kind socket"
-    for end in ends:
-        end.close()
-
-
-@contextmanager
-def _a_pipe() -> Iterator[str]:
-    ends = os.pipe()
-    yield "2 more open descriptor(s) of kind pipe"
-    for end in ends:
-        os.close(end)
-
-
-@contextmanager
-def _a_memory_file() -> Iterator[str]:
-    fd = os.memfd_create("parcel")
-    yield "1 more open descriptor(s) of kind memfd"
-    os.close(fd)
-
-
-@contextmanager
-def _a_pidfd() -> Iterator[str]:
-    fd = os.pidfd_open(os.getpid())
-    yield "1 more open descriptor(s) of kind pidfd"
-    os.close(fd)
+def _descriptors(kind: str) -> Iterator[str]:
+    opened = DESCRIPTORS[kind]()
+    yield f"{len(opened)} more open descriptor(s) of kind {kind}"
+    for fd in opened:
+        os.close(fd)
 
 
 @contextmanager
@@ -160,15 +130,12 @@ def _a_run_record_at_home() -> Iterator[str]:
 @pytest.mark.parametrize(
     "leak",
     [
-        _an_agent,
-        _a_process_with_the_cookie,
+        pytest.param(partial(_a_process, "hydrogen_magic.node.agent"), id="an agent"),
+        pytest.param(partial(_a_process, HYDROGEN_MAGIC_RUN="g1"), id="with the cookie"),
         _an_orphan_in_a_session_of_its_own,
         _a_thread,
-        _a_package_daemon,
-        _a_socket_pair,
-        _a_pipe,
-        _a_memory_file,
-        _a_pidfd,
+        pytest.param(partial(_a_thread, name="hydrogen-view", daemon=True), id="of the package"),
+        *(pytest.param(partial(_descriptors, kind), id=kind) for kind in DESCRIPTORS),
         _a_listening_tcp_socket,
         _a_listening_unix_socket,
         _shared_memory,
