@@ -489,17 +489,6 @@ def test_an_interrupt_ends_the_cell_of_a_session_and_a_second_one_the_session(
     assert "no session is running" in kernel.run("%gang end lab").stream("stderr")
 
 
-def test_ten_interrupts_are_no_more_than_two(kernel: Kernel) -> None:
-    """The system may deliver several of them as one."""
-    cell = kernel.start(STUBBORN.replace("--grace 600", "--grace 1"))
-    both_say(kernel, cell, "ready")
-    for _ in range(10):
-        kernel.interrupt()
-    kernel.finish(cell)
-    assert "stopped by you" in cell.error
-    assert kernel.run(REDUCE).value == "2"
-
-
 @pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02, 0.04, 0.08])
 def test_an_interrupt_while_it_launches_leaves_no_gang(kernel: Kernel, delay_s: float) -> None:
     cell = kernel.start("%%distributed --np 2\nimport time\ntime.sleep(1000)")

@@ -272,15 +272,3 @@ def test_a_run_is_stopped_and_continued(shell: InteractiveShell, tmp_path: Path)
     whole = run(shell, "df --np 1 --batch-size 10 --resume --only --quiet", body)
     assert list(whole["twice"]) == list(range(0, 2000, 2))
     assert len(log.read_text()) - before == (1000 - len(part)) / 10
-
-
-def test_a_failing_batch_names_its_rows(shell: InteractiveShell) -> None:
-    body = """
-def predict(batch):
-    assert not (batch['x'] == 742).any(), 'no good'
-    return {'p': batch['x']}
-"""
-    with pytest.raises(RankFailedError) as failed:
-        run(shell, "df --np 1 --batch-size 100 --quiet", body)
-    assert "no good" in failed.value.report
-    assert "rows 700 to 799" in failed.value.report
