@@ -20,6 +20,7 @@ from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.node import data_files
 from hydrogen_magic.views.row_progress import RowProgress
 from tests import dataset_ranks
+from tests.documented import covers
 from tests.gangs import ended, failure_of, wait_until
 from tests.shards import rows_of, write_parquet
 
@@ -42,6 +43,16 @@ def datasets(hydrogen_home: Path) -> Iterator[Callable[[], list[str]]]:
 # ── on ranks ─────────────────────────────────────────────────────────────────────────────────────
 
 
+@covers(
+    """
+    `with converter.make_torch_dataloader(batch_size=BATCH_SIZE) as loader`
+    `cur_shard=hvd.rank(), shard_count=hvd.size()`
+    `num_epochs=1`
+    `num_epochs=None`, `steps_per_epoch = len(converter) // (BATCH_SIZE * hvd.size())`
+    `transform_spec=TransformSpec(transform_row, edit_fields=…, selected_fields=…)`
+    `StreamingDataset(local=…, remote=…, batch_size=64, shuffle=True)`
+    """
+)
 def test_ranks_train_on_a_frame(datasets: Callable[[], list[str]]) -> None:
     with hm.dataset(frame(101)) as rows:
         assert len(pickle.dumps(rows)) < 1_000
@@ -99,6 +110,14 @@ FRAMES: dict[str, Callable[[], Any]] = {
 }
 
 
+@covers(
+    """
+    `from petastorm.spark import SparkDatasetConverter, make_spark_converter`
+    `converter = make_spark_converter(df)`
+    `len(converter)`
+    `converter.delete()`
+    """
+)
 @pytest.mark.parametrize("kind", FRAMES)
 def test_frames(kind: str, datasets: Callable[[], list[str]]) -> None:
     rows = hm.dataset(FRAMES[kind]())
@@ -122,6 +141,7 @@ def test_a_frame_of_pandas_keeps_its_values(datasets: Callable[[], list[str]]) -
     assert np.array_equal(batch["gap"], [1.0, np.nan, 3.0], equal_nan=True)
 
 
+@covers("""`parquet_row_group_size_bytes=32000000`, `compression_codec="snappy"`""")
 def test_row_groups_are_small(datasets: Callable[[], list[str]]) -> None:
     """So that ranks read few rows of others, and a shuffle mixes many."""
     rows = hm.dataset(pa.table({"x": np.arange(3_000_000)}))
@@ -160,11 +180,23 @@ def test_what_is_no_frame(datasets: Callable[[], list[str]]) -> None:
 # ── places ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@covers(
+    """
+    `spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, "file:///dbfs/…")`
+    `petastorm.spark.converter.parentCacheDirUrl` in the cluster's configuration
+    `dbutils.fs.mkdirs(work_dir)`
+    `dataframe_to_mds(df, merge_index=True, mds_kwargs={'out': folder, 'columns': …})`
+    `MDSWriter(out=folder, columns={'x': 'ndarray', 'label': 'int'})`
+    `'compression': 'zstd'`, `'hashes': ['sha1']` of `mds_kwargs`
+    `udf_iterable=…`, a preprocessing function
+    """
+)
 def test_a_folder_of_the_user(tmp_path: Path, datasets: Callable[[], list[str]]) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "notes").touch()
-    rows = hm.dataset(frame(), path=tmp_path / "shared")
+    rows = hm.dataset(frame()[["x", "vector"]], path=tmp_path / "shared")
     assert Path(rows.path).parent == tmp_path / "shared"
+    assert [name for name, _ in rows.columns] == ["x", "vector"]
     assert rows_of(hm.shard(rows)) == list(range(100))
     rows.delete()
     assert [file.name for file in (tmp_path / "shared").iterdir()] == ["notes"]

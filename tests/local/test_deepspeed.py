@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.compat import DeepspeedTorchDistributor
 from hydrogen_magic.errors import ResultError
+from tests import distributor_ranks
 from tests.documented import covers
 from tests.result_checks import run_cell
 
@@ -115,6 +116,14 @@ def test_a_script_gets_the_configuration(config: Any, tmp_path: Path) -> None:
         option, value = arguments[3:]
         assert option == "--deepspeed_config"
         assert value == config or json.loads(base64.urlsafe_b64decode(value)) == config
+
+
+@covers("""`dist.run(fine_tune_llama2, epochs=1, max_steps=1)`""")
+def test_a_function_gets_its_arguments() -> None:
+    config = {"fp16": {"enabled": True}}
+    dist = DeepspeedTorchDistributor(numGpus=2, useGpu=False, deepspeedConfig=config)
+    value = dist.run(distributor_ranks.train, 1e-3, epochs=1, max_steps=1)
+    assert value[:3] == (1e-3, (), {"epochs": 1, "max_steps": 1})
 
 
 def test_messages_name_its_own_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import hydrogen_magic as hm
 from hydrogen_magic.node.worker import api, batch_kinds, parquet_shard, parquet_stream
+from tests.documented import covers
 from tests.shards import parts, rows_of, write_parquet
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -91,6 +92,7 @@ def _take(stream: Any, n_batches: int) -> None:
     batches.close()
 
 
+@covers("""`shuffle_seed=9176`""")
 @pytest.mark.parametrize("world_size", [1, 2, 7])
 def test_seeds_and_epochs_have_orders_of_their_own(parquet: Path, world_size: int) -> None:
     def shares(seed: int, epoch: int = 0) -> list[list[int]]:
@@ -148,6 +150,7 @@ def test_progress_of_an_epoch_that_continues(
     assert (shown, len(part)) == ([4, 6, 0, 6], 6)
 
 
+@covers("""`loader.state_dict()`, `loader.load_state_dict(state)`""")
 def test_what_an_epoch_does_to_the_place_in_it(parquet: Path) -> None:
     part = hm.shard(parquet, batch_size=5, shuffle=True)
     part.set_epoch(3)
@@ -204,10 +207,12 @@ def test_an_iteration_that_nobody_continues_is_not_the_outer_one(parquet: Path) 
     assert len(list(part)) == part.state_dict()["batch"] == 5
 
 
+@covers("""`load_state_dict` with another number of ranks""")
 def test_a_state_of_another_stream_is_refused(parquet: Path) -> None:
     state = hm.shard(parquet, batch_size=5, shuffle=True).state_dict()
     other = parts(parquet, 2, batch_size=5, shuffle=True, seed=1)[0]
-    with pytest.raises(ValueError, match=r"with ranks=1, seed=0, but this one has ranks=2, seed=1"):
+    changed = "with ranks=1, seed=0, but this one has ranks=2, seed=1"
+    with pytest.raises(ValueError, match=rf"{changed}: .*start the epoch again with set_epoch\(\)"):
         other.load_state_dict(state)
 
 
@@ -290,6 +295,14 @@ def test_ranks_that_share_a_row_group_get_rows_of_all_its_parts(
         assert min(n_of_each_quarter) > 10
 
 
+@covers(
+    """
+    `make_batch_reader("file:///dbfs/…", num_epochs=100)`
+    `dbfs:/Volumes/…` of Unity Catalog as `remote`
+    `StreamingDataLoader(dataset, batch_size=64, num_workers=2)`
+    `clean_stale_shared_memory()`, problems of Python 3.11 with shared memory
+    """
+)
 def test_processes_of_a_loader_divide_tensors(parquet: Path) -> None:
     import torch.utils.data
 
@@ -326,6 +339,7 @@ def test_workers_of_a_loader_read_what_another_dataset_wraps(parquet: Path) -> N
         part.state_dict()
 
 
+@covers("""`workers_count=4`""")
 def test_a_stream_reads_a_row_group_ahead(parquet: Path) -> None:
     """The second group is damaged: the rows before it arrive."""
     file = parquet / "year=2025" / "part-0.parquet"
@@ -386,6 +400,7 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path / "mixed.parquet"
 
 
+@covers("""`batch['features'].to(device), batch['label_index'].to(device)`""")
 def test_columns_as_tensors(mixed: Path) -> None:
     import torch
 
@@ -477,6 +492,12 @@ def test_integers_that_jax_would_truncate(tmp_path: Path, kind: str) -> None:
         jax.config.update("jax_enable_x64", False)
 
 
+@covers(
+    """
+    `with converter.make_tf_dataset(batch_size=BATCH_SIZE) as dataset`
+    `make_petastorm_dataset(reader)`
+    """
+)
 @pytest.mark.tensorflow
 def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     tf = pytest.importorskip("tensorflow")
@@ -490,6 +511,26 @@ def test_columns_as_tensors_of_tensorflow(mixed: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None]}), mixed)
     with pytest.raises(ValueError, match=r"column 'text' has values that form no tensor of Tens"):
         list(hm.shard(mixed, batch_size=2).to_tf())
+
+
+@covers("""`dataset.map(lambda x: (x.features, x.label_index))`""")
+@pytest.mark.exhaustive
+@pytest.mark.tensorflow
+def test_keras_trains_on_tensors_of_tensorflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    import keras
+
+    features = pa.array([[1.0, 1.0, 1.0]] * 64, pa.list_(pa.float32()))
+    table = pa.table({"features": features, "label_index": np.arange(64) % 2})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    part = hm.shard(tmp_path / "rows.parquet", batch_size=16).to_tf()
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    dataset = ((batch["features"], batch["label_index"]) for batch in part)
+    history = model.fit(dataset, steps_per_epoch=len(part))
+    assert len(history.history["loss"]) == 1
 
 
 @pytest.mark.tensorflow

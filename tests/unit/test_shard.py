@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import hydrogen_magic as hm
 from hydrogen_magic.node.worker.index_share import IndexShare
+from tests.documented import covers
 from tests.shards import parts, write_parquet
 
 RANKS = st.integers(1, 9)
@@ -205,6 +206,7 @@ def parquet(tmp_path: Path) -> Path:
     return write_parquet(tmp_path / "data")
 
 
+@covers("""`pq.EXCLUDED_PARQUET_PATHS.update(underscore_files)`""")
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 23])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_rows_of_parquet_files(parquet: Path, world_size: int, drop_last: bool) -> None:
