@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from hydrogen_magic.capture import Captured, CellText, capture_cell
-from hydrogen_magic.capture.scopes import assigned_in_source
+from hydrogen_magic.capture.scopes import assigned_in
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import namespace
 
@@ -483,6 +483,6 @@ def difference(text: str) -> str:
 def needless(message: str, text: str, plain: Outcome) -> str:
     """Return a refusal that is wrong: of a name that the cell assigns, or for another reason."""
     refused = {line.split("`")[1] for line in message.splitlines() if "is not defined" in line}
-    if refused and refused <= {"e", "u"}.difference(assigned_in_source(text)):
+    if refused and refused <= {"e", "u"}.difference(assigned_in([text])):
         return ""
     return "" if plain.problem == "NameError" else f"refused: {message}"

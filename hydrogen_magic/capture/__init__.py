@@ -226,7 +226,7 @@ def _required_names(
     def called(name: str) -> list[str]:
         return [use.read.name for use in reads_of(namespace.get(name), namespace)]
 
-    names = analyse(code, tree, compiled, called)
+    names = analyse(tree, compiled, called)
     held = session.held if session else ()
     unknown = names.has_unknown_names
     needs = RequiredNames(namespace, imports, labels, names.assigned, unknown, held)

@@ -6,10 +6,10 @@ import ast
 import re
 import string
 
-from hydrogen_magic.core import syntax
+from hydrogen_magic.serialization.code_names import names_in_source
 
-_CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun"}
-"""Magics whose line or body is Python."""
+_CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun", "pinfo", "pinfo2"}
+"""Magics whose line or body is Python; the last two are ``name?`` and ``name??``."""
 _BINDING_MAGICS = {"load_ext", "pylab", "run", "store"}
 """Magics that bind names which their line does not show."""
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
@@ -17,7 +17,7 @@ _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 def names_in_magic(node: ast.Call) -> list[str]:
     """Return the names inside the texts of a transformed ``!`` or ``%`` line."""
-    code = code_in_magics(node) or _inspected(node)
+    code = code_in_magics(node)
     if code:
         return [name for text in code for name in _names_in_code(text)]
     return [name for text in _magic_texts(node) for name in _names_in_template(text)]
@@ -34,34 +34,10 @@ def assigning_code(node: ast.Call) -> list[str]:
     return [] if _magic_texts(node)[:1] == ["timeit"] else code_in_magics(node)
 
 
-def _inspected(node: ast.Call) -> list[str]:
-    """Return the expression in ``name?`` or ``name??``."""
-    texts = _magic_texts(node)
-    return texts[1:] if texts[:1] in (["pinfo"], ["pinfo2"]) else []
-
-
-def assigned_in_magic(node: ast.Call) -> list[str]:
-    """Return the names that the Python of ``%time x = f()`` binds."""
-    return [
-        name.id
-        for text in assigning_code(node)
-        for name in _names(text)
-        if isinstance(name.ctx, ast.Store)
-    ]
-
-
 def binds_unknown_names(node: ast.Call) -> bool:
     """Whether it is the transformed call of a magic such as ``%run``, whose script binds names."""
     texts = _run_magic(node)
     return bool(texts) and texts[0] in _BINDING_MAGICS
-
-
-def _names(text: str) -> list[ast.Name]:
-    try:
-        tree = syntax.parse(text.strip())
-    except SyntaxError:  # options before the code
-        return []
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
 
 
 def _run_magic(node: ast.Call) -> list[str]:
@@ -95,4 +71,4 @@ def _names_in_template(text: str) -> list[str]:
 
 
 def _names_in_code(text: str) -> list[str]:
-    return [name.id for name in _names(text)] or re.findall(r"[A-Za-z_]\w*", text)
+    return names_in_source(text) or re.findall(r"[A-Za-z_]\w*", text)  # options before the code

@@ -7,25 +7,20 @@ what the notebook changed, and the ranks report what they did.
 
 from __future__ import annotations
 
-import ast
 import builtins
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from hydrogen_magic.capture.lines import assigning_code
-from hydrogen_magic.core import syntax
+from hydrogen_magic.capture.scopes import assigned_in
 from hydrogen_magic.core.events import NamesChanged
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.serialization.code_names import names_bound_by
 from hydrogen_magic.serialization.object_paths import Path
 
 if TYPE_CHECKING:
     from hydrogen_magic.capture.reachable import FunctionRead
-
-_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
 @dataclass(frozen=True)
@@ -250,7 +245,7 @@ class SessionNames:
 
     def note_cells(self, sources: Sequence[str]) -> None:
         """Note what cells assign, possibly the same values again. ``sources``: all cells, in Python."""
-        for name in {*_assigned_in(sources[self._n_cells :])} & self.held.keys():
+        for name in {*assigned_in(sources[self._n_cells :])} & self.held.keys():
             for rank, state in self.held[name].items():
                 self.held[name][rank] = replace(state, is_assigned=True)
         self._n_cells = len(sources)
@@ -423,17 +418,3 @@ def _listed(found: Mapping[str, Collection[int]]) -> str:
         if ranks
     ]
     return "; ".join(groups)
-
-
-def _assigned_in(sources: Iterable[str]) -> Iterator[str]:
-    """Yield the global names that cells assign, also in ``%time x = f()`` or a ``%%time`` cell."""
-    for source in sources:
-        try:
-            tree = syntax.parse(source, flags=_FLAGS)
-            code = compile(tree, "<cell>", "exec", _FLAGS, dont_inherit=True)
-        except (SyntaxError, ValueError):  # such a cell has not run
-            continue
-        yield from names_bound_by(code)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                yield from _assigned_in(assigning_code(node))

@@ -7,23 +7,25 @@ which may be large, stale, or unpicklable.
 from __future__ import annotations
 
 import ast
-import symtable
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hydrogen_magic.capture.lines import assigned_in_magic, binds_unknown_names, names_in_magic
+from hydrogen_magic.capture.lines import assigning_code, binds_unknown_names, names_in_magic
 from hydrogen_magic.capture.modules import imported_by
+from hydrogen_magic.core import syntax
 from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
     GlobalRead,
     code_objects,
     global_loads,
+    names_bound_by,
     read_below_stores,
 )
 
 _CATCHES_NAME_ERROR = {"NameError", "Exception", "BaseException"}
 _BINDS_UNKNOWN_NAMES = {"exec", "globals", "locals"}
+_FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,11 @@ class ScopeAnalysis:
 
 
 def analyse(
-    source: str,
     tree: ast.Module,
     code: types.CodeType,
     called: Callable[[str], Iterable[str]] = lambda name: (),
 ) -> ScopeAnalysis:
-    """Return the names that a cell uses from the notebook. ``tree``, ``code``: its source, compiled.
+    """Return the names that a cell uses from the notebook. ``tree``, ``code``: the cell, compiled.
 
     ``called(name)``: global names that the notebook's object ``name`` reads when it is used.
     """
@@ -84,7 +85,7 @@ def analyse(
         tuple(_uncovered(possible.reads, certain)),
         read_below_stores(code) - elsewhere,
         frozenset(caught | only_defined),
-        frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
+        frozenset(_assigned_by(code, calls)),
         not _BINDS_UNKNOWN_NAMES.isdisjoint(names)
         or _imports_star(nodes)
         or any(map(binds_unknown_names, calls)),
@@ -111,16 +112,22 @@ def _uncovered(possible: Sequence[GlobalRead], reads: Sequence[GlobalRead]) -> I
             yield read
 
 
-def assigned_in_source(source: str) -> Iterator[str]:
-    """Yield the global names that ``source`` may assign, also in code that is never reached."""
-    tables = [symtable.symtable(source, "<cell>", "exec")]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            is_global = table.get_type() == "module" or symbol.is_declared_global()
-            if is_global and (symbol.is_assigned() or symbol.is_imported()):
-                yield symbol.get_name()
+def assigned_in(sources: Iterable[str]) -> Iterator[str]:
+    """Yield the global names that cells assign, also in ``%time x = f()`` or a ``%%time`` cell."""
+    for source in sources:
+        try:
+            tree = syntax.parse(source.strip(), flags=_FLAGS)
+            code = compile(tree, "<cell>", "exec", _FLAGS, dont_inherit=True)
+        except (SyntaxError, ValueError):  # such a cell has not run
+            continue
+        yield from _assigned_by(code, ast.walk(tree))
+
+
+def _assigned_by(code: types.CodeType, nodes: Iterable[ast.AST]) -> Iterator[str]:
+    yield from names_bound_by(code)
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            yield from assigned_in(assigning_code(node))
 
 
 def reads_in_source(source: str, *, at_end: bool = True) -> list[str]:
