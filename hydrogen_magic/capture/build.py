@@ -16,7 +16,7 @@ from typing import Any
 from hydrogen_magic.capture import params
 from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, slow_on_first_use, sources_of, used_submodules
-from hydrogen_magic.capture.modules import LocalModules, importable_parts, is_installed
+from hydrogen_magic.capture.modules import importable_parts, is_installed
 from hydrogen_magic.capture.notes import (
     definition_note,
     gradient_note,
@@ -62,16 +62,15 @@ class Builder:
         self.needs = needs
         self.cell_modules = names.modules if names else ()
         self.cell_attributes = names.attributes if names else ()
-        self.local = LocalModules()
-        self.use = session.choose(needs, self.local.is_local, out) if session else None
+        self.local = needs.local
+        self.use = session.choose(needs, out) if session else None
         code, find = frozenset[str](), None
         if session and self.use:
             code = session.code_on_ranks(self.use, needs.namespace)
-            find = session.values_on_ranks(self.use, needs, self.local.is_local)
+            find = session.values_on_ranks(self.use, needs)
         self._new_stream = functools.partial(
             NamedPickles,
             ranks_have_gpu=ranks_have_gpu,
-            is_local=self.local.is_local,
             originals=session.originals if session else None,
             code_on_ranks=code,
             value_on_ranks=find,
@@ -279,9 +278,7 @@ class Builder:
         return self._digests_of({**values, **self.call, **self._settings.of_results()})
 
     def _digests_of(self, found: Mapping[str, Any]) -> dict[str, str]:
-        return {
-            name: digest_of(value, self.needs, self.local.is_local) for name, value in found.items()
-        }
+        return {name: digest_of(value, self.needs) for name, value in found.items()}
 
     def _labels(self) -> dict[str, str]:
         labels = self.needs.labels

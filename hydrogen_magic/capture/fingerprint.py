@@ -10,13 +10,12 @@ import hashlib
 import pickle
 import secrets
 import types
-from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.worker.plain_values import is_plain
-from hydrogen_magic.serialization.memory_layout import MemoryLayout, bytes_of
+from hydrogen_magic.serialization.memory_layout import bytes_of
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
 """Attributes of a class that depend on its place in the cell, or on the hash seed."""
@@ -26,12 +25,12 @@ _SHOWN_BY_REPR = (str, bytes, int, float, complex, bool, type(None))
 """Types whose different values have different texts. A set with others is pickled in its own order."""
 
 
-def digest_of(value: Any, needs: RequiredNames, is_local: Callable[[str], bool]) -> str:
+def digest_of(value: Any, needs: RequiredNames) -> str:
     """Return the digest of a value that ``needs`` can pickle."""
     if is_plain(value):  # most are; any pickler writes the same
         return hashlib.sha256(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)).hexdigest()
     file = HashingFile()
-    pickler = FingerprintPickler(file, needs, is_local)
+    pickler = FingerprintPickler(file, needs)
     try:
         pickler.dump(value)
     except Exception:  # pickling runs the classes' own code: it may raise anything
@@ -61,17 +60,9 @@ class FingerprintPickler(CapturePickler):
 
     tracks_sharing = False
 
-    def __init__(
-        self, file: HashingFile, needs: RequiredNames, is_local: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, file: HashingFile, needs: RequiredNames) -> None:
         super().__init__(
-            file,
-            pickle.HIGHEST_PROTOCOL,
-            file.add_buffer,
-            needs=needs,
-            ranks_have_gpu=True,
-            is_local=is_local,
-            layout=MemoryLayout(),
+            file, pickle.HIGHEST_PROTOCOL, file.add_buffer, needs=needs, ranks_have_gpu=True
         )
 
     # Arrays, frames and storages count by their contents: which of them share memory, and at which offset

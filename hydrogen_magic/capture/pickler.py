@@ -98,11 +98,10 @@ class CapturePickler(Pickler):
         *,
         needs: RequiredNames,
         ranks_have_gpu: bool,
-        is_local: Callable[[str], bool],
-        layout: MemoryLayout,
+        layout: MemoryLayout | None = None,
     ) -> None:
         super().__init__(file, protocol, buffer_callback)
-        self.layout = layout
+        self.layout = layout or MemoryLayout()
         self._parts: dict[tuple[int, int, int], Any] = {}
         """Parts of torch storages, by storage and range."""
         self.cuda_travels_as = "cuda" if ranks_have_gpu else "cpu"
@@ -129,7 +128,6 @@ class CapturePickler(Pickler):
         """Names of functions and classes that the ranks have already."""
         self.value_on_ranks: Callable[[Any], str | None] | None = None
         """Returns the name under which the ranks have an object with the same contents."""
-        self._is_local = is_local
         self.datasets: dict[str, str] = {}
         """Data of ``hm.dataset`` that only this machine has: its name -> its folder."""
         self.data_places: set[str] = set()
@@ -204,7 +202,7 @@ class CapturePickler(Pickler):
         if (
             isinstance(module, str)
             and not is_main(cls)
-            and self._is_local(module)
+            and self.needs.local.is_local(module)
             and _is_reloaded(cls)
         ):
             # The kernel has reloaded the module since: ranks use its current state anyway.

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, Statement, module_name
+from hydrogen_magic.capture.modules import LocalModules
 from hydrogen_magic.capture.reachable import FunctionRead, reads_of, stored_names
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import CODE
@@ -43,6 +44,8 @@ class RequiredNames:
         self.held = held
         self.imports = imports
         self.labels = labels
+        self.local = LocalModules()
+        """The local modules that are sent; copies of this object share them."""
         self.assigned = set(assigned)
         self.imported: frozenset[str] = frozenset()
         """Names that the cell itself imports."""

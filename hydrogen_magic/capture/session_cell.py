@@ -47,20 +47,18 @@ class SessionCapture:
         """The names that all of the ranks have."""
         return self.names.held_by(self.ranks)
 
-    def choose(
-        self, needs: RequiredNames, is_local: Callable[[str], bool], out: Sequence[str]
-    ) -> SessionUse:
+    def choose(self, needs: RequiredNames, out: Sequence[str]) -> SessionUse:
         """Decide about the names in ``needs``, and remove those that are not sent."""
         self.names.note_cells(input_cells(needs.namespace))
         deleted = self.names.decide_deleted(needs.namespace, self.ranks)
         needs.release(deleted)
         self._add_definitions(needs)
-        reader = VersionReader(needs, is_local, self.originals)
+        reader = VersionReader(needs, self.originals)
         for name in {statement.name for statement, _ in needs.statements.values()}:
             if name in self.names.held and self.names.is_own(name, reader.read(name), self.ranks):
                 needs.send_imported(name)
         versions = reader.read_all()
-        self._add_read_by_definitions(needs, is_local)
+        self._add_read_by_definitions(needs)
         assigned = [name for name in needs.assigned if name in needs.namespace]
         before = versions | {
             name: reader.read(name) for name in {*assigned, *needs.possible} - versions.keys()
@@ -104,9 +102,7 @@ class SessionCapture:
                     elif not use.read.is_text:
                         needs.add(read, f"used by {use.function}")
 
-    def _add_read_by_definitions(
-        self, needs: RequiredNames, is_local: Callable[[str], bool]
-    ) -> None:
+    def _add_read_by_definitions(self, needs: RequiredNames) -> None:
         """Add values that functions and classes of the ranks read, and that the notebook alone has changed.
 
         The cell may call them through objects of the ranks, which only the ranks know: a conflict about such
@@ -114,7 +110,7 @@ class SessionCapture:
         """
         if not needs.of_ranks and not any(self.names.changes(n, self.ranks) for n in needs.values):
             return
-        reader = VersionReader(needs.copy(), is_local, self.originals)
+        reader = VersionReader(needs.copy(), self.originals)
         uses = {use.read.name: use for name in self.names.held for use in self._reads(name, needs)}
         for name in uses.keys() - needs.values.keys() - needs.possible.keys():
             if name in needs.namespace and self._is_newer(name, needs.namespace[name], reader):
@@ -150,9 +146,7 @@ class SessionCapture:
         kept = (name for name in use.of(Action.KEEP) if versions[name].is_code)
         return frozenset((*kept, *(name for name in self.held if name not in namespace)))
 
-    def values_on_ranks(
-        self, use: SessionUse, needs: RequiredNames, is_local: Callable[[str], bool]
-    ) -> Callable[[Any], str | None]:
+    def values_on_ranks(self, use: SessionUse, needs: RequiredNames) -> Callable[[Any], str | None]:
         """Return what finds the name of an object that the ranks have under it, with the same contents."""
         names = {}
         for name in self.held:
@@ -161,7 +155,7 @@ class SessionCapture:
                 continue
             if self.originals.number(value) is None:  # the ranks know numbered ones anyway
                 names[id(value)] = name
-        reader = VersionReader(needs.copy(), is_local, self.originals)
+        reader = VersionReader(needs.copy(), self.originals)
 
         @functools.cache
         def is_equal(name: str) -> bool:

@@ -48,7 +48,6 @@ class NamedPickles:
         *,
         max_bytes: int,
         ranks_have_gpu: bool,
-        is_local: Callable[[str], bool],
         out: Sequence[str] = (),
         layout: MemoryLayout | None = None,
         originals: Originals | None = None,
@@ -73,8 +72,7 @@ class NamedPickles:
             self._buffers.add,
             needs=needs,
             ranks_have_gpu=ranks_have_gpu,
-            is_local=is_local,
-            layout=layout or MemoryLayout(),
+            layout=layout,
         )
         self.pickler.code_on_ranks = code_on_ranks
         self.pickler.value_on_ranks = value_on_ranks

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pickle
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.capture.fingerprint import FingerprintPickler, HashingFile
 from hydrogen_magic.capture.imports import Imports
-from hydrogen_magic.capture.modules import LocalModules
 from hydrogen_magic.capture.ownership import SessionNames, Version
 from hydrogen_magic.capture.pickler import notebook_name
 from hydrogen_magic.capture.required_names import RequiredNames
@@ -26,11 +25,8 @@ _NOT_PICKLABLE = ""
 class VersionReader:
     """Reads the versions of the names that a cell needs, and finds the functions and classes behind them."""
 
-    def __init__(
-        self, needs: RequiredNames, is_local: Callable[[str], bool], originals: Originals
-    ) -> None:
+    def __init__(self, needs: RequiredNames, originals: Originals) -> None:
         self._needs = needs
-        self._is_local = is_local
         self._originals = originals
 
     def read_all(self) -> dict[str, Version]:
@@ -58,7 +54,7 @@ class VersionReader:
         """Return the version of one name, and the names of functions and classes that it consists of."""
         value = self._needs.namespace[name]
         file = _VersionFile()
-        pickler = _VersionPickler(file, self._needs, self._is_local, value, self._originals)
+        pickler = _VersionPickler(file, self._needs, value, self._originals)
         try:
             pickler.dump(value)
             digest = file.sha.hexdigest()
@@ -92,14 +88,9 @@ class _VersionPickler(FingerprintPickler):
     """Refers to the notebook's functions and classes by name: they have versions of their own."""
 
     def __init__(
-        self,
-        file: HashingFile,
-        needs: RequiredNames,
-        is_local: Callable[[str], bool],
-        root: Any,
-        originals: Originals,
+        self, file: HashingFile, needs: RequiredNames, root: Any, originals: Originals
     ) -> None:
-        super().__init__(file, needs, is_local)
+        super().__init__(file, needs)
         self.parts: set[int] = set()
         """Numbers of the models, tensors, optimizers and arrays in the value."""
         self.code: set[str] = set()
@@ -138,8 +129,7 @@ def versions_of(
     names: Iterable[str], namespace: Mapping[str, Any], originals: Originals
 ) -> dict[str, Version]:
     """Return the versions of the notebook's ``names``."""
-    needs = RequiredNames(namespace, Imports(()), {})
-    reader = VersionReader(needs, LocalModules().is_local, originals)
+    reader = VersionReader(RequiredNames(namespace, Imports(()), {}), originals)
     return {name: reader.read(name) for name in names}
 
 
