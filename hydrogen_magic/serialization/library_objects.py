@@ -22,11 +22,9 @@ from typing import Any
 from hydrogen_magic.serialization.instances import find_on_type, restore_attributes
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
+    restore_dead_reference,
     restore_object,
-    restore_weak_dictionary,
-    restore_weak_proxy,
-    restore_weak_reference,
-    restore_weak_set,
+    restore_weak,
 )
 
 Handler = Callable[[Any], Any]
@@ -87,22 +85,20 @@ def reduce_weak_proxy(proxy: Any) -> Any:
         raise RefusedError(
             proxy, "it is a weak proxy of an object that is gone", "delete it"
         ) from None
-    return restore_weak_proxy, (referent,)
+    return restore_weak, (weakref.proxy, referent)
 
 
 def reduce_weak_reference(reference: weakref.ref[Any]) -> Any:
     """Reduce a weak reference to one of the same object, or of one that is gone."""
-    return restore_weak_reference, (reference(), reference.__callback__)
+    if (referent := reference()) is None:
+        return restore_dead_reference, ()
+    return restore_weak, (weakref.ref, referent, reference.__callback__)
 
 
-def reduce_weak_dictionary(found: Any) -> Any:
-    """Reduce a dictionary with weak keys or values to one of the same objects."""
-    return restore_weak_dictionary, (type(found), list(found.items()))
-
-
-def reduce_weak_set(found: weakref.WeakSet[Any]) -> Any:
-    """Reduce a set of weak references to one of the same objects."""
-    return restore_weak_set, (list(found),)
+def reduce_weak_collection(found: Any) -> Any:
+    """Reduce a dictionary with weak keys or values, or a weak set, to one of the same objects."""
+    items = found if type(found) is weakref.WeakSet else found.items()
+    return restore_weak, (type(found), list(items))
 
 
 class _NamesOfMain:

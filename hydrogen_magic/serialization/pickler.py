@@ -108,9 +108,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             types.MappingProxyType: library_objects.reduce_mapping_proxy,
             **dict.fromkeys(weakref.ProxyTypes, library_objects.reduce_weak_proxy),
             weakref.ref: library_objects.reduce_weak_reference,
-            weakref.WeakKeyDictionary: library_objects.reduce_weak_dictionary,
-            weakref.WeakValueDictionary: library_objects.reduce_weak_dictionary,
-            weakref.WeakSet: library_objects.reduce_weak_set,
+            weakref.WeakKeyDictionary: library_objects.reduce_weak_collection,
+            weakref.WeakValueDictionary: library_objects.reduce_weak_collection,
+            weakref.WeakSet: library_objects.reduce_weak_collection,
             library_objects.SharedRefs: self._reduce_shared_refs,
             **library_objects.OF_CONSTANTS,
         }

@@ -297,30 +297,15 @@ def take_referents() -> list[Any]:
     return taken
 
 
-def restore_weak_proxy(obj: Any) -> Any:
-    """Make a weak proxy for an object, which stays alive."""
-    _referents.append(obj)
-    return weakref.proxy(obj)
+def restore_weak(make: Callable[..., Any], *args: Any) -> Any:
+    """Make what refers weakly to objects in ``args``, which stay alive."""
+    _referents.append(args)
+    return make(*args)
 
 
-def restore_weak_reference(obj: Any, callback: Any) -> Any:
-    """Make a weak reference to an object, which stays alive; None: to one that is gone."""
-    if obj is None:
-        return weakref.ref(set())
-    _referents.append(obj)
-    return weakref.ref(obj, callback)
-
-
-def restore_weak_dictionary(kind: Any, items: list[tuple[Any, Any]]) -> Any:
-    """Make a dictionary with weak keys or values, which stay alive."""
-    _referents.extend(items)
-    return kind(items)
-
-
-def restore_weak_set(items: list[Any]) -> weakref.WeakSet[Any]:
-    """Make a set of weak references to objects, which stay alive."""
-    _referents.extend(items)
-    return weakref.WeakSet(items)
+def restore_dead_reference() -> Any:
+    """Make a weak reference to an object that is gone."""
+    return weakref.ref(set())
 
 
 def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:
