@@ -267,17 +267,10 @@ class SortedSettings:
         return {one.label: one.value for one in found if one.provider != "warnings"}
 
     def inventory(self, nbytes: Mapping[str, int]) -> list[CapturedItem]:
-        """Return one row for each library, and for each changed attribute."""
-        rows: dict[str, list[Setting]] = {}
-        for setting in filter(_is_users, (*self.plain, *self.pickled)):
-            is_own = setting.provider == "attribute"
-            rows.setdefault(setting.label if is_own else setting.provider, []).append(setting)
-        return [
-            CapturedItem(
-                name, "setting", sum(nbytes.get(s.label, 0) for s in settings), _why(settings)
-            )
-            for name, settings in rows.items()
-        ]
+        """Return a row for each of the user's settings."""
+        labels = [one.label for one in (*self.plain, *self.pickled) if _is_users(one)]
+        why = "changed in the notebook"
+        return [CapturedItem(label, "setting", nbytes.get(label, 0), why) for label in labels]
 
 
 def sort(
@@ -323,14 +316,6 @@ def _is_users(setting: Setting) -> bool:
     if setting.provider == "logging":
         return setting.module == "logging"
     return setting.provider != "warnings"
-
-
-def _why(settings: Sequence[Setting]) -> str:
-    if settings[0].provider == "attribute":
-        return "changed in the notebook"
-    keys = [setting.key for setting in settings]
-    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return f"differ from the defaults: {', '.join(keys[:3])}{more}"
 
 
 def _stays_note(stays: Sequence[str]) -> str:
