@@ -42,6 +42,7 @@ from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
     UNBOUND,
     Binding,
+    find,
     resolve,
     restore_array,
     restore_same,
@@ -265,7 +266,7 @@ class CapturePickler(Pickler):
     def companions(self, cls: type) -> dict[str, Any]:
         """Return the notebook's class that contains ``cls``: plain pickle looks for it there."""
         outer, dot, _ = cls.__qualname__.partition(".")
-        if not dot or not is_main(cls) or _find("__main__", cls.__qualname__) is not cls:
+        if not dot or not is_main(cls) or find("__main__", cls.__qualname__) is not cls:
             return {}
         self.needs.add(outer, f"{cls.__qualname__} is nested in it")
         return {outer: self.needs.namespace[outer]} if outer in self.needs.namespace else {}
@@ -453,7 +454,7 @@ def notebook_name(obj: Any, namespace: Mapping[str, Any]) -> str | None:
 def _is_reloaded(cls: type) -> bool:
     """Whether its module has been loaded again, and not another file under the same name."""
     module = sys.modules.get(cls.__module__)
-    if module is None or not isinstance(_find(cls.__module__, cls.__qualname__), type):
+    if module is None or not isinstance(find(cls.__module__, cls.__qualname__), type):
         return False
     functions = (one for one in vars(cls).values() if type(one) is types.FunctionType)
     names = {one.__code__.co_filename for one in functions if one.__module__ == cls.__module__}
@@ -471,10 +472,3 @@ def _refuse_spark_object(obj: Any) -> Any:
 
 def _refuse(obj: Any, *, why: str, remedy: str) -> Any:
     raise RefusedError(obj, why, remedy)
-
-
-def _find(module: str, qualname: str) -> Any:
-    try:
-        return resolve(module, qualname)
-    except (ImportError, AttributeError):
-        return None

@@ -41,7 +41,7 @@ from hydrogen_magic.serialization.instances import (
     reduce_instance,
 )
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
-from hydrogen_magic.serialization.reducers import UNBOUND, Binding, resolve
+from hydrogen_magic.serialization.reducers import UNBOUND, Binding, find, resolve
 
 _UNKNOWN: Any = object()
 """Stands for the handler of a class that was not met before."""
@@ -480,9 +480,7 @@ def _is_of_class_method(func: types.FunctionType) -> bool:
     """
     if is_main(func) or "." not in func.__qualname__ or func.__module__ not in sys.modules:
         return False
-    with suppress(AttributeError, ImportError):
-        return getattr(resolve(func.__module__, func.__qualname__), "__func__", None) is func
-    return False
+    return getattr(find(func.__module__, func.__qualname__), "__func__", None) is func
 
 
 def _is_empty(cell: types.CellType) -> bool:
@@ -593,10 +591,7 @@ def _reduce_part(part: Any) -> Any:
 
 def _is_importable(obj: Any, name: str) -> bool:
     module = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]  # typeshed lacks it
-    try:
-        return module != "__main__" and resolve(module, name) is obj
-    except (ImportError, AttributeError):
-        return False
+    return module != "__main__" and find(module, name) is obj
 
 
 _OF_TYPING: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {

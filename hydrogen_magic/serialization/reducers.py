@@ -43,6 +43,14 @@ def resolve(module: str, qualname: str) -> Any:
     return obj
 
 
+def find(module: str, qualname: str) -> Any:
+    """Return the object of that name in this process, None if there is none."""
+    try:
+        return resolve(module, qualname)
+    except (ImportError, AttributeError):
+        return None
+
+
 def restore_cell() -> types.CellType:
     """Make an empty closure cell, to be filled later."""
     return types.CellType()

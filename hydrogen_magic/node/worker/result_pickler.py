@@ -28,7 +28,7 @@ from hydrogen_magic.node.worker.rank_parts import (
 from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.identity import numbered, restore_original
 from hydrogen_magic.serialization.pickler import Pickler, is_main
-from hydrogen_magic.serialization.reducers import Binding, resolve, restore_object
+from hydrogen_magic.serialization.reducers import Binding, find, resolve, restore_object
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
@@ -125,10 +125,7 @@ class ResultPickler(Pickler):
 
     def binding(self, obj: Any, name: str) -> Binding:
         """Leave the notebook's names alone; a class that the rank has defined can go back by its name."""
-        try:
-            is_ranks = isinstance(obj, type) and resolve("__main__", name) is obj
-        except AttributeError:
-            is_ranks = False
+        is_ranks = isinstance(obj, type) and find("__main__", name) is obj
         return Binding("", is_writers=is_ranks)
 
     def _reduce(self, obj: Any) -> Any:
@@ -165,10 +162,7 @@ class ResultPickler(Pickler):
         first = name.partition(".")[0]
         if self._names.get(id(getattr(sys.modules["__main__"], first, None))) != first:
             return False
-        try:
-            return resolve("__main__", name) is obj
-        except AttributeError:
-            return False
+        return find("__main__", name) is obj
 
 
 def _is_distributed() -> bool:
