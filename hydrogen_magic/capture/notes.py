@@ -12,22 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.capture.imports import module_level, parsed
+from hydrogen_magic.capture.imports import parsed
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import is_main
 
-_SEED_CALL = re.compile(
-    r"([\w.]+\.)?(manual_seed|manual_seed_all|seed_everything|set_random_seed|set_seed)|([\w.]+\.)?random\.seed"
-)
-_SEEDING = {
-    "manual_seed",
-    "manual_seed_all",
-    "seed",
-    "seed_everything",
-    "set_random_seed",
-    "set_seed",
-}
+_SEED_CALL = re.compile(r"([\w.]+\.)?\w*seed\w*")
 _REGISTERS = re.compile(r"register(_\w+)?")
 _OF_TQDM = ("progress_apply", "progress_map", "progress_applymap", "progress_transform")
 """Methods that ``tqdm.pandas()`` gives the classes of pandas."""
@@ -42,8 +32,8 @@ def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
 
     ``names``: those in the code that the ranks run, which may seed itself.
     """
-    calls = _seed_calls(cells)
-    if not calls or not _SEEDING.isdisjoint(names):
+    calls = list(dict.fromkeys(call for source in cells for call in _seed_calls(source)))
+    if not calls or any("seed" in name for name in names):
         return ""
     return (
         f"the notebook called {' and '.join(calls[:3])}, which does not seed the ranks: each rank draws"
@@ -52,44 +42,15 @@ def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
     )
 
 
-def _seed_calls(cells: Sequence[str]) -> list[str]:
-    """Return the calls that seed a generator, also those of functions of the notebook that do."""
-    seeding: frozenset[str] = frozenset()
-    found: list[str] = []
-    for source in cells:
-        seeding, calls = _seeds_in(source, seeding)
-        found += calls
-    return list(dict.fromkeys(found))
-
-
 @functools.lru_cache(maxsize=4096)
-def _seeds_in(source: str, seeding: frozenset[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the functions that seed a generator once a cell has run, and its calls that seed one.
-
-    ``seeding``: the functions of earlier cells that do.
-    """
-    tree = parsed(source)
-    for function in _functions_of(tree):
-        body = ast.Module(function.body, [])
-        seeds = next(_calls_that_seed(body, seeding), None) is not None
-        seeding = seeding | {function.name} if seeds else seeding - {function.name}
-    return seeding, tuple(map(ast.unparse, _calls_that_seed(tree, seeding)))
-
-
-def _functions_of(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the definitions of functions that a cell binds to names."""
-    for node in (tree, *module_level(tree)):
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield child
-
-
-def _calls_that_seed(tree: ast.Module, seeding: frozenset[str]) -> Iterator[ast.Call]:
-    for node in _run_at_once(tree):
-        if isinstance(node, ast.Call):
-            function = ast.unparse(node.func)
-            if function in seeding or _SEED_CALL.fullmatch(function):
-                yield node
+def _seed_calls(source: str) -> tuple[str, ...]:
+    """Return the calls with arguments, outside of functions, of what has ``seed`` in its name."""
+    calls = [node for node in _run_at_once(parsed(source)) if isinstance(node, ast.Call)]
+    return tuple(
+        ast.unparse(call)
+        for call in calls
+        if (call.args or call.keywords) and _SEED_CALL.fullmatch(ast.unparse(call.func))
+    )
 
 
 def _run_at_once(node: ast.AST) -> Iterator[ast.AST]:
