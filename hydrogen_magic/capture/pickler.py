@@ -21,7 +21,6 @@ from hydrogen_magic.serialization.identity import (
     Originals,
     is_array,
     numbered,
-    restore_numbered,
 )
 from hydrogen_magic.serialization.library_objects import (
     SharedRefs,
@@ -121,8 +120,6 @@ class CapturePickler(Pickler):
         self.needs = needs
         self.originals: Originals | None = None
         """Numbers of objects in the current value, if the value is to be brought back."""
-        self.restore_original = restore_numbered
-        """What makes such an object on a rank."""
         self._block_depth = 0
         """How many of pandas' blocks and indices are being written."""
         self.code_on_ranks: frozenset[str] = frozenset()
@@ -157,7 +154,7 @@ class CapturePickler(Pickler):
         if number is None and (name := self._name_on_ranks(obj)) is not None:
             return resolve, ("__main__", name)
         reduced = self._reduce(obj)
-        return reduced if number is None else numbered(self.restore_original, number, obj, reduced)
+        return reduced if number is None else numbered(number, obj, reduced)
 
     def _name_on_ranks(self, obj: Any) -> str | None:
         if self.value_on_ranks is None or self.originals is None:

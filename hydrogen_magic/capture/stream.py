@@ -10,7 +10,7 @@ from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.serialization.identity import Originals, restore_original
+from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
 from hydrogen_magic.serialization.payload import Buffers, Payload
 from hydrogen_magic.serialization.pickling_errors import explain
@@ -76,8 +76,6 @@ class NamedPickles:
         )
         self.pickler.code_on_ranks = code_on_ranks
         self.pickler.value_on_ranks = value_on_ranks
-        if self._numbers_all:
-            self.pickler.restore_original = restore_original
 
     def add(self, items: Iterable[tuple[str, Any]]) -> None:
         """Pickle values. Raises CaptureError with the name of an unpicklable one, and a remedy."""

@@ -6,14 +6,12 @@ array that an ``--out`` variable refers to gets a number when it is captured. Th
 the object on the rank. If the object is part of a result, the notebook's object receives the new
 contents, and references to it in the results become references to the notebook's object.
 
-    kernel                    rank                            kernel
-    Originals.number ─► restore_numbered, take_numbered ─► restore_original, updating
+    kernel              rank                                        kernel
+    Originals.number ─► restore_original, updating(RankObjects) ─► restore_original, updating(Originals)
 
 In a session, later cells update the objects of the ranks in the same way: everything that a cell sends is
 numbered, and a rank keeps the numbers of its objects from cell to cell. What a rank has made gets its number
 when the notebook has its copy: the next cell brings the paths to such objects.
-
-    Originals.number ─► restore_original, updating(RankObjects) ─► restore_original, updating
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -102,8 +100,8 @@ def is_array(obj: Any) -> bool:
     return type(obj) is getattr(sys.modules.get("numpy"), "ndarray", None)
 
 
-def numbered(restore: Callable[..., Any], number: int, obj: Any, reduced: Any) -> Any:
-    """Return how ``obj`` is reduced, with ``restore(number, make, args)`` to make it.
+def numbered(number: int, obj: Any, reduced: Any) -> Any:
+    """Return how ``obj`` is reduced, with :func:`restore_original` to make it.
 
     ``reduced``: the value that a pickler's ``reducer_override`` returned for it.
     """
@@ -118,9 +116,9 @@ def numbered(restore: Callable[..., Any], number: int, obj: Any, reduced: Any) -
     state, items, pairs, setter = (*rest, None, None, None, None)[:4]
     if not (make in _MAKES_EMPTY or _is_whole_at_once(obj)):
         return reduced
-    if restore is not restore_numbered and state is not None:
+    if state is not None:
         setter = setter or restore_state
-    return restore, (number, make, args), state, items, pairs, setter
+    return restore_original, (number, make, args), state, items, pairs, setter
 
 
 _MAKES_EMPTY = (copyreg.__newobj__, restore_object)  # type: ignore[attr-defined]  # typeshed lacks it
@@ -136,35 +134,20 @@ def _is_whole_at_once(obj: Any) -> bool:
 
 # ── on a rank ────────────────────────────────────────────────────────────────────────────────────
 
-_numbered: dict[int, tuple[int, Any]] = {}
-
-
-def restore_numbered(number: int, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Make a copy of a notebook object, and remember its number."""
-    obj = make(*args)
-    _numbered[id(obj)] = number, obj
-    return obj
-
-
-def take_numbered() -> dict[int, tuple[int, Any]]:
-    """Return ``id -> (number, object)`` of the objects made since the last call."""
-    taken = dict(_numbered)
-    _numbered.clear()
-    return taken
-
 
 class RankObjects:
-    """A session's copies of the notebook's objects on one rank, by number."""
+    """A rank's copies of the notebook's objects, by number."""
 
-    def __init__(self) -> None:
-        self._objects: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+    def __init__(self, objects: MutableMapping[int, Any]) -> None:
+        """``objects``: an empty dictionary for them; one that is weak lets them go."""
+        self._objects = objects
 
     def get(self, number: int) -> Any:
         """Return the object of this number, None if the rank no longer has it."""
         return self._objects.get(number)
 
     def add(self, number: int, obj: Any) -> None:
-        """Keep the number of ``obj`` as long as it is alive."""
+        """Keep the number of ``obj``."""
         self._objects[number] = obj
 
     def match(self, found: Mapping[int, Any]) -> None:
@@ -180,7 +163,7 @@ class RankObjects:
         self._objects.pop(number, None)
 
     def numbered(self) -> dict[int, tuple[int, Any]]:
-        """Return ``id -> (number, object)``, as :func:`take_numbered` does."""
+        """Return ``id -> (number, object)``."""
         return {id(obj): (number, obj) for number, obj in self._objects.items()}
 
 

@@ -39,7 +39,7 @@ from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import ClosureManifest, ModuleSource, Setting, unbundle
 from hydrogen_magic.serialization.code_names import names_bound_by
-from hydrogen_magic.serialization.identity import take_numbered
+from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.reducers import take_writers
 
@@ -99,7 +99,8 @@ class LoadedClosure:
         self._names = names
         self._call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
         self._shared: dict[str, Any] = {}
-        self._numbered: dict[int, tuple[int, Any]] = {}
+        # Not by weak references, with which torch.utils.swap_tensors refuses a tensor.
+        self._objects = RankObjects({})
 
     @contextlib.contextmanager
     def as_main(self) -> Iterator[None]:
@@ -172,15 +173,14 @@ class LoadedClosure:
 
     def _read_names(self, body: Payload, namespace: dict[str, Any]) -> None:
         take_writers()
-        take_numbered()
         read = partial(self._values, body)
         if self._names is not None and self._header.session is not None:
             self.warnings += self._names.receive(read, self._header.session)
             return
-        for name, value in read():
-            namespace[name] = value
+        with updating(self._objects):
+            for name, value in read():
+                namespace[name] = value
         self._shared = take_writers()
-        self._numbered = take_numbered()
 
     def _values(
         self, body: Payload, before: Callable[[str], None] = lambda name: None
@@ -337,7 +337,7 @@ class LoadedClosure:
         """Return a pickler for results; use it inside :meth:`as_main`."""
         if self._names is not None:
             return self._names.result_pickler(*args)
-        return ResultPickler(*args, shared=self._shared, originals=self._numbered)
+        return ResultPickler(*args, shared=self._shared, originals=self._objects.numbered())
 
 
 def _format_warning(

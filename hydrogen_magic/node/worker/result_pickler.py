@@ -26,7 +26,7 @@ from hydrogen_magic.node.worker.rank_parts import (
     part_of,
 )
 from hydrogen_magic.serialization import pickling_errors
-from hydrogen_magic.serialization.identity import numbered, restore_original
+from hydrogen_magic.serialization.identity import numbered
 from hydrogen_magic.serialization.pickler import Pickler, is_main
 from hydrogen_magic.serialization.reducers import Binding, find, resolve, restore_object
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
@@ -121,7 +121,7 @@ class ResultPickler(Pickler):
         reduced = self._reduce(obj)
         if original is None:
             return reduced
-        return numbered(restore_original, original[0], obj, reduced)
+        return numbered(original[0], obj, reduced)
 
     def binding(self, obj: Any, name: str) -> Binding:
         """Leave the notebook's names alone; a class that the rank has defined can go back by its name."""

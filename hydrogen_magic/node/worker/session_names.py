@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ class RankNames:
     """The names of a rank, and which of its objects are the notebook's."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
-        self.objects = RankObjects()
+        self.objects = RankObjects(weakref.WeakValueDictionary())
         self.settings = NotebookSettings()
         self.loop = SessionLoop()
         self._shared_code: dict[str, Any] = {}
