@@ -190,12 +190,7 @@ class _Updates:
         """Attributes of existing objects with their name, and the hooks that they had under it."""
         self._kept: dict[int, Any] = {}
         """Existing objects that keep their contents, by id."""
-        self._is_used = True
         self._is_keeping = False
-
-    def use(self, is_used: bool) -> None:
-        """Update objects with those that are unpickled from now on, or stop doing so."""
-        self._is_used = is_used
 
     def keep(self, is_keeping: bool) -> None:
         """Let existing objects keep their contents from now on, or update them again."""
@@ -206,7 +201,7 @@ class _Updates:
 
         One that keeps its contents need not be like ``new``.
         """
-        old = self._originals.get(number) if self._is_used else None
+        old = self._originals.get(number)
         if old is not None and self._is_keeping:
             self._kept[id(old)] = old
             return old

@@ -130,8 +130,8 @@ def unpack(
     """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be
     unpickled.
 
-    ``originals``: objects of the notebook to update in place. Results that share objects with one that
-    cannot be opened become new objects. ``loading``: the context of what may be interrupted.
+    ``originals``: objects of the notebook to update in place; if a part cannot be opened, the others become
+    new objects. ``loading``: the context of what may be interrupted.
     """
     source = _SectionReader()
     unpickler = pickle.Unpickler(source, buffers=source)
@@ -139,62 +139,17 @@ def unpack(
         with updating(originals) if originals is not None else nullcontext(), loading():
             return [source.load(section, unpickler) for section in sections]
     except (Exception, SystemExit):  # constructors of the user's classes run
-        return _unpack_what_opens(sections, originals, loading)
+        with loading():
+            return list(_what_opens(sections))
 
 
-def _unpack_what_opens(
-    sections: Sequence[Payload],
-    originals: Originals | None,
-    loading: Callable[[], AbstractContextManager[None]],
-) -> list[Any]:
-    with loading():
-        opened = _Tolerant(sections)
-    if originals is None or len(opened.untouched) == 0:
-        return opened.objects
-    try:
-        with updating(originals) as updates, loading():
-            again = _Tolerant(sections, lambda place: updates.use(place in opened.untouched))
-            if not opened.untouched <= again.untouched:
-                raise ValueError("an existing object refuses the state that a new one takes")
-    except (Exception, SystemExit):  # nothing has been updated
-        return opened.objects
-    return [
-        new if place in opened.untouched else obj
-        for place, (obj, new) in enumerate(zip(opened.objects, again.objects, strict=True))
-    ]
-
-
-class _Tolerant:
-    """What can be opened of a stream."""
-
-    def __init__(
-        self, sections: Sequence[Payload], before: Callable[[int], None] = lambda place: None
-    ) -> None:
-        """``before``: called with the place of every section before it is opened."""
-        self.objects: list[Any] = []
-        self._groups: list[set[int]] = []
-        """Places of sections that share objects."""
-        self._failed: set[int] = set()
-        source = _SectionReader()
-        unpickler = TolerantUnpickler(source, buffers=source)
-        for place, section in enumerate(sections):
-            before(place)
-            unpickler.begin_section()
-            obj = source.load(section, unpickler)
-            if unpickler.reasons:
-                obj = UnopenedPart(unpickler.reasons[0], obj)
-                self._failed.add(place)
-            self.objects.append(obj)
-            self._join(place, unpickler.used_sections())
-
-    def _join(self, place: int, others: set[int]) -> None:
-        joined = {place}.union(*(group for group in self._groups if group & others))
-        self._groups = [group for group in self._groups if not group & joined] + [joined]
-
-    @property
-    def untouched(self) -> set[int]:
-        """Places of the sections that share no object with one that cannot be opened."""
-        return set[int]().union(*(group for group in self._groups if not group & self._failed))
+def _what_opens(sections: Sequence[Payload]) -> Iterator[Any]:
+    source = _SectionReader()
+    unpickler = TolerantUnpickler(source, buffers=source)
+    for section in sections:
+        unpickler.begin_section()
+        obj = source.load(section, unpickler)
+        yield UnopenedPart(unpickler.reasons[0], obj) if unpickler.reasons else obj
 
 
 class _SectionReader:

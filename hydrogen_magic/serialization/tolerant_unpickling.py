@@ -41,10 +41,8 @@ class TolerantUnpickler(pickle._Unpickler):
         """For each section the index of its first object in the memo."""
         self._lossy: set[int] = set()
         """Sections with objects that could not be made."""
-        self._recalled: dict[int, Any] = {}
-        """Objects of earlier sections that the current one uses, by their index in the memo."""
-        self._named: dict[int, Any] = {}
-        """Classes, functions and constants that were looked up by name: to use them is not to share."""
+        self._recalled: set[int] = set()
+        """Indexes in the memo of objects of earlier sections that the current one uses."""
 
     def begin_section(self) -> None:
         """Mark objects that are loaded from now on as part of the next section."""
@@ -54,25 +52,16 @@ class TolerantUnpickler(pickle._Unpickler):
         self.reasons.clear()
         self._recalled.clear()
 
-    def used_sections(self) -> set[int]:
-        """Return the earlier sections with which the current one shares objects."""
-        return {bisect_right(self._starts, index) - 1 for index in self._recalled}
-
     def recall(self, index: int) -> None:
         """Note that the object of this index is used again."""
         obj = self.memo[index]
         is_shared = index < self._starts[-1] and index not in self._recalled
-        if not is_shared or issubclass(type(obj), _PLAIN) or id(obj) in self._named:
+        if not is_shared or issubclass(type(obj), _PLAIN):
             return
-        self._recalled[index] = obj
+        self._recalled.add(index)
         section = bisect_right(self._starts, index) - 1
         if section in self._lossy and find_path("", obj, _is_not_sent) is not None:
             self.reasons.append("it shares objects with another result that cannot be opened")
-
-    def note_named(self, obj: Any) -> None:
-        """Note an object that was looked up by its name."""
-        if not _is_not_sent(obj):
-            self._named[id(obj)] = obj
 
     def lose(self, made: Any, error: BaseException) -> MissingObject:
         """Return the replacement for an object that ``made``, a class or function, failed to restore."""
@@ -175,16 +164,6 @@ def _recalling(read_index: Callable[[TolerantUnpickler], int]) -> Callable[[Any]
     return guarded
 
 
-def _naming(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return an opcode that looks an object up by its name."""
-
-    def guarded(unpickler: TolerantUnpickler) -> None:
-        load(unpickler)
-        unpickler.note_named(unpickler.stack[-1])
-
-    return guarded
-
-
 def _guard_opcodes() -> dict[int, Callable[[Any], None]]:
     """Return the unpickler's dispatch table; in protocol 5, only these opcodes run foreign code."""
     table: dict[int, Callable[[Any], None]] = dict(pickle._Unpickler.dispatch)
@@ -195,13 +174,12 @@ def _guard_opcodes() -> dict[int, Callable[[Any], None]]:
         table[opcode[0]] = _filling(table[opcode[0]])
     table[pickle.FROZENSET[0]] = _adding(frozenset, table[pickle.FROZENSET[0]])
     for opcode in (pickle.EXT1, pickle.EXT2, pickle.EXT4):  # of copyreg.add_extension()
-        table[opcode[0]] = _naming(_adding("extension", table[opcode[0]]))
+        table[opcode[0]] = _adding("extension", table[opcode[0]])
     table[pickle.POP[0]] = _dropping(table[pickle.POP[0]])
     table[pickle.BINGET[0]] = _recalling(lambda unpickler: unpickler.read(1)[0])
     table[pickle.LONG_BINGET[0]] = _recalling(
         lambda unpickler: int.from_bytes(unpickler.read(4), "little")
     )
-    table[pickle.STACK_GLOBAL[0]] = _naming(table[pickle.STACK_GLOBAL[0]])
     return table
 
 

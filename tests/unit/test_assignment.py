@@ -487,18 +487,18 @@ def test_an_interrupt_of_the_classes_own_code_changes_nothing(notebook: Notebook
     notebook.cell(TRAINS)
 
 
-def test_results_apart_from_one_that_cannot_be_opened_update_the_notebook(
-    notebook: Notebook,
-) -> None:
+def test_results_apart_from_one_that_cannot_be_opened_are_new_objects(notebook: Notebook) -> None:
     notebook.cell(NET + BRITTLE + "shared = nn.Linear(2, 2)\npair = [brittle, shared]")
-    net, shared = notebook.names["net"], notebook.names["shared"]
     cell = "brittle.spoilt = 1\nwith torch.no_grad(): weight.fill_(7); shared.weight.fill_(7)"
-    results, _ = assigned(notebook, cell, "net", "pair", "shared")
+    before = dict(notebook.names)
+    results, warnings = assigned(notebook, cell, "net", "pair", "shared")
     assert results.errors.keys() == {"pair"}
-    assert notebook.names["net"] is net and net.first.weight.unique().tolist() == [7]
-    assert notebook.names["shared"] is not shared, "it shares objects with `pair`"
+    assert notebook.names["pair"] is before["pair"]
+    for name in ("net", "shared"):
+        assert notebook.names[name] is not before[name]
+    assert notebook.names["net"].first.weight.unique().tolist() == [7]
     assert notebook.names["shared"].weight.unique().tolist() == [7]
-    notebook.cell(TRAINS)
+    assert "`net` is a new object, and " in warnings[0] and "`opt`" in warnings[0]
 
 
 def test_the_value_alone_changes_nothing(notebook: Notebook) -> None:
