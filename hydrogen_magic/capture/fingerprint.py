@@ -15,6 +15,7 @@ from typing import Any
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.worker.plain_values import is_plain
+from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.memory_layout import bytes_of
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
@@ -29,7 +30,7 @@ def digest_of(value: Any, needs: RequiredNames) -> str:
     """Return the digest of a value that ``needs`` can pickle."""
     if is_plain(value):  # most are; any pickler writes the same
         return hashlib.sha256(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)).hexdigest()
-    file = HashingFile()
+    file = DigestFile()
     pickler = FingerprintPickler(file, needs)
     try:
         pickler.dump(value)
@@ -40,27 +41,12 @@ def digest_of(value: Any, needs: RequiredNames) -> str:
     return file.sha.hexdigest()
 
 
-class HashingFile:
-    """A file that keeps only the digest of what is written."""
-
-    def __init__(self) -> None:
-        self.sha = hashlib.sha256()
-
-    def write(self, data: Any) -> None:
-        self.sha.update(data)
-
-    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
-        raw = buffer.raw()
-        self.sha.update(raw.nbytes.to_bytes(8, "little"))
-        self.sha.update(raw)
-
-
 class FingerprintPickler(CapturePickler):
     """Writes a stream in which equal values have equal bytes."""
 
     tracks_sharing = False
 
-    def __init__(self, file: HashingFile, needs: RequiredNames) -> None:
+    def __init__(self, file: DigestFile, needs: RequiredNames) -> None:
         super().__init__(
             file, pickle.HIGHEST_PROTOCOL, file.add_buffer, needs=needs, ranks_have_gpu=True
         )

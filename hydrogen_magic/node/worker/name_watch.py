@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import types
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker.ipython_shell import bound_by_ipython
 from hydrogen_magic.serialization import reducers
+from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.identity import ObjectIdentity
 from hydrogen_magic.serialization.memory_layout import bytes_of
 from hydrogen_magic.serialization.pickler import Pickler
@@ -54,8 +54,8 @@ class NameWatch:
         self._start: dict[str, ObjectIdentity] = {}
         self._before: dict[str, ObjectIdentity] = {}
         self._sent: frozenset[str] = frozenset()
-        self._shared: dict[str, int | None] = {}
-        """Checksums of values that both sides have; None: not comparable."""
+        self._shared: dict[str, bytes | None] = {}
+        """Digests of values that both sides have; None: not comparable."""
 
     def start(self) -> None:
         """Look at the names before the closure binds some of them."""
@@ -72,13 +72,13 @@ class NameWatch:
         for name in names:
             value = self._namespace.get(name, _GONE)
             if value is not _GONE:
-                self._shared[name] = _checksum(value)
+                self._shared[name] = _digest(value)
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Ignore what objects become meanwhile, because a class of theirs is defined again."""
         known = self._shared.items()
-        same = [name for name, sum_ in known if _checksum(self._namespace.get(name)) == sum_]
+        same = [name for name, digest in known if _digest(self._namespace.get(name)) == digest]
         yield
         self.share(same)
 
@@ -107,7 +107,7 @@ class NameWatch:
         self._shared = {n: k for n, k in self._shared.items() if values[n] is not _GONE}
         uncertain = [name for name, known in self._shared.items() if known is None]
         compared = self._shared.keys() - uncertain
-        changed = [name for name in compared if _checksum(values[name]) != self._shared[name]]
+        changed = [name for name in compared if _digest(values[name]) != self._shared[name]]
         for name in changed:
             del self._shared[name]
         return tuple(sorted(changed)), tuple(uncertain)
@@ -130,42 +130,17 @@ def _is_special(name: str) -> bool:
 # ── contents ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _checksum(value: Any) -> int | None:
-    """Return a checksum of the contents of a value; None if it is too large, or cannot be pickled."""
-    sink = _Checksum()
-    pickler = _ContentPickler(sink)
+def _digest(value: Any) -> bytes | None:
+    """Return a digest of the contents of a value; None if it is too large, or cannot be pickled."""
+    file = DigestFile(_MAX_BYTES)
+    pickler = _ContentPickler(file)
     try:
         pickler.dump(value)
     except (Exception, SystemExit):  # pickling runs the classes' own code
         return None
     finally:
         pickler.clear_memo()  # which keeps the value alive: a pickler is part of a reference cycle
-    return sink.value
-
-
-class _ValueTooLargeError(Exception):
-    """The value is larger than what is read after each cell."""
-
-
-class _Checksum:
-    """A file that keeps only the CRC of what is written: a change is missed once in four billion."""
-
-    def __init__(self) -> None:
-        self.value = 0
-        self._nbytes = 0
-
-    def write(self, data: Any) -> None:
-        self.reserve(memoryview(data).nbytes)
-        self.value = zlib.crc32(data, self.value)
-
-    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
-        self.write(buffer.raw())
-
-    def reserve(self, nbytes: int) -> None:
-        """Count bytes. Raises _ValueTooLargeError."""
-        self._nbytes += nbytes
-        if self._nbytes > _MAX_BYTES:
-            raise _ValueTooLargeError
+    return file.sha.digest()
 
 
 class _ContentPickler(Pickler):
@@ -174,9 +149,9 @@ class _ContentPickler(Pickler):
     cuda_travels_as = "cuda"
     tracks_sharing = False
 
-    def __init__(self, sink: _Checksum) -> None:
-        super().__init__(sink, pickle.HIGHEST_PROTOCOL, sink.add_buffer)
-        self._sink = sink
+    def __init__(self, file: DigestFile) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, file.add_buffer)
+        self._file = file
 
     def reducer_override(self, obj: Any) -> Any:
         if obj is reducers.restore_same:
@@ -187,7 +162,7 @@ class _ContentPickler(Pickler):
 
     def _reduce_storage(self, storage: Any) -> Any:
         if storage.device.type != "cpu":
-            self._sink.reserve(storage.nbytes())  # before it is copied from the GPU
+            self._file.reserve(storage.nbytes())  # before it is copied from the GPU
         return super()._reduce_storage(storage)
 
     def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
