@@ -19,31 +19,8 @@ _MOST_EMPTY = 16
 _STEPS = 1 << 63
 """Bound of 64-bit integers; events hold no larger ones."""
 
-Point = tuple[int, float, int, dict[str, Any], "tuple[Any, ...]"]
-"""Number of the call, time, step, values, CUDA events after which the values can be read."""
-
-
-class DroppedCounter:
-    """Counts the points that a full queue dropped, by the numbers of those that were taken."""
-
-    def __init__(self) -> None:
-        self._newest = -1
-        self._arrived = 0
-        self._told = 0
-
-    def add(self, number: int) -> None:
-        self._newest = max(self._newest, number)
-        self._arrived += 1
-
-    def skipped(self) -> int:
-        """Return how many points were dropped since the last call.
-
-        A point that another thread has numbered but not yet queued looks dropped; the next call corrects
-        it.
-        """
-        new = max(0, self._newest + 1 - self._arrived - self._told)
-        self._told += new
-        return new
+Point = tuple[float, int, dict[str, Any], "tuple[Any, ...]"]
+"""Time, step, values, CUDA events after which the values can be read."""
 
 
 def as_step(step: Any) -> int:
@@ -134,19 +111,19 @@ def chunks(points: list[Point]) -> Iterator[list[Point]]:
     columns: set[str] = set()
     n_values = 0
     for point in points:
-        n_cells = len(columns.union(point[3])) * (len(chunk) + 1)
-        n_values += len(point[3])
+        n_cells = len(columns.union(point[2])) * (len(chunk) + 1)
+        n_values += len(point[2])
         if chunk and n_cells > min(_MAX_CELLS, max(_FEW_CELLS, _MOST_EMPTY * n_values)):
             yield chunk
-            chunk, columns, n_values = [], set(), len(point[3])
+            chunk, columns, n_values = [], set(), len(point[2])
         chunk.append(point)
-        columns.update(point[3])
+        columns.update(point[2])
     if chunk:
         yield chunk
 
 
 def as_metrics(at_s: float, rank: int, points: Sequence[Point], skipped: int) -> ev.Metrics:
-    _, times_s, steps, rows, _ = zip(*points, strict=True)
+    times_s, steps, rows, _ = zip(*points, strict=True)
     names = dict.fromkeys(name for row in rows for name in row)
     values: Mapping[str, tuple[float | None, ...]] = {
         name: tuple(_read(row[name]) if name in row else None for row in rows) for name in names

@@ -29,8 +29,7 @@ class PointQueue:
         self._added: deque[Point] = deque(maxlen=_MAX_POINTS)
         self._taken: deque[Point] = deque()
         """Taken from ``_added``, not yet sent: the value of the first one is still being computed."""
-        self._numbers = itertools.count()
-        self._dropped = points.DroppedCounter()
+        self._n_dropped = 0
         self._auto_steps = itertools.count()
 
     def add(self, at_s: float, step: int | None, values: dict[str, Any]) -> None:
@@ -40,7 +39,9 @@ class PointQueue:
         """
         ready = points.as_numbers(values)
         step = next(self._auto_steps) if step is None else points.as_step(step)
-        self._added.append((next(self._numbers), at_s, step, values, ready))
+        if len(self._added) == self._added.maxlen:
+            self._n_dropped += 1
+        self._added.append((at_s, step, values, ready))
 
     def take(self, at_s: float, wait_s: float, *, is_last: bool = False) -> Iterator[ev.Metrics]:
         """Yield points as columns, all of them if ``wait_s`` > 0.
@@ -51,8 +52,7 @@ class PointQueue:
         n_waiting = len(self._taken) + len(self._added)
         for _ in range(len(self._added)):
             self._taken.append(self._added.popleft())
-            self._dropped.add(self._taken[-1][0])
-        skipped = self._dropped.skipped()
+        skipped, self._n_dropped = self._n_dropped, 0
         # A rank that logs more than it may send shows its newest points, not those from seconds ago.
         limit = self._interval.max_points
         n_kept = limit if n_waiting >= _MAX_POINTS else _MAX_POINTS
@@ -73,7 +73,7 @@ class PointQueue:
         """Return at most ``limit`` points from the front of the queue, whose values are computed."""
         popped: list[Point] = []
         while self._taken and len(popped) < limit:
-            while not points.is_computed(self._taken[0][4]):
+            while not points.is_computed(self._taken[0][3]):
                 if time.monotonic() > deadline:
                     return popped
                 time.sleep(0.001)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Iterator
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker.metric_points import DroppedCounter
 from hydrogen_magic.node.worker.send_interval import TICK_S
 
 LONGEST_NAME = 200
@@ -19,8 +17,8 @@ _MOST = 1 << 15
 _SEND_S = 0.2
 """How often they are sent: processing them takes CPU time from ranks. If a rank is killed, the spans of
 this last interval are lost."""
-_Span = tuple[int, str, int, int, int, str]
-"""Number, name, start, end (nanoseconds on the gang's clock), depth, track."""
+_Span = tuple[str, int, int, int, str]
+"""Name, start, end (nanoseconds on the gang's clock), depth, track."""
 
 
 class _Depth(threading.local):
@@ -39,13 +37,14 @@ class SpanQueue:
 
     def __init__(self) -> None:
         self._waiting: deque[_Span] = deque(maxlen=_MOST)
-        self._numbers = itertools.count()
-        self._seen = DroppedCounter()
+        self._n_dropped = 0
         self._due_s = 0.0
 
     def add(self, name: str, start_ns: int, end_ns: int, depth: int, track: str) -> None:
         """Add one; times are nanoseconds on the gang's clock."""
-        self._waiting.append((next(self._numbers), name, start_ns, end_ns, depth, track))
+        if len(self._waiting) == self._waiting.maxlen:
+            self._n_dropped += 1
+        self._waiting.append((name, start_ns, end_ns, depth, track))
 
     def is_half_full(self) -> bool:
         """Return whether they should be sent urgently."""
@@ -59,14 +58,12 @@ class SpanQueue:
         """Yield waiting spans, one event for each track; the first one has the number of dropped spans."""
         self._due_s = at_s + _SEND_S - TICK_S / 2  # otherwise a tick that comes early is missed
         taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        for number, *_ in taken:
-            self._seen.add(number)
-        skipped = self._seen.skipped()
+        skipped, self._n_dropped = self._n_dropped, 0
         tracks: dict[str, list[_Span]] = {ev.SPANS: []} if skipped else {}
         for span in taken:
-            tracks.setdefault(span[5], []).append(span)
+            tracks.setdefault(span[4], []).append(span)
         for track, own in tracks.items():
-            _, names, starts_ns, ends_ns, depths, _ = zip(*own, strict=True) if own else ((),) * 6
+            names, starts_ns, ends_ns, depths, _ = zip(*own, strict=True) if own else ((),) * 5
             names = tuple(name[:LONGEST_NAME] for name in names)
             yield ev.Spans(at_s, rank, names, starts_ns, ends_ns, depths, skipped, track)
             skipped = 0
