@@ -37,7 +37,7 @@ from hydrogen_magic.serialization.library_objects import (
 )
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, extent_of
 from hydrogen_magic.serialization.pickler import Pickler, Reduced, exported_as, is_main
-from hydrogen_magic.serialization.pickling_errors import RefusedError
+from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import (
     UNBOUND,
     Binding,
@@ -304,7 +304,7 @@ class CapturePickler(Pickler):
         for (module, name), why, remedy in _REFUSED:
             base = getattr(sys.modules.get(module), name, None)
             if isinstance(base, type) and issubclass(kind, base):
-                return partial(_refuse, why=why, remedy=remedy)
+                return partial(refuse, why=why, remedy=remedy)
         if is_jax_array(kind):
             return self._reduce_jax_array
         handler = super().handler_of(kind)
@@ -465,7 +465,3 @@ def _refuse_spark_object(obj: Any) -> Any:
     if kind in ("DataFrame", "RDD"):
         remedy = "send its data (.toPandas(), .collect()), or use %%infer"
     raise RefusedError(obj, f"a {kind} exists only in the notebook's process", remedy)
-
-
-def _refuse(obj: Any, *, why: str, remedy: str) -> Any:
-    raise RefusedError(obj, why, remedy)

@@ -71,6 +71,11 @@ class RefusedError(Exception):
         self.remedy = remedy
 
 
+def refuse(obj: Any, *, why: str, remedy: str) -> Any:
+    """Raise RefusedError; the reducer of objects that must not be pickled."""
+    raise RefusedError(obj, why, remedy)
+
+
 def explain(
     name: str, value: Any, error: BaseException, last: Any, advice: str | None = None
 ) -> str:

@@ -25,9 +25,9 @@ from hydrogen_magic.node.worker.rank_parts import (
     loaded,
     part_of,
 )
-from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.identity import numbered
 from hydrogen_magic.serialization.pickler import Pickler, is_main
+from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import Binding, find, resolve, restore_object
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
@@ -51,11 +51,29 @@ _STATE_OF_ZERO = frozenset(
     )
 )
 """Attributes that DeepSpeed's ZeRO stages 1 and 2 add to parameters (0.19)."""
-_FSDP_MODEL = FSDP_STATES.replace("get_state_dict(model, opt", "get_model_state_dict(model")
-_CONSOLIDATED = (
-    "call `opt.consolidate_state_dict()` on all ranks, and bring back `opt.state_dict()` of rank 0"
+_REFUSED = (
+    (
+        ("torch.nn.parallel", "DistributedDataParallel"),
+        "it belongs to the process group of the ranks",
+        "bring back the model inside it, its .module",
+    ),
+    (
+        ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+        "every rank holds a part of its parameters",
+        FSDP_STATES.replace("get_state_dict(model, opt", "get_model_state_dict(model"),
+    ),
+    (
+        ("torch.distributed.optim", "ZeroRedundancyOptimizer"),
+        "every rank holds a part of its state",
+        "call `opt.consolidate_state_dict()` on all ranks, and bring back `opt.state_dict()` of rank 0",
+    ),
+    (
+        ("torch.distributed._shard.sharded_tensor", "ShardedTensor"),  # of FSDP1
+        "every rank holds a part of it",
+        FSDP_STATES,
+    ),
 )
-_IS_PART = "every rank holds a part of it"
+"""Classes, why their objects are not brought back, and the remedy."""
 
 
 class ResultPickler(Pickler):
@@ -87,21 +105,14 @@ class ResultPickler(Pickler):
         self._add_distributed_handlers()
 
     def _add_distributed_handlers(self) -> None:
-        parallel = loaded("torch.nn.parallel", "DistributedDataParallel")
+        for (module, name), why, remedy in _REFUSED:
+            kind = loaded(module, name)
+            if kind is not None:
+                self.handlers[kind] = functools.partial(refuse, why=why, remedy=remedy)
         fsdp = loaded("torch.distributed.fsdp", "FullyShardedDataParallel")
         tensor = loaded("torch.distributed.tensor", "DTensor")
-        zero = loaded("torch.distributed.optim", "ZeroRedundancyOptimizer")
-        of_fsdp = loaded("torch.distributed._shard.sharded_tensor", "ShardedTensor")
-        if parallel is not None:
-            self.handlers[parallel] = _refuse_parallel
         is_divided = fsdp is not None or "deepspeed" in sys.modules
         self._divided_class = loaded("torch", "Tensor") if is_divided else None
-        if fsdp is not None:
-            self.handlers[fsdp] = _refuse_fsdp
-        if zero is not None:
-            self.handlers[zero] = _refuse_zero
-        if of_fsdp is not None:
-            self.handlers[of_fsdp] = _refuse_part
         if is_divided:
             self.handlers[loaded("torch.nn", "Parameter")] = _reduce_parameter
         if tensor is not None:
@@ -142,7 +153,7 @@ class ResultPickler(Pickler):
         full = self.full_tensors.get(id(tensor))
         if full is None:
             why = "it is a sharded tensor (DTensor), which has no meaning in the notebook"
-            raise pickling_errors.RefusedError(tensor, why, "bring back its `.full_tensor()`")
+            raise RefusedError(tensor, why, "bring back its `.full_tensor()`")
         return full.__reduce_ex__(2)
 
     def _reduce_global(self, obj: Any, name: str) -> Any:
@@ -206,21 +217,6 @@ def _is_of_distributed(hook: Any) -> bool:
     return f"{getattr(hook, '__module__', '')}.".startswith(_ADDERS_OF_HOOKS)
 
 
-def _refuse_parallel(obj: Any) -> Any:
-    why = "it belongs to the process group of the ranks"
-    raise pickling_errors.RefusedError(obj, why, "bring back the model inside it, its .module")
-
-
-def _refuse_fsdp(obj: Any) -> Any:
-    raise pickling_errors.RefusedError(
-        obj, "every rank holds a part of its parameters", _FSDP_MODEL
-    )
-
-
-def _refuse_zero(obj: Any) -> Any:
-    raise pickling_errors.RefusedError(obj, "every rank holds a part of its state", _CONSOLIDATED)
-
-
 def _refuse_wrapped(optimizer: Any) -> None:
     """Refuse an optimizer of a class that a library has made around that of the user's optimizer.
 
@@ -231,15 +227,11 @@ def _refuse_wrapped(optimizer: Any) -> None:
     is_of_library = "-packages" in str(getattr(home, "__file__", ""))
     if is_of_library and getattr(home, kind.__name__, None) is not kind:
         why = f"{kind.__module__} has wrapped it for the ranks"
-        raise pickling_errors.RefusedError(optimizer, why, "bring back its `.state_dict()`")
-
-
-def _refuse_part(obj: Any) -> Any:
-    raise pickling_errors.RefusedError(obj, _IS_PART, FSDP_STATES)
+        raise RefusedError(optimizer, why, "bring back its `.state_dict()`")
 
 
 def _refuse_sharding(obj: Any, sharding: Sharding) -> Any:
-    raise pickling_errors.RefusedError(obj, sharding.why, sharding.to_return)
+    raise RefusedError(obj, sharding.why, sharding.to_return)
 
 
 def _reduce_parameter(parameter: Any) -> Any:
@@ -248,7 +240,7 @@ def _reduce_parameter(parameter: Any) -> Any:
         _refuse_sharding(parameter, FSDP1)
     if hasattr(parameter, "ds_id"):
         why = "DeepSpeed's ZeRO stage 3 has partitioned this parameter"
-        raise pickling_errors.RefusedError(parameter, why, GATHERED)
+        raise RefusedError(parameter, why, GATHERED)
     if _STATE_OF_ZERO.isdisjoint(vars(parameter)):
         return NotImplemented
     own = {name: value for name, value in vars(parameter).items() if name not in _STATE_OF_ZERO}
