@@ -20,13 +20,6 @@ _callbacks: dict[tuple[type[Any], type[Any]], type[Any]] = {}
 """Classes of our callbacks, by what they are made of."""
 
 
-class _Claims(threading.local):
-    depth = 0
-
-
-_claims = _Claims()
-
-
 def log(values: Mapping[str, Any], step: Any) -> None:
     """Record values logged by a library: numbers become points, everything else is ignored.
 
@@ -76,37 +69,40 @@ def _next_step(name: str) -> int:
 # ── who logs a value ─────────────────────────────────────────────────────────────────────────────
 
 
-@contextlib.contextmanager
-def claimed() -> Iterator[None]:
-    """Mark writes of this thread as already recorded by the caller of the writer.
+class Nesting(threading.local):
+    """Whether this thread is inside of certain calls."""
 
-    Lightning, Transformers and Accelerate pass their metrics to a ``SummaryWriter``, W&B or MLflow, on rank 0
-    only and partly under other names. Their observers take precedence; values that a user writes there
-    directly are recorded too.
-    """
-    _claims.depth += 1
-    try:
-        yield
-    finally:
-        _claims.depth -= 1
+    depth = 0
+
+    def wrapping(
+        self, original: Callable[..., Any], see: Callable[..., None] | None = None
+    ) -> Callable[..., Any]:
+        """Return ``original``, wrapped as such a call.
+
+        ``see`` takes the arguments of each call before it, except of those inside of another one.
+        """
+
+        @functools.wraps(original)
+        def calls(*args: Any, **kwargs: Any) -> Any:
+            if see is not None and not self.depth:
+                see(*args, **kwargs)
+            self.depth += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.depth -= 1
+
+        return calls
 
 
-def claiming(
-    original: Callable[..., Any], see: Callable[..., None] | None = None
-) -> Callable[..., Any]:
-    """Return ``original``, wrapped in :func:`claimed`.
+_claims = Nesting()
+claiming = _claims.wrapping
+"""Wraps a call whose writes on its thread are already recorded by its caller.
 
-    ``see`` takes the arguments of each call before it, except of those that are claimed themselves.
-    """
-
-    @functools.wraps(original)
-    def claims(*args: Any, **kwargs: Any) -> Any:
-        if see is not None and not is_claimed():
-            see(*args, **kwargs)
-        with claimed():
-            return original(*args, **kwargs)
-
-    return claims
+Lightning, Transformers and Accelerate pass their metrics to a ``SummaryWriter``, W&B or MLflow, on rank 0
+only and partly under other names. Their observers take precedence; values that a user writes there
+directly are recorded too.
+"""
 
 
 def followed(original: Callable[..., Any], by: Callable[..., object]) -> Callable[..., Any]:
@@ -127,7 +123,7 @@ def seen(original: Callable[..., Any], see: Callable[..., object]) -> Callable[.
 
 
 def is_claimed() -> bool:
-    """Return whether this thread is inside of :func:`claimed`."""
+    """Return whether this thread is inside of a :func:`claiming` call."""
     return _claims.depth > 0
 
 

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import span_recording
+from hydrogen_magic.node.worker.observe.metrics import Nesting
 
 _STEP = "optimizer step"
 
 
-class _StepTimes(threading.local):
-    depth = 0
-
-
-_parts = _StepTimes()
-
-
-def with_parts(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call``; steps of optimizers inside of it count as parts of one step."""
-
-    @functools.wraps(call)
-    def calls(*args: Any, **kwargs: Any) -> Any:
-        _parts.depth += 1
-        try:
-            return call(*args, **kwargs)
-        finally:
-            _parts.depth -= 1
-
-    return calls
+_parts = Nesting()
+with_parts = _parts.wrapping
+"""Wraps a call; steps of optimizers inside of it count as parts of one step."""
 
 
 def attach(module: ModuleType) -> None:

@@ -26,10 +26,10 @@ def attach(module: ModuleType) -> None:
     for name, patch in (
         ("__init__", _silent_init),
         ("display", _silent_display),
-        ("refresh", _reporting_refresh),
         ("close", _reporting_close),
     ):
         setattr(bar, name, patch(getattr(bar, name)))
+    bar.refresh = metrics.followed(bar.refresh, _report_open)
 
 
 # ── the bar ──────────────────────────────────────────────────────────────────────────────────────
@@ -80,14 +80,9 @@ def _silent_display(original: Any) -> Any:
     return display
 
 
-def _reporting_refresh(original: Any) -> Any:
-    @functools.wraps(original)
-    def refresh(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.disable:
-            _report(self)
-        return original(self, *args, **kwargs)
-
-    return refresh
+def _report_open(_: Any, bar: Any, /, *__: Any, **___: Any) -> None:
+    if not bar.disable:
+        _report(bar)
 
 
 def _reporting_close(original: Any) -> Any:
