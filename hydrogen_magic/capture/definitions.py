@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from hydrogen_magic.capture.literals import is_plain
 from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.pickler import is_main
 
 _READ_ALONE = (
@@ -119,9 +119,9 @@ def _is_same_value(expression: ast.expr, then: Any, now: Any) -> bool:
     """Whether both are one object, or exchangeable: numbers, texts, paths, devices."""
     if then is now:
         return True
-    if type(then) is type(now) and (is_plain(now) or type(now).__hash__ is not None):
+    if type(then) is type(now) and (is_plain(now, True) or type(now).__hash__ is not None):
         with suppress(Exception):
             if (then == now) is True:
                 return True
     # What is not a name alone may be made at each use, as a method is.
-    return not (isinstance(expression, ast.Name) or (is_plain(then) and is_plain(now)))
+    return not (isinstance(expression, ast.Name) or (is_plain(then, True) and is_plain(now, True)))

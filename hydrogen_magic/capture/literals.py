@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
+
+from hydrogen_magic.node.worker.plain_values import is_plain
 
 _LONGEST_LITERAL = 2000
 """Characters; longer values are easier to read in a separate file."""
@@ -15,25 +17,12 @@ _CONTAINERS = (tuple, list, dict, set)
 
 def is_literal(value: Any) -> bool:
     try:
-        if not is_plain(value):
+        if not is_plain(value, with_sets=True):
             return False
         text = repr(value)
         return len(text) <= _LONGEST_LITERAL and bool(ast.literal_eval(text) == value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError):
         return False
-
-
-def is_plain(value: Any) -> bool:
-    """Whether ``value`` and all in it have exactly such types, and are not longer than a literal."""
-    if type(value) in (int, float, complex, bool, type(None)):
-        return True
-    if type(value) not in (str, bytes, *_CONTAINERS) or len(value) > _LONGEST_LITERAL:
-        return False
-    return type(value) in (str, bytes) or all(map(is_plain, _items(value)))
-
-
-def _items(container: Any) -> Iterable[Any]:
-    return chain(*container.items()) if isinstance(container, dict) else container
 
 
 def mutable_parts(value: Any) -> Iterator[Any]:
@@ -41,5 +30,6 @@ def mutable_parts(value: Any) -> Iterator[Any]:
     if type(value) in _CONTAINERS:
         if type(value) is not tuple:
             yield value
-        for item in _items(value):
+        items = chain(*value.items()) if type(value) is dict else value
+        for item in items:
             yield from mutable_parts(item)
