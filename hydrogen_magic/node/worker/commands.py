@@ -31,32 +31,22 @@ class AgentCommands:
 
     def poll(self) -> None:
         """Carry out commands that have arrived. Never waits, never raises."""
-        try:
-            while self._is_open:
-                self._handle_all()
-                self._is_open = self.reader.feed(socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            pass  # no more commands for now
-        except OSError:
-            self._is_open = False  # the agent has exited
-        forward.follow(self.reporter.is_recording)
-        self.follow_timeline(self.reporter.is_recording)
-
-    def _handle_all(self) -> None:
-        is_over = False
-        while not is_over:
+        while self._is_open:
             try:
-                is_over = self._handle_next()
+                for message, fds in self.reader.messages():
+                    framing.close_all(fds)
+                    self._handle(msg.decode(message, msg.WorkerCommand))
             except (OSError, ValueError) as error:
                 self.reporter.notice("warning", f"ignored a malformed command: {error!r}")
-
-    def _handle_next(self) -> bool:
-        """Handle one command; return True when there is none."""
-        for message, fds in self.reader.messages():
-            framing.close_all(fds)
-            self._handle(msg.decode(message, msg.WorkerCommand))
-            return False
-        return True
+                continue  # others may have arrived with it
+            try:
+                self._is_open = self.reader.feed(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break  # no more commands for now
+            except OSError:
+                self._is_open = False  # the agent has exited
+        forward.follow(self.reporter.is_recording)
+        self.follow_timeline(self.reporter.is_recording)
 
     def _handle(self, command: msg.WorkerCommand) -> None:
         match command:
