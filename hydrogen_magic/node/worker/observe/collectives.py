@@ -20,7 +20,6 @@ from typing import Any
 from hydrogen_magic.core.events import COLLECTIVES
 from hydrogen_magic.node.rendezvous import torch_groups
 from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.observe.rendezvous_mismatch import explained
 from hydrogen_magic.node.worker.observe.span_recording import put
 
 NAMES = (
@@ -73,11 +72,31 @@ def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         torch_groups.note_arguments(inspect.signature(init).bind_partial(*args, **kwargs).arguments)
-        with explained(), _init_barrier():
+        with _explained(), _init_barrier():
             init(*args, **kwargs)
         torch_groups.note_joined()
 
     return init_process_group
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Explain an error of ``init_process_group`` about a missing ``MASTER_ADDR``.
+
+    torch asks for it in a gang that has another rendezvous.
+    """
+    try:
+        yield
+    except ValueError as error:
+        reporter = _reporter.current()
+        if reporter is None or "MASTER_ADDR" not in str(error) or "MASTER_ADDR" in os.environ:
+            raise
+        advice = reporter.exchanges.advice
+        raise ValueError(
+            "init_process_group() finds no torch rendezvous in a gang launched `--with "
+            f"{advice.rendezvous}`: launch the gang `--with torch`, or "
+            f"{advice.text or 'join the ranks with that library'}"
+        ) from error
 
 
 @contextmanager
