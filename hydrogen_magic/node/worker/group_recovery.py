@@ -9,9 +9,9 @@ What this takes depends on the library of the rendezvous. The module that
   the user
 - ``forget()``: do not join the default group again
 - ``is_joined()``: whether this rank has the default group, or has given it up and not forgotten it
-- ``n_collectives()``: how many collectives this rank has entered, to see whether all ranks agree
-- ``n_entered(waited_s)``: the same if there is no such number, of a rank that has been inside of one for so
-  long: 1 if only the others can end that, otherwise 0; optional
+- ``n_entered(waited_s)``: how many collectives this rank has entered, to see whether all ranks agree. If
+  there is no such number: 1 of a rank that has been inside of one for so long, if only the others can end
+  that, otherwise 0
 """
 
 from __future__ import annotations
@@ -65,10 +65,5 @@ class ProcessGroups:
         return self._library is not None and bool(self._library.is_joined())
 
     def n_entered(self, waited_s: float) -> int:
-        """Return :meth:`n_collectives`, or the library's substitute for it."""
-        substitute = getattr(self._library, "n_entered", None)
-        return self.n_collectives() if substitute is None else int(substitute(waited_s))
-
-    def n_collectives(self) -> int:
-        """Return how many collectives this rank has entered, 0 if unknown."""
-        return 0 if self._library is None else int(self._library.n_collectives())
+        """Return how many collectives this rank has entered, or the library's substitute; 0 if unknown."""
+        return 0 if self._library is None else int(self._library.n_entered(waited_s))

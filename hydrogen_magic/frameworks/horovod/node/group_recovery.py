@@ -58,8 +58,8 @@ def is_joined() -> bool:
 def n_entered(waited_s: float) -> int:
     """Return 1 for a rank that has waited for seconds in a collective of all ranks.
 
-    A collective that all ranks have begun, if only asynchronously, takes less. Those of process sets may be
-    of other ranks.
+    There is no number of them: Horovod's ranks agree on every collective before it begins. One that all
+    ranks have begun, if only asynchronously, takes less. Those of process sets may be of other ranks.
     """
     if waited_s < _WAITS_S or _initialized() is None:
         return 0
@@ -73,11 +73,6 @@ def _n_process_sets() -> int:
         return len(sets._basics._get_process_set_ids_and_ranks())
     except (AttributeError, RuntimeError):  # private, and changed meanwhile
         return 0
-
-
-def n_collectives() -> int:
-    """Return 0: Horovod's ranks agree on every collective before it begins."""
-    return 0
 
 
 def _initialized() -> Any:
