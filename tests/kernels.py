@@ -21,8 +21,8 @@ OLDER = {"6.31.0": ("nest-asyncio>=1.6",), "7.0.1": ("nest-asyncio>=1.6",)}
 VERSIONS = (*OLDER, NEWEST)
 EACH = (*(pytest.param(version, marks=pytest.mark.exhaustive) for version in OLDER), NEWEST)
 """All versions, as parameters of a test or fixture; `make test` runs it with the newest only."""
-QUIET = """__import__("hydrogen_magic.driver.placements.forkserver", fromlist="_").PRELOADED_WHEN_IDLE = ()"""
-"""Has idle agents import nothing in advance, which takes two seconds of a processor."""
+QUIET = """__import__("hydrogen_magic.notebook.magics", fromlist="_")._PRELOADED = ("torch",)"""
+"""Has the first agent import no ``torch._dynamo`` in advance, which takes two seconds of a processor."""
 LOAD = f"%load_ext hydrogen_magic\n{QUIET}"
 """Loads the extension."""
 LEAVE_UNREAD = ("7.0.1",)

@@ -25,7 +25,6 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 from hydrogen_magic.core import processes
-from hydrogen_magic.driver.placements import forkserver
 
 LENT = "HYDROGEN_MAGIC_TEST_CLUSTER"
 """Environment variable of the processes of a cluster that is lent to tests; not what a gang left."""
@@ -55,11 +54,7 @@ _ACCEPTS = 0x10000
 
 
 def mark_session() -> None:
-    """Give this process a mark of its own; what it starts inherits it.
-
-    Its agents import nothing while they are idle: that takes seconds of a processor, hundreds of times.
-    """
-    forkserver.PRELOADED_WHEN_IDLE = ()
+    """Give this process a mark of its own; what it starts inherits it."""
     # Python starts one tracker per process, on first use, and keeps its pipe: not a test's leak.
     resource_tracker.ensure_running()
     os.environ[SESSION] = f"{_boot_id()}:{os.getpid()}:{time.monotonic_ns()}"

@@ -85,8 +85,6 @@ class AgentConfig(Message):
     """As in :class:`LaunchRequest`."""
     preload: tuple[str, ...]
     """Modules that the forkserver imports at once."""
-    preload_when_idle: tuple[str, ...]
-    """Modules that it imports while no gang runs, if it has imported the packages they are in."""
 
 
 @dataclass(frozen=True)

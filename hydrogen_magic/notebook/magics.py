@@ -29,6 +29,7 @@ from IPython.core.magic import (
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, plugins
+from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
@@ -62,6 +63,9 @@ A = TypeVar("A", Arguments, InferArguments)
 
 _FRAMES_TO_CALLER = 3
 """From ``_expanded``: the magic, IPython's ``run_cell_magic``, and the code that called that."""
+
+_PRELOADED = ("torch", *set(IMPORTED_ON_FIRST_USE.values()))
+"""By the agent of the first gang."""
 
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
@@ -124,7 +128,7 @@ class Distributed(Magics):
         """
         if self.warm_up and "torch" in sys.modules and self.shell is not None:
             self.shell.events.unregister("post_run_cell", self.get_ready)
-            local_agents.warm_up(["torch"])
+            local_agents.warm_up(_PRELOADED)
 
     @no_var_expand
     @line_cell_magic

@@ -580,9 +580,8 @@ ENDS_WITH_AGENTS = """
 import os
 import hydrogen_magic as hm
 from hydrogen_magic.driver import session as sessions
-from hydrogen_magic.driver.placements import forkserver, local_agents
+from hydrogen_magic.driver.placements import local_agents
 from tests import gangs, plain_ranks
-forkserver.PRELOADED_WHEN_IDLE = ()
 orphan = hm.run(plain_ranks.leave_orphan, np=1, session="held")
 (held,) = sessions.sessions()
 held.agents.on_lost = lambda why: None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver import session
-from hydrogen_magic.driver.placements import forkserver, local_agents
+from hydrogen_magic.driver.placements import local_agents
 from tests.gangs import wait_until
 from tests.plain_ranks import has_imported
 
@@ -62,15 +61,8 @@ def _is_verbose() -> bool:
     return "torch._dynamo" in _internal.log_state.log_qname_to_level
 
 
-def test_the_first_gang_takes_the_agent_that_was_warmed_up_which_imports_more_when_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_gang_takes_the_agent_that_was_warmed_up() -> None:
     """Small modules stand for torch and what an optimizer imports."""
-    monkeypatch.setattr(forkserver, "PRELOADED_WHEN_IDLE", ("wsgiref.validate",))
-    local_agents.warm_up(["wsgiref"])
-    assert hm.run(has_imported, "wsgiref", np=1) is True
+    local_agents.warm_up(["wsgiref", "wsgiref.validate"])
+    assert hm.run(has_imported, "wsgiref.validate", np=1) is True
     assert len(local_agents.pool().all) == 1
-    deadline = time.monotonic() + 60
-    while not hm.run(has_imported, "wsgiref.validate", np=1):
-        assert time.monotonic() < deadline
-        time.sleep(3.0)  # a launch is what keeps an agent from being idle

@@ -14,7 +14,7 @@ import pytest
 
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, RankFailedError
-from tests import estimator_ranks, kernels, spark_rig
+from tests import estimator_ranks, spark_rig
 from tests.gangs import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -314,8 +314,7 @@ def test_executors_train_on_rows_of_a_shared_folder(spark: Any, tmp_path: Path) 
     assert list(shared.iterdir()) == []
 
 
-SAVES = f"""
-{kernels.QUIET}
+SAVES = """
 import sys
 from pyspark.sql import SparkSession
 import torch

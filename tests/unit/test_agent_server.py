@@ -25,7 +25,7 @@ class LonelyAgent(AgentServer):
         self._retained = RetainedWorkers(lambda key, rank: None)
         self._retained.hold("session", {})
         self._pool: Any = None
-        self._group = self._idle = self._preparing = self._cleaning = None
+        self._group = self._preparing = self._cleaning = None
         self._prepared_service = None
         self._kernel_link: Any = SimpleNamespace(localized=lambda request: request)
         self._tasks = set()

@@ -11,10 +11,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.errors import PlacementError
 
-PRELOADED_WHEN_IDLE = tuple(dict.fromkeys(IMPORTED_ON_FIRST_USE.values()))
 _LIBRARY = sysconfig.get_path("stdlib")
 
 

@@ -103,7 +103,6 @@ class LocalAgent(AgentClient):
             sys_path=sys_path,
             fingerprint=forkserver.fingerprint(env, sys_path),
             preload=(*forkserver.shadowed_modules(sys_path), *preload),
-            preload_when_idle=forkserver.PRELOADED_WHEN_IDLE,
             kernel_pid=os.getpid(),
         )
 

@@ -329,7 +329,6 @@ def _start_agent(
         "sys_path": sys_path,
         "fingerprint": start["fingerprint"],
         "preload": start["preload"],
-        "preload_when_idle": start["preload_when_idle"],
         "folder": folder,
         "idle_s": start["idle_s"],
         "parent_pid": about.get("parent_pid"),

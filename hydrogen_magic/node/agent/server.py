@@ -37,11 +37,6 @@ _URGENT = (ev.RankFailed, ev.RankExited, ev.RankResult, ev.RecordAwaited)
 _STACKS_S = 0.1
 """``faulthandler`` writes stacks within milliseconds of the signal."""
 
-_IDLE_S = 2.0
-"""After this time without a gang, modules are imported that the next gang's ranks would otherwise
-import themselves. This takes a second or two, during which a gang has to wait: it must not
-happen between cells that run one after another."""
-
 _MAX_SPARES = 16
 """If there are more ranks, they are forked on request: each waiting one takes some memory."""
 
@@ -67,7 +62,6 @@ class AgentServer:
         self._preparing: asyncio.Task[None] | None = None
         self._cleaning: asyncio.Task[None] | None = None
         """Ends what the ranks of a session have left behind."""
-        self._idle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -79,7 +73,7 @@ class AgentServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._kernel_link.begin(self._link, self._closing.set, self._expect_ranks)
         self._link.send(self._hello())
-        self._start(self._preload_first())
+        self._start(self._pool.preload(self._config.preload))
         receiving = asyncio.ensure_future(self._receive())
         receiving.add_done_callback(lambda _: self._closing.set())
         await self._closing.wait()
@@ -92,31 +86,6 @@ class AgentServer:
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             loop.remove_signal_handler(signum)
         self._link.close()
-
-    async def _preload_first(self) -> None:
-        """Import what the kernel has named."""
-        await self._pool.preload(self._config.preload)
-        self._when_idle(0)
-
-    def _when_idle(self, n_spares: int) -> None:
-        """Import in advance after a moment without a gang; its ranks would wait for that."""
-        if self._idle is not None:
-            self._idle.cancel()
-        loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(_IDLE_S, self._begin_import_ahead, n_spares)
-
-    def _begin_import_ahead(self, n_spares: int) -> None:
-        # A gang waits for this as for all preparations: at a gang's end all our descendants are
-        # killed, which would include workers that are being forked.
-        if self._group is None:
-            self._preparing = asyncio.ensure_future(self._import_ahead(n_spares))
-
-    async def _import_ahead(self, n_spares: int) -> None:
-        try:
-            await self._pool.preload_ahead(self._config.preload_when_idle)
-            await self._pool.stock(n_spares)  # the existing ones have not imported it
-        except OSError:
-            pass  # as in _prepare()
 
     def _hello(self) -> msg.Hello:
         return msg.Hello(
@@ -174,8 +143,6 @@ class AgentServer:
         rendezvous_service.listen(self._reserved_port)
 
     def _launch(self, request: msg.LaunchRequest) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
         self._reap()  # a waiting rank that has just died cannot run the cell
         if self._cleaning is not None:  # it would kill the ranks of this gang, too
             self._cleaning.cancel()
@@ -234,7 +201,6 @@ class AgentServer:
             await self._pool.stock(n_spares + (service is not None))
             if service is not None:
                 await service.begin()
-            self._when_idle(n_spares)
         except OSError:
             pass  # the forkserver was ended, or forks are refused: the next launch reports it
 

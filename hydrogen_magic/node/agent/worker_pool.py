@@ -71,12 +71,6 @@ class WorkerPool:
         async with self._lock:
             await self._preload(modules)
 
-    async def preload_ahead(self, modules: Sequence[str]) -> None:
-        """Make the forkserver import those of ``modules`` whose packages it has imported."""
-        async with self._lock:
-            loaded = self._forkserver.modules if self._forkserver is not None else ()
-            await self._preload([name for name in modules if name.partition(".")[0] in loaded])
-
     async def take(
         self,
         count: int,

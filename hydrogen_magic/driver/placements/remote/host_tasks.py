@@ -82,7 +82,6 @@ class HostTasks:
             "seed": self.invited.seed,
             "fingerprint": of_host,
             "preload": list(job.preload) if fingerprint(job) == of_host else [],
-            "preload_when_idle": list(forkserver.PRELOADED_WHEN_IDLE),
             "record_dir": str(job.record_dir),
             "idle_s": IDLE_S,
         }
