@@ -328,26 +328,21 @@ class ClockReading(AgentCommand):
 
 
 @dataclass(frozen=True)
-class ForgetCheckpoints(AgentCommand):
-    """Delete the gang's checkpoints on this host: newer ones follow."""
+class KeepFolder(AgentCommand):
+    """All files of the folder have been sent: ranks may read it; answer with :class:`TransferKept`."""
 
-    gang: str
-
-
-@dataclass(frozen=True)
-class KeepDataset(AgentCommand):
-    """All files of the dataset have been sent: ranks may read it; answer with :class:`TransferKept`."""
-
-    dataset: str
+    kind: str
+    name: str
     transfer: int
-    """As in :class:`DatasetFile`."""
+    """All three as in :class:`FolderFile`."""
 
 
 @dataclass(frozen=True)
-class ForgetDatasets(AgentCommand):
-    """Delete these datasets on this host: the notebook has deleted them."""
+class ForgetFolders(AgentCommand):
+    """Delete these folders on this host: datasets that the notebook has deleted, or old checkpoints."""
 
-    datasets: tuple[str, ...]
+    kind: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -694,22 +689,18 @@ class ClosureLabel(Message):
     closure_of: str
 
 
-@dataclass(frozen=True)
-class CheckpointCopy(Message):
-    """A gang's checkpoint, for the agents of its next attempt, which answer with :class:`TransferKept`."""
-
-    gang: str
-    transfer: int
-    """As in :class:`DatasetFile`."""
-    file_name: str
+DATASETS, CHECKPOINTS = "datasets", "checkpoints"
+"""Kinds of folders: data of ``hm.dataset``, and what the earlier attempts of a gang have saved."""
 
 
 @dataclass(frozen=True)
-class DatasetFile(Message):
-    """A Parquet file of ``hm.dataset`` that only the notebook's machine has, for the ranks of a host."""
+class FolderFile(Message):
+    """A file of a folder that only the notebook's machine has, for the ranks of a host."""
 
-    dataset: str
-    """:attr:`~hydrogen_magic.node.dataset_handle.DatasetHandle.name` of the dataset."""
+    kind: str
+    """:data:`DATASETS` or :data:`CHECKPOINTS`."""
+    name: str
+    """Of the folder: :attr:`~hydrogen_magic.node.dataset_handle.DatasetHandle.name`, or the gang's id."""
     transfer: int
     """The kernel's number of this transfer to the host; later ones have higher numbers."""
     file_name: str
@@ -726,7 +717,7 @@ class ChannelFrame(Message):
     """None: the channel was closed."""
 
 
-FileLabel = RankFile | ClosureLabel | CheckpointCopy | DatasetFile | ChannelFrame
+FileLabel = RankFile | ClosureLabel | FolderFile | ChannelFrame
 
 
 @dataclass(frozen=True)
@@ -743,10 +734,10 @@ class FilePart(AgentCommand, AgentReport):
 
 @dataclass(frozen=True)
 class TransferKept(AgentReport):
-    """A dataset or a checkpoint is complete on the host, or, with an error, cannot be stored there."""
+    """A folder is complete on the host, or, with an error, cannot be stored there."""
 
     transfer: int
-    """As in :class:`DatasetFile` and :class:`CheckpointCopy`."""
+    """As in :class:`FolderFile`."""
     error: str = ""
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.serialization.payload import memory_file, write_at
-from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 PART_BYTES = 4 << 20
 _ON_THE_WAY = 8
@@ -181,16 +180,3 @@ def keep(fd: int, path: Path) -> None:
     except OSError:
         arriving.unlink(missing_ok=True)
         raise
-
-
-async def keep_in_thread(fd: int, path: Path) -> None:
-    """Do as :func:`keep` in a thread: that may take minutes. Raises OSError."""
-    own = os.dup(fd)  # the caller may be cancelled
-
-    def write() -> None:
-        try:
-            keep(own, path)
-        finally:
-            os.close(own)
-
-    await in_daemon_thread(write, "hydrogen_magic file")

@@ -1012,7 +1012,7 @@ def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
         (
             plain_checkpoints.save_two,
             [True],
-            r"host .* cannot store the checkpoint, .*B: File exists \(.*\); free space there",
+            r"host .* cannot store the checkpoint, .*B: Not a directory \(.*\); free space there",
         ),
         (plain_checkpoints.spoil, [], r"the folder .* on host .* cannot be made: File exists"),
     ],

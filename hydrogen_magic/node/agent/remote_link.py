@@ -29,7 +29,7 @@ from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node import dataset_handle
 from hydrogen_magic.node.agent.host_closure import HostClosure
-from hydrogen_magic.node.agent.host_datasets import HostDatasets
+from hydrogen_magic.node.agent.host_folders import HostFolders
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.rank_group import RankGroup
@@ -38,7 +38,7 @@ from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import AgentLink
-from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgoing, keep_in_thread
+from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgoing
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannels
 
 _BEAT_S = 2.0
@@ -117,7 +117,8 @@ class RemoteLink(KernelLink):
         self._link, self._over, self._expect_ranks = link, over, expect_ranks
         self._outgoing = Outgoing(link.send)
         self._channels = ForwardedChannels(self._outgoing, self._warn)
-        self._datasets = HostDatasets(self._folder / "datasets", link.send)
+        self._datasets = HostFolders(self._folder / msg.DATASETS, link.send)
+        self._checkpoints = HostFolders(self._folder / msg.CHECKPOINTS, link.send)
         self._watch_parent(self._config.parent_pid)
         self._listening.setblocking(False)
         self._background.start(self._send_heartbeats())
@@ -286,6 +287,7 @@ class RemoteLink(KernelLink):
             self._incoming.drop()
             self._drop_partial_closure()
             self._datasets.drop_incomplete()
+            self._checkpoints.drop_incomplete()
         if self._is_retiring:
             self._exit()
 
@@ -302,12 +304,10 @@ class RemoteLink(KernelLink):
                 self._accept_tasks() if is_sure else self._link.send(
                     msg.Heartbeat(time.monotonic())
                 )
-            case msg.ForgetCheckpoints():
-                shutil.rmtree(self._own_checkpoints(command.gang), ignore_errors=True)
-            case msg.KeepDataset():
-                self._datasets.keep(command)
-            case msg.ForgetDatasets():
-                self._datasets.forget(command.datasets)
+            case msg.KeepFolder():
+                self._folders(command.kind).keep(command)
+            case msg.ForgetFolders():
+                self._folders(command.kind).forget(command.names)
             case msg.ServeClosure():
                 self._closure_of(command.gang).serve(command, self.bind, self.ports)
             case msg.FetchClosure():
@@ -325,15 +325,13 @@ class RemoteLink(KernelLink):
         if isinstance(part.label, msg.ClosureLabel):
             self._closure_of(part.label.closure_of).take(part, data)
             return
-        if isinstance(part.label, msg.DatasetFile):
-            self._datasets.take(part.label, part, data)
+        if isinstance(part.label, msg.FolderFile):
+            self._folders(part.label.kind).take(part.label, part, data)
             return
         fd = self._incoming.take(part, data)
         if fd is None:
             return
         match part.label:
-            case msg.CheckpointCopy():
-                self._background.start(self._store_checkpoint(part.label, fd))
             case msg.ChannelFrame():
                 self._channels.take(part.label, fd)
             case msg.RankFile():
@@ -360,24 +358,12 @@ class RemoteLink(KernelLink):
     def _forget_other_gangs(self, gang: str) -> None:
         if self._closure is not None:
             self._closure.close()
-        for folder in self._folder.glob("checkpoints/*"):
+        for folder in self._checkpoints.folder.glob("[!.]*"):
             if folder.name != gang:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    async def _store_checkpoint(self, label: msg.CheckpointCopy, fd: int) -> None:
-        """Store it while the agent responds: the kernel would give it up."""
-        folder, problem = self._own_checkpoints(label.gang), ""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            await keep_in_thread(fd, folder / Path(label.file_name).name)
-        except OSError as error:
-            problem = f"{error.strerror} ({folder})"
-        finally:
-            os.close(fd)
-        self._link.send(msg.TransferKept(label.transfer, problem))
-
-    def _own_checkpoints(self, gang: str) -> Path:
-        return self._folder / "checkpoints" / gang
+    def _folders(self, kind: str) -> HostFolders:
+        return self._datasets if kind == msg.DATASETS else self._checkpoints
 
     # ── a gang ──
 
@@ -388,7 +374,7 @@ class RemoteLink(KernelLink):
         task = self._nearest_task()
         env = {"OMP_NUM_THREADS": "1", **self._config.env, **(task.env if task else {})}
         shared = request.checkpoint_dir  # the kernel's own directory, where all machines see it
-        checkpoints = Path(shared) if shared else self._own_checkpoints(request.gang)
+        checkpoints = Path(shared) if shared else self._checkpoints.folder / request.gang
         env |= {**checkpoint.environment(checkpoints, is_shared=bool(shared)), **request.env}
         env[dataset_handle.FOLDER] = str(self._datasets.folder)
         timeline = request.timeline

@@ -182,22 +182,13 @@ class RemoteAgent(AgentClient):
 
         Raises HydrogenError if it cannot be stored there.
         """
-        self.send(msg.ForgetCheckpoints(attempt.gang))
-        for path in sorted(attempt.job.checkpoints.glob("[!.]*")):
-            number = next(self._transfers)
-            kept = self._kept[number] = asyncio.get_running_loop().create_future()
-            try:
-                with path.open("rb") as file:
-                    label = msg.CheckpointCopy(attempt.gang, number, path.name)
-                    await self.outgoing.send_file(label, file.fileno())
-                error: str = await kept
-            finally:
-                del self._kept[number]
-            if error:
-                size = size_text(path.stat().st_size)
-                raise HydrogenError(
-                    f"host {self.host} cannot store the checkpoint, {size}: {error}; free space there"
-                )
+        self.send(msg.ForgetFolders(msg.CHECKPOINTS, (attempt.gang,)))
+        files = sorted(attempt.job.checkpoints.glob("[!.]*"))
+        if files and (error := await self._send_folder(msg.CHECKPOINTS, attempt.gang, files)):
+            size = size_text(sum(path.stat().st_size for path in files))
+            raise HydrogenError(
+                f"host {self.host} cannot store the checkpoint, {size}: {error}; free space there"
+            )
 
     async def send_dataset(
         self,
@@ -211,37 +202,49 @@ class RemoteAgent(AgentClient):
         ``folder``: where the data is here. ``on_sent``: called after each part with the file, how much of it
         was sent, and its size. Raises OSError if the data cannot be read here.
         """
+        error = await self._send_folder(msg.DATASETS, name, files, on_sent)
+        if not error:
+            self.datasets[name] = folder
+        return error
+
+    async def _send_folder(
+        self,
+        kind: str,
+        name: str,
+        files: Iterable[Path],
+        on_sent: Callable[[Path, int, int], None] = lambda path, sent, size: None,
+    ) -> str:
+        """Send files as the folder ``name`` of this kind; return as :meth:`send_dataset` does."""
         number = next(self._transfers)
         kept = self._kept[number] = asyncio.get_running_loop().create_future()
-        sending = asyncio.ensure_future(self._send_files(name, number, files, on_sent))
+        sending = asyncio.ensure_future(self._send_files(kind, name, number, files, on_sent))
         try:
             await asyncio.wait([sending, kept], return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
             error: str = await kept
         except BaseException:  # it is stopped, or cannot be read: a session's agent stays
-            self.send(msg.ForgetDatasets((name,)))
+            self.send(msg.ForgetFolders(kind, (name,)))
             raise
         finally:
             sending.cancel()
             del self._kept[number]
-        if not error:
-            self.datasets[name] = folder
         return error
 
     async def _send_files(
         self,
+        kind: str,
         name: str,
         number: int,
         files: Iterable[Path],
         on_sent: Callable[[Path, int, int], None],
     ) -> None:
         for path in files:
-            label = msg.DatasetFile(name, number, path.name)
+            label = msg.FolderFile(kind, name, number, path.name)
             with path.open("rb") as file:
                 count = functools.partial(on_sent, path)
                 await self.outgoing.send_file(label, file.fileno(), count, read=read_disk)
-        self.send(msg.KeepDataset(name, number))
+        self.send(msg.KeepFolder(kind, name, number))
 
     def forget_deleted_datasets(self, in_use: Container[str]) -> None:
         """Have it delete the datasets that were deleted here, except for those in use by earlier attempts.
@@ -256,7 +259,7 @@ class RemoteAgent(AgentClient):
         for name in deleted:
             del self.datasets[name]
         if deleted:
-            self.send(msg.ForgetDatasets(tuple(deleted)))
+            self.send(msg.ForgetFolders(msg.DATASETS, tuple(deleted)))
 
     async def send_closure(self, attempt: Attempt, start: int = 0) -> None:
         """Send the closure from byte ``start`` on."""

@@ -1,4 +1,4 @@
-"""Data of ``hm.dataset`` on a host that shares no disk with the notebook's machine."""
+"""Data of ``hm.dataset`` and checkpoints on a host that shares no disk with the notebook's machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from hydrogen_magic.core import messages as msg
 
 
-class HostDatasets:
-    """The datasets that the kernel has sent to this host; they stay until it deletes them, or the agent ends.
+class HostFolders:
+    """The folders of one kind that the kernel has sent to this host.
 
-    Parts are written to disk as they arrive: the data may be larger than memory. A dataset has its name
-    when it is complete; until then its files are in a folder of the transfer.
+    They stay until it deletes them, or the agent ends. Parts are written to disk as they arrive: the data
+    may be larger than memory. A folder has its name when it is complete; until then its files are in
+    a folder of the transfer.
     """
 
     def __init__(self, folder: Path, send: Callable[[msg.TransferKept], None]) -> None:
@@ -21,7 +22,7 @@ class HostDatasets:
         self.folder = folder
         self._send = send
         self._names: set[str] = set()
-        """Of complete datasets."""
+        """Of complete folders."""
         self._arriving: dict[int, Path] = {}
         """Transfers on the way -> their folders."""
         self._newest = 0
@@ -29,16 +30,16 @@ class HostDatasets:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no dataset is complete here."""
+        """Whether no folder is complete here."""
         return not self._names
 
-    def take(self, label: msg.DatasetFile, part: msg.FilePart, data: memoryview) -> None:
+    def take(self, label: msg.FolderFile, part: msg.FilePart, data: memoryview) -> None:
         """Write a part of a file. Remaining parts of a transfer that has ended are left out."""
         number = label.transfer
         try:
             if number > self._newest:
                 self._newest = number
-                self._arriving[number] = self.folder / f".{number}.{label.dataset}"
+                self._arriving[number] = self.folder / f".{number}.{label.name}"
                 self._arriving[number].mkdir(parents=True)
             if number in self._arriving:
                 path = self._arriving[number] / label.file_name
@@ -48,9 +49,9 @@ class HostDatasets:
         except OSError as error:
             self._refuse(number, error)
 
-    def keep(self, command: msg.KeepDataset) -> None:
-        """Give a dataset its name: its files are complete."""
-        number, path = command.transfer, self.folder / command.dataset
+    def keep(self, command: msg.KeepFolder) -> None:
+        """Give a folder its name: its files are complete."""
+        number, path = command.transfer, self.folder / command.name
         if number not in self._arriving:
             return  # it was refused, and that was reported
         try:
@@ -60,7 +61,7 @@ class HostDatasets:
             self._refuse(number, error)
             return
         del self._arriving[number]
-        self._names.add(command.dataset)
+        self._names.add(command.name)
         self._send(msg.TransferKept(number))
 
     def _refuse(self, number: int, error: OSError) -> None:
@@ -72,9 +73,9 @@ class HostDatasets:
         while self._arriving:
             shutil.rmtree(self._arriving.popitem()[1], ignore_errors=True)
 
-    def forget(self, datasets: Iterable[str]) -> None:
-        """Delete the data of these datasets, also what is on its way."""
-        for name in datasets:
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete these folders, also what is on its way."""
+        for name in names:
             self._names.discard(name)
             shutil.rmtree(self.folder / name, ignore_errors=True)
             for number, folder in list(self._arriving.items()):
