@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import sys
 
 
 class LimitError(OSError):
@@ -49,12 +48,8 @@ def explained(error: BaseException) -> str:
 
 
 def _n_open(if_full: int) -> int:
-    """Return how many files this process has open; 0 where that is unknown."""
-    if sys.platform != "linux":
-        return 0
+    """Return how many files this process has open."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # without the directory itself
-    except FileNotFoundError:  # no /proc
-        return 0
     except OSError:  # not even the directory can be opened
         return if_full

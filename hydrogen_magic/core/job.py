@@ -6,7 +6,6 @@ without side effects. A :class:`Slot` is the place of one rank in a plan.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -15,7 +14,7 @@ from typing import Any
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK = "lo"
 """Network interface that keeps the traffic of ranks on one machine off the network."""
 
 DEFAULT_MAX_CLOSURE_BYTES = 1 << 30

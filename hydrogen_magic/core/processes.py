@@ -12,7 +12,6 @@ import ctypes
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -25,7 +24,7 @@ OWNER = "HYDROGEN_MAGIC_OWNER"
 """The kernel that started it all, as named by ``run_log.owner_of_this_process``; set for agents."""
 AGENT = "HYDROGEN_MAGIC_AGENT"
 """The agent that started it; set for agents. Processes forked by the agent show the agent's environment."""
-STACKS_SIGNAL = signal.SIGRTMAX - 3 if sys.platform == "linux" else signal.SIGUSR1
+STACKS_SIGNAL = signal.SIGRTMAX - 3
 """Makes a rank write its stacks. Not SIGUSR1, by which Slurm tells training code to save and exit."""
 
 _PR_SET_PDEATHSIG = 1
@@ -33,8 +32,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def _prctl(option: int, value: int) -> None:
-    if sys.platform != "linux":
-        return  # on other systems the agent's own watch is the only protection
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl failed")
@@ -53,17 +50,14 @@ def use_batch_scheduling() -> None:
     of the time; with agents alone it took as long as before. Does nothing if the system lacks this policy,
     or if another policy is set.
     """
-    if sys.platform == "linux":
-        with suppress(OSError):  # musl has neither call, a sandbox may forbid them
-            if os.sched_getscheduler(0) == os.SCHED_OTHER:
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with suppress(OSError):  # musl has neither call, a sandbox may forbid them
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def usable_cores() -> int:
     """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS
+    return len(os.sched_getaffinity(0))
 
 
 def reset_signals() -> None:
@@ -117,10 +111,7 @@ def _read_stat(pid: int) -> Process | None:
 def processes(pids: Collection[int] | None = None) -> Iterator[Process]:
     """Yield the visible processes of this machine, or those of ``pids`` that still exist."""
     if pids is None:
-        try:
-            pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        except FileNotFoundError:
-            pids = []
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     for pid in pids:
         found = _read_stat(pid)
         if found is not None:

@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 import time
@@ -643,11 +642,7 @@ def _machine_of(owner: str) -> str:
 
 
 def _machine() -> str:
-    if sys.platform == "linux":
-        return f"{_boot_id()}/{os.stat('/proc/self/ns/pid').st_ino}"
-    import psutil
-
-    return f"{os.uname().nodename}/{psutil.boot_time():.0f}"
+    return f"{_boot_id()}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _boot_id() -> str:
@@ -661,13 +656,6 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Return the start time of the process, in the system's own unit; empty if it has exited."""
-    if sys.platform == "linux":
-        found = next(processes.processes([pid]), None)
-        return "" if found is None or found.state in "ZX" else str(found.start_ticks)
-    import psutil
-
-    try:
-        return f"{psutil.Process(pid).create_time():.2f}"
-    except psutil.NoSuchProcess:
-        return ""
+    """Return the start time of the process, in ticks since the boot; empty if it has exited."""
+    found = next(processes.processes([pid]), None)
+    return "" if found is None or found.state in "ZX" else str(found.start_ticks)

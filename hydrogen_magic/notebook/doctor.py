@@ -67,7 +67,7 @@ def system() -> Diagnosis:
     """Check the system calls that agents need to control their ranks."""
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError) as error:  # macOS, Linux before 5.3, some sandboxes
+    except (AttributeError, OSError) as error:  # Linux before 5.3, some sandboxes
         remedy = "gangs need Linux 5.3 or newer; here, `--on inline` runs one rank in the kernel"
         return Diagnosis("system", False, f"{platform.platform()}: no pidfd_open ({error})", remedy)
     return Diagnosis("system", True, platform.platform())

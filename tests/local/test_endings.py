@@ -507,7 +507,6 @@ def test_an_agent_keeps_no_closure_of_a_gang_that_ended() -> None:
 # ── while it computes ──
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduler")
 def test_ranks_are_batch_work_and_the_notebook_is_not() -> None:
     assert hm.launch(ranks.scheduling, np=2).results == [os.SCHED_BATCH] * 2
     assert [os.sched_getscheduler(pid) for pid in agent_pids()] == [os.SCHED_BATCH]
@@ -570,7 +569,6 @@ LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
 """As ``/proc/net`` writes 127.0.0.1, and as a JVM of a test's cluster has it."""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
 def test_nothing_listens_but_on_loopback() -> None:
     gang = hm.launch(ranks.hang, "collective", np=2)
     until(gang, lambda: gang.ranks and gang.ranks[0].waiting_in)

@@ -54,7 +54,7 @@ DOORS = {
     "polars": ("inference", "node.prediction"),
     "matplotlib": ("node.worker.figures", "node.worker.figure_backend"),
     "pynvml": ("node.agent",),
-    "psutil": ("core.run_log", "driver.placements", "frameworks.horovod.build"),
+    "psutil": ("driver.placements", "frameworks.horovod.build"),
     "rich": ("views", "node.worker.observe.rich"),
     "traitlets": ("notebook", "views"),
     "wandb": ("driver.trackers.wandb",),

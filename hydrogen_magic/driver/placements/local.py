@@ -50,7 +50,7 @@ class LocalPlacement(Placement):
         if not hasattr(os, "pidfd_open"):
             raise PlacementError(
                 "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
-                "inline --np 1` works everywhere"
+                "inline --np 1` works on an older Linux"
             )
         gpus, notes = devices.assign(spec, _visible_gpus(spec))
         host = os.uname().nodename

@@ -7,7 +7,7 @@ proxy for it: it accepts connections on the socket that was bound outside, looks
 connections from other machines it forwards those from the addresses of the gang's hosts: their
 process cannot be determined here, and torch's protocol has no authentication.
 
-If the system allows no namespaces (some containers, macOS), the server is as open as its protocol.
+If the system allows no namespaces (some containers), the server is as open as its protocol.
 A server that can listen on a Unix socket needs none: the mode of the socket's directory protects it.
 """
 
@@ -20,7 +20,6 @@ import functools
 import os
 import socket
 import struct
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import IO, Any
 
@@ -253,8 +252,6 @@ def _enter_private_network() -> bool:
 
     Open sockets stay in the network in which they were made.
     """
-    if sys.platform != "linux":
-        return False
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0 and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
         return False

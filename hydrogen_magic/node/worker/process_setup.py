@@ -228,8 +228,7 @@ def _text_stream(fd: int) -> TextIO:
 def _line_buffer_c() -> None:
     """Make C's stdout line buffered: on a pipe it would keep up to 4 kB, which a crash loses."""
     libc = ctypes.CDLL(None)
-    name = "__stdoutp" if sys.platform == "darwin" else "stdout"
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _IOLBF, 0)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
 
 
 def _set_threads(threads: int) -> None:

@@ -93,8 +93,6 @@ def _explain(lacks: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _command(lacks: Sequence[str]) -> str:
-    if sys.platform == "darwin":
-        return "xcode-select --install"
     is_conda = (Path(sys.prefix) / "conda-meta").is_dir()
     for command, packages in _PACKAGES.items():
         tool = command.split()[0]
