@@ -172,7 +172,7 @@ class FakeHost:
         assert self._request is not None
         for rank in self._ranks:
             if rank.log:
-                part = msg.LogPart(self._request.gang, rank.number, rank.logged)
+                part = msg.RecordPart(self._request.gang, f"rank-{rank.number}.log", rank.logged)
                 self._send(part, memoryview(rank.log))
                 rank.logged, rank.log = rank.logged + len(rank.log), b""
 

@@ -742,22 +742,15 @@ class TransferKept(AgentReport):
 
 
 @dataclass(frozen=True)
-class LogPart(AgentReport):
-    """New bytes of a rank's log."""
+class RecordPart(AgentReport):
+    """New bytes of a rank's log, or of a library's own timeline."""
 
     gang: str
-    rank: int
+    name: str
+    """Of the file in the gang's record."""
     offset: int
-
-
-@dataclass(frozen=True)
-class TimelinePart(AgentReport):
-    """New bytes of a library's own timeline."""
-
-    gang: str
-    number: str
-    """What tells it from the gang's others: ``1``, in a later attempt ``retry1-1``."""
-    offset: int
+    end: str = ""
+    """What closes a timeline behind these bytes: the next ones replace it. A log has none."""
 
 
 @dataclass(frozen=True)

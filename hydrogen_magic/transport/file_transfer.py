@@ -22,7 +22,7 @@ _ON_THE_WAY = 8
 """Parts: 32 MB saturate a gigabit line with a round trip of a quarter of a second."""
 
 
-Part = msg.FilePart | msg.LogPart | msg.TimelinePart
+Part = msg.FilePart | msg.RecordPart
 Read = Callable[[int, int, int], Awaitable[bytes]]
 """Read from a descriptor so many bytes from an offset on."""
 

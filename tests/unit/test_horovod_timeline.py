@@ -16,7 +16,7 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import LogPart, TimelineFile, TimelinePart
+from hydrogen_magic.core.messages import RecordPart, TimelineFile
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
@@ -384,8 +384,8 @@ def test_a_timeline_is_shipped_as_it_settles(tmp_path: Path) -> None:
     followed = Followed(tmp_path / "horovod-timeline-1.json")
     data, copy = training(40).data, bytearray()
 
-    async def send(label: LogPart | TimelinePart, part: bytes) -> None:
-        assert label == TimelinePart("cafe", "1", len(copy))
+    async def send(label: RecordPart, part: bytes) -> None:
+        assert label == RecordPart("cafe", "horovod-timeline-1.json", len(copy), "]")
         copy.extend(part)
         json.loads(bytes(copy) + b"]")
 

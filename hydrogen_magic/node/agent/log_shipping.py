@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydrogen_magic.core import messages as msg
@@ -55,7 +55,7 @@ class LogShipper:
     folder: Path
     timelines: Sequence[ShippedFile]
     """Those of libraries, sent up to their last complete object."""
-    send: Callable[[msg.LogPart | msg.TimelinePart, bytes], Awaitable[None]]
+    send: Callable[[msg.RecordPart, bytes], Awaitable[None]]
     """Takes a part and its bytes."""
     _sent: dict[Path, int] = field(default_factory=dict)
     _shipping: asyncio.Task[None] | None = None
@@ -75,29 +75,25 @@ class LogShipper:
         while not over:
             over = self._over.is_set()  # checked first: data written before is sent below
             for path in sorted(self.folder.glob("rank-*.log")):
-                log = msg.LogPart(self.gang, int(path.stem.partition("-")[2]), 0)
                 with suppress(OSError):  # removed by its rank, or with our folder
-                    await self._ship_file(path, path.stat().st_size, log)
+                    await self._ship_file(path, path.stat().st_size)
             for kept in tuple(self.timelines):
-                timeline = msg.TimelinePart(self.gang, kept.number, 0)
                 with suppress(OSError):
-                    await self._ship_file(kept.path, kept.settled, timeline)
+                    await self._ship_file(kept.path, kept.settled, end="]")
             if not over:
                 try:
                     await asyncio.wait_for(self._over.wait(), _SHIP_S)
                 except asyncio.TimeoutError:
                     continue
 
-    async def _ship_file(
-        self, path: Path, until: int, part: msg.LogPart | msg.TimelinePart
-    ) -> None:
+    async def _ship_file(self, path: Path, until: int, end: str = "") -> None:
         sent = self._sent.get(path, 0)
         if sent == until:
             return
         with path.open("rb") as file:
             file.seek(sent)
             while data := file.read(min(PART_BYTES, until - sent)):
-                await self.send(replace(part, offset=sent), data)
+                await self.send(msg.RecordPart(self.gang, path.name, sent, end), data)
                 sent = self._sent[path] = file.tell()
 
 

@@ -471,7 +471,7 @@ class RemoteLink(KernelLink):
 
         return report
 
-    async def _send_log(self, part: msg.LogPart | msg.TimelinePart, data: bytes) -> None:
+    async def _send_log(self, part: msg.RecordPart, data: bytes) -> None:
         await self._outgoing.send(part, memoryview(data))
 
     async def finish(self, group: RankGroup) -> None:

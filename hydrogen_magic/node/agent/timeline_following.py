@@ -18,8 +18,6 @@ class ShippedFile:
     """A file that is to be shipped as it grows."""
 
     path: Path
-    number: str
-    """Distinguishes it from the gang's other timelines: ``1``, in a later attempt ``retry1-1``."""
     settled: int = 0
     """Bytes of it that will not change any more; the bracket that closes a JSON array is not one."""
 

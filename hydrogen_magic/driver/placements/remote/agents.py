@@ -77,7 +77,7 @@ class RemoteAgent(AgentClient):
                 self.send(msg.ClockReading(report.sent_s, time.monotonic()))
             case msg.PartTaken():
                 self.outgoing.acknowledged()
-            case msg.FilePart() | msg.LogPart() | msg.TimelinePart():
+            case msg.FilePart() | msg.RecordPart():
                 self.send(msg.PartTaken())
                 self._take_part(report, memoryview(b"") if data is None else data)
             case msg.Leaving():
@@ -124,22 +124,18 @@ class RemoteAgent(AgentClient):
         else:
             take_file(self.sink, file, fd)
 
-    def _write_on(self, part: msg.LogPart | msg.TimelinePart, data: memoryview) -> None:
+    def _write_on(self, part: msg.RecordPart, data: memoryview) -> None:
         """Write a log or timeline on in the run's record: a courtesy, and its failure no fault of the run."""
         assert self.job is not None and self.sink is not None
-        if isinstance(part, msg.LogPart):
-            name, rest, flags = f"rank-{part.rank}.log", b"", os.O_APPEND
-        else:  # the next piece overwrites the closing bracket
-            library = self.job.job.spec.rendezvous
-            name, rest, flags = Path(f"{library}-timeline-{part.number}.json").name, b"]", 0
-        flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        path = self.job.job.record_dir / Path(part.name).name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        if not part.end:  # a log goes on behind that of an earlier attempt
+            flags |= os.O_APPEND
         try:
-            fd = os.open(self.job.job.record_dir / name, flags, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                if not flags & os.O_APPEND:
-                    file.seek(part.offset)
+            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+                file.seek(part.offset)
                 file.write(data)
-                file.write(rest)
+                file.write(part.end.encode())
         except OSError as error:
             if not self._log_problem:
                 self._log_problem = f"the ranks' logs cannot be written here: {error.strerror}"

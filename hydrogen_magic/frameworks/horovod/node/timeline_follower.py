@@ -25,7 +25,6 @@ from hydrogen_magic.frameworks.horovod.node.timeline_file import (
 from hydrogen_magic.frameworks.horovod.node.timeline_spans import SpanBuilder
 from hydrogen_magic.node.agent.timeline_following import ShippedFile, TimelineFollower
 
-_NAME = "horovod-timeline-"
 _LOOK_S = 0.25
 _BUDGET_S = 0.025
 """Time limit of a poll; the agent has to watch its ranks."""
@@ -66,7 +65,7 @@ class Timelines(TimelineFollower):
             return
         self._rank = rank
         path = Path(timeline.path)
-        kept = ShippedFile(path, path.stem.removeprefix(_NAME)) if timeline.is_kept else None
+        kept = ShippedFile(path) if timeline.is_kept else None
         if kept is not None:
             self.kept.append(kept)
         wall_zero_s = self._zero_s + timeline.wall_ahead
