@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.event_history import ChangedEvents
+from hydrogen_magic.core.event_history import EventHistory
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.driver.gang import Gang
@@ -70,13 +71,18 @@ class _DriverLog:
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
+        self._events = EventHistory()
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._gang, name)
 
     def events(self, start: int = 0) -> Sequence[ev.Event]:
         """Return as many events as the gang has, since views count them."""
-        return ChangedEvents(self._gang.events(start), _unprinted)
+        with self._lock:
+            for event in self._gang.events(len(self._events)):
+                self._events.append(_unprinted(event))
+        return self._events[start:]
 
 
 def _unprinted(event: ev.Event) -> ev.Event:

@@ -6,7 +6,7 @@ import pickle
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -129,29 +129,6 @@ class _Slice(Sequence[Event]):
             first = max(start, (stop - 1) // _BLOCK * _BLOCK)
             yield from reversed(self._history.block_from(first)[: stop - first])
             stop = first
-
-
-class ChangedEvents(Sequence[Event]):
-    """Events of a sequence, each changed by a function whenever it is read."""
-
-    def __init__(self, events: Sequence[Event], change: Callable[[Event], Event]) -> None:
-        self._events = events
-        self._change = change
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    @overload
-    def __getitem__(self, index: int) -> Event: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Event]: ...
-    def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
-        if isinstance(index, slice):
-            return ChangedEvents(self._events[index], self._change)
-        return self._change(self._events[index])
-
-    def __iter__(self) -> Iterator[Event]:
-        return map(self._change, self._events)
 
 
 def _places(known: range, index: slice) -> range:

@@ -12,7 +12,7 @@ import pytest
 
 from hydrogen_magic.core import event_history
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.event_history import ChangedEvents, EventHistory
+from hydrogen_magic.core.event_history import EventHistory
 
 N = 5000
 """Events: four packed blocks, and recent ones."""
@@ -62,14 +62,6 @@ def test_a_part_stays_what_it_was_while_events_are_added() -> None:
         found.append(metrics(n))
     assert list(old) == [metrics(n) for n in range(3000)]
     assert list(new) == [metrics(n) for n in range(N - 10, N)]
-
-
-def test_changed_events_are_as_many_and_in_order() -> None:
-    events = [metrics(n) for n in range(N)]
-    found = ChangedEvents(history(events), lambda event: replace(event, at_s=-event.at_s))
-    expected = [replace(event, at_s=-event.at_s) for event in events]
-    assert list(found) == expected and list(found[3:-9][5:]) == expected[8:-9]
-    assert (len(found), found[-7]) == (N, expected[-7])
 
 
 def test_another_thread_may_read() -> None:
