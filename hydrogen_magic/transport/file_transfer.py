@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from hydrogen_magic.core import messages as msg
@@ -23,18 +23,6 @@ _ON_THE_WAY = 8
 
 
 Part = msg.FilePart | msg.RecordPart
-Read = Callable[[int, int, int], Awaitable[bytes]]
-"""Read from a descriptor so many bytes from an offset on."""
-
-
-async def read_memory(fd: int, n_bytes: int, offset: int) -> bytes:
-    """Read a memory file."""
-    return os.pread(fd, n_bytes, offset)
-
-
-async def read_disk(fd: int, n_bytes: int, offset: int) -> bytes:
-    """Read a file of a disk, which may be slow, in a thread."""
-    return await asyncio.to_thread(os.pread, fd, n_bytes, offset)
 
 
 class Outgoing:
@@ -69,19 +57,22 @@ class Outgoing:
         start: int = 0,
         size: int | None = None,
         part_bytes: int = PART_BYTES,
-        read: Read = read_memory,
+        from_disk: bool = False,
     ) -> None:
         """Send the contents of file ``fd`` from byte ``start`` on; it may be closed after this returns.
 
         ``on_sent``: called after every part with the bytes sent so far and the size of the file. ``size``:
-        bytes of the file, None for all. ``part_bytes``: of each part but the last. Raises OSError if the file
-        cannot be read to its end.
+        bytes of the file, None for all. ``part_bytes``: of each part but the last. ``from_disk``: read in
+        a thread, since a disk may be slow. Raises OSError if the file cannot be read to its end.
         """
         self._next += 1
         number, size = self._next, os.fstat(fd).st_size if size is None else size
         for offset in range(start, max(size, 1), part_bytes):
             n_bytes = min(part_bytes, size - offset)
-            data = await read(fd, n_bytes, offset)
+            if from_disk:
+                data = await asyncio.to_thread(os.pread, fd, n_bytes, offset)
+            else:
+                data = os.pread(fd, n_bytes, offset)
             if len(data) < n_bytes:
                 raise OSError(errno.EIO, "the file became shorter while it was sent")
             await self.send(msg.FilePart(label, number, size, offset), memoryview(data))

@@ -36,6 +36,7 @@ from hydrogen_magic.core.messages import (
     AgentReport,
     CleanedUp,
     ClosureServed,
+    FilePart,
 )
 from hydrogen_magic.core.network import PortRange, host_and_port
 from hydrogen_magic.driver import session as sessions
@@ -63,7 +64,7 @@ from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
 from hydrogen_magic.transport import file_transfer
-from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
+from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES, Outgoing, Part
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannel
 from tests import (
     closure_bytes,
@@ -885,19 +886,19 @@ def test_a_stop_while_a_dataset_travels_keeps_the_session(
 ) -> None:
     """What has arrived is deleted; the next cell may be in hours."""
 
-    async def read(fd: int, n_bytes: int, offset: int) -> bytes:
-        if offset:
+    async def send(outgoing: Outgoing, part: Part, data: memoryview) -> None:
+        if isinstance(part, FilePart) and part.offset:
             travels.set()
             await asyncio.Future()
-        return os.pread(fd, n_bytes, offset)
+        await original(outgoing, part, data)
 
     def arriving() -> list[Path]:
         return [path for host in directories for path in host.glob("hydrogen-*/datasets/.*")]
 
-    travels = threading.Event()
+    travels, original = threading.Event(), Outgoing.send
     pids = ended(launch(os.getpid, session="kept", np=2)).results
     with numbers(PART_BYTES // 4) as rows, monkeypatch.context() as patch:
-        patch.setattr(agents, "read_disk", read)
+        patch.setattr(Outgoing, "send", send)
         gang = launch(shards.read_here, rows, session="kept")
         assert travels.wait(PATIENCE_S)
         wait_until(arriving)

@@ -23,7 +23,7 @@ from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.transport.channel import Hub
-from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep, read_disk
+from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannels
 
 
@@ -239,7 +239,7 @@ class RemoteAgent(AgentClient):
             label = msg.FolderFile(kind, name, number, path.name)
             with path.open("rb") as file:
                 count = functools.partial(on_sent, path)
-                await self.outgoing.send_file(label, file.fileno(), count, read=read_disk)
+                await self.outgoing.send_file(label, file.fileno(), count, from_disk=True)
         self.send(msg.KeepFolder(kind, name, number))
 
     def forget_deleted_datasets(self, in_use: Container[str]) -> None:
