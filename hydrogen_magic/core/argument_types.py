@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_NAME = 100
-_SEED_LIMIT = 1 << 63
-"""Seeds are below it."""
 
 
 def typed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -50,28 +48,18 @@ def ranks(text: str) -> int:
     return number
 
 
-def count(text: str) -> int:
-    """Return a whole number from 0 on, or raise ValueError."""
-    number = _whole(text)
-    if number < 0:
-        raise ValueError(f"should be 0 or more, got {text}")
-    return number
+def whole_number(least: int = 0, bits: int | None = None) -> Callable[[str], int]:
+    """Return a converter that accepts whole numbers from ``least`` on, and below ``2**bits``."""
 
+    def checked(text: str) -> int:
+        number = _whole(text)
+        if number < least:
+            raise ValueError(f"should be {least} or more, got {text}")
+        if bits is not None and number >= 2**bits:
+            raise ValueError(f"should be below 2**{bits}, got {text}")
+        return number
 
-def seed(text: str) -> int:
-    """Return a seed that torch accepts, also with the number of a rank added; ValueError for others."""
-    number = count(text)
-    if number >= _SEED_LIMIT:
-        raise ValueError(f"should be below 2**63, got {text}")
-    return number
-
-
-def positive_count(text: str) -> int:
-    """Return a whole number from 1 on, or raise ValueError."""
-    number = _whole(text)
-    if number < 1:
-        raise ValueError(f"should be 1 or more, got {text}")
-    return number
+    return typed(checked)
 
 
 def _whole(text: str) -> int:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hydrogen_magic.core.argument_types import positive_count, python_file, swept_values, typed
+from hydrogen_magic.core.argument_types import python_file, swept_values, typed, whole_number
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
@@ -173,7 +173,7 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
     )
     parser.add_argument(
         "--sweep-jobs",
-        type=typed(positive_count),
+        type=whole_number(1),
         metavar="N",
         help="run at most N combinations at once",
     )

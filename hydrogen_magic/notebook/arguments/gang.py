@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from hydrogen_magic.core.argument_types import (
-    count,
     not_one_of,
     parse_duration_s,
     typed,
     variable_names,
+    whole_number,
 )
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
@@ -155,7 +155,7 @@ def _add_options(parser: LineParser, verb: str) -> None:
         add("--all", action="store_true", help="stop every gang of this kernel")
         add("--kill", action="store_true", help="end the ranks at once, without time to clean up")
     if verb in ("logs", "stacks"):
-        add("--rank", type=typed(count), metavar="R", help="only this rank")
+        add("--rank", type=whole_number(), metavar="R", help="only this rank")
     if verb in ("attach", "stop"):
         add("--take", action="store_true", help="take control from another kernel")
     if verb == "attach":

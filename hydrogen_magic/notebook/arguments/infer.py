@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hydrogen_magic import plugins
 from hydrogen_magic.core import syntax
-from hydrogen_magic.core.argument_types import choice, count, typed, variable_names
+from hydrogen_magic.core.argument_types import choice, variable_names, whole_number
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.options import ON_ERROR, InferOptions
@@ -103,7 +103,7 @@ def infer_parser() -> LineParser:
     parser.add_argument("frame", nargs="*", metavar="DF", help="the frame")
     add = parser.add_argument
     add("--out", metavar="NAME|PATH", help="name of the result; for Parquet data also its path")
-    add("--batch-size", type=typed(count), metavar="N", help="maximum rows per call of predict")
+    add("--batch-size", type=whole_number(), metavar="N", help="maximum rows per call of predict")
     add("--columns", type=_names, metavar="A[,B]", help="input columns to return")
     add("--replace", type=_names, metavar="A[,B]", help="input columns that predict may change")
     add("--only", action="store_true", help="return only the predicted columns")

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 from hydrogen_magic import plugins
 from hydrogen_magic.core.argument_types import (
     choice,
-    count,
     displaying_ranks,
     env_variable,
     new_file,
@@ -23,9 +22,9 @@ from hydrogen_magic.core.argument_types import (
     rank_numbers,
     ranks,
     run_name,
-    seed,
     typed,
     variable_names,
+    whole_number,
 )
 from hydrogen_magic.core.job import DEFAULT_SESSION, JobSpec
 from hydrogen_magic.core.units import counted
@@ -74,7 +73,7 @@ def add_where(parser: LineParser) -> None:
     )
     add(
         "--seed",
-        type=typed(seed),
+        type=whole_number(bits=63),  # torch accepts it with the number of a rank added, too
         metavar="N",
         help="rank r seeds Python, NumPy and torch with N + r",
     )
@@ -155,7 +154,7 @@ def add_track(parser: LineParser) -> None:
 def add_limits(parser: LineParser) -> None:
     """Add options for limits of time and size."""
     add = parser.add_argument
-    add("--retries", type=typed(count), metavar="N", help="restarts of the gang after a failure")
+    add("--retries", type=whole_number(), metavar="N", help="restarts of the gang after a failure")
     for option, dest, text in (
         ("--timeout", "timeout_s", "stop the gang after S seconds (also 5m, 1h)"),
         ("--start-timeout", "start_timeout_s", "how long a rank may take to its first line"),
