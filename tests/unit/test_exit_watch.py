@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent import exit_watch
-from hydrogen_magic.node.agent.exit_watch import ExitWatch
+from hydrogen_magic.node.agent.exit_watch import FinishWatch
 
 
 class Usage:
-    """Takes the place of /proc."""
+    """Takes the place of /proc and of the clock."""
 
+    now_s = 0.0
     ticks = written = 0
     is_connected = False
     is_in_storage = False
@@ -27,18 +29,28 @@ class Usage:
 def usage(monkeypatch: pytest.MonkeyPatch) -> Usage:
     fake = Usage()
     monkeypatch.setattr(exit_watch, "_usage", fake)
+    monkeypatch.setattr(exit_watch, "time", SimpleNamespace(monotonic=lambda: fake.now_s))
     monkeypatch.setattr(processes, "is_sending", lambda pids: False)
     monkeypatch.setattr(processes, "is_in_storage", lambda pids: fake.is_in_storage)
     monkeypatch.setattr(processes, "are_connected", lambda pids, spare: fake.is_connected)
     return fake
 
 
-def killed_at(watch: ExitWatch, usage: Usage, *, ticks: int, written: int, delivered: bool) -> int:
+def killed_at(
+    usage: Usage, *, ticks: int, written: int, delivered: bool, is_on_one_host: bool = True
+) -> int:
     """Return after how many seconds of this behaviour the rank is killed; 700 for not at all."""
+    watch = FinishWatch(1)
+    watch.is_on_one_host = is_on_one_host
+    usage.now_s = 0.0
+    watch.begin()
     for second in range(1, 700):
+        usage.now_s = float(second)
+        if delivered and second == 1:
+            watch.delivered()
         usage.ticks += ticks
         usage.written += written
-        if watch.poll(float(second), delivered):
+        if watch.hang():
             return second
     return 700
 
@@ -56,27 +68,33 @@ def killed_at(watch: ExitWatch, usage: Usage, *, ticks: int, written: int, deliv
 def test_it_is_killed_when_nothing_moves(
     usage: Usage, ticks: int, written: int, delivered: bool, expected: int
 ) -> None:
-    watch = ExitWatch(1, 0.0)
-    assert killed_at(watch, usage, ticks=ticks, written=written, delivered=delivered) == expected
+    assert killed_at(usage, ticks=ticks, written=written, delivered=delivered) == expected
 
 
 def test_the_limit_for_its_exit_begins_with_its_result(usage: Usage) -> None:
-    watch = ExitWatch(1, 0.0)
-    assert watch.poll(500.0, False) == "" and watch.poll(501.0, True) == ""
-    assert "did not exit within 5 s of its result" in watch.poll(506.0, True)
+    watch = FinishWatch(1)
+    watch.begin()
+    usage.now_s = 500.0
+    assert watch.hang() == ""
+    usage.now_s = 501.0
+    watch.delivered()
+    assert watch.hang() == ""
+    usage.now_s = 506.0
+    assert "did not exit within 5 s of its result" in watch.hang()
+    assert watch.hang() == ""
 
 
 def test_a_rank_that_is_connected_to_a_server_may_wait_longer(usage: Usage) -> None:
     usage.is_connected = True
-    assert killed_at(ExitWatch(1, 0.0), usage, ticks=0, written=0, delivered=True) == 62
-    among_hosts = ExitWatch(1, 0.0, is_on_one_host=False)
-    assert killed_at(among_hosts, usage, ticks=0, written=0, delivered=True) == 6
+    assert killed_at(usage, ticks=0, written=0, delivered=True) == 62
+    found = killed_at(usage, ticks=0, written=0, delivered=True, is_on_one_host=False)
+    assert found == 6
 
 
 def test_a_rank_that_waits_for_a_disk_is_writing(usage: Usage) -> None:
     """In ``fsync`` it uses no CPU time and writes no more bytes; a file server that is gone never answers."""
     usage.is_in_storage = True
-    assert killed_at(ExitWatch(1, 0.0), usage, ticks=0, written=0, delivered=True) == 604
+    assert killed_at(usage, ticks=0, written=0, delivered=True) == 604
 
 
 def test_the_state_of_each_thread_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

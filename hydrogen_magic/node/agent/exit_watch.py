@@ -28,24 +28,47 @@ _BUSY_TICKS = 5
 """CPU ticks per check of the processes; a thread with fewer is only polling."""
 
 
-class ExitWatch:
-    """Watches one rank and its children after the end of its cell.
+class FinishWatch:
+    """Follows the end of one rank: watches it and its children after the end of its cell."""
 
-    ``is_on_one_host``: so is the whole gang. Connections to its ranks elsewhere look like those to a server.
-    """
-
-    def __init__(self, pid: int, now_s: float, *, is_on_one_host: bool = True) -> None:
+    def __init__(self, pid: int) -> None:
+        self.step = ""
+        """The current step of sending the results, such as "packing `model`"."""
+        self.is_on_one_host = True
+        """So is the whole gang. Connections to its ranks elsewhere look like those to a server."""
         self._pid = pid
-        self._is_on_one_host = is_on_one_host
+        self._is_watching = self._has_delivered = False
         self._ticks = self._written = 0
-        self._busy_s = self._wrote_s = self._moved_s = now_s
-        self._has_delivered = False
+        self._busy_s = self._wrote_s = self._moved_s = self._step_since_s = 0.0
 
-    def poll(self, now_s: float, has_delivered: bool) -> str:
-        """Return why the rank has to be killed; empty as long as it may continue. ``now_s``: monotonic."""
-        if has_delivered and not self._has_delivered:
-            self._busy_s = self._wrote_s = now_s
-            self._has_delivered = True
+    def begin(self) -> None:
+        """The cell is over."""
+        if not self._is_watching:
+            self._is_watching = True
+            self._busy_s = self._wrote_s = self._moved_s = time.monotonic()
+
+    def pack(self, step: str) -> None:
+        """The rank begins a step of sending its results."""
+        self.step, self._step_since_s = step, time.monotonic()
+
+    def delivered(self) -> None:
+        """All results have arrived here."""
+        self.step = ""
+        self._has_delivered = True
+        self._busy_s = self._wrote_s = time.monotonic()
+
+    def slow_step(self) -> str:
+        """Return a step that takes long, once; otherwise an empty text."""
+        if not self.step or time.monotonic() - self._step_since_s <= _LONG_STEP_S:
+            return ""
+        self._step_since_s = math.inf
+        return self.step
+
+    def hang(self) -> str:
+        """Return why the process has to be killed, once; empty if it may continue."""
+        if not self._is_watching:
+            return ""
+        now_s = time.monotonic()
         ticks, written = _usage(self._pid)
         if written != self._written or processes.is_sending(processes.family(self._pid)):
             self._written, self._moved_s = written, now_s
@@ -55,7 +78,9 @@ class ExitWatch:
         if abs(ticks - self._ticks) >= _BUSY_TICKS:  # fewer if a child has exited
             self._busy_s = now_s
         self._ticks = ticks
-        return self._verdict(now_s)
+        why = self._verdict(now_s)
+        self._is_watching = not why
+        return why
 
     def _verdict(self, now_s: float) -> str:
         idle_s, silent_s = now_s - self._busy_s, now_s - self._wrote_s
@@ -73,52 +98,7 @@ class ExitWatch:
     def _may_wait_for_answer(self) -> bool:
         """Whether it has a connection to a server; those to processes of this agent keep nothing alive."""
         own, spare = processes.family(self._pid), processes.family(os.getpid())
-        return self._is_on_one_host and processes.are_connected(own, spare)
-
-
-class FinishWatch:
-    """Follows the end of one rank."""
-
-    def __init__(self, pid: int) -> None:
-        self.step = ""
-        """The current step of sending the results, such as "packing `model`"."""
-        self.is_on_one_host = True
-        """So is the whole gang, see :class:`ExitWatch`."""
-        self._pid = pid
-        self._step_since_s = 0.0
-        self._has_delivered = False
-        self._exit_watch: ExitWatch | None = None
-
-    def begin(self) -> None:
-        """The cell is over."""
-        if self._exit_watch is None:
-            now_s = time.monotonic()
-            self._exit_watch = ExitWatch(self._pid, now_s, is_on_one_host=self.is_on_one_host)
-
-    def pack(self, step: str) -> None:
-        """The rank begins a step of sending its results."""
-        self.step, self._step_since_s = step, time.monotonic()
-
-    def delivered(self) -> None:
-        """All results have arrived here."""
-        self.step = ""
-        self._has_delivered = True
-
-    def slow_step(self) -> str:
-        """Return a step that takes long, once; otherwise an empty text."""
-        if not self.step or time.monotonic() - self._step_since_s <= _LONG_STEP_S:
-            return ""
-        self._step_since_s = math.inf
-        return self.step
-
-    def hang(self) -> str:
-        """Return why the process has to be killed, once; empty if it may continue."""
-        if self._exit_watch is None:
-            return ""
-        why = self._exit_watch.poll(time.monotonic(), self._has_delivered)
-        if why:
-            self._exit_watch = None
-        return why
+        return self.is_on_one_host and processes.are_connected(own, spare)
 
 
 def _usage(pid: int) -> tuple[int, int]:
