@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 CHUNK = 1 << 16
@@ -21,11 +21,8 @@ _TAIL_BYTES = 16_000
 _LOOK_FOR_LINE_BYTES = 1000
 """After a gap, the text starts at the beginning of a line if there is one within this distance."""
 
-_KEPT_BYTES = 10 << 20
-"""How much of the newest output is kept in memory after writing has failed."""
-
-_NOTE_BYTES = 64
-"""Space for the line that marks a gap in a log."""
+_NOTE = b"\n... the rest of the output is not kept ...\n"
+"""The end of a log that could not be written any more."""
 
 
 class TokenBucket:
@@ -59,37 +56,29 @@ class TokenBucket:
 class RankLog:
     """The rank's output as a file, in the order it arrived.
 
-    When the disk is full, the newest output is kept in memory and finally overwrites the last part
-    of the file. So a log always has its beginning and, more importantly, its end.
+    When the disk is full, the file ends with a line that says so: errors show the last lines of a log.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: int | None = None
         """None before the first output: most cells of a session print nothing."""
-        self._problem: OSError | None = None
-        self._told = False
-        self._kept: deque[bytes] = deque()
-        self._kept_bytes = 0
-        self._lost_bytes = 0
+        self._is_cut = False
+        """The file could not be written."""
 
     def write(self, data: bytes) -> str | None:
-        """Append ``data``; return a message for the user if the file cannot be written."""
+        """Append ``data``; return a message for the user once the file cannot be written any more."""
         rest = memoryview(data)
         try:
-            while rest and self._problem is None:
+            while rest and not self._is_cut:
                 rest = rest[os.write(self._opened(), rest) :]
         except OSError as error:
-            self._problem = error
-        if rest:
-            self._keep(bytes(rest))
-        if self._problem is None or self._told:
-            return None
-        self._told = True
-        return (
-            f"its log cannot be written ({self._problem.strerror}): only the end of its output is "
-            "kept"
-        )
+            self._is_cut = True
+            self._note_cut()
+            return (
+                f"its log cannot be written ({error.strerror}): the rest of its output is not kept"
+            )
+        return None
 
     def _opened(self) -> int:
         if self._fd is None:
@@ -98,37 +87,16 @@ class RankLog:
             os.lseek(self._fd, 0, os.SEEK_END)  # the output of an earlier attempt stays
         return self._fd
 
+    def _note_cut(self) -> None:
+        """Write over the end of the file, which has its space already."""
+        if self._fd is not None:
+            with suppress(OSError):  # the error is reported in any case
+                os.pwrite(self._fd, _NOTE, max(0, os.fstat(self._fd).st_size - len(_NOTE)))
+
     def close(self) -> None:
-        """Close the file; if output was lost, first write the newest output over its end."""
-        if self._fd is None:
-            return
-        try:
-            if self._kept:
-                self._overwrite_end(self._fd)
-        except OSError:
-            pass  # the error has been reported already
-        os.close(self._fd)
-        self._fd = None
-
-    def _keep(self, data: bytes) -> None:
-        self._kept.append(data)
-        self._kept_bytes += len(data)
-        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            dropped = len(self._kept.popleft())
-            self._kept_bytes -= dropped
-            self._lost_bytes += dropped
-
-    def _overwrite_end(self, fd: int) -> None:
-        """Use the existing space of the file: half of it for the newest output."""
-        size = os.fstat(fd).st_size
-        newest = b"".join(self._kept)
-        end = newest[-max(1, size // 2) :]
-        start = size - len(end) - _NOTE_BYTES
-        if start < 0:
-            return  # a few lines: not worth overwriting the beginning
-        lost = size - start + self._lost_bytes + len(newest) - len(end)
-        note = f"\n... {lost} bytes are lost here ..."
-        os.pwrite(fd, note.ljust(_NOTE_BYTES - 1).encode() + b"\n" + end, start)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 class LivePart(NamedTuple):
