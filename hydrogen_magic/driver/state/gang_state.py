@@ -285,22 +285,10 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
     )
 
 
-def _attempt_failed(state: GangState, e: ev.AttemptFailed) -> GangState:
-    return replaced(state, fault=state.fault or e.error)
-
-
 def _queued(state: GangState, e: ev.Queued) -> GangState:
     if e.have >= e.wanted:
         return replaced(state, queued=None, waits_for="")
     return replaced(state, queued=(e.have, e.wanted), waits_for=e.waits_for)
-
-
-def _closure_sent(state: GangState, e: ev.ClosureSent) -> GangState:
-    return replaced(state, closure=e if e.hosts_done < e.hosts else None)
-
-
-def _rows_done(state: GangState, e: ev.RowsDone) -> GangState:
-    return replaced(state, rows=e)
 
 
 def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
@@ -308,18 +296,6 @@ def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
     known = state.stop_reason not in ("", "failure")
     reason = state.stop_reason if known else e.reason
     return replaced(state, stop_reason=reason, killed=state.killed or e.kill)
-
-
-def _noticed(state: GangState, e: ev.Notice) -> GangState:
-    return replaced(state, notices=(*state.notices, e))
-
-
-def _recording(state: GangState, e: ev.Recording) -> GangState:
-    return replaced(state, is_recording=e.on)
-
-
-def _profiling(state: GangState, e: ev.Profiling) -> GangState:
-    return replaced(state, profiling=e.phase, profile_path=e.path or state.profile_path)
 
 
 def _ended(state: GangState, e: ev.GangEnded) -> GangState:
@@ -402,34 +378,9 @@ def _steps(rank: RankState, e: ev.Steps) -> RankState:
     return replaced(rank, steps=e.count, step_marks=kept, active_s=e.at_s)
 
 
-def _active(rank: RankState, e: ev.Display | ev.Output) -> RankState:
-    return replaced(rank, active_s=e.at_s)
-
-
-def _input_requested(rank: RankState, e: ev.InputRequested) -> RankState:
-    return replaced(rank, input_request=e, active_s=e.at_s)
-
-
-def _debugger_requested(rank: RankState, e: ev.DebuggerRequested) -> RankState:
-    return replaced(rank, debugger_request=e, active_s=e.at_s)
-
-
-def _input_answered(rank: RankState, e: ev.InputAnswered) -> RankState:
-    return replaced(rank, input_request=None, active_s=e.at_s)
-
-
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
     waits = added(rank.waits, e) if has_waits(e) else rank.waits
     return replaced(rank, active_s=e.at_s, waits=waits)
-
-
-def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
-    name = f"{e.name} #{e.seq}" if e.name else ""
-    return replaced(rank, waiting_in=name, waiting_since_s=e.since_s, active_s=e.at_s)
-
-
-def _entered(rank: RankState, e: ev.CollectivesEntered) -> RankState:
-    return replaced(rank, n_entered=e.count, has_entered_all=e.is_final)
 
 
 def _health(rank: RankState, e: ev.RankHealth) -> RankState:
@@ -456,22 +407,10 @@ def _failed(rank: RankState, e: ev.RankFailed) -> RankState:
     return replaced(rank, failure=replaced(e, at_s=began_s), active_s=e.at_s)
 
 
-def _handled(rank: RankState, e: ev.ExceptionHandled) -> RankState:
-    return replaced(_without_exception_in_flight(rank), active_s=e.at_s)
-
-
 def _without_exception_in_flight(rank: RankState) -> RankState:
     if rank.failure is None or not rank.failure.in_flight:
         return rank
     return replaced(rank, failure=None)
-
-
-def _stacks(rank: RankState, e: ev.RankStacks) -> RankState:
-    return replaced(rank, stacks=e.text)
-
-
-def _result(rank: RankState, e: ev.RankResult) -> RankState:
-    return replaced(rank, result_bytes=e.result_bytes, active_s=e.at_s)
 
 
 def _exited(rank: RankState, e: ev.RankExited) -> RankState:
@@ -499,37 +438,48 @@ def _exited(rank: RankState, e: ev.RankExited) -> RankState:
 _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
     ev.GangLaunched: _launched,
     ev.AttemptStarted: _attempt_started,
-    ev.AttemptFailed: _attempt_failed,
+    ev.AttemptFailed: lambda state, e: replaced(state, fault=state.fault or e.error),
     ev.Queued: _queued,
-    ev.ClosureSent: _closure_sent,
-    ev.RowsDone: _rows_done,
+    ev.ClosureSent: lambda state, e: replaced(state, closure=e if e.hosts_done < e.hosts else None),
+    ev.RowsDone: lambda state, e: replaced(state, rows=e),
     ev.StopRequested: _stop_requested,
-    ev.Notice: _noticed,
-    ev.Recording: _recording,
-    ev.Profiling: _profiling,
+    ev.Notice: lambda state, e: replaced(state, notices=(*state.notices, e)),
+    ev.Recording: lambda state, e: replaced(state, is_recording=e.on),
+    ev.Profiling: lambda state, e: replaced(
+        state, profiling=e.phase, profile_path=e.path or state.profile_path
+    ),
     ev.GangEnded: _ended,
 }
 
 _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.RankStarted: _started,
     ev.RankPhase: _phase,
-    ev.Output: _active,
-    ev.Display: _active,
-    ev.InputRequested: _input_requested,
-    ev.DebuggerRequested: _debugger_requested,
-    ev.InputAnswered: _input_answered,
+    ev.Output: lambda rank, e: replaced(rank, active_s=e.at_s),
+    ev.Display: lambda rank, e: replaced(rank, active_s=e.at_s),
+    ev.InputRequested: lambda rank, e: replaced(rank, input_request=e, active_s=e.at_s),
+    ev.DebuggerRequested: lambda rank, e: replaced(rank, debugger_request=e, active_s=e.at_s),
+    ev.InputAnswered: lambda rank, e: replaced(rank, input_request=None, active_s=e.at_s),
     ev.Metrics: _metrics,
     ev.Progress: _progress,
     ev.Steps: _steps,
     ev.Spans: _seen,
-    ev.CollectiveWait: _collective,
-    ev.CollectivesEntered: _entered,
+    ev.CollectiveWait: lambda rank, e: replaced(
+        rank,
+        waiting_in=f"{e.name} #{e.seq}" if e.name else "",
+        waiting_since_s=e.since_s,
+        active_s=e.at_s,
+    ),
+    ev.CollectivesEntered: lambda rank, e: replaced(
+        rank, n_entered=e.count, has_entered_all=e.is_final
+    ),
     ev.RankHealth: _health,
     ev.RankFailed: _failed,
-    ev.ExceptionHandled: _handled,
-    ev.RankStacks: _stacks,
+    ev.ExceptionHandled: lambda rank, e: replaced(
+        _without_exception_in_flight(rank), active_s=e.at_s
+    ),
+    ev.RankStacks: lambda rank, e: replaced(rank, stacks=e.text),
     ev.NamesChanged: lambda rank, e: rank,
     ev.RecordAwaited: lambda rank, e: rank,
-    ev.RankResult: _result,
+    ev.RankResult: lambda rank, e: replaced(rank, result_bytes=e.result_bytes, active_s=e.at_s),
     ev.RankExited: _exited,
 }
