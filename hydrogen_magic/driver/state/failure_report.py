@@ -113,21 +113,17 @@ def _how(rank: RankState) -> str:
     if exited is None:
         stopped = rank.process_state == "T"
         return "its process is stopped (SIGSTOP)" if stopped else "it did not take part"
-    if exited.signal_name:
-        hint = f" ({exited.hint})" if exited.hint else ""
-        return f"killed by {exited.signal_name}{_after_result(rank)}{hint}"
-    return _exit_status(rank, exited)
+    return _how_exited(rank, exited)
 
 
-def _exit_status(rank: RankState, exited: RankExited) -> str:
+def _how_exited(rank: RankState, exited: RankExited) -> str:
+    """Return ``killed by SIGSEGV``, or ``exited with status 3``, and when and why that happened."""
     hint = f" ({exited.hint})" if exited.hint else ""
-    return f"exited with status {exited.exit_code}{_when_exited(rank)}{hint}"
-
-
-def _when_exited(rank: RankState) -> str:
+    if exited.signal_name:
+        return f"killed by {exited.signal_name}{_after_result(rank)}{hint}"
     is_packing = rank.exited_in == "finishing"
     before = " before it had sent all results" if is_packing else " without finishing the cell"
-    return _after_result(rank) or before
+    return f"exited with status {exited.exit_code}{_after_result(rank) or before}{hint}"
 
 
 def _after_result(rank: RankState) -> str:
@@ -174,14 +170,8 @@ def _waited_at(state: GangState) -> list[str]:
 
 
 def _exit(rank: RankState, exited: RankExited, cells: Mapping[str, str]) -> list[str]:
-    hint = f" ({clean_name(exited.hint)})" if exited.hint else ""
-    if exited.signal_name:
-        if exited.signal_name == "SIGKILL" and not hint:
-            hint = " (out of memory, or killed by another process)"
-        when = _after_result(rank)
-        line = f"rank {rank.rank} was killed by {clean_name(exited.signal_name)}{when}{hint}"
-    else:
-        line = f"rank {rank.rank} {clean_name(_exit_status(rank, exited))}"
+    was = "was " if exited.signal_name else ""
+    line = f"rank {rank.rank} {was}{clean_name(_how_exited(rank, exited))}"
     if rank.exited_in == "loading":
         line += ", while loading it"
     return [line, *_stack(exited.crash_stack, cells)]
