@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hydrogen_magic import plugins
@@ -42,45 +42,6 @@ _CONNECTION_TYPES = frozenset(
 _BACKWARD = ("/torch/_tensor.py", "/torch/autograd/__init__.py")
 """Parts of file names. DDP reduces gradients in C++, below these."""
 _PAIRWISE = re.compile(r"send|recv")
-
-
-@dataclass(frozen=True)
-class _LibraryRules:
-    """Patterns for errors and functions of the libraries that a rendezvous uses."""
-
-    types: frozenset[str]
-    messages: Mapping[str, re.Pattern[str]]
-    """By the name of the exception's class."""
-    files: tuple[str, ...]
-    collective: re.Pattern[str]
-
-
-def _rules() -> _LibraryRules:
-    return _rules_of(plugins.every_rendezvous())
-
-
-@functools.lru_cache(maxsize=1)
-def _rules_of(libraries: tuple[plugins.Rendezvous, ...]) -> _LibraryRules:
-    """Return the rules of all libraries: a rank may use others than that of its gang's rendezvous."""
-    victims = [library.victims for library in libraries]
-    return _LibraryRules(
-        frozenset(name for one in victims for name in one.types),
-        _messages(victims),
-        tuple(part for one in victims for part in one.files),
-        _any_of(name for library in libraries for name in library.collectives),
-    )
-
-
-def _messages(victims: Sequence[VictimErrors]) -> dict[str, re.Pattern[str]]:
-    return {
-        name: _any_of(text for one in victims if name in one.message_types for text in one.messages)
-        for name in {name for one in victims for name in one.message_types}
-    }
-
-
-def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that finds any of ``patterns``, and nothing if there are none."""
-    return re.compile("|".join(dict.fromkeys(patterns)) or "(?!)")
 
 
 @dataclass(frozen=True)
@@ -131,13 +92,26 @@ def _type(error: ErrorReport) -> str:
 
 
 def _is_library_error(error: ErrorReport) -> bool:
-    """True for what a library of collectives raises when other ranks do not take part."""
-    name, rules = _type(error), _rules()
-    if name in rules.messages:
-        return rules.messages[name].search(error.message) is not None
-    return name in rules.types or (
+    """True for what a library of collectives raises when other ranks do not take part.
+
+    A rank may use others than that of its gang's rendezvous.
+    """
+    return any(_is_one_of(error, library.victims) for library in plugins.every_rendezvous())
+
+
+def _is_one_of(error: ErrorReport, victims: VictimErrors) -> bool:
+    name = _type(error)
+    if name in victims.message_types:
+        return _any_of(*victims.messages).search(error.message) is not None
+    return name in victims.types or (
         name in _CONNECTION_TYPES and any(map(_is_in_library, error.frames))
     )
+
+
+@functools.cache
+def _any_of(*patterns: str) -> re.Pattern[str]:
+    """Return a pattern that finds any of ``patterns``, and nothing if there are none."""
+    return re.compile("|".join(patterns) or "(?!)")
 
 
 # ── collectives ──────────────────────────────────────────────────────────────────────────────────
@@ -158,12 +132,14 @@ def collective_of(rank: RankState) -> str:
 
 
 def _is_in_library(frame: Frame) -> bool:
-    return any(part in frame.file for part in _rules().files)
+    libraries = plugins.every_rendezvous()
+    return any(part in frame.file for library in libraries for part in library.victims.files)
 
 
 def is_collective(function: str) -> bool:
     """Return whether all ranks have to take part in ``function``."""
-    return _rules().collective.search(function) is not None
+    libraries = plugins.every_rendezvous()
+    return any(_any_of(*library.collectives).search(function) for library in libraries)
 
 
 def missed_collective(state: GangState) -> MissedCollective | None:
