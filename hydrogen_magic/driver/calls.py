@@ -82,28 +82,10 @@ def launch(
         PlacementError: the ranks cannot run as requested.
         TypeError, ValueError: an option is invalid, or the function does not take these arguments.
     """
+    # The parameters: there are no other variables yet.
+    options = {k: v for k, v in locals().items() if k not in ("function", "args", "kwargs")}
     _check_call(function, args, kwargs)
-    fields = _fields_of(
-        np=np,
-        on=on,
-        rendezvous=rendezvous,
-        gpu=gpu,
-        pack=pack,
-        env=env,
-        retries=retries,
-        timeout=timeout,
-        wait=wait,
-        start_timeout=start_timeout,
-        grace=grace,
-        ports=ports,
-        max_closure=max_closure,
-        run_name=run_name,
-        track=track,
-        session=session,
-        ranks=ranks,
-        push=push,
-        idle=idle,
-    )
+    fields = _fields_of(**options)
     spec = JobSpec(**fields)
     if session is not None:
         spec = sessions.fitted(spec, fields)
