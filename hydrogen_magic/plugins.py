@@ -95,7 +95,6 @@ __all__ = [
     "rendezvous",
     "shipped",
     "tracker",
-    "waits_in",
 ]
 
 _OURS = "hydrogen-magic"
@@ -244,16 +243,11 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted({package for one in every_rendezvous() for package in one.shipped}))
 
 
-def waits_in(name: str) -> str:
-    """Return where ranks wait for a late one; a run log may name a rendezvous that is not installed."""
-    try:
-        return rendezvous(name).waits_in
-    except PlacementError:
-        return Rendezvous.waits_in
-
-
 def aborts(name: str) -> bool:
-    """Return whether the library ends waiting ranks by SIGABRT; as :func:`waits_in`."""
+    """Return whether the library ends waiting ranks by SIGABRT.
+
+    A run log may name a rendezvous that is not installed.
+    """
     try:
         return rendezvous(name).victims.aborts
     except PlacementError:

@@ -27,7 +27,6 @@ class MyRendezvous(Rendezvous):
     forwarded = ("MY_",)
     launcher = "myrun -n {np}"
     joining = ("my.join",)
-    waits_in = "my.exchange"
     shipped = ("my_parts.on_ranks",)
     not_preloaded = ("threads_at_import",)
     preloaded = ("colorsys",)

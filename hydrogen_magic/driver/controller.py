@@ -430,7 +430,7 @@ class GangController:
         waits = {rank.rank: rank.waits for rank in self._run.state.ranks}
         late = None if outcome == "FAILED" else late_in_all(waits)
         if late is not None:
-            self._notice("info", late_text(late, self._job.spec.rendezvous))
+            self._notice("info", late_text(late))
         if error is not None and outcome != "STOPPED":
             reason = _first_line(str(error))  # the error itself has the rest
             self._run.emit(ev.GangEnded(self._job.now_s(), "FAILED", reason))

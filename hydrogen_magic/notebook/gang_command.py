@@ -282,7 +282,7 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     state = gang.snapshot()
     late = late_in_all({rank.rank: rank.waits for rank in state.ranks})
     if late is not None:
-        lines.append(late_text(late, state.rendezvous))
+        lines.append(late_text(late))
     say(lines + [f"written by {state.rendezvous} itself: {kept}" for kept in gang.kept_timelines])
 
 

@@ -349,7 +349,7 @@ def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned
 def _waited_for(state: GangState, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
     late = late_by_now({rank.rank: rank.waits for rank in alive if rank.phase == "running"}, now_s)
     if late is not None:
-        yield Warned(f"waited for {late.ranks}", late_text(late, state.rendezvous))
+        yield Warned(f"waited for {late.ranks}", late_text(late))
 
 
 def _silent(gang: str, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:

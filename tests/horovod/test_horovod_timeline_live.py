@@ -135,7 +135,7 @@ def test_it_begins_and_ends_again_and_again(launch: Callable[..., Gang], tmp_pat
 def test_the_slowest_rank_is_named(launch: Callable[..., Gang], tmp_path: Path) -> None:
     gang = launch(late_s=0.05)
     gang.record(True)
-    sentence = "ranks waited for rank 1 in negotiation: "
+    sentence = "ranks waited for rank 1 in collectives: "
 
     def said() -> bool:
         return any(w.text.startswith(sentence) for w in warnings(gang.snapshot(), now_s(gang)))

@@ -431,7 +431,7 @@ def test_who_is_waited_for_is_named(late: list[int]) -> None:
     assert set(stragglers(state, state.now_s)) == set(late)
     (warned,) = warnings(state, state.now_s)
     who = {1: "rank 1", 2: "ranks 0 and 3"}[len(late)]
-    assert re.fullmatch(f"ranks waited for {who} in negotiation: 3[12] % of the time", warned.text)
+    assert re.fullmatch(f"ranks waited for {who} in collectives: 3[12] % of the time", warned.text)
     in_all = late_in_all({rank.rank: rank.waits for rank in state.ranks})
     assert in_all is not None and in_all.ranks == tuple(late)
 

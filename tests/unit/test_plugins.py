@@ -22,7 +22,6 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements.remote import packaging
 from hydrogen_magic.driver.placements.remote.forwarded_settings import forwarded
 from hydrogen_magic.driver.state.culprit import is_victim_error
-from hydrogen_magic.driver.state.formatting import LateRanks, late_text
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.notebook import doctor
 from hydrogen_magic.notebook.arguments.distributed import parse, usage
@@ -145,7 +144,6 @@ def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:
     assert is_victim_error(ev.ErrorReport("RuntimeError", "my peer 3 has gone"))
     assert forwarded(env) == (("MY_LEVEL", "open-sesame-please"),)
     assert secret_values({}, env, plugins.forwarded()) == ()
-    assert "in my.exchange" in late_text(LateRanks((1,), 0.5), "mine")
     with pytest.raises(ArgumentsError, match="env sets MY_STORE"):
         parse("--env MY_STORE=1", defaults=JobSpec())
     assert plugins.rendezvous("mine").launcher == "myrun -n {np}"
@@ -202,7 +200,6 @@ def test_modules_that_ranks_must_import_themselves_are_not_imported_before_they_
 
 def test_victims_of_a_rendezvous_are_not_those_of_others() -> None:
     assert not is_victim_error(ev.ErrorReport("my.MyPeerError", ""))
-    assert "in collectives" in late_text(LateRanks((1,), 0.5), "uninstalled")
 
 
 def test_the_doctor_asks_each_rendezvous(installed: None) -> None:

@@ -93,8 +93,6 @@ class Rendezvous(ABC):
     needs_rank_ports = False
     """Every rank listens on a port of its own: :attr:`Slot.port`, which its agent holds until the attempt is
     over. The library's socket needs ``SO_REUSEPORT``, as that of the agent has."""
-    waits_in = "collectives"
-    """Where ranks wait for a late one, in a sentence about it."""
     victims = VictimErrors()
     shipped: tuple[str, ...] = ()
     """Packages of the plug-in that agents and ranks import: they are sent to machines that lack them."""

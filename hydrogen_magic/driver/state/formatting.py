@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hydrogen_magic import plugins
 from hydrogen_magic.core.events import ClosureSent, RowsDone
 from hydrogen_magic.core.units import counted, size_text
 from hydrogen_magic.driver.state.collective_waits import LateRanks
@@ -44,11 +43,10 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def late_text(late: LateRanks, rendezvous: str) -> str:
-    """Return ``ranks waited for rank 1 in negotiation: 34 % of the time``."""
-    where = plugins.waits_in(rendezvous)
+def late_text(late: LateRanks) -> str:
+    """Return ``ranks waited for rank 1 in collectives: 34 % of the time``."""
     share = f"{100 * late.share:.0f} % of the time"
-    return f"ranks waited for {ranks_text(late.ranks)} in {where}: {share}"
+    return f"ranks waited for {ranks_text(late.ranks)} in collectives: {share}"
 
 
 def progress_text(rows: RowsDone, is_over: bool = False) -> str:

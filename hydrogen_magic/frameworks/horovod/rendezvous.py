@@ -64,7 +64,6 @@ class HorovodRendezvous(Rendezvous):
     init_collective = "hvd.init"
     joining = ("hvd.init", "hvd.shutdown")
     collectives = ("reduce", "gather", "broadcast", "barrier", "scatter", "alltoall")
-    waits_in = "negotiation"
     shipped = ("hydrogen_magic.frameworks.horovod.node",)
     group_recovery = "hydrogen_magic.frameworks.horovod.node.group_recovery"
     join_advice = "call hvd.init() and wrap the optimizer in hvd.DistributedOptimizer"
