@@ -950,29 +950,13 @@ class TakeControl(OwnerCommand):
 
 
 @dataclass(frozen=True)
-class StopGang(OwnerCommand):
-    """As :meth:`hydrogen_magic.Gang.stop`."""
+class AskGang(OwnerCommand):
+    """As a method of :class:`hydrogen_magic.Gang` that does not wait."""
 
-    kill: bool
-
-
-@dataclass(frozen=True)
-class ReportGangStacks(OwnerCommand):
-    """As :meth:`hydrogen_magic.Gang.ask_stacks`."""
-
-
-@dataclass(frozen=True)
-class RecordGang(OwnerCommand):
-    """As :meth:`hydrogen_magic.Gang.record`."""
-
-    on: bool
-
-
-@dataclass(frozen=True)
-class ProfileGang(OwnerCommand):
-    """As :meth:`hydrogen_magic.Gang.profile`."""
-
-    steps: int
+    do: str
+    """``stop``, ``ask_stacks``, ``record`` or ``profile``."""
+    argument: int = 0
+    """Whether to kill, whether to record, or the steps to profile."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 kernel                                    owner                            host
 ──────                                    ─────                            ────
 launch ── OwnGang, closure ─────────────► process ── launcher ── hub ════ agent ── ranks
-connection ── Attach, StopGang, … ──────► server ──► Gang
+connection ── Attach, AskGang, … ───────► server ──► Gang
      Gang ◄── Attached, OwnerEvents ─────             └──► record on disk, results included
 
 The first connection is a socket that the owner inherits. Later ones, of this or another kernel or of a

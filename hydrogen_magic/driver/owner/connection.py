@@ -93,16 +93,16 @@ class OwnerConnection:
             raise HydrogenError(_silent(self.attached.gang))
 
     def stop(self, reason: str, kill: bool = False) -> None:
-        self._command(msg.StopGang(kill), "stop it")
+        self._command(msg.AskGang("stop", int(kill)), "stop it")
 
     def ask_stacks(self) -> None:
-        self._send(msg.ReportGangStacks())
+        self._send(msg.AskGang("ask_stacks"))
 
     def record(self, on: bool) -> None:
-        self._command(msg.RecordGang(on), "record it")
+        self._command(msg.AskGang("record", int(on)), "record it")
 
     def profile(self, steps: int) -> None:
-        self._command(msg.ProfileGang(steps), "profile it")
+        self._command(msg.AskGang("profile", steps), "profile it")
 
     def answer_input(self, rank: int, number: int, text: str, error: str = "") -> None:
         """Do nothing: no cell waits for an outliving gang, so its owner has refused the request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from hydrogen_magic.core import events as ev
@@ -19,6 +20,12 @@ _MOST_EVENTS = 2000
 """In one message: a few hundred kilobytes."""
 _FLUSH_S = 5.0
 """How long a slow reader may take to receive the last events."""
+_REQUESTS: Mapping[str, Callable[[Gang, int], None]] = {
+    "stop": lambda gang, kill: gang.stop(bool(kill)),
+    "record": lambda gang, on: gang.record(bool(on)),
+    "profile": Gang.profile,
+}
+"""Those of the connection that has control."""
 
 
 class _AttachedClient:
@@ -145,21 +152,13 @@ class OwnerServer:
             case msg.TakeControl():
                 with self._lock:
                     self._controller = connection
-            case msg.ReportGangStacks():
+            case msg.AskGang(do="ask_stacks"):
                 self._gang.ask_stacks()
-            case _ if connection is self._controller:
-                self._carry_out(command)
-
-    def _carry_out(self, command: msg.OwnerCommand) -> None:
-        match command:
-            case msg.StopGang():
-                self._gang.stop(command.kill)
-            case msg.RecordGang():
-                self._gang.record(command.on)
-            case msg.ProfileGang():
-                self._gang.profile(command.steps)
+            case msg.AskGang(do=do) if do in _REQUESTS:
+                if connection is self._controller:
+                    _REQUESTS[do](self._gang, command.argument)
             case _:
-                raise msg.MessageError(f"unexpected {type(command).__name__}")
+                raise msg.MessageError(f"unexpected {command}")
 
     def _send_events(self, connection: _AttachedClient) -> None:
         sent, has_ended = 0, False
