@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _STACKS_S = 3.0
 """How long to wait for ranks' stacks: ``faulthandler`` writes them within milliseconds."""
+_POLL_S = 0.02
 
 
 Picture = Callable[[GangState, Sequence[Event]], str]
@@ -55,12 +57,12 @@ class Gang:
     @property
     def state(self) -> str:
         """``PENDING``, ``RUNNING``, ``SUCCEEDED``, ``FAILED`` or ``STOPPED``."""
-        return self._run.state.state
+        return self.snapshot().state
 
     @property
     def ranks(self) -> tuple[RankState, ...]:
         """The current state of every rank."""
-        return self._run.state.ranks
+        return self.snapshot().ranks
 
     @property
     def first_rank(self) -> int:
@@ -73,14 +75,14 @@ class Gang:
 
     def events(self, start: int = 0) -> Sequence[Event]:
         """Return the events so far, oldest first, from the ``start``-th event on."""
-        return self._run.log.events[start:]
+        return self._run.events[start:]
 
     @property
     def metrics(self) -> pandas.DataFrame:
         """Logged values of the ranks: columns ``attempt rank step time_s`` and one per metric."""
         from hydrogen_magic.driver import metrics
 
-        return metrics.frame(self._run.log.events)
+        return metrics.frame(self.events())
 
     @property
     def logs(self) -> Mapping[int, str]:
@@ -100,7 +102,7 @@ class Gang:
         """Write recorded spans as Chrome trace JSON (open it in Perfetto); return the path."""
         from hydrogen_magic.driver import chrome_trace
 
-        return Path(chrome_trace.write_chrome_trace(self._run.log.events, path))
+        return Path(chrome_trace.write_chrome_trace(self.events(), path))
 
     @property
     def kept_timelines(self) -> list[Path]:
@@ -111,11 +113,13 @@ class Gang:
 
     def stacks(self) -> dict[int, str]:
         """Return the stacks of all threads of every running rank, by ``faulthandler``."""
-        before = len(self._run.log.events)
+        before = len(self.events())
         if self._running is not None:
             self.ask_stacks()
             alive = {rank.rank for rank in self.ranks if not rank.is_over}
-            self._run.log.wait_for(lambda: alive <= self._stacks_since(before).keys(), _STACKS_S)
+            until_s = time.monotonic() + _STACKS_S
+            while not alive <= self._stacks_since(before).keys() and time.monotonic() < until_s:
+                time.sleep(_POLL_S)
         return self._stacks_since(before) or {r.rank: r.stacks for r in self.ranks if r.stacks}
 
     def _stacks_since(self, start: int) -> dict[int, str]:
@@ -159,7 +163,7 @@ class Gang:
     @property
     def _running(self) -> GangControl | None:
         """The gang's controller, None after its end."""
-        return None if self._run.state.is_terminal else self._control
+        return None if self.snapshot().is_terminal else self._control
 
     # ── end ──
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.event_history import EventHistory
 from hydrogen_magic.core.events import Event, GangEnded
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.driver.event_log import EventLog
 from hydrogen_magic.driver.rank_logs import RankLogs
 from hydrogen_magic.driver.state import failure_report
 from hydrogen_magic.driver.state.gang_results import GangResults
-from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.errors import (
     GangStoppedError,
     GangTimeoutError,
@@ -41,8 +41,11 @@ class GangRun:
         self.id = gang_id
         self.mask = mask or Mask()
         """Removes secrets from what is shown and recorded."""
-        self.log = EventLog(gang_id, record, self.mask)
-        self.rank_logs = RankLogs(record.path, self.log.events)
+        self.state = GangState(gang=gang_id)
+        """State after the last event."""
+        self.events = EventHistory()
+        """Oldest first, without secrets; the oldest output may be missing."""
+        self.rank_logs = RankLogs(record.path, self.events)
         self.results = results or GangResults(gang_id, record.path)
         """Results of the ranks; after a failure or a stop they are in the run log instead."""
         self.ended = threading.Event()
@@ -53,18 +56,23 @@ class GangRun:
         """Its tracker has everything; set without one."""
         self.tracked.set()
         self._record = record
+        self._adding = threading.RLock()
+        """Reentrant: a record that can no longer be written reports this by an event."""
         self._error: BaseException | None = None
-
-    @property
-    def state(self) -> GangState:
-        """The current state."""
-        return self.log.state
 
     def emit(self, event: Event) -> None:
         """Add an event."""
         if isinstance(event, GangEnded):
             event = replace(event, metrics=dict(self.state.last_metrics))
-        self.log.append(event)
+        self.append(event)
+
+    def append(self, event: Event) -> None:
+        """Add ``event``, with masked secrets, to the state, to the list, and to the record on disk."""
+        event = self.mask.event(event)
+        with self._adding:  # the dispatcher has its own thread
+            self.state = fold(self.state, event)
+            self.events.append(event)
+            self._record.append(event)
 
     def deliver(self, rank: int, part: msg.ResultPart, section: Payload) -> None:
         """Store a part of a rank's results; it is unpickled on demand."""
@@ -77,7 +85,7 @@ class GangRun:
         self._record.close()
         if self._record.is_incomplete:
             with suppress(Exception):  # the disk is still full: that costs the record alone
-                run_log.complete(self.id, self.log.events)
+                run_log.complete(self.id, self.events)
         self.ended.set()
 
     def error(self) -> BaseException | None:

@@ -173,7 +173,7 @@ class _Forwarder:
         )
 
     def _send_points(self, tracked: TrackedRun, deadline_s: float | None = None) -> None:
-        fresh = self._run.log.events[self._seen :]
+        fresh = self._run.events[self._seen :]
         self._seen += len(fresh)
         points = _points(fresh, self._run.state.wall_time)
         while batch := list(islice(points, _BATCH)):

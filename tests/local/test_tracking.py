@@ -27,7 +27,7 @@ from hydrogen_magic.errors import PlacementError, RankFailedError, SweepError
 from hydrogen_magic.testing.entry_points import declare
 from tests import plain_ranks
 from tests.documented import covers_in_both_places
-from tests.gangs import PATIENCE_S, alive, ended, notices_of, wait_until_gone
+from tests.gangs import PATIENCE_S, alive, ended, notices_of, until, wait_until_gone
 from tests.outliving import owner_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -221,7 +221,7 @@ def test_a_tracker_that_fails_costs_a_notice(
     tracker.FAILS_IN.add(fails_in)
     gang = hm.launch(plain_ranks.log_and_wait, str(tmp_path / "go"), np=1, track="mine")
     if fails_in != "end":  # the notice comes while the gang runs
-        gang._run.log.wait_for(lambda: "no server" in notices_of(gang), PATIENCE_S)
+        until(gang, lambda: "no server" in notices_of(gang))
     (tmp_path / "go").touch()
     assert ended(gang).state == "SUCCEEDED"
     assert gang.wait_for_tracker(PATIENCE_S)

@@ -76,7 +76,7 @@ def test_displays_are_not_in_the_record_which_goes_on_after_the_others() -> None
     shown = ev.Display(0.5, 0, 0, "show", {"text/plain": "1"})
     write("g1", launched("g1"), METRICS, ENDED)
     run = followed(launched("g1"), shown, shown)
-    assert [*run.log.events] == [launched("g1"), shown, shown, METRICS, ENDED]
+    assert [*run.events] == [launched("g1"), shown, shown, METRICS, ENDED]
 
 
 def test_an_owner_knows_that_its_kernel_has_given_up() -> None:

@@ -169,7 +169,7 @@ class OwnerConnection:
             self._set_control(report)
         elif isinstance(report, msg.OwnerEvents):
             for event in map(ev.decode, report.events):
-                run.log.append(event)
+                run.append(event)
                 self._n_recorded += run_log.is_recorded(event)
             self._n_received += len(report.events)
         if self._n_received >= self.attached.n_events:
@@ -187,7 +187,7 @@ class OwnerConnection:
             text += f" is stopped (SIGSTOP) and reports nothing: kill -CONT {pid} resumes it"
         else:
             text += " responds again"
-        run.log.append(ev.Notice(after_s, "warning" if is_stopped else "info", text))
+        run.append(ev.Notice(after_s, "warning" if is_stopped else "info", text))
 
     def _set_control(self, control: msg.Control) -> None:
         self.control = control
@@ -222,10 +222,10 @@ def _finish(run: GangRun, n_known: int) -> None:
     """End a run with the events that only its record has; ``n_known``: how many of those it has."""
     with suppress(HydrogenError):
         for event in run_log.read(run.id)[n_known:]:
-            run.log.append(event)
+            run.append(event)
     if not run.state.is_terminal:  # the record is lost, or cannot be written
         reason = "its owner process ended unexpectedly"
-        run.log.append(ev.GangEnded(run.state.now_s, "STOPPED", reason))
+        run.append(ev.GangEnded(run.state.now_s, "STOPPED", reason))
     run.finish()
 
 
@@ -295,6 +295,6 @@ def _ended(gang_id: str) -> Gang:
     results = SavedResults(gang_id, path)
     run = GangRun(gang_id, run_log.Record(path, None, lambda text: None), results=results)
     for event in run_log.read(gang_id):
-        run.log.append(event)
-    _finish(run, len(run.log.events))
+        run.append(event)
+    _finish(run, len(run.events))
     return launcher.register(Gang(run, picture=static_picture))
