@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.metrics import frame
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 
 
-class FakeGang:
+class FakeGang(Gang):
     """A gang that takes note of what it is told."""
 
-    id = "3f2a"
-
     def __init__(self, folder: Path, *, ended: bool = False) -> None:
+        self.id = "3f2a"
         self.told: list[Any] = []
         self._folder = folder
         self._events: list[ev.Event] = [
@@ -26,10 +25,6 @@ class FakeGang:
         ]
         if ended:
             self._events.append(ev.GangEnded(2.0, "SUCCEEDED", "2 ranks finished"))
-
-    @property
-    def metrics(self) -> Any:
-        return frame(self._events)
 
     def events(self, start: int = 0) -> list[ev.Event]:
         return self._events[start:]
@@ -43,10 +38,10 @@ class FakeGang:
     def ask_stacks(self) -> None:
         self.told.append("stacks")
 
-    def record(self, on: bool) -> None:
+    def record(self, on: bool = True) -> None:
         self.told.append(("record", on))
 
-    def profile(self, steps: int) -> None:
+    def profile(self, steps: int = 5) -> None:
         self.told.append(("profile", steps))
 
     def log_path(self, rank: int) -> Path:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import copy_context
 from functools import partial
-from typing import Protocol
 
-from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.input_line import NotebookInputLine
 from hydrogen_magic.driver.interrupts import interrupts_held
-from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views import View, draws_html
 
 
@@ -40,18 +37,8 @@ def _end(gang: Gang) -> None:
         gang.wait()
 
 
-class Followed(Protocol):
-    """A gang of this kernel, or one that another kernel runs."""
-
-    @property
-    def id(self) -> str: ...
-    def events(self, start: int = 0) -> Sequence[ev.Event]: ...
-    def snapshot(self) -> GangState: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
 def show(
-    gang: Followed,
+    gang: Gang,
     view: View,
     seen: int = 0,
     ask: Callable[[Callable[[], bool]], None] = lambda update: None,
@@ -74,7 +61,7 @@ def show(
         ask(update)
 
 
-def follow(gang: Followed, view: View, and_then: Callable[[], None] = lambda: None) -> None:
+def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) -> None:
     """Show the gang in a thread while other cells run, and call ``and_then`` when it has ended."""
     # Its display belongs under the requesting cell, so it is created here.
     seen = gang.events()

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import math
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.event_history import EventHistory
-from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver import attending, chrome_trace, history, launcher, session
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.driver.owner.connection import attach
-from hydrogen_magic.driver.rank_logs import RankLogs, RankOutputs
+from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
+from hydrogen_magic.driver.rank_logs import RankLogs
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.failure_report import report
 from hydrogen_magic.driver.state.formatting import late_text
-from hydrogen_magic.driver.state.gang_state import GangState, fold
+from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean, final_lines
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.notebook.arguments.gang import GangCommand
@@ -35,110 +29,6 @@ from hydrogen_magic.views.text_table import gang_lines
 
 _LISTED_RUNS = 10
 """Recorded runs in a list: about as many as a person remembers."""
-_POLL_S = 0.5
-"""Interval between looks at the record of a gang that runs elsewhere."""
-
-
-class RecordedGang:
-    """A gang known only from its record, of an earlier or another kernel. Any thread may use it."""
-
-    def __init__(self, gang_id: str) -> None:
-        self.id = gang_id
-        self._lock = threading.RLock()
-        self._events = EventHistory()
-        self._n_bytes = 0
-        """Bytes of the record that have been read."""
-        self._is_over = False
-        """Its kernel died without recording the end, which was added here."""
-        self._state = GangState()
-        self._n_folded = 0
-
-    def events(self, start: int = 0) -> Sequence[Event]:
-        """Return the events, from the ``start``-th on; the end is among them if its kernel died."""
-        with self._lock:
-            self._read()
-            if not self._is_over and history.missing_end(self._events):
-                self._read()  # its kernel may have recorded the end in between
-                for end in history.missing_end(self._events):
-                    self._events.append(end)
-                    self._is_over = True
-            return self._events[start:]
-
-    def _read(self) -> None:
-        if not self._is_over:
-            for event, end in run_log.read_on(self.id, self._n_bytes):
-                self._events.append(event)
-                self._n_bytes = end
-
-    def snapshot(self) -> GangState:
-        """Return its state according to the record."""
-        with self._lock:
-            fresh = self.events(self._n_folded)
-            self._n_folded += len(fresh)
-            self._state = functools.reduce(fold, fresh, self._state)
-            return history.with_machine(self._state)
-
-    @property
-    def logs(self) -> Mapping[int, str]:
-        """All output of its ranks."""
-        return RankOutputs(self._rank_logs, len(self.snapshot().ranks))
-
-    def stacks(self) -> dict[int, str]:
-        """Return the stacks that were taken while it ran."""
-        return {rank.rank: rank.stacks for rank in self.snapshot().ranks if rank.stacks}
-
-    def log_path(self, rank: int) -> Path:
-        """Return the file with all output of the rank."""
-        return self._rank_logs.path(rank)
-
-    @property
-    def kept_timelines(self) -> list[Path]:
-        """Timelines that libraries wrote themselves, in the order in which they were recorded."""
-        return chrome_trace.library_timelines(self._rank_logs.folder)
-
-    @property
-    def _rank_logs(self) -> RankLogs:
-        return RankLogs(run_log.runs_dir() / self.id, ())
-
-    @property
-    def metrics(self) -> Any:
-        """Logged values of its ranks, a DataFrame as in :attr:`Gang.metrics`."""
-        return frame(self.events())
-
-    def stop(self, kill: bool = False) -> None:
-        """Raise HydrogenError, like all commands: only its own kernel can reach the ranks."""
-        raise self._out_of_reach("stop it")
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended according to its record; False if ``timeout`` seconds passed."""
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        while not self.snapshot().is_terminal:
-            left_s = until - time.monotonic()
-            if left_s <= 0:
-                return False
-            time.sleep(min(_POLL_S, left_s))
-        return True
-
-    def ask_stacks(self) -> None:
-        """See :meth:`stop`."""
-        raise self._out_of_reach("request its stacks")
-
-    def record(self, on: bool) -> None:
-        """See :meth:`stop`."""
-        raise self._out_of_reach("record it")
-
-    def profile(self, steps: int) -> None:
-        """See :meth:`stop`."""
-        raise self._out_of_reach("profile it")
-
-    def _out_of_reach(self, what: str) -> HydrogenError:
-        if self.snapshot().outlives:
-            return HydrogenError(
-                f"this kernel is not attached: %gang attach {self.id}, then {what}"
-            )
-        return HydrogenError(
-            f"gang {self.id} belongs to another kernel: {what} in the notebook that started it"
-        )
 
 
 def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write) -> Any:
@@ -173,12 +63,12 @@ def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         return
     say(gang_lines(state, state.now_s, 100))
     if state.state == "FAILED":
-        logs = RankLogs(gang.log_path(0).parent, gang.events())
+        logs = RankLogs(gang.folder, gang.events())
         last = [] if state.culprit is None else logs.last_lines(state.culprit)
         say(["", *report(state, last).splitlines()])
 
 
-def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
+def _draw(gang: Gang, state: GangState) -> None:
     """Show a gang in a notebook again: its final state, or a second view while it runs, here or elsewhere."""
     view = pick_view(detached=True, actions=gang)
     if not state.is_terminal:
@@ -387,7 +277,7 @@ def _newest_outliving(has_results: bool) -> str | None:
     return next((one.gang for one in (*running, *found)), None)
 
 
-def _find(name: str | None) -> Gang | RecordedGang:
+def _find(name: str | None) -> Gang:
     """Return a gang of this kernel or a recorded one; None: this kernel's last one, else the newest."""
     live = launcher.gangs()
     if name is None and live:

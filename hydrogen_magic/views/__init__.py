@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = [
     "ATTENDED_S",
     "DETACHED_S",
-    "Actions",
     "View",
     "draws_html",
     "draws_widgets",
@@ -43,23 +39,7 @@ class View(Protocol):
         """Show the last state, which stays, and release the view's resources. Never called twice."""
 
 
-class Actions(Protocol):
-    """Requests of a reader to a gang through its view, from any thread. No call waits."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def metrics(self) -> pandas.DataFrame: ...
-    def events(self, start: int = 0) -> Sequence[Event]: ...
-    def snapshot(self) -> GangState: ...
-    def stop(self, kill: bool = False) -> None: ...
-    def ask_stacks(self) -> None: ...
-    def record(self, on: bool) -> None: ...
-    def profile(self, steps: int) -> None: ...
-    def log_path(self, rank: int) -> Path: ...
-
-
-def pick_view(*, quiet: bool = False, detached: bool = False, actions: Actions) -> View:
+def pick_view(*, quiet: bool = False, detached: bool = False, actions: Gang) -> View:
     """Return the view for the output of this process.
 
     ``quiet`` shows only output. A ``detached`` view is updated by a thread while the user continues.

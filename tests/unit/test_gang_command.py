@@ -12,6 +12,7 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import attending, launcher
+from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
 from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
@@ -141,7 +142,7 @@ def test_a_gang_of_another_kernel_is_followed_until_it_ends(
     record = run_log.Record.create("a1b2")
     record.append(launched("a1b2"))
     record.append(ev.RankStarted(1.0, 0, 100, "here", "cpu"))
-    followed: list[gang_command.RecordedGang] = []
+    followed: list[RecordedGang] = []
     monkeypatch.setattr(gang_command, "draws_widgets", lambda: True)
     monkeypatch.setattr(gang_command, "pick_view", lambda **options: None)
     monkeypatch.setattr(attending, "follow", lambda gang, view: followed.append(gang))
@@ -162,7 +163,7 @@ def test_a_gang_whose_kernel_died_has_ended_everywhere() -> None:
     steps = [ev.Steps(7.0 + count, 0, count) for count in (1, 2)]
     for name in ("a1b2", "c3d4"):
         write(name, launched(name, owner=DEAD), *running, *steps)
-    gangs = [gang_command.RecordedGang(name) for name in ("a1b2", "c3d4")]
+    gangs = [RecordedGang(name) for name in ("a1b2", "c3d4")]
     end = ev.GangEnded(9.0, "STOPPED", "its kernel ended")
     assert gangs[0].wait(0) and gangs[0].events()[-1] == end
     (line, rank, *_) = gang_lines(gangs[0].snapshot(), 9.0, 100)
@@ -180,4 +181,4 @@ def test_the_log_of_one_rank_is_read_alone() -> None:
     said: list[str] = []
     gang_command._logs(GangCommand("logs", gang="g1", rank=1), said.extend)
     assert said == ["one", "two"]
-    assert [*gang_command.RecordedGang("g1").logs] == [0, 1]
+    assert [*RecordedGang("g1").logs] == [0, 1]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.notebook.gang_command import RecordedGang
 from hydrogen_magic.views.widget import downloads
 from hydrogen_magic.views.widget.page_commands import CommandHandler
 from tests.fake_gang import FakeGang

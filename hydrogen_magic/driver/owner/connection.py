@@ -19,6 +19,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.owner import local_socket
+from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
 from hydrogen_magic.driver.state.stored_results import SavedResults
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.transport import framing
@@ -271,7 +272,10 @@ def attach(gang_id: str, *, take: bool = False) -> Gang:
         if not run_log.is_over(found) or run_log.is_elsewhere(launched.owner, launched.host):
             raise HydrogenError(f"gang {gang_id} runs on {launched.host}: attach to it there")
         launcher.end_abandoned([gang_id])
-    return _ended(gang_id)
+    (run_log.run_dir(gang_id) / run_log.UNSEEN).unlink(missing_ok=True)
+    gang = RecordedGang(gang_id)
+    gang.snapshot()  # it cannot be used if its record cannot be read
+    return launcher.register(gang)
 
 
 def connect(gang_id: str, wants: str) -> OwnerConnection:
@@ -286,15 +290,3 @@ def connect(gang_id: str, wants: str) -> OwnerConnection:
 
 def _silent(gang_id: str) -> str:
     return f"the owner process of gang {gang_id} did not answer for {_ANSWER_S:g} s"
-
-
-def _ended(gang_id: str) -> Gang:
-    """Return a gang that has ended, from its record."""
-    path = run_log.run_dir(gang_id)
-    (path / run_log.UNSEEN).unlink(missing_ok=True)
-    results = SavedResults(gang_id, path)
-    run = GangRun(gang_id, run_log.Record(path, None, lambda text: None), results=results)
-    for event in run_log.read(gang_id):
-        run.append(event)
-    _finish(run, len(run.events))
-    return launcher.register(Gang(run, picture=static_picture))

@@ -33,8 +33,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.core.events import Display, Event
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views import DETACHED_S, Actions
+from hydrogen_magic.views import DETACHED_S
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import gang_lines, text_while_running
 from hydrogen_magic.views.widget.display import CellOutput, is_view_needed, is_widget_expected
@@ -63,7 +64,7 @@ class WidgetView:
 
     def __init__(
         self,
-        actions: Actions,
+        actions: Gang,
         *,
         blocking: bool,
         expected: bool | None = None,

@@ -14,8 +14,8 @@ from pathlib import Path
 from hydrogen_magic.core.events import Metrics
 from hydrogen_magic.core.units import counted, size_text
 from hydrogen_magic.driver import chrome_trace
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.views import Actions
 from hydrogen_magic.views.widget.feed import PageMessage
 from hydrogen_magic.views.widget.page_commands import PageCommand
 
@@ -47,11 +47,11 @@ class DownloadMaker:
 
     def __init__(self, done: Callable[[PageCommand, DownloadFile | str], None]) -> None:
         self._done = done
-        self._waiting: deque[tuple[Actions, PageCommand]] = deque()
+        self._waiting: deque[tuple[Gang, PageCommand]] = deque()
         self._is_busy = False
         self._lock = threading.Lock()
 
-    def make(self, actions: Actions, request: PageCommand) -> None:
+    def make(self, actions: Gang, request: PageCommand) -> None:
         """Create the requested file. Raises HydrogenError if too many are pending."""
         with self._lock:
             if len(self._waiting) >= _MOST_WAITING:
@@ -73,13 +73,13 @@ class DownloadMaker:
                 made = f"the file could not be created: {type(error).__name__}: {error}"
             self._done(request, made)
 
-    def _next(self) -> tuple[Actions, PageCommand] | None:
+    def _next(self) -> tuple[Gang, PageCommand] | None:
         with self._lock:
             self._is_busy = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
 
 
-def make_file(actions: Actions, request: PageCommand) -> DownloadFile:
+def make_file(actions: Gang, request: PageCommand) -> DownloadFile:
     """Return the requested file.
 
     Raises HydrogenError if there is none, or if it is too large; the message then has its path.
@@ -107,13 +107,13 @@ def parts(file: DownloadFile, request: PageCommand) -> Iterator[PageMessage]:
         yield PageMessage(content, [file.data[start : start + _PART_BYTES]])
 
 
-def _csv(actions: Actions, request: PageCommand) -> DownloadFile:
+def _csv(actions: Gang, request: PageCommand) -> DownloadFile:
     _check_table(actions)
     data = actions.metrics.to_csv(index=False).encode("utf-8", "replace")
     return _bounded(actions, DownloadFile(f"gang-{actions.id}-metrics.csv", "text/csv", data))
 
 
-def _check_table(actions: Actions) -> None:
+def _check_table(actions: Gang) -> None:
     """Refuse a mostly empty table: names created at run time make one."""
     n_rows, n_filled, columns = 0, 0, set[str]()
     for event in actions.events():
@@ -129,7 +129,7 @@ def _check_table(actions: Actions) -> None:
         )
 
 
-def _trace(actions: Actions, request: PageCommand) -> DownloadFile:
+def _trace(actions: Gang, request: PageCommand) -> DownloadFile:
     with tempfile.TemporaryDirectory(prefix="hydrogen_magic-") as folder:
         plain = chrome_trace.write_chrome_trace(actions.events(), Path(folder) / "trace.json")
         packed = plain.with_suffix(".json.gz")
@@ -141,7 +141,7 @@ def _trace(actions: Actions, request: PageCommand) -> DownloadFile:
     )
 
 
-def _bounded(actions: Actions, file: DownloadFile) -> DownloadFile:
+def _bounded(actions: Gang, file: DownloadFile) -> DownloadFile:
     """Return ``file``; if it is too large for a page, save it beside the ranks' logs."""
     if len(file.data) <= _MOST_BYTES:
         return file
@@ -150,7 +150,7 @@ def _bounded(actions: Actions, file: DownloadFile) -> DownloadFile:
     raise HydrogenError(_too_large(len(file.data), str(path)))
 
 
-def _log(actions: Actions, request: PageCommand) -> DownloadFile:
+def _log(actions: Gang, request: PageCommand) -> DownloadFile:
     rank = request["rank"]
     known = [each.rank for each in actions.snapshot().ranks]
     if rank is not None and rank not in known:
@@ -184,7 +184,7 @@ def _too_large(n_bytes: int, where: str) -> str:
     )
 
 
-_MAKERS: Mapping[str, Callable[[Actions, PageCommand], DownloadFile]] = {
+_MAKERS: Mapping[str, Callable[[Gang, PageCommand], DownloadFile]] = {
     "csv": _csv,
     "trace": _trace,
     "log": _log,

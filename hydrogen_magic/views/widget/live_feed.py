@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views import Actions
 from hydrogen_magic.views.elapsed import GangClock
 from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 
@@ -18,8 +18,8 @@ class LiveFeed:
     there.
     """
 
-    def __init__(self, actions: Actions, *, is_raised: bool, clock: Callable[[], float]) -> None:
-        self.actions: Actions | None = actions
+    def __init__(self, actions: Gang, *, is_raised: bool, clock: Callable[[], float]) -> None:
+        self.actions: Gang | None = actions
         """The gang; None after :meth:`release`."""
         self.state = GangState()
         self.page_feed: PageFeed | None = None

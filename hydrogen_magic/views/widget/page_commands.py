@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.profile_merge import MAX_STEPS
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.views import Actions
 
 PageCommand = Mapping[str, Any]
 """A command as a page sent it; validated ones have the fields that ``protocol.ts`` names."""
@@ -42,9 +42,9 @@ class CommandHandler:
     """
 
     def __init__(
-        self, actions: Actions, send: PageSender, later: Callable[[PageCommand], None]
+        self, actions: Gang, send: PageSender, later: Callable[[PageCommand], None]
     ) -> None:
-        self._actions: Actions | None = actions
+        self._actions: Gang | None = actions
         self._gang = actions.id
         self._send = send
         self._later = later
@@ -133,18 +133,18 @@ def _is_name(name: object) -> TypeGuard[str]:
 # ── actions ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _profile(actions: Actions, command: PageCommand) -> None:
+def _profile(actions: Gang, command: PageCommand) -> None:
     actions.profile(_integer(command, "steps", MAX_STEPS))
 
 
-def _record(actions: Actions, command: PageCommand) -> None:
+def _record(actions: Gang, command: PageCommand) -> None:
     on = command["on"]
     if not isinstance(on, bool):
         raise TypeError(f"on: {on!r}")
     actions.record(on)
 
 
-_ACTIONS: Mapping[str, Callable[[Actions, PageCommand], None]] = {
+_ACTIONS: Mapping[str, Callable[[Gang, PageCommand], None]] = {
     "stop": lambda actions, command: actions.stop(),
     "kill": lambda actions, command: actions.stop(kill=True),
     "stacks": lambda actions, command: actions.ask_stacks(),
