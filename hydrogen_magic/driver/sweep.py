@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -12,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.units import counted
-from hydrogen_magic.driver import launcher, sweep_failures, tracking
+from hydrogen_magic.driver import launcher, tracking
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
-from hydrogen_magic.driver.sweep_run import Launch, SweepRun
-from hydrogen_magic.driver.sweep_values import params_of
+from hydrogen_magic.driver.sweep_values import label_of, params_of
 from hydrogen_magic.driver.tracking import SweepGroup
-from hydrogen_magic.errors import GangStoppedError
+from hydrogen_magic.errors import GangStoppedError, HydrogenError, ResultError, SweepError
 
 if TYPE_CHECKING:
     import pandas
@@ -30,6 +31,86 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 """How long the end of a run may go unnoticed while others wait for its place."""
+
+
+class SweepRun:
+    """One combination of a sweep: it waits for its turn, then it is a gang."""
+
+    def __init__(self, values: Mapping[str, Any], launch: Callable[[], Gang]) -> None:
+        self.values = values
+        self.label = label_of(values)
+        self.gang: Gang | None = None
+        self._launch: Callable[[], Gang] | None = launch
+        """None after its call: it holds what the cell captured."""
+        self._refused: BaseException | None = None
+        """Why it never became a gang."""
+
+    def start(self) -> None:
+        """Become a gang; one that cannot be launched ends this run only."""
+        assert self._launch is not None
+        try:
+            self.gang = self._launch()
+        except BaseException as error:
+            self.refuse(error)
+            if not isinstance(error, HydrogenError):
+                raise
+        finally:
+            self._launch = None
+
+    def refuse(self, reason: BaseException) -> None:
+        """Never become a gang."""
+        self._refused = reason
+        self._launch = None
+
+    @property
+    def state(self) -> str:
+        """``QUEUED``, then the state of a gang."""
+        if self.gang is not None:
+            return self.gang.state
+        if self._refused is None:
+            return "QUEUED"
+        return "STOPPED" if isinstance(self._refused, GangStoppedError) else "FAILED"
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it has no result, None for a run that succeeded or has not ended."""
+        if self.gang is None:
+            return self._refused
+        try:
+            self.gang.raise_for_state()
+        except BaseException as error:  # of a rank inside the kernel it is the user's own
+            return error
+        lost = self.gang.received.of(0).errors if self.gang.wait(0) else {}
+        return ResultError("\n".join(lost.values())) if lost else None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return whether it has ended; waits for a gang."""
+        return self._refused is not None if self.gang is None else self.gang.wait(timeout_s)
+
+    def events(self, start: int = 0) -> Sequence[ev.Event]:
+        """Return the events of its gang, from the ``start``-th on."""
+        if self.gang is not None:
+            return self.gang.events(start)
+        if self._refused is None:
+            return []
+        ended: list[ev.Event] = [ev.GangEnded(0.0, self.state, str(self._refused))]
+        return ended[start:]
+
+    def row(self) -> dict[str, Any]:
+        """Return what :attr:`Sweep.results` has of it."""
+        gang, error = self.gang, self.error
+        state = gang.snapshot() if gang is not None else None
+        is_complete = state is not None and state.state == "SUCCEEDED" and error is None
+        return {
+            "params": dict(self.values),
+            "gang": gang.id if gang is not None else None,
+            "state": self.state,
+            "duration_s": state.length_s(time.time()) if state is not None else None,
+            "metrics": dict(state.last_metrics) if state is not None else {},
+            "result": gang.result if gang is not None and is_complete else None,
+            "out": dict(gang.out) if gang is not None and is_complete else {},
+            "error": None if error is None else str(error),
+        }
 
 
 class Sweep:
@@ -41,16 +122,16 @@ class Sweep:
 
     def __init__(
         self,
-        queue: Sequence[tuple[SweepRun, Launch]],
+        runs: Sequence[SweepRun],
         n_at_once: int,
         group: SweepGroup | None = None,
     ) -> None:
         self.n_at_once = n_at_once
         """How many runs fit beside each other."""
         self._group = group
-        self.runs: Sequence[SweepRun] = tuple(run for run, _ in queue)
+        self.runs = runs
         """The combinations, in their order."""
-        self._queue = deque(queue)
+        self._queue = deque(runs)
         self._running: list[SweepRun] = []
         self.is_stopping = False
         self._is_killed = False
@@ -127,12 +208,12 @@ class Sweep:
             run.wait(_POLL_S)
         self._running = [run for run in self._running if not run.wait(0)]
         while self._queue and len(self._running) < self.n_at_once and not self.is_stopping:
-            self._start(*self._queue.popleft())
+            self._start(self._queue.popleft())
         return self.has_more
 
-    def _start(self, run: SweepRun, launch: Launch) -> None:
+    def _start(self, run: SweepRun) -> None:
         self._running.append(run)
-        run.start(launch)
+        run.start()
         if isinstance(run.error, KeyboardInterrupt):  # of a rank inside the kernel
             self.stop()
         if self.is_stopping and run.gang is not None:  # requested while it was started
@@ -146,7 +227,7 @@ class Sweep:
         """Stop it for a reason that :class:`~hydrogen_magic.core.events.StopRequested` names."""
         self.is_stopping, self._is_killed = True, self._is_killed or kill
         while self._queue:
-            run, _ = self._queue.popleft()
+            run = self._queue.popleft()
             run.refuse(GangStoppedError("the sweep was stopped before it started"))
         for run in list(self._running):
             if run.gang is not None:
@@ -166,10 +247,10 @@ class Sweep:
         has_failed = any(run.error is not None for run in self.runs)
         if has_failed and self.is_stopping:
             raise GangStoppedError(
-                f"the sweep was stopped: {self.progress}{sweep_failures.where_results(self.runs)}"
+                f"the sweep was stopped: {self.progress}{_where_results(self.runs)}"
             )
         if has_failed:
-            raise sweep_failures.error_of(self.runs)
+            raise _error_of(self.runs)
 
 
 _STATES = ("succeeded", "failed", "stopped", "running", "pending", "queued")
@@ -195,6 +276,48 @@ def _number(row: Mapping[str, Any], name: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+# ── its failures ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _error_of(runs: Sequence[SweepRun]) -> SweepError:
+    """Return the error of a sweep, some of whose runs have failed.
+
+    In its report, combinations that failed in the same way share one.
+    """
+    failed = [run for run in runs if run.error is not None]
+    by_reason: dict[str, list[SweepRun]] = {}
+    for run in failed:
+        by_reason.setdefault(_first_line(run), []).append(run)
+    count = f"{len(failed)} of {counted(len(runs), 'run')} of the sweep failed"
+    each = "; ".join(f"{run.label}: {_first_line(run)}" for run in failed)
+    lines = [f"SweepError: {count}{_where_results(runs)}"]
+    for alike in by_reason.values():
+        names = ", ".join(map(_name_and_id, alike))
+        lines += ["", f"── {names} ──", *_own_report(alike[0])]
+    return SweepError(f"{count}: {each}{_where_results(runs)}", report="\n".join(lines))
+
+
+def _where_results(runs: Sequence[SweepRun]) -> str:
+    """Return where the results of the runs that succeeded are, as the end of a sentence."""
+    has_any = any(run.state == "SUCCEEDED" for run in runs)
+    return "; hydrogen_magic.last_sweep() has the results of the others" if has_any else ""
+
+
+def _name_and_id(run: SweepRun) -> str:
+    return f"{run.label} ({run.gang.id})" if run.gang is not None else run.label
+
+
+def _first_line(run: SweepRun) -> str:
+    error = run.error
+    text = str(error).partition("\n")[0]
+    return text if isinstance(error, HydrogenError) else f"{type(error).__name__}: {text}"
+
+
+def _own_report(run: SweepRun) -> list[str]:
+    error = run.error
+    return error.report.splitlines() if isinstance(error, HydrogenError) else [_first_line(run)]
+
+
 # ── running it ───────────────────────────────────────────────────────────────────────────────────
 
 _newest: deque[Sweep] = deque(maxlen=1)
@@ -214,17 +337,13 @@ def prepare(
     group = SweepGroup(plugins.tracker(spec.track), spec.name) if spec.track else None
     most = min(len(captured), most_at_once or len(captured))
     n_at_once = plugins.placement(spec.placement).n_at_once(spec, most)
-    queue: list[tuple[SweepRun, Launch]] = []
+    runs: list[SweepRun] = []
     for values, cell in captured:
-        run = SweepRun(values)
         listed = replace(cell, params={**cell.params, **params_of(values)})
-        named = replace(spec, name=f"{spec.name} {run.label}", n_at_once=n_at_once)
-        queue.append((run, partial(_launch, listed, named, title, group)))
-    return Sweep(queue, n_at_once, group), [_planned(run, spec) for run, _ in queue]
-
-
-def _launch(cell: Captured, spec: JobSpec, title: str, group: SweepGroup | None) -> Gang:
-    return launcher.launch_captured(cell, spec, title=title, group=group)
+        named = replace(spec, name=f"{spec.name} {label_of(values)}", n_at_once=n_at_once)
+        launch = partial(launcher.launch_captured, listed, named, title=title, group=group)
+        runs.append(SweepRun(values, launch))
+    return Sweep(runs, n_at_once, group), [_planned(run, spec) for run in runs]
 
 
 def _planned(run: SweepRun, spec: JobSpec) -> GangState:

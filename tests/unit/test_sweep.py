@@ -16,8 +16,7 @@ from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import devices, local
 from hydrogen_magic.driver.placements.local import LocalPlacement
-from hydrogen_magic.driver.sweep import Sweep, attend
-from hydrogen_magic.driver.sweep_run import SweepRun
+from hydrogen_magic.driver.sweep import Sweep, SweepRun, attend
 from hydrogen_magic.driver.sweep_values import combinations, label_of, params_of
 from hydrogen_magic.errors import (
     GangStoppedError,
@@ -133,14 +132,14 @@ class Gangs:
 
     def __init__(self, n: int, n_at_once: int) -> None:
         self.launched: list[Fake] = []
-        runs = [SweepRun({"lr": lr}) for lr in range(1, n + 1)]
-        launches: Any = [(run, lambda r=run: self._launch(r)) for run in runs]
-        self.sweep = Sweep(launches, n_at_once)
+        launches = {lr: lambda lr=lr: self._launch(lr) for lr in range(1, n + 1)}
+        runs = [SweepRun({"lr": lr}, launch) for lr, launch in launches.items()]
+        self.sweep = Sweep(runs, n_at_once)
 
-    def _launch(self, run: SweepRun) -> Gang:
-        if run.values["lr"] == 13:
+    def _launch(self, lr: int) -> Gang:
+        if lr == 13:
             raise PlacementError("the cluster is gone")
-        self.launched.append(Fake(run.label))
+        self.launched.append(Fake(f"lr={lr}"))
         return cast(Gang, self.launched[-1])
 
     def advance(self) -> list[str]:
@@ -203,7 +202,7 @@ def test_a_stop_ends_what_runs_and_the_queue() -> None:
 def test_a_stop_reaches_the_gang_that_is_being_started() -> None:
     gangs = Gangs(1, n_at_once=1)
     launch = gangs._launch
-    gangs._launch = lambda run: (gangs.sweep.stop(kill=True), launch(run))[1]  # type: ignore[method-assign]
+    gangs._launch = lambda lr: (gangs.sweep.stop(kill=True), launch(lr))[1]  # type: ignore[method-assign]
     gangs.advance()
     assert gangs.launched[0].stops == [True]
 
@@ -212,7 +211,7 @@ def test_a_fault_in_a_launch_is_not_hidden() -> None:
     def fail() -> Gang:
         raise OSError("no memory file")
 
-    sweep = Sweep([(SweepRun({"lr": 1}), fail)], 1)
+    sweep = Sweep([SweepRun({"lr": 1}, fail)], 1)
     with pytest.raises(OSError, match="no memory file"):
         sweep.advance()
     assert not sweep.advance(), "it counts as ended"
@@ -243,11 +242,11 @@ def test_no_run_goes_on_or_starts_after_a_fault(
     gangs = Gangs(5, n_at_once=2)
     launch, attempted, finished = gangs._launch, [], []
 
-    def launch_or_fail(run: SweepRun) -> Gang:
-        attempted.append(run.label)
-        if run.values["lr"] == fails_at:
+    def launch_or_fail(lr: int) -> Gang:
+        attempted.append(lr)
+        if lr == fails_at:
             raise OSError("no space left")
-        return launch(run)
+        return launch(lr)
 
     monkeypatch.setattr(gangs, "_launch", launch_or_fail)
     monkeypatch.setattr(gangs.sweep, "finish_tracking", lambda: finished.append(True))
@@ -256,7 +255,7 @@ def test_no_run_goes_on_or_starts_after_a_fault(
         attend(gangs.sweep, cast(Any, view))
     cause = OSError if fails_at else RuntimeError
     assert isinstance(raised.value.__context__, cause)
-    assert attempted == ["lr=1", "lr=2"] and len(gangs.launched) == n_launched
+    assert attempted == [1, 2] and len(gangs.launched) == n_launched
     assert all(gang.stops == [False] for gang in gangs.launched)
     assert view.is_closed and finished == [True] and not gangs.sweep.has_more
 
