@@ -164,7 +164,16 @@ class Notebook:
 
 def inline(captured: Captured) -> Any:
     """Run a closure in this process, in a module of its own, and return its value."""
-    return namespace.load(captured.payload, types.ModuleType("__main__")).run()
+    return namespace.load(as_sent(captured), types.ModuleType("__main__")).run()
+
+
+def as_sent(captured: Captured) -> payload.Payload:
+    """Return a closure whose arrays are independent of the notebook's, as a rank gets it."""
+    fd = payload.to_memfd(captured.payload)
+    try:
+        return payload.from_memfd(fd)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

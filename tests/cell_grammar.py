@@ -25,6 +25,7 @@ from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.capture.scopes import assigned_in
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import namespace
+from tests.capture_rig import as_sent
 
 NOTEBOOK = """
 from contextlib import contextmanager, nullcontext, suppress
@@ -338,7 +339,7 @@ def plainly(text: str, notebook: types.ModuleType) -> Outcome:
 def inline(captured: Captured) -> Outcome:
     """Run a closure in a module of this process."""
     module = types.ModuleType("__main__")
-    loaded = namespace.load(captured.payload, module)
+    loaded = namespace.load(as_sent(captured), module)
     return outcome(loaded.run, module.__dict__)
 
 

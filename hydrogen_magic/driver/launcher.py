@@ -68,7 +68,6 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.worker.nesting import refuse_nested
-from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.views import static_picture
 
 _FED_FILES = {True: 2, False: 8}
@@ -170,7 +169,8 @@ def launch_captured(
         start = _starter(placement, spec, session)
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
         with ExitStack() as on_error:
-            closure = _closure(placement, captured, on_error)
+            closure = ClosureFile(captured.payload)  # the notebook's arrays may change
+            on_error.callback(closure.release)
             run = _new_run(captured, spec, title, wall_time, known)
             on_error.pop_all()
         for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured)):
@@ -194,17 +194,6 @@ def launch_captured(
             session=None if session is None else session.next_cell(spec, captured),
         )
     return start(run, job)
-
-
-def _closure(
-    placement: Placement | InKernelPlacement, captured: capture.Captured, on_error: ExitStack
-) -> ClosureFile | Payload:
-    """Return a copy for the ranks, which ``on_error`` releases: the notebook's arrays may change."""
-    if isinstance(placement, InKernelPlacement):
-        return captured.payload
-    closure = ClosureFile(captured.payload)
-    on_error.callback(closure.release)
-    return closure
 
 
 def _outdated() -> list[str]:

@@ -16,7 +16,7 @@ from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.errors import CaptureError, ResultError
 from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.serialization import payload
-from tests.capture_rig import Notebook, RankError, Ranks, write
+from tests.capture_rig import Notebook, RankError, Ranks, as_sent, write
 from tests.rank_results import delivered
 
 pytestmark = [pytest.mark.usefixtures("in_folder"), pytest.mark.xdist_group("capture")]
@@ -320,7 +320,7 @@ def test_inline_leaves_the_notebook_alone(notebook: Notebook) -> None:
     method = notebook.names["A"].get
     before = dict(notebook.names), list(sys.meta_path)
     loaded = namespace.load(
-        notebook.capture("x = 1\nf(), a", out=["x"]).payload, types.ModuleType("__main__")
+        as_sent(notebook.capture("x = 1\nf(), a", out=["x"])), types.ModuleType("__main__")
     )
     result = delivered(loaded, loaded.run())
     assert result.value()[0] == [1, 2] and dict(result.variables()) == {"x": 1}

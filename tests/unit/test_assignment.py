@@ -12,7 +12,7 @@ from hydrogen_magic.driver.result_assignment import assign
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.serialization import identity
-from tests.capture_rig import Notebook
+from tests.capture_rig import Notebook, as_sent
 from tests.rank_results import delivered
 
 NET = """
@@ -39,7 +39,7 @@ assert not torch.equal(weight, before), "the notebook's optimizer does not train
 def ran(notebook: Notebook, cell: str, *out: str) -> tuple[RankResults, Any]:
     """Run a cell on a rank; return its results, and the originals of what it was sent."""
     captured = notebook.capture(cell, out=out)
-    loaded = namespace.load(captured.payload, types.ModuleType("__main__"))
+    loaded = namespace.load(as_sent(captured), types.ModuleType("__main__"))
     with loaded.as_main():
         return delivered(loaded, loaded.run()), captured.originals
 

@@ -21,7 +21,7 @@ from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.node.worker.group_recovery import ProcessGroups
 from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization.identity import Originals
-from tests.capture_rig import Notebook
+from tests.capture_rig import Notebook, as_sent
 from tests.rank_results import delivered
 
 RANK_0 = frozenset({0})
@@ -68,7 +68,7 @@ class Session:
         self.rank_names.start(0)
         self.warnings = []
         try:
-            loaded = namespace.load(captured.payload, self.rank, self.rank_names)
+            loaded = namespace.load(as_sent(captured), self.rank, self.rank_names)
             self.warnings += loaded.warnings
             value = loaded.run()
             self.rank_names.are_results_sent = True

@@ -123,8 +123,8 @@ class Job:
 
     spec: JobSpec
     plan: Plan
-    closure: ClosureFile | Payload
-    """The closure that the ranks run; a payload for the inline placement."""
+    closure: ClosureFile
+    """The closure that the ranks run."""
     preload: tuple[str, ...]
     """Modules that the ranks will import."""
     needs: tuple[str, ...]
@@ -163,12 +163,6 @@ class Job:
         ranks = (slot.rank for slot in self.plan.slots)
         return [rank for rank in ranks if taking_part is not None and rank not in taking_part]
 
-    @property
-    def closure_bytes(self) -> int:
-        """Size of the closure's file."""
-        assert isinstance(self.closure, ClosureFile)
-        return self.closure.size
-
     def now_s(self) -> float:
         """Return the gang's time for events."""
         return time.monotonic() - self.clock_zero_s
@@ -180,8 +174,7 @@ class Job:
 
     def release_closure(self) -> None:
         """Free the memory of the closure: every rank of the last attempt has loaded it."""
-        if isinstance(self.closure, ClosureFile):
-            self.closure.release()
+        self.closure.release()
 
     def close(self, outcome: str, stop_reason: str = "user") -> None:
         """Release the closure, and what is needed only until the gang has ended, with this final state."""

@@ -82,8 +82,6 @@ def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
 
 
 def _closure(job: Job) -> Payload:
-    if isinstance(job.closure, Payload):
-        return job.closure
     fd = job.closure.dup()
     try:
         return from_memfd(fd)

@@ -18,7 +18,6 @@ from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.driver.placements import (
     AgentLostError,
     Attempt,
-    ClosureFile,
     EventSink,
     Job,
     Placement,
@@ -287,7 +286,6 @@ def _worker_key(job: Job, digest: str) -> str:
 
 def _handed(job: Job) -> list[int]:
     """Return what an agent needs beside the launch message: the closure, a channel for each fed rank."""
-    assert isinstance(job.closure, ClosureFile)
     channels = job.feed.open(len(job.plan.slots)) if job.feed is not None else []
     return [job.closure.dup(), *channels]
 

@@ -36,7 +36,6 @@ from hydrogen_magic.node.worker import (
 )
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.session_names import RankNames
-from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import ClosureManifest, ModuleSource, Setting, unbundle
 from hydrogen_magic.serialization.code_names import names_bound_by
 from hydrogen_magic.serialization.identity import RankObjects, updating
@@ -58,23 +57,11 @@ def load(
     In its own process, a rank also gets the notebook's current local modules, and child processes that know
     the notebook's classes. Raises exceptions of importing and unpickling.
     """
-    own_process = module is None
-    if not own_process:
-        closure = _copied(closure)
     header, body = unbundle(closure)
-    loaded = LoadedClosure(header, module or sys.modules["__main__"], own_process, names)
+    loaded = LoadedClosure(header, module or sys.modules["__main__"], module is None, names)
     with loaded.as_main():
         loaded.restore(body)
     return loaded
-
-
-def _copied(closure: Payload) -> Payload:
-    """Return a closure whose arrays are independent of the kernel's."""
-    fd = payload.to_memfd(closure)
-    try:
-        return payload.from_memfd(fd)
-    finally:
-        os.close(fd)
 
 
 class LoadedClosure:

@@ -18,7 +18,7 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.core.units import size_text
-from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
+from hydrogen_magic.driver.placements import Attempt, EventSink, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import host_task
@@ -259,7 +259,6 @@ class RemoteAgent(AgentClient):
 
     async def send_closure(self, attempt: Attempt, start: int = 0) -> None:
         """Send the closure from byte ``start`` on."""
-        assert isinstance(attempt.job.closure, ClosureFile)
         fd = attempt.job.closure.dup()
         try:
             await self.outgoing.send_file(msg.ClosureLabel(attempt.gang), fd, start=start)

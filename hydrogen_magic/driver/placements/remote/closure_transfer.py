@@ -42,7 +42,7 @@ class ClosureTransfer:
         for agent in self._agents:
             agent.closure_of = ""  # it drops the one of another gang
             agent.on_closure_report = self.take
-        if self._attempt.job.closure_bytes < _PASSED_ON_BYTES:
+        if self._attempt.job.closure.size < _PASSED_ON_BYTES:
             for agent in self._agents:
                 self._tasks.start(agent.send_closure(self._attempt))
             return
