@@ -26,9 +26,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, TypeGuard
 from weakref import WeakValueDictionary
@@ -165,14 +165,13 @@ def launch_captured(
     tracker = None if spec.track is None else plugins.tracker(spec.track)
     if captured.session is not None:
         captured.session.check()
-    with _claimed_session(placement, spec, planned, captured, feed) as (session, notes):
+    with ExitStack() as on_error:
+        session, notes = _claimed_session(placement, spec, planned, captured, feed, on_error)
         start = _starter(placement, spec, session)
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
-        with ExitStack() as on_error:
-            closure = ClosureFile(captured.payload)  # the notebook's arrays may change
-            on_error.callback(closure.release)
-            run = _new_run(captured, spec, title, wall_time, known)
-            on_error.pop_all()
+        closure = ClosureFile(captured.payload)  # the notebook's arrays may change
+        on_error.callback(closure.release)
+        run = _new_run(captured, spec, title, wall_time, known)
         for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured)):
             run.emit(ev.Notice(0.0, "warning", text))
         if spec.track is not None and tracker is not None:
@@ -193,6 +192,7 @@ def launch_captured(
             datasets=captured.datasets,
             session=None if session is None else session.next_cell(spec, captured),
         )
+        on_error.pop_all()
     return start(run, job)
 
 
@@ -318,25 +318,21 @@ def _starter(
     return partial(_start_controller, agents, hub().loop)
 
 
-@contextmanager
 def _claimed_session(
     placement: Placement | InKernelPlacement,
     spec: JobSpec,
     planned: Plan,
     captured: capture.Captured,
     feed: WorkFeed | None,
-) -> Iterator[tuple[sessions.RankSession | None, tuple[str, ...]]]:
+    on_error: ExitStack,
+) -> tuple[sessions.RankSession | None, tuple[str, ...]]:
     """Give what :func:`_session_of` returns, to this gang alone; after an error others may have it."""
     with _claiming:  # other threads may launch, too
         session, notes = _session_of(placement, spec, planned, captured, feed)
         if session is not None:
             session.is_running = True
-    try:
-        yield session, notes
-    except BaseException:
-        if session is not None:
-            session.is_running = False
-        raise
+            on_error.callback(setattr, session, "is_running", False)
+    return session, notes
 
 
 def _session_of(
