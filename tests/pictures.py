@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.output_lines import OutputLine
+from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg import html
 from tests import seconds
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.growable_arrays import floats
 from hydrogen_magic.driver.state.output_lines import clean_name
-from hydrogen_magic.views.growable_arrays import floats
 from hydrogen_magic.views.point_buckets import (
     NOTHING,
     Buckets,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrogen_magic.views.growable_arrays import GrowableArray
+from hydrogen_magic.driver.state.growable_arrays import GrowableArray
 
 
 @dataclass(frozen=True)

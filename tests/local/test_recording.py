@@ -28,9 +28,9 @@ from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
+from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.node.worker import commands, profiler, reporter, user_input
 from hydrogen_magic.transport import framing
-from hydrogen_magic.views.span_tracks import SpanTracks
 from tests import ranks, recorded_ranks, seconds, training
 from tests.gangs import ended, notices_of, spans_of, until, until_reported_again
 

@@ -65,10 +65,10 @@ DOORS = {
 FRAMEWORKS = _rooms("torch numpy horovod deepspeed tensorflow jax keras pyspark tqdm pyarrow")
 """Imported only inside functions: nobody pays for what a cell does not use."""
 OF_NUMBERS = _rooms(
-    "views.point_buckets views.growable_arrays views.curves views.comparison views.sweep"
-    " views.span_tracks views.widget views.static_svg"
+    "driver.state.growable_arrays driver.state.span_tracks views.point_buckets views.curves"
+    " views.comparison views.sweep views.widget views.static_svg"
 )
-"""Arithmetic of the live view on numpy; imported on use themselves."""
+"""Arithmetic of views and timelines on numpy; imported on use themselves."""
 OF_FRAMES = _rooms("inference node.prediction node.worker.inference node.worker.spark_inference")
 """Arithmetic of frames on Arrow; imported on use themselves."""
 OF_SPARK_ML = ("spark.estimator", "spark.model", "spark.params", "spark.persistence")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.views.span_tracks import OTHER, SpanTracks
+from hydrogen_magic.driver.state.span_tracks import OTHER, SpanTracks
 from tests import seconds
 
 Span = tuple[str, float, float, int]

@@ -23,9 +23,9 @@ from nbconvert import HTMLExporter, MarkdownExporter
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import OutputLine
+from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.line_shares import kept_lines
-from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg import colours, html
 from hydrogen_magic.views.static_svg.ansi import to_html
 from hydrogen_magic.views.static_svg.charts import overlaid_html

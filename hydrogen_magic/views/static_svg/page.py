@@ -13,9 +13,9 @@ from itertools import accumulate
 from hydrogen_magic.driver.state.formatting import number, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine
+from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.line_shares import kept_lines, output_summary
-from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import name_html, to_html
 from hydrogen_magic.views.static_svg.charts import charts_html
 from hydrogen_magic.views.static_svg.colours import ERROR

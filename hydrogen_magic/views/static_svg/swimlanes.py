@@ -16,7 +16,7 @@ from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
-from hydrogen_magic.views.span_tracks import PHASES, SpanTrack, SpanTracks
+from hydrogen_magic.driver.state.span_tracks import PHASES, SpanTrack, SpanTracks
 from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK
 from hydrogen_magic.views.static_svg.scales import Scale, seconds_ticks
 from hydrogen_magic.views.static_svg.times import Times, list_html

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration
-from hydrogen_magic.views.span_tracks import SpanTracks
+from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import cell, name_html
 from hydrogen_magic.views.static_svg.colours import INK
 from hydrogen_magic.views.static_svg.fills import fills

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.failure_report import report
 from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.driver.state.span_tracks import Key, SpanTrack, SpanTracks, newest
 from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
-from hydrogen_magic.views.span_tracks import Key, SpanTrack, SpanTracks, newest
 from hydrogen_magic.views.text_table import MOST_ROWS
 from hydrogen_magic.views.widget.json_values import curve_part, span_part, stack_text
 from hydrogen_magic.views.widget.output_feed import LiveLines

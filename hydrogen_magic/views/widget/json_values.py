@@ -12,9 +12,9 @@ import numpy as np
 from hydrogen_magic.core.units import as_float, clipped
 from hydrogen_magic.driver.state.failure_report import stack_lines
 from hydrogen_magic.driver.state.output_lines import clean_name
+from hydrogen_magic.driver.state.span_tracks import SpanTrack
 from hydrogen_magic.views.curves import CurveChange
 from hydrogen_magic.views.point_buckets import Buckets
-from hydrogen_magic.views.span_tracks import SpanTrack
 
 _LONGEST_STACKS = 64_000
 """Characters of the stacks of one rank."""

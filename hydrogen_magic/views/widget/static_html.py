@@ -13,10 +13,10 @@ from hydrogen_magic.driver.state.output_lines import (
     OutputLines,
     without_colour,
 )
+from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.views import static_svg as pictures
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.line_shares import kept_lines, output_summary
-from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.widget.feed import PageFeed
 
 _MOST_LINES = 1000

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
+from hydrogen_magic.driver.state.growable_arrays import GrowableArray, floats, integers
 from hydrogen_magic.driver.state.output_lines import clean_name
-from hydrogen_magic.views.growable_arrays import GrowableArray, floats, integers
 
 PHASES = "phases"
 """The track that is derived here: a rank's phases and their details."""
