@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
 from hydrogen_magic.driver.state.growable_arrays import GrowableArray, floats, integers
 from hydrogen_magic.driver.state.output_lines import clean_name
 
@@ -24,6 +23,8 @@ _LONGEST_NAME = 120
 _ENDLESS_S = float(np.finfo(np.float32).max)
 _LATE_S = 1.0
 """How much later than the end of a wait the span of the same collective may arrive."""
+_LEAST_S = 5e-5
+"""A shorter wait for gradients is random."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class SpanTrack:
     """Spans of one track of one rank, in their order of arrival: inner before outer."""
 
     starts_s: NDArray[np.float64]
-    durations_s: NDArray[np.float32]
+    durations_s: NDArray[np.float64]
     names: NDArray[np.uint16]
     """Indices in :attr:`SpanTracks.names`."""
     depths: NDArray[np.uint8]
@@ -98,7 +99,7 @@ class SpanTracks:
         self._waiting: dict[int, ev.CollectiveWait] = {}
         self._waited: list[_Wait] = []
         """Completed waits, until it is clear that there is no span for them."""
-        self._reductions: list[Reduction] = []
+        self._reductions: list[_Reduction] = []
         """Reductions of gradients, until all ranks have reported theirs."""
         self._np = 0
 
@@ -122,13 +123,13 @@ class SpanTracks:
 
     def _flush_reductions(self, now_s: float) -> None:
         """Add reductions that all ranks have reported, and those of a while before ``now_s``."""
-        groups, self._reductions = grouped(self._reductions), []
+        groups, self._reductions = _grouped(self._reductions), []
         for group in groups:
             is_late = now_s - max(each.end_s for each in group) >= _LATE_S
             if len(group) < self._np and not is_late:
                 self._reductions += group
                 continue
-            for each in split(group, self._np):
+            for each in _split(group, self._np):
                 self._add(each.rank, ev.SPANS, each.name, each.start_s, each.end_s, each.depth)
 
     def tracks(self) -> Mapping[tuple[int, str], SpanTrack]:
@@ -227,7 +228,7 @@ class SpanTracks:
             return slice(None)
         is_kept = np.array([name != ev.GRADIENTS for name in event.names])
         self._reductions += [
-            Reduction(
+            _Reduction(
                 event.rank,
                 float(starts_s[at]),
                 float(ends_s[at]),
@@ -349,7 +350,7 @@ class _Columns:
     """A growing track."""
 
     def __init__(self) -> None:
-        kinds = np.float64, np.float32, np.uint16, np.uint8  # as in SpanTrack
+        kinds = np.float64, np.float64, np.uint16, np.uint8  # as in SpanTrack
         self._columns = [GrowableArray(kind) for kind in kinds]
         self._added: list[tuple[float, float, int, int]] = []
         """Single spans: arrays are made of all of them at once."""
@@ -390,3 +391,48 @@ class _Columns:
             self._added = []
             times = np.array(starts_s), np.array(ends_s)
             self.extend(*times, np.array(names, np.uint16), np.array(depths, np.uint8))
+
+
+# ── waits in reductions of gradients ─────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """One rank's part in one reduction of gradients, or an interval of it.
+
+    A rank reports one span from the moment it has computed its gradients until all are reduced. The spans
+    of one reduction overlap on all ranks: the others wait until the last rank begins; from then on,
+    gradients are reduced.
+    """
+
+    rank: int
+    start_s: float
+    end_s: float
+    depth: int
+    name: str = ev.GRADIENTS
+
+
+def _grouped(found: Iterable[_Reduction]) -> list[list[_Reduction]]:
+    """Return the reductions in order; overlapping spans belong to one reduction."""
+    groups: list[list[_Reduction]] = []
+    until_s = 0.0
+    for each in sorted(found, key=lambda reduction: reduction.start_s):
+        if groups and each.start_s < until_s:
+            groups[-1].append(each)
+            until_s = min(until_s, each.end_s)
+        else:
+            groups.append([each])
+            until_s = each.end_s
+    return groups
+
+
+def _split(group: Sequence[_Reduction], np: int) -> Iterator[_Reduction]:
+    """Yield the spans of one reduction, with waiting and reducing separated if every rank is in it once."""
+    last = max(group, key=lambda each: each.start_s)
+    is_whole = np > 1 and sorted(each.rank for each in group) == list(range(np))
+    for each in group:
+        if not is_whole or last.start_s - each.start_s < _LEAST_S:
+            yield each
+        else:
+            yield replace(each, end_s=last.start_s, name=f"waiting for rank {last.rank}")
+            yield replace(each, start_s=last.start_s)

@@ -266,7 +266,7 @@ def _key(entries: Sequence[_LegendEntry]) -> tuple[list[str], float]:
 
 
 def _covered(
-    starts_s: NDArray[np.float64], durations_s: NDArray[np.float32], edges_s: NDArray[np.float64]
+    starts_s: NDArray[np.float64], durations_s: NDArray[np.float64], edges_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the seconds of spans between each two edges; overlapping ones all count."""
     at = np.concatenate([starts_s, starts_s + durations_s])
