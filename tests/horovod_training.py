@@ -32,5 +32,5 @@ def train(over: str, *, late_s: float = 0.0, own_timeline: str = "") -> int:
         optimizer.step()
         steps += 1
         is_over = bool(hvd.allreduce(torch.tensor(float(Path(over).exists())), name="over") > 0.9)
-    hvd.allreduce(torch.ones(1), name='the "last" one')
+    hvd.allreduce(torch.ones(1), name="the last one")
     return steps

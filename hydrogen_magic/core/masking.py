@@ -176,12 +176,6 @@ class Mask:
             return data
         return self._in_bytes.sub(MASK.encode(), data)
 
-    def blanked(self, data: bytes) -> bytes:
-        """Return ``data`` with an asterisk for every byte of a secret."""
-        if not any(form in data for form in self._bytes):
-            return data
-        return self._in_bytes.sub(lambda found: b"*" * len(found[0]), data)
-
     def event(self, event: T) -> T:
         """Return an event with masked texts."""
         return event if self.is_empty else self._masked(event)

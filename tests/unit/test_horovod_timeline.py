@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import random
 import re
 import time
@@ -15,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import RecordPart, TimelineFile
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
-from hydrogen_magic.frameworks.horovod.node import timeline_file, timeline_follower
+from hydrogen_magic.frameworks.horovod.node import timeline_follower
 from hydrogen_magic.frameworks.horovod.node.timeline_file import cut
 from hydrogen_magic.frameworks.horovod.node.timeline_follower import Timelines
 from hydrogen_magic.frameworks.horovod.node.timeline_spans import Span, SpanBuilder
@@ -30,13 +28,8 @@ from hydrogen_magic.views.text_table import warnings
 from tests import seconds
 from tests.horovod_timeline_files import ORIGIN_US, Written
 
-NASTY = (
-    'a"b\\c\nd}]{"ph": "B", "name": "X", "ts": 1, "pid": 1},{"ph": "E", "ts": 2, "pid": 1}\udcff'
-)
-"""What a tensor may be called: quotes, a newline, what looks like events, no UTF-8."""
 
-
-def training(n_steps: int = 3, tensors: Sequence[str] = ("w", NASTY, "b")) -> Written:
+def training(n_steps: int = 3, tensors: Sequence[str] = ("w", "a", "b")) -> Written:
     """Return steps of 10 ms over these tensors, the first step not cached yet, rank 1 late there."""
     written = Written()
     written.step(0, tensors, [(0, 0), (2, 500), (1, 5500)])
@@ -72,12 +65,12 @@ def test_spans_tell_negotiation_from_reduction_and_who_came_last() -> None:
 
 def test_a_file_cut_anywhere_gives_the_same_spans() -> None:
     """With the bracket that is there for a moment, or without."""
-    data = training(2, ("w", NASTY)).data
+    data = training(2, ("w", "a")).data
     whole = spans_of(data)
     for until, bracket in itertools.product(range(len(data)), (b"", b"]")):
         weaver = SpanBuilder()
         first = cut(data[:until] + bracket)
-        assert first.n_bytes <= until and first.n_lost == 0
+        assert first.n_bytes <= until
         weaver.take(first.events)
         weaver.take(cut(data[first.n_bytes :]).events)
         assert weaver.drain() == whole, until
@@ -99,64 +92,18 @@ def test_outer_spans_of_what_overlaps_lie_side_by_side() -> None:
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(outer))
 
 
-def test_damage_is_passed_over() -> None:
-    data = training(200).data
-    middle = data.index(b'{"ph": "i"', len(data) // 2)
-    found = cut(data[:middle] + b"\0" * 70_000 + data[middle:])
-    assert found.n_lost == 70_001, "the comma before it too"
-    assert found.events == cut(data).events
-
-
-def test_events_in_a_row_are_cut_as_each_by_itself() -> None:
-    """What is taken apart once and known from then on, whatever has happened to the file."""
-    whole = training(20).data
-    damage = [
-        b"",
-        b"}",
-        b"{",
-        b'"',
-        b",",
-        b"7",
-        b"\0",
-        b'"ts": ',
-        b'"ts": 5',
-        b'"pid": 9}',
-        b"9" * 30,
-    ]
-    chance = random.Random(7)
-    borders = [match.start() for match in re.finditer(rb',\{"ph"', whole)]
-    for _ in range(2000):
-        start = chance.choice(borders)
-        data = bytearray(whole[start : start + chance.randrange(1, 8000)])
-        for _ in range(chance.randrange(4)):
-            place = chance.randrange(len(data))
-            data[place : place + chance.randrange(3)] = chance.choice(damage)
-        by_itself = timeline_file.ParsedEvents()
-        timeline_file._cut_objects(bytes(data), by_itself, timeline_file._LONGEST)
-        assert cut(bytes(data)) == by_itself
-
-
-def test_names_that_never_end_become_other() -> None:
-    written = Written()
-    for number in range(200):
-        written.event("B", f"KIND_{number}", 2 * number * 1000, "t")
-        written.event("E", "", (2 * number + 1) * 1000, "t")
-    names = {span[0] for span in spans_of(written.data)}
-    assert len(names) < 80 and "other" in names
-
-
 # ── following ────────────────────────────────────────────────────────────────────────────────────
 
 
 class Followed:
     """A timeline that an agent follows; the gang was launched one second before the timeline's origin."""
 
-    def __init__(self, path: Path, secrets: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
         self.told: list[ev.Event] = []
         zero_s = time.monotonic()
-        self.timelines = Timelines(zero_s, self.told.append, Mask(secrets))
+        self.timelines = Timelines(zero_s, self.told.append)
         wall_ahead_s = ORIGIN_US / 1e6 - 1.0 - zero_s
         self.timelines.turn_to(0, TimelineFile(str(path), True, wall_ahead_s))
 
@@ -170,9 +117,6 @@ class Followed:
             assert (event.rank, event.track) == (0, "coordinator")
             for name, start_s, end_s, depth in seconds.rows_of(event):
                 yield name, round(start_s, 6), round(end_s, 6), depth
-
-    def skipped(self) -> int:
-        return sum(event.skipped for event in self.told if isinstance(event, ev.Spans))
 
 
 @pytest.fixture
@@ -216,68 +160,36 @@ def test_a_steps_last_reduction_is_seen_before_the_next_step(followed: Followed)
 
 
 @pytest.mark.parametrize(
-    "left", [b"", b"]", b",", b',{"ph": "B", "na', b',{"name": "process_name", "p']
+    "left",
+    [
+        b"",
+        b"]",
+        b",",
+        b',{"ph": "B", "na',
+        b',{"name": "process_name", "p',
+        b',{"name": "process_name", "ph": "M", "pid": 4, "args": {"name": "c"}},\n{"ph": "B"',
+    ],
 )
 def test_a_killed_rank_leaves_valid_json(followed: Followed, left: bytes) -> None:
     data = training().data
     followed.path.write_bytes(data + left)
     followed.timelines.finish()
     kept = json.loads(followed.path.read_bytes())
-    assert len(kept) == data.count(b'"ph": ') - 6 * data.count(b'"ph": "M", "pid": 2') // 6
+    assert len(kept) == data.count(b'"ph": ')
     assert [e["name"] for e in kept if e["ph"] == "X"] == ["0", "2", "1"] * 3
 
 
-def test_names_are_made_valid_in_place(followed: Followed) -> None:
-    """While it is written: the writer goes on behind them."""
-    data = training().data
-    half = len(data) // 2
-    followed.path.write_bytes(data[:half])
-    followed.poll()
-    with followed.path.open("r+b") as file:
-        file.seek(half)
-        file.write(data[half:] + b"]")
-    followed.timelines.finish()
-    assert followed.path.stat().st_size == len(data) + 1
-    arguments = [event.get("args", {}) for event in json.loads(followed.path.read_bytes())]
-    names = [each["name"] for each in arguments if "name" in each]
-    assert names[0] == "w" and names[1].startswith("a'b/c d}]{'ph'") and names[2] == "b"
-
-
-def test_secrets_in_names_are_masked(tmp_path: Path) -> None:
-    followed = Followed(tmp_path / "horovod-timeline-1.json", ("sesame-please",))
-    written = Written()
-    written.step(0, ["w", "open-sesame-please-1"])
-    followed.path.write_bytes(written.data)
-    followed.timelines.finish()
-    assert b"sesame" not in followed.path.read_bytes()
-    assert b'"open-*************-1"' in followed.path.read_bytes()
-
-
-@pytest.mark.parametrize("length", [512, 513, 5_000, 16_384])
-def test_a_tensors_name_may_be_long(followed: Followed, length: int) -> None:
+def test_a_tensors_name_may_be_longer_than_what_is_read_at_a_time(followed: Followed) -> None:
     written = Written()
     for step in range(20):
-        written.step(step * 10_000, ["w", ('the "long" one ' * 2_000)[:length], "b"])
-    followed.path.write_bytes(written.data)
+        written.step(step * 10_000, ["w", "long" * 50_000, "b"])
+    followed.path.write_bytes(written.data + b"]")
     followed.poll()
     following = followed.timelines._following
     assert following is not None and following._read == len(written.data), "nothing waits for more"
     followed.timelines.finish()
-    assert followed.path.stat().st_size == len(written.data) + 1
-    assert len(json.loads(followed.path.read_bytes())) > 20 * 3
-    assert followed.skipped() == 0
+    assert followed.path.read_bytes() == written.data + b"]"
     assert sum(span[0] == "allreduce" for span in followed.spans()) == 20
-
-
-def test_what_stands_behind_damage_is_kept(followed: Followed) -> None:
-    written = Written()
-    for step in range(20):
-        written.step(step * 10_000, ["w", "much too long" * 2_000, "b"])
-    followed.path.write_bytes(written.data)
-    followed.timelines.finish()
-    assert followed.path.stat().st_size == len(written.data) + 1
-    assert sum(span[0] == "allreduce" for span in followed.spans()) >= 19
-    assert followed.skipped() > 0
 
 
 def test_nothing_recorded_leaves_no_file(followed: Followed) -> None:
@@ -286,87 +198,31 @@ def test_nothing_recorded_leaves_no_file(followed: Followed) -> None:
     assert not followed.path.exists()
 
 
-def test_what_comes_too_fast_is_left_out_of_the_view_and_counted(followed: Followed) -> None:
-    data = training(12_000).data
-    assert len(data) > 16 << 20
+def test_what_comes_too_fast_is_seen_later(followed: Followed) -> None:
+    data = training(3_000).data
     followed.path.write_bytes(data + b"]")
-    began_s = time.process_time()
+    following = followed.timelines._following
+    assert following is not None
     followed.poll()
-    assert time.process_time() - began_s < 0.5, "a look takes milliseconds, whatever there is"
-    while followed.timelines.kept[0].settled < len(data):
+    assert 0 < following._read < len(data), "a look takes milliseconds, whatever there is"
+    while following._read < len(data):
         followed.poll()
     followed.timelines.finish()
-    starts = data.count(b'"ph": "B"')
-    assert 0 < followed.skipped() < starts
-    last = max(followed.spans(), key=lambda span: span[2])
-    assert last[2] == pytest.approx(1.0 + (11_999 * 10_000 + 3000) / 1e6)
-    assert len(followed.path.read_bytes()) == len(data) + 1
-    assert len(json.loads(followed.path.read_bytes())) > starts
+    assert sum(span[0] == "allreduce" for span in followed.spans()) == 3_000
+    assert followed.path.read_bytes() == data + b"]"
 
 
-def test_the_end_is_seen_of_what_came_too_fast(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("left", [b"]", b',{"ph": "B", "na'])
+def test_a_record_is_whole_though_the_view_is_not(
+    left: bytes, followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline_follower, "_FINISH_S", 60.0)  # other tests run beside this one
-    data = training(6_000).data
-    assert 6 << 20 < len(data) < 16 << 20
-    followed.path.write_bytes(data + b"]")
+    monkeypatch.setattr(timeline_follower, "_FINISH_S", 0.0)
+    data = training(1_000).data
+    followed.path.write_bytes(data + left)
     followed.timelines.finish()
-    last = max(followed.spans(), key=lambda span: span[2])
-    assert last[2] == pytest.approx(1.0 + (5_999 * 10_000 + 3000) / 1e6)
-    assert 0 < followed.skipped() < data.count(b'"ph": "B"') * 3 / 4
-
-
-def _event(text: str, ts_us: int = 5) -> bytes:
-    return f',{{{text}, "ts": {ts_us}, "pid": 1}}'.encode()
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        _event('"ph": "B", "name": "NEGOTIATE_ALLREDUCE"')
-        + _event(f'"ph": "X", "name": "{"9" * 5000}"'),
-        _event('"ph": "B", "name": "A"') * 20_000,
-        b'{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "' * 20_000,
-        _event(f'"ph": "B", "name": "{"n" * 60_000}"', 10**6) + _event('"ph": "E"', 10**6 + 9),
-    ],
-    ids=["digits", "depth", "tensors without an end", "names"],
-)
-def test_what_a_hostile_rank_writes_harms_nobody(written: bytes, followed: Followed) -> None:
-    data = training(3).data
-    followed.path.write_bytes(data + written)
-    began_s = time.process_time()
-    for _ in range(20):
-        followed.poll()
-    assert followed.timelines._following is not None
-    opened = followed.timelines._following._weaver._open.values()
-    assert sum(map(len, opened)) < 1000
-    followed.timelines.finish()
-    assert time.process_time() - began_s < 5.0, "a moment, whatever there is"
-    spans = list(followed.spans())
-    assert ("allreduce", 1.0055, 1.0075, 0) in spans
-    assert max(len(name) for name, *_ in spans) <= 200
-
-
-def test_much_of_what_a_hostile_rank_writes_takes_no_longer(followed: Followed) -> None:
-    head = b'{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "'
-    followed.path.write_bytes(training(3).data + (head * 16_000 + b'},{"ph": "') * 20)
-    began_s = time.process_time()
-    for _ in range(10):
-        followed.poll()
-    assert time.process_time() - began_s < 1.0, "a look takes milliseconds, whatever there is"
-    followed.timelines.finish()
-    assert followed.skipped() > 0
-
-
-def test_a_file_without_an_end_is_left_as_it_is(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timeline_follower, "_FINISH_S", 0.1)
-    followed.path.write_bytes(training(3).data)
-    os.truncate(followed.path, 1 << 36)
-    followed.timelines.finish()
-    assert followed.path.stat().st_size == 1 << 36
+    assert followed.path.read_bytes() == data + b"]"
+    assert followed.timelines.kept[0].settled == len(data)
+    assert 0 < sum(span[0] == "allreduce" for span in followed.spans()) < 1_000
 
 
 def test_a_file_that_cannot_be_read_is_told_and_harms_nobody(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class RankGroup:
         self.record_dir = request.record_dir
         mask = Mask((*request.secrets, *secret_values({**os.environ, **request.env})))
         self.reporter = AttemptReporter(request.clock_zero_s, mask, emit, send_file)
-        self.timelines = follower_of(request.timeline, request.clock_zero_s, emit, mask)
+        self.timelines = follower_of(request.timeline, request.clock_zero_s, emit)
         """Timelines of the rendezvous library."""
         self.ranks = RankSet()
         self._request = request

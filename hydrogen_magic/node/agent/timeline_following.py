@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.timeline_files import LibraryTimeline
 
 
@@ -25,8 +24,8 @@ class ShippedFile:
 class TimelineFollower:
     """What an agent calls about the timelines of one attempt, one file after the other.
 
-    This one follows none. A library's is made with the gang's time 0 as ``time.monotonic()``, with what
-    takes events, and with the mask of secrets.
+    This one follows none. A library's is made with the gang's time 0 as ``time.monotonic()``, and with what
+    takes events.
     """
 
     kept: Sequence[ShippedFile] = ()
@@ -43,16 +42,13 @@ class TimelineFollower:
 
 
 def follower_of(
-    timeline: LibraryTimeline | None,
-    zero_s: float,
-    emit: Callable[[ev.Event], None],
-    mask: Mask,
+    timeline: LibraryTimeline | None, zero_s: float, emit: Callable[[ev.Event], None]
 ) -> TimelineFollower:
     """Return the follower that a rendezvous names, or one that does nothing."""
     if timeline is None:
         return TimelineFollower()
     try:
-        made: TimelineFollower = pkgutil.resolve_name(timeline.follower)(zero_s, emit, mask)
+        made: TimelineFollower = pkgutil.resolve_name(timeline.follower)(zero_s, emit)
     except Exception as error:  # an error of a plug-in: the gang continues without its timeline
         text = f"the timeline of {timeline.name} is not shown: {type(error).__name__}: {error}"
         emit(ev.Notice(0.0, "warning", text))

@@ -1,27 +1,19 @@
 """Reads Horovod's timeline on rank 0's host while it is written, for the view and for the record.
 
 Rank 0 reports where its Horovod writes (:mod:`.observe.timeline`). A poll, four times a second, reads new
-data and takes milliseconds at most: if events arrive faster, some are omitted from the view, and counted,
-but never from the file.
+data and takes milliseconds at most: if events arrive faster, the view lags behind.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.frameworks.horovod.node.timeline_file import (
-    ParsedEvents,
-    count_spans,
-    cut,
-    last_border,
-    named_tensors,
-)
+from hydrogen_magic.frameworks.horovod.node.timeline_file import cut
 from hydrogen_magic.frameworks.horovod.node.timeline_spans import SpanBuilder
 from hydrogen_magic.node.agent.timeline_following import ShippedFile, TimelineFollower
 
@@ -30,30 +22,18 @@ _BUDGET_S = 0.025
 """Time limit of a poll; the agent has to watch its ranks."""
 _CHUNK_BYTES = 128 << 10
 """Bytes read at a time: some 2,000 events, a millisecond."""
-_FAR_BEHIND_BYTES = 2 << 20
-"""If more is unread, this much is skipped: over a second of the busiest training."""
-_PASS_OVER_BYTES = 1 << 20
-"""Bytes skipped at a time: some milliseconds."""
-_TAIL_BYTES = 4 << 20
-"""Bytes read at the end."""
 _FINISH_S = 2.0
-"""Time limit for that: it takes milliseconds, unless the file is not a timeline."""
-_LONGEST_S = 1e8
-"""A larger distance from the gang's launch is damage."""
-_UNSAFE = bytes.maketrans(b'"\\', b"'/")
+"""Time limit for reading the rest, which takes milliseconds."""
 
 
 class Timelines(TimelineFollower):
     """The timelines of rank 0's Horovod in one attempt: one file after the other."""
 
-    def __init__(
-        self, zero_s: float, emit: Callable[[ev.Event], None], mask: Mask | None = None
-    ) -> None:
+    def __init__(self, zero_s: float, emit: Callable[[ev.Event], None]) -> None:
         self.kept: list[ShippedFile] = []
         """Those that belong to the gang's record."""
         self._zero_s = zero_s
         self._emit = emit
-        self._mask = mask or Mask()
         self._following: _Follower | None = None
         self._rank = 0
         self._next_s = 0.0
@@ -68,8 +48,7 @@ class Timelines(TimelineFollower):
         kept = ShippedFile(path) if timeline.is_kept else None
         if kept is not None:
             self.kept.append(kept)
-        wall_zero_s = self._zero_s + timeline.wall_ahead
-        self._following = _Follower(path, kept, wall_zero_s, self._mask)
+        self._following = _Follower(path, kept, self._zero_s + timeline.wall_ahead)
 
     def poll(self) -> None:
         """Send new data; most calls do nothing."""
@@ -93,14 +72,14 @@ class Timelines(TimelineFollower):
             following.close()
             text = f"Horovod's timeline can no longer be read: {error}"
             self._emit(ev.Notice(self._now_s(), "warning", text))
-        self._send(*following.drain())
+        self._send(following.drain())
 
-    def _send(self, spans: Sequence[tuple[str, int, int, int]], skipped: int) -> None:
-        if not spans and not skipped:
+    def _send(self, spans: Sequence[tuple[str, int, int, int]]) -> None:
+        if not spans:
             return
-        names, starts_ns, ends_ns, depths = zip(*spans, strict=True) if spans else ((),) * 4
+        names, starts_ns, ends_ns, depths = zip(*spans, strict=True)
         event = ev.Spans(
-            self._now_s(), self._rank, names, starts_ns, ends_ns, depths, skipped, ev.COORDINATOR
+            self._now_s(), self._rank, names, starts_ns, ends_ns, depths, 0, ev.COORDINATOR
         )
         self._emit(event)
 
@@ -111,27 +90,20 @@ class Timelines(TimelineFollower):
 class _Follower:
     """One file. ``wall_zero_s``: the wall-clock time at the gang's time 0."""
 
-    def __init__(
-        self, path: Path, kept: ShippedFile | None, wall_zero_s: float, mask: Mask
-    ) -> None:
+    def __init__(self, path: Path, kept: ShippedFile | None, wall_zero_s: float) -> None:
         self._path = path
         self._kept = kept
-        self._mask = mask
         self._wall_zero_s = wall_zero_s
         self._origin_s: float | None = None
         """The gang's time at the timeline's time 0."""
         self._fd = -1
         self._read = 0
-        """Bytes of complete objects that have been read."""
+        """Bytes that have been read, up to the end of an event."""
         self._weaver = SpanBuilder()
-        self._skipped = 0
 
     def poll(self, now_s: float) -> None:
         """Continue reading, for some milliseconds at most."""
         until_s = time.monotonic() + _BUDGET_S
-        is_far = self._behind() > _FAR_BEHIND_BYTES
-        while is_far and time.monotonic() < until_s:
-            is_far = self._pass_over(_CHUNK_BYTES)  # the newest event has been read
         while self._read_on() and time.monotonic() < until_s:
             pass
         if self._origin_s is not None:
@@ -142,23 +114,21 @@ class _Follower:
     def finish(self) -> None:
         """Read to the end, up to a limit, and close its brackets."""
         until_s = time.monotonic() + _FINISH_S
-        while time.monotonic() < until_s:
-            if not (self._pass_over(_TAIL_BYTES) or self._read_on() or self._read_on(is_end=True)):
-                if self._kept is not None and self._fd >= 0:
-                    self._close_brackets()
-                return
+        while (is_more := self._read_on()) and time.monotonic() < until_s:
+            pass
+        if is_more:  # the rest is kept in the record, but not drawn
+            self._read += max(0, self._behind() - _CHUNK_BYTES)
+            self._advance(cut(os.pread(self._fd, _CHUNK_BYTES, self._read)).n_bytes)
+        if self._kept is not None and self._fd >= 0:
+            self._close_brackets()
 
-    def drain(self) -> tuple[list[tuple[str, int, int, int]], int]:
-        """Return spans on the gang's clock, in nanoseconds, and the number of omitted events since the last
-        call.
-        """
-        skipped, self._skipped = self._skipped, 0
+    def drain(self) -> list[tuple[str, int, int, int]]:
+        """Return the spans that ended since the last call, on the gang's clock, in nanoseconds."""
         spans = self._weaver.drain()
         if self._origin_s is None:
-            return [], skipped + len(spans)  # its beginning is damaged: the origin is unknown
+            return []
         origin_ns = round(self._origin_s * 1e9)
-        told = [(n, origin_ns + s * 1000, origin_ns + e * 1000, depth) for n, s, e, depth in spans]
-        return told, skipped
+        return [(n, origin_ns + s * 1000, origin_ns + e * 1000, depth) for n, s, e, depth in spans]
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -178,57 +148,25 @@ class _Follower:
                 return 0
         return os.fstat(self._fd).st_size - self._read
 
-    def _read_on(self, *, is_end: bool = False) -> bool:
-        """Read a chunk; return whether there may be more. ``is_end``: the file is complete."""
-        behind = self._behind()
-        if behind <= 0:
+    def _read_on(self) -> bool:
+        """Read a chunk; return whether there may be more."""
+        if self._behind() <= 0:
             return False
-        found = cut(os.pread(self._fd, min(behind, _CHUNK_BYTES), self._read), is_end=is_end)
-        if found.n_lost:
-            self._weaver.forget()
-            self._skipped += 1
-        self._note_origin(found)
+        data = os.pread(self._fd, _CHUNK_BYTES, self._read)
+        found = cut(data)
+        if found.origin_us is not None:
+            self._origin_s = found.origin_us / 1e6 - self._wall_zero_s
         self._weaver.take(found.events)
-        self._escape(found.tensors)
-        self._advance(found.n_bytes)
-        return found.n_bytes > 0
-
-    def _pass_over(self, n_left: int) -> bool:
-        """Skip complete events, except for the last ``n_left`` bytes, without parsing them.
-
-        In pieces: return whether any bytes were skipped.
-        """
-        n_bytes = min(self._behind() - n_left, _PASS_OVER_BYTES)
-        if n_bytes <= 0:
-            return False
-        data = os.pread(self._fd, n_bytes, self._read)
-        until = last_border(data)
-        if self._origin_s is None:
-            self._note_origin(cut(data[:_CHUNK_BYTES]))
-        self._escape(named_tensors(data[:until]))
-        self._skipped += count_spans(data[:until])
-        self._weaver.forget()
-        self._advance(until)
-        return until > 0
+        n_bytes = found.n_bytes
+        if n_bytes == 0 and len(data) == _CHUNK_BYTES:
+            n_bytes = _CHUNK_BYTES  # a tensor's name fills the chunk
+        self._advance(n_bytes)
+        return n_bytes > 0
 
     def _advance(self, n_bytes: int) -> None:
         self._read += n_bytes
         if self._kept is not None:
             self._kept.settled = self._read
-
-    def _note_origin(self, found: ParsedEvents) -> None:
-        if found.origin_us is not None:
-            origin_s = found.origin_us / 1e6 - self._wall_zero_s
-            self._origin_s = origin_s if abs(origin_s) < _LONGEST_S else None
-
-    # ── repair ──
-
-    def _escape(self, tensors: Iterable[tuple[int, bytes]]) -> None:
-        """Replace, byte by byte, what makes the file invalid, and secrets: Horovod writes only behind it."""
-        for at, name in tensors:
-            safe = _safe(self._mask.blanked(name))
-            if safe != name and self._kept is not None:
-                os.pwrite(self._fd, safe, self._read + at)
 
     def _close_brackets(self) -> None:
         """Leave complete objects and a bracket: a killed rank leaves half an object, or a comma."""
@@ -238,15 +176,3 @@ class _Follower:
         if os.pread(self._fd, 2, self._read) != b"]":
             os.ftruncate(self._fd, self._read)
             os.pwrite(self._fd, b"]", self._read)
-
-
-def _safe(name: bytes) -> bytes:
-    """Return a name of the same length that is valid between quotes in JSON."""
-    plain = name.translate(_UNSAFE)
-    if any(byte < 0x20 for byte in plain):
-        plain = bytes(byte if byte >= 0x20 else 0x20 for byte in plain)
-    try:
-        plain.decode("utf-8")
-    except UnicodeDecodeError:
-        plain = bytes(byte if byte < 0x80 else 0x3F for byte in plain)
-    return plain

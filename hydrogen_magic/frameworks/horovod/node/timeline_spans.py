@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hydrogen_magic.frameworks.horovod.node.timeline_file import Event
-from hydrogen_magic.node.worker.spans import LONGEST_NAME
 
 Span = tuple[str, int, int, int]
 """Name, start and end in microseconds of the timeline, depth."""
@@ -25,14 +24,6 @@ _LONG_US = 500_000
 """Longer intervals are reported in pieces, so that they are visible while they last."""
 _SILENT_US = 200_000
 """After this time, the newest event counts as the last one for now."""
-_MOST_NAMES = 64
-"""Horovod has some forty; each additional name permanently costs the view memory."""
-_MOST_OPEN = 1 << 16
-"""Maximum number of tensors in progress, which a damaged file could grow without limit."""
-_DEEPEST = 64
-"""Maximum nesting of activities of one tensor. Horovod has two."""
-_MOST_RANKS = 1 << 14
-"""Split if one rank is waited for."""
 
 
 class SpanBuilder:
@@ -40,9 +31,9 @@ class SpanBuilder:
 
     def __init__(self) -> None:
         self._names: dict[bytes, str] = {}
-        self._open: dict[int, list[str]] = {}
+        self._open: dict[bytes, list[str]] = {}
         """Tensor -> its open activities, outermost first."""
-        self._ready: dict[int, tuple[int, int, int]] = {}
+        self._ready: dict[bytes, tuple[int, int, int]] = {}
         """Tensor -> when the last but one rank was ready, when the last one was, and which that was."""
         self._outer = _SpanRow(0)
         self._inner = _SpanRow(1)
@@ -66,8 +57,6 @@ class SpanBuilder:
                     stack.append(words)
                 else:
                     row = outer
-                    if len(opened) >= _MOST_OPEN:
-                        self.forget()
                     opened[tensor] = [words]
                 if words in row.counts:
                     row.counts[words] += 1
@@ -89,8 +78,6 @@ class SpanBuilder:
             elif phase == b"X":
                 self._note_ready(tensor, name, int(at))
         self.latest_us = max(self.latest_us, int(at))
-        if any(len(stack) > _DEEPEST for stack in opened.values()):
-            self.forget()
 
     def cut_long(self, now_us: int | None) -> None:
         """Report activities in progress, if known; ``now_us``: None while events are read late.
@@ -114,22 +101,13 @@ class SpanBuilder:
         self._waits = []
         return spans
 
-    def forget(self) -> None:
-        """Events are missing: the state of open activities is unknown."""
-        self._open.clear()
-        self._ready.clear()
-        self._late.clear()
-        self._outer.forget()
-        self._inner.forget()
-
     # ── events ──
 
-    def _note_ready(self, tensor: int, rank: bytes, ts_us: int) -> None:
-        if rank.isdigit() and len(rank) < 10:
-            before = self._ready.get(tensor, (ts_us, ts_us, -1))
-            self._ready[tensor] = (before[1], ts_us, min(int(rank), _MOST_RANKS))
+    def _note_ready(self, tensor: bytes, rank: bytes, ts_us: int) -> None:
+        before = self._ready.get(tensor, (ts_us, ts_us, -1))
+        self._ready[tensor] = (before[1], ts_us, int(rank))
 
-    def _note_late(self, tensor: int) -> None:
+    def _note_late(self, tensor: bytes) -> None:
         """All activities of a tensor have ended: report the rank it waited for, once none is negotiated."""
         start_us, end_us, rank = self._ready.pop(tensor, (0, 0, -1))
         if end_us - start_us >= _LATE_US:
@@ -145,11 +123,7 @@ class SpanBuilder:
 
     def _named(self, written: bytes) -> str:
         """Return the display text of a name: ``negotiate allreduce``, ``memcpy in fusion buffer``."""
-        if written not in self._names:
-            if len(self._names) >= _MOST_NAMES:
-                return "other"
-            words = written[:LONGEST_NAME].decode("utf-8", "replace").replace("_", " ").lower()
-            self._names[written] = words or "?"
+        self._names[written] = written.decode().replace("_", " ").lower()
         return self._names[written]
 
 
@@ -213,7 +187,3 @@ class _SpanRow:
     def drain(self) -> list[Span]:
         done, self._done = self._done, []
         return done
-
-    def forget(self) -> None:
-        self.counts.clear()
-        self.current = ""
