@@ -39,7 +39,7 @@ class Written:
         text += f', "ts": {ts_us}, "pid": {self._tensors[tensor]}'
         text += ', "dur": 0' if phase == "X" else ""
         text += f', "args": {{{args}}}' if args else ""
-        self._data += text.encode("utf-8", "surrogateescape") + b"}"
+        self._data += text.encode() + b"}"
 
     def marker(self, ts_us: int) -> None:
         self._data += b',{"ph": "i", "name": "CYCLE_START", "ts": %d, "s": "g"}' % ts_us

@@ -49,13 +49,14 @@ class Server:
         finally:
             connection.close()
 
-    def send_raw(self, data: bytes, *, reads: bool = True) -> bytes:
-        """Send bytes, and return the answer."""
+    def send_raw(self, data: bytes) -> bytes:
+        """Send bytes and no more, and return the beginning of the answer."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S) as sock:
             try:
                 sock.sendall(data)
-                return sock.recv(65536) if reads else b""
-            except ConnectionError:
+                sock.shutdown(socket.SHUT_WR)
+                return sock.recv(65536)
+            except OSError:
                 return b""
 
     def close(self) -> None:
@@ -66,13 +67,6 @@ class Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Tests have keys of their own, or put them first."""
-    server = Server()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def own_server() -> Iterator[Server]:
     server = Server()
     yield server
     server.close()
@@ -97,12 +91,12 @@ def test_a_get_is_held_until_the_key_is_put() -> None:
         assert server.ask("DELETE", f"/{TOKEN}/global/9")[0] == 200  # by now it has read them
         assert select.select(held, [], [], 0)[0] == []
         assert server.ask("PUT", f"/{TOKEN}/global/7", b"here") == (200, b"")
-        answers = [sock.recv(100) for sock in held]
+        answers = [sock.makefile("rb").read() for sock in held]
     finally:
         for sock in held:
             sock.close()
         server.close()
-    assert [(answer[:12], answer[-4:]) for answer in answers] == [(b"HTTP/1.1 200", b"here")] * 5
+    assert [(answer[:12], answer[-4:]) for answer in answers] == [(b"HTTP/1.0 200", b"here")] * 5
 
 
 def test_a_get_of_a_missing_key_is_answered_in_the_end(server: Server) -> None:
@@ -126,46 +120,32 @@ def test_other_hosts_are_refused() -> None:
         server.close()
 
 
+@pytest.mark.parametrize("length", [-5, 99999999999])
+def test_a_value_has_a_bound(server: Server, length: int) -> None:
+    head = f"PUT /{TOKEN}/a HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"
+    assert server.send_raw(head.encode()).startswith(b"HTTP/1.0 413")
+
+
+def test_half_a_value_is_not_kept(server: Server) -> None:
+    head = f"PUT /{TOKEN}/half HTTP/1.1\r\nContent-Length: 8\r\n\r\n"
+    assert server.send_raw(head.encode() + b"half") == b""
+    assert server.ask("GET", f"/{TOKEN}/half")[0] == 404
+
+
 @pytest.mark.parametrize(
-    ("noise", "status"),
+    "noise",
     [
-        (random.Random(7).randbytes(200) + b"\r\n\r\n", b"400"),
-        (b"\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
-        (f"PATCH /{TOKEN}/a HTTP/1.1\r\n\r\n".encode(), b"400"),
-        (b"x" * 100_000, b"413"),
-        (f"PUT /{TOKEN}/a HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n".encode(), b"413"),
-        (b"PUT /wrong/a HTTP/1.1\r\nContent-Length: 999999\r\n\r\n" + b"x" * 1000, b"403"),
+        random.Random(7).randbytes(200) + b"\r\n\r\n",
+        b"\r\n\r\n",
+        f"PUT /{TOKEN}/a HTTP/1.1\r\nContent-Length: five\r\n\r\n".encode(),
+        f"PATCH /{TOKEN}/a HTTP/1.1\r\n\r\n".encode(),
+        b"x" * 100_000,
+        b"PUT /wrong/a HTTP/1.1\r\nContent-Length: 999999\r\n\r\n" + b"x" * 1000,
     ],
 )
-def test_noise_does_no_harm(server: Server, noise: bytes, status: bytes) -> None:
-    answer = server.send_raw(noise)
-    # A client that is refused before all was read may not see why.
-    is_answered = len(noise) < 1000 or bool(answer)
-    assert not is_answered or answer.startswith(b"HTTP/1.1 " + status)
-    server.send_raw(noise, reads=False)
+def test_noise_does_no_harm(server: Server, noise: bytes) -> None:
+    assert b" 200 " not in server.send_raw(noise)
     assert server.ask("PUT", f"/{TOKEN}/global/0", b"x")[0] == 200
-
-
-def test_it_keeps_no_more_than_it_should(own_server: Server) -> None:
-    megabyte = b"x" * (1 << 20)
-    answers = {own_server.ask("PUT", f"/{TOKEN}/many/{n}", megabyte)[0] for n in range(70)}
-    assert answers == {200, 413}
-    assert own_server.ask("PUT", f"/{TOKEN}/many/0", b"small")[0] == 200, "less than what was there"
-
-
-def test_silent_connections_make_room_for_new_ones(own_server: Server) -> None:
-    """Sooner than by their silence: otherwise other users could keep ranks from meeting."""
-    address = ("127.0.0.1", own_server.port)
-    silent = [socket.create_connection(address, PATIENCE_S) for _ in range(600)]
-    try:
-        assert own_server.ask("PUT", f"/{TOKEN}/global/0", b"x")[0] == 200
-        assert silent[0].recv(1) == b"", "the oldest is closed"
-        silent[-1].sendall(f"GET /{TOKEN}/global/0 HTTP/1.1\r\n\r\n".encode())
-        assert silent[-1].recv(100).startswith(b"HTTP/1.1 200"), "there is room for the newest"
-    finally:
-        for sock in silent:
-            sock.close()
 
 
 def test_many_ranks_meet(server: Server) -> None:
