@@ -253,7 +253,11 @@ def test_what_fails_while_loading_is_raised_as_it_is(notebook: Notebook, ranks: 
 @pytest.mark.parametrize(
     ("text", "out", "message"),
     [
-        ("for model in (): pass\nmodels = 2", ["model"], r"`model` \(--out\) is not defined.*: models"),
+        (
+            "for model in (): pass\nmodels = 2",
+            ["model"],
+            r"`model` \(--out\) is not defined.*: models",
+        ),
         ("import threading\nx = [threading.Lock()]", ["x"], r"`x\[0\]` \(_thread.lock\)"),
         (
             "(i for i in [])",
