@@ -84,7 +84,7 @@ def infer(studio: Studio) -> None:
         page.run(FRAME)
         page.start(INFER)
         figures = page.widget(INFER).locator(".hm-rows-figures")
-        expect(figures).to_contain_text(re.compile(r"[4-6]\d %.*2 rows failed.* left"))
+        expect(figures).to_contain_text(re.compile(r"[4-6]\d %.* left.*2 rows failed"))
         write_picture("view_infer.png", taken(page, page.cell(INFER)))
         page.finish(INFER)
 

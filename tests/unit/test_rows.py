@@ -178,9 +178,9 @@ def test_rows_that_are_handed_out_tell_how_far_the_gang_is() -> None:
     bar = ev.Progress(1.0, 0, -1, "rows", 600, None, "rows")
     told = ev.RowsDone(2.0, done=1200, total=5000, in_flight=4, failed=0, began_s=0.5)
     gang = rank_rows.gang_row(running(2, bar, told), 2.0)
-    known = {"done": 1200, "total": 5000, "in_flight": 4, "failed": 0}
-    assert gang["rows"] == {**known, "is_estimate": False, "per_s": 800.0, "tasks": None}
-    assert gang["remaining_s"] == 5, "by all ranks' rows, not by one's bar"
+    text = "1,200 of 5,000 rows · 800 rows/s · 4.8 s left · 4 chunks in flight"
+    assert gang["rows"] == {"share": 0.24, "text": text}
+    assert gang["remaining_s"] is None, "by all ranks' rows, not by one's bar"
     assert rank_rows.gang_row(running(2), 2.0)["rows"] is None
 
 

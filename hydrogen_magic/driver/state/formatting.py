@@ -55,7 +55,7 @@ def progress_text(rows: RowsDone, is_over: bool = False) -> str:
     On Spark also ``3 of 8 tasks``, or only that if the rows are unknown.
     """
     parts = [] if rows.tasks and not rows.done else _rows_texts(rows)
-    left_s = None if is_over else rows_left_s(rows)
+    left_s = None if is_over else _rows_left_s(rows)
     if left_s is not None:
         parts.append(f"{duration(left_s)} left")
     if rows.tasks:
@@ -73,19 +73,19 @@ def _rows_texts(rows: RowsDone) -> list[str]:
     else:
         about = "about " if rows.is_estimate else ""
         parts = [f"{rows.done:,} of {about}{counted(rows.total, 'row')}"]
-    rate = rows_per_s(rows)
+    rate = _rows_per_s(rows)
     if rate is not None:
         parts.append(f"{rate:,.0f} rows/s")
     return parts
 
 
-def rows_per_s(rows: RowsDone) -> float | None:
+def _rows_per_s(rows: RowsDone) -> float | None:
     """Return the average rate of all ranks together, None before the first results."""
     elapsed_s, done = rows.at_s - rows.began_s, rows.done - rows.resumed
     return done / elapsed_s if done and elapsed_s > 0 else None
 
 
-def rows_left_s(rows: RowsDone) -> float | None:
+def _rows_left_s(rows: RowsDone) -> float | None:
     """Return the remaining time by the finished rows or else tasks; None: unknown."""
     done, total = rows.done - rows.resumed, rows.total
     total = None if total is None else total - rows.resumed

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydrogen_magic.core.events import RowsDone
 from hydrogen_magic.driver.state.culprit import evidence
-from hydrogen_magic.driver.state.formatting import closure_text, rows_left_s, rows_per_s
+from hydrogen_magic.driver.state.formatting import closure_text, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
 from hydrogen_magic.views.curves import metric_name
@@ -45,6 +45,7 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
     running = [rank for rank in state.ranks if rank.phase == "running"]
     rates = [rate for rank in running if (rate := rank.steps_per_s(now_s)) is not None]
     notices = state.notices[-_MOST_NOTICES:]
+    has_bars = state.rows is None and not state.is_terminal
     return {
         "id": plain(state.gang, 40),
         "title": plain(state.title, 300),
@@ -60,7 +61,7 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "queued": None if state.queued is None else list(state.queued),
         "ended_s": round(state.now_s, 3) if state.is_terminal else None,
         "rows": None if state.rows is None else _rows(state.rows, state.is_terminal),
-        "remaining_s": None if state.is_terminal else _gang_remaining_s(state, running, now_s),
+        "remaining_s": _slowest_remaining_s(running, now_s) if has_bars else None,
         "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
         "notices": [
             {"level": _level(n.level), "text": plain(n.text, _LONGEST_NOTICE)} for n in notices
@@ -74,26 +75,14 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
 
 
 def _rows(rows: RowsDone, is_over: bool) -> dict[str, Any]:
-    rate = rows_per_s(rows)
-    return {
-        "done": rows.done,
-        "total": rows.total,
-        "is_estimate": rows.is_estimate,
-        "per_s": None if rate is None else _three_digits(rate),
-        "in_flight": 0 if is_over else rows.in_flight,
-        "tasks": [rows.tasks_done or 0, rows.tasks] if rows.tasks else None,
-        "failed": rows.failed,
-    }
+    return {"share": _share(rows), "text": progress_text(rows, is_over)}
 
 
-def _gang_remaining_s(state: GangState, running: Sequence[RankState], now_s: float) -> int | None:
-    """Return the seconds until the end. Rows of a frame are distributed on demand, so their rate
-    covers all ranks.
-    """
-    if state.rows is None:
-        return _slowest_remaining_s(running, now_s)
-    left_s = rows_left_s(state.rows)
-    return None if left_s is None else round(left_s)
+def _share(rows: RowsDone) -> float | None:
+    """Return the finished part of the rows or else of Spark's tasks; None: unknown."""
+    if rows.total is not None:
+        return min(1.0, rows.done / rows.total) if rows.total else 1.0
+    return (rows.tasks_done or 0) / rows.tasks if rows.tasks else None
 
 
 def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[str, Any]:

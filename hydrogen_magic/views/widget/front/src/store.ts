@@ -138,6 +138,7 @@ export class Store {
       state: "stopped",
       reason,
       ended_s: this.nowS(),
+      rows: this.gang.rows && { ...this.gang.rows, text: "" }, // it tells the time left
       steps_per_s: null,
       remaining_s: null,
       sending: "",

@@ -45,42 +45,21 @@ describe("the header", () => {
   });
 
   test("tells how far all ranks are where rows are counted", () => {
-    const rows = {
-      done: 1200,
-      total: 5000,
-      is_estimate: false,
-      per_s: 800,
-      in_flight: 4,
-      tasks: null,
-      failed: 1,
-    };
-    stage.say({ gang: gangWith({ rows, remaining_s: 5 }) });
-    const figures = stage.find(".hm-rows-figures");
-    expect([...figures.children].map((each) => each.textContent)).toEqual([
-      "24 %",
-      "1,200 of 5,000 rows",
-      "800 rows/s",
-      "4 chunks in flight",
-      "1 row failed",
-      "~5 s left",
-    ]);
-    expect(stage.find(".hm-rows .hm-fill").style.width).toBe("24.00%");
+    const text = "1,200 of 5,000 rows · 800 rows/s · 4.8 s left";
+    stage.say({ gang: gangWith({ rows: { share: 0.2499, text } }) });
+    expect(stage.find(".hm-rows-figures").textContent).toBe(`24 %${text}`);
+    expect(stage.find(".hm-rows .hm-fill").style.width).toBe("24.99%");
     expect(stage.button("Profile")).toBeUndefined();
   });
 
-  test("tells of Spark's tasks where nobody tells of rows", () => {
-    const rows = {
-      done: 0,
-      total: null,
-      is_estimate: false,
-      per_s: null,
-      in_flight: 0,
-      tasks: [3, 8] as [number, number],
-      failed: 0,
-    };
-    stage.say({ gang: gangWith({ rows }) });
-    expect(stage.find(".hm-rows-figures").textContent).toBe("37 %3 of 8 tasks");
-    expect(stage.find(".hm-rows .hm-fill").style.width).toBe("37.50%");
+  test("tells no time left of rows once the kernel is gone", async () => {
+    const rows = { share: 0.5, text: "2 of 4 rows · 4.8 s left" };
+    for (const outlives of [true, false]) {
+      stage.say({ gang: gangWith({ rows, outlives }) });
+      stage.model.disconnect();
+      await stage.pass(20);
+      expect(stage.find(".hm-rows-figures").textContent).toBe("50 %");
+    }
   });
 
   test("offers Stop while the gang lives, and nothing afterwards", () => {

@@ -26,7 +26,7 @@ export function Header({ page, gang }: Props) {
         <Facts page={page} gang={gang} />
         <Controls page={page} gang={gang} />
       </div>
-      {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive && !page.isLost} />}
+      {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive} isLost={page.isLost} />}
       <Notices page={page} gang={gang} />
     </header>
   );
@@ -62,7 +62,7 @@ function Facts({ page, gang }: Props) {
         <span class="hm-sending">{gang.sending}</span>
       )}
       <Elapsed store={store} isLive={isLive} />
-      {isLive && !isLost && !gang.rows && gang.remaining_s !== null && (
+      {isLive && !isLost && gang.remaining_s !== null && (
         <span>~{roughly(gang.remaining_s)} left</span>
       )}
       {!isLost && gang.steps_per_s !== null && <span>{rate(gang.steps_per_s)} steps/s</span>}
