@@ -94,9 +94,7 @@ describe("the timeline", () => {
   it("tells where the time goes, in words too", async () => {
     const { root } = shown(storeWith(2));
     await vi.waitFor(() => expect(root.querySelectorAll(".hm-where-row").length).toBe(2));
-    const number = root.querySelector<HTMLElement>(".hm-where-bar b");
-    expect(number?.textContent).toMatch(/^\d+ %$/);
-    expect(number?.style.background, "no stripe crosses the number").toMatch(/^#/);
+    expect(root.querySelector(".hm-where-bar b")?.textContent).toMatch(/^\d+ %$/);
     expect(root.querySelector(".hm-name")?.textContent).toMatch(/^backward\d+ %$/);
     await vi.waitFor(() =>
       expect(root.querySelector("canvas")?.getAttribute("aria-label")).toMatch(

@@ -16,7 +16,6 @@ const KINDS: readonly [string, RegExp][] = [
   ["checkpoint", /checkpoint|ckpt|\bsav(e|ing)\b/i],
   ["negotiation", /^negotiate\b|^waiting for rank/i],
 ];
-const NEGOTIATION = KINDS.length - 1;
 
 /**
  * Colours of the kinds, then of other names, the same in every theme and in the static picture
@@ -45,13 +44,6 @@ export function kindOf(name: string): number {
   return KINDS.findIndex(([, pattern]) => pattern.test(name));
 }
 
-/**
- * Whether a name is drawn with stripes: waiting and reducing are distinguishable without colours.
- */
-export function isStriped(name: string): boolean {
-  return kindOf(name) === NEGOTIATION;
-}
-
 function hash(text: string): number {
   let h = 2166136261; // FNV-1a
   for (let i = 0; i < text.length; i++) h = Math.imul(h ^ text.charCodeAt(i), 16777619);
@@ -77,13 +69,6 @@ export class NameColors {
     return FILLS[this.indexOf(name)] ?? theme.faint;
   }
 
-  /** The same as a CSS background. */
-  background(name: string, theme: Theme): string {
-    const fill = this.fill(name, theme);
-    if (!isStriped(name)) return fill;
-    return `repeating-linear-gradient(135deg, ${fill} 0 3px, ${stripeOn(fill)} 3px 4px)`;
-  }
-
   /** The wanted colour, or the next one with fewer names. */
   private free(wanted: number): number {
     const n = FILLS.length - N_KINDS;
@@ -107,14 +92,6 @@ export function inkOn(fill: string): string {
   if (Number.isNaN(value) || !fill.startsWith("#")) return "#000000";
   const [r, g, b] = [channel(value >> 16), channel((value >> 8) & 255), channel(value & 255)];
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
-}
-
-/** Colour of stripes on a fill: halfway to the text colour. */
-export function stripeOn(fill: string): string {
-  const ink = Number.parseInt(inkOn(fill).slice(1), 16);
-  const value = Number.parseInt(fill.slice(1), 16);
-  const mixed = [16, 8, 0].map((at) => (((ink >> at) & 255) + ((value >> at) & 255)) >> 1);
-  return `#${mixed.map((c) => c.toString(16).padStart(2, "0")).join("")}`;
 }
 
 /** The phase of a rank: inconspicuous as long as all is well. */

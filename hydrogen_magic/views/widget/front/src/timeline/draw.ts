@@ -2,12 +2,11 @@ import { num } from "../columns";
 import { valueAt } from "../maps";
 import type { Theme } from "../theme";
 import { SLOTS } from "./bins";
-import { inkOn, isStriped, type NameColors, phaseFill } from "./colors";
+import { inkOn, type NameColors, phaseFill } from "./colors";
 import { fitted, pxPerS, type Scale, ticks, toX } from "./geometry";
 import { AXIS_PX, type Layout, type Strip } from "./layout";
 import { type Columns, columnsFor } from "./shares";
 import { PHASES, type SpanStore } from "./store";
-import { stripes } from "./stripes";
 
 /** Rows whose average span is narrower are drawn as shares. */
 export const NEAR_PX = 4;
@@ -128,7 +127,7 @@ function drawBox(
   const width = Math.max(1, right - left - (end - x > SPLIT_PX ? 1 : 0));
   const alpha = isLit(scene, name) || isPhase ? 1 : DIMMED;
   ctx.globalAlpha = isPhase ? PHASE_ALPHA : alpha;
-  ctx.fillStyle = !isPhase && isStriped(name) ? stripes(ctx, fill) : fill;
+  ctx.fillStyle = fill;
   ctx.fillRect(left, strip.y, width, strip.height);
   ctx.globalAlpha = alpha;
   const ink = isPhase ? theme.text : inkOn(fill);
@@ -185,8 +184,7 @@ function drawStacks(
   for (const slot of slotsInOrder(scene)) {
     const name = scene.store.nameOfSlot(slot);
     ctx.globalAlpha = isLit(scene, name) ? 1 : DIMMED;
-    const fill = scene.colors.fill(name, scene.theme);
-    ctx.fillStyle = isStriped(name) ? stripes(ctx, fill) : fill;
+    ctx.fillStyle = scene.colors.fill(name, scene.theme);
     fillBand(ctx, strip, slot, columns.n);
   }
   ctx.globalAlpha = 1;

@@ -52,7 +52,7 @@ function Name({ name, share, colors, theme, highlight, hover, pinned, pin }: Leg
       onMouseLeave={() => hover(null)}
       onClick={() => pin(pinned === name ? null : name)}
     >
-      <i style={{ background: colors.background(name, theme) }} aria-hidden="true" />
+      <i style={{ background: colors.fill(name, theme) }} aria-hidden="true" />
       {name}
       <b>{percent(share)}</b>
     </button>
@@ -80,7 +80,6 @@ export function Where({ ranks, colors, theme, highlight }: WhereProps) {
               <Segment
                 key={share.name}
                 {...share}
-                background={colors.background(share.name, theme)}
                 fill={colors.fill(share.name, theme)}
                 isDim={highlight !== null && highlight !== share.name}
               />
@@ -93,20 +92,18 @@ export function Where({ ranks, colors, theme, highlight }: WhereProps) {
 }
 
 interface SegmentProps extends Share {
-  background: string;
   fill: string;
   isDim: boolean;
 }
 
-function Segment({ name, seconds, share, background, fill, isDim }: SegmentProps) {
+function Segment({ name, seconds, share, fill, isDim }: SegmentProps) {
   return (
     <i
       class={isDim ? "hm-dim" : undefined}
-      style={{ width: `${share * 100}%`, background, color: inkOn(fill) }}
+      style={{ width: `${share * 100}%`, background: fill, color: inkOn(fill) }}
       title={`${name}: ${percent(share)}, ${lapse(seconds)}`}
     >
-      {/* stripes do not cross the number */}
-      {share >= LEAST_TOLD && <b style={{ background: fill }}>{percent(share)}</b>}
+      {share >= LEAST_TOLD && <b>{percent(share)}</b>}
     </i>
   );
 }
