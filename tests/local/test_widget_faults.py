@@ -113,6 +113,18 @@ def test_only_the_newest_of_details_of_one_metric_is_made(
     assert rig.sent[-1]["id"] == "50" and rig.sent[-1]["ok"] is False
 
 
+def test_requests_without_their_fields_are_refused_and_the_page_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    wrong = ("detail", "rows", "tracks", "show")
+    for number, do in enumerate(("hello", *wrong)):
+        rig.order(number, do=do)
+    rig.tick()
+    refused = [message["id"] for message in rig.sent if message.get("ok") is False]
+    assert refused == [str(number + 1) for number, _ in enumerate(wrong)]
+
+
 @pytest.mark.parametrize("fails_in", ["open", "show", "pump", "end"])
 def test_whatever_of_the_page_fails_the_output_is_printed(
     tmp_path: Path,

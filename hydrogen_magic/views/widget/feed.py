@@ -142,11 +142,7 @@ class PageFeed:
             yield PageMessage({**self._head(), "to": to, **content}, buffers)
 
     def detail(self, request: Mapping[str, Any]) -> PageMessage:
-        """Return the requested ``Detail``. Raises ValueError for an unknown metric.
-
-        ``request``: a command that :class:`~hydrogen_magic.views.widget.page_commands.CommandHandler` has
-        checked.
-        """
+        """Return the requested ``Detail``. Raises ValueError for an unknown metric."""
         metric, start, until = request["metric"], request["from"], request["until"]
         if metric not in self.curves.metrics():
             raise ValueError(f"there is no metric named {metric!r}")

@@ -1,4 +1,4 @@
-"""Commands of pages, see ``protocol.ts``: validated, carried out once, and always answered.
+"""Commands of pages, see ``protocol.ts``: carried out once, and always answered.
 
 Pages repeat a command until it is acknowledged, so it may arrive several times, and late: after the gang
 has ended, when the cell that delayed it is over.
@@ -12,19 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.profile_merge import MAX_STEPS
 from hydrogen_magic.errors import HydrogenError
 
 PageCommand = Mapping[str, Any]
-"""A command as a page sent it; validated ones have the fields that ``protocol.ts`` names."""
+"""A command as a page sent it, with the fields that ``protocol.ts`` names."""
 
 _REMEMBERED = 256
 """Commands remembered by their id: many more than pages repeat at a time."""
 _LONGEST_NAME = 200
-_MOST_BUCKETS = 100_000
-_LARGEST_STEP = 1e300
-"""Larger widths of buckets would overflow."""
-_MOST_RANKS_REQUESTS = 1024
 
 
 class PageSender(Protocol):
@@ -36,9 +31,8 @@ class PageSender(Protocol):
 class CommandHandler:
     """Handles commands of pages, in any thread, and returns at once.
 
-    What acts on the gang is done here and now. What asks for data is checked and handed to ``later``,
-    in the same form; that files and outputs are being made is said at once, and that they are, by
-    :meth:`answer`.
+    What acts on the gang is done here and now. What asks for data is handed to ``later``; that files and
+    outputs are being made is said at once, and that they are, by :meth:`answer`.
     """
 
     def __init__(
@@ -63,7 +57,7 @@ class CommandHandler:
             return
         try:
             self._do(content)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             text = f"this kernel does not understand the request {content.get('do')!r:.40}"
             self.answer(content, ok=False, text=f"{text} ({error!s:.200}); reload the page")
         except HydrogenError as error:
@@ -116,8 +110,10 @@ class CommandHandler:
                 return
             _ACTIONS[what](actions, command)
             self.answer(command, ok=True)
+        elif what in _REQUESTS:
+            self._forward(command)
         else:
-            self._forward(_REQUESTS[what](command))
+            raise ValueError("it is unknown")
 
     def _forward(self, command: PageCommand) -> None:
         # Without an answer, a page assumes after a while that the kernel is busy with other things.
@@ -130,82 +126,12 @@ def _is_name(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and len(name) <= _LONGEST_NAME and name.isascii()
 
 
-# ── actions ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _profile(actions: Gang, command: PageCommand) -> None:
-    actions.profile(_integer(command, "steps", MAX_STEPS))
-
-
-def _record(actions: Gang, command: PageCommand) -> None:
-    on = command["on"]
-    if not isinstance(on, bool):
-        raise TypeError(f"on: {on!r}")
-    actions.record(on)
-
-
 _ACTIONS: Mapping[str, Callable[[Gang, PageCommand], None]] = {
     "stop": lambda actions, command: actions.stop(),
     "kill": lambda actions, command: actions.stop(kill=True),
     "stacks": lambda actions, command: actions.ask_stacks(),
-    "profile": _profile,
-    "record": _record,
+    "profile": lambda actions, command: actions.profile(command["steps"]),
+    "record": lambda actions, command: actions.record(command["on"]),
 }
-
-# ── requests ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def _plain(command: PageCommand) -> PageCommand:
-    return {key: command[key] for key in ("do", "id", "client")}
-
-
-def _detail(command: PageCommand) -> PageCommand:
-    metric, start, until = command["metric"], command["from"], command["until"]
-    if not isinstance(metric, str):
-        raise TypeError(f"metric: {metric!r}")
-    buckets = _integer(command, "buckets", _MOST_BUCKETS)
-    start, until = float(start), float(until)
-    if not all(abs(step) < _LARGEST_STEP for step in (start, until)):
-        raise ValueError(f"steps from {start!r} until {until!r}")
-    return {**_plain(command), "metric": metric, "from": start, "until": until, "buckets": buckets}
-
-
-def _rows(command: PageCommand) -> PageCommand:
-    ranks = command["ranks"]
-    if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-        raise TypeError(f"ranks: {ranks!r:.80}")
-    return {**_plain(command), "ranks": ranks[:_MOST_RANKS_REQUESTS]}
-
-
-def _show(command: PageCommand) -> PageCommand:
-    what = command["what"]
-    if what not in ("output", "content"):
-        raise ValueError(f"what: {what!r:.80}")
-    return {**_plain(command), "what": what}
-
-
-def _log(command: PageCommand) -> PageCommand:
-    rank = command["rank"]
-    if rank is not None and type(rank) is not int:
-        raise TypeError(f"rank: {rank!r}")
-    return {**_plain(command), "rank": rank}
-
-
-_REQUESTS: Mapping[str, Callable[[PageCommand], PageCommand]] = {
-    "hello": _plain,
-    "detail": _detail,
-    "rows": _rows,
-    "tracks": _rows,
-    "show": _show,
-    "csv": _plain,
-    "trace": _plain,
-    "log": _log,
-}
+_REQUESTS = frozenset(("hello", "detail", "rows", "tracks", "show", "csv", "trace", "log"))
 _ANSWERED_LATER = ("show", "csv", "trace", "log")
-
-
-def _integer(command: PageCommand, name: str, most: int) -> int:
-    number = command[name]
-    if not isinstance(number, (int, float)) or not 1 <= number <= most:
-        raise ValueError(f"{name}: {number!r} is not between 1 and {most}")
-    return int(number)

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views.widget.downloads import DownloadFile, DownloadMaker, parts
 from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
@@ -87,10 +88,7 @@ class PageRequests:
             subject = _subject(request)
             if any(_subject(later) == subject for later in list(self._waiting)):
                 return
-        try:
-            self._answer(request)
-        except HydrogenError as error:
-            self._commands.answer(request, ok=False, text=str(error))
+        self._answer(request)
 
     def _answer(self, request: PageCommand) -> None:
         actions = self._live.actions
@@ -98,12 +96,20 @@ class PageRequests:
             self._commands.refuse_released(request)  # between the request and here
             return
         feed = self._live.start()
+        if request["do"] == "hello":
+            for message in feed.full(request["client"]):
+                self._send(*message)
+            return
+        try:
+            self._answer_about(actions, feed, request)
+        except (HydrogenError, KeyError, TypeError, ValueError, OverflowError) as error:
+            # for a metric that the next attempt has not logged yet, or of a page of another version
+            self._commands.answer(request, ok=False, text=str(error))
+
+    def _answer_about(self, actions: Gang, feed: PageFeed, request: PageCommand) -> None:
         match request["do"]:
-            case "hello":
-                for message in feed.full(request["client"]):
-                    self._send(*message)
             case "detail":
-                self._answer_detail(feed, request)
+                self._send(*feed.detail(request))
             case "show":
                 is_shown = self._display_again(request["what"])
                 self._commands.answer(request, ok=is_shown)
@@ -115,14 +121,6 @@ class PageRequests:
                 self._send_changes_if_closed()
             case _:
                 self._maker.make(actions, request)
-
-    def _answer_detail(self, feed: PageFeed, request: PageCommand) -> None:
-        try:
-            found = feed.detail(request)
-        except ValueError as error:  # for a metric that the next attempt has not logged yet
-            self._commands.answer(request, ok=False, text=str(error))
-        else:
-            self._send(*found)
 
     def _send_changes_if_closed(self) -> None:
         if self._is_closed:
