@@ -50,8 +50,6 @@ _MOST_PENDING = 10_000
 """Batches of points that wait to be added together; a page that comes late has those of all hours."""
 _LARGEST = 1e200
 """Larger values are replaced by this one, so that sums of values are finite."""
-_LARGEST_STEP = 2**53
-"""The largest exact integer of a page."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +140,7 @@ class Curves:
 
     def _take(self, event: ev.Metrics) -> None:
         steps = floats(event.steps)
-        columns = [column for column in event.values.values() if len(column) == len(steps)]
-        # Ranks do not log steps beyond 1e308, or columns of different lengths.
-        if len(columns) < len(event.values) or not np.isfinite(steps).all():
-            return
+        columns = list(event.values.values())
         # all at once: there are hundreds of batches a second
         table = floats(columns)
         is_all_good = bool((np.abs(table) <= _LARGEST).all())
@@ -159,7 +154,7 @@ class Curves:
                 if is_all_good:
                     curve.add_points(event.rank, steps, values)
                 else:
-                    curve.add_mixed(event.rank, event.steps, steps, column)
+                    curve.add_mixed(event.rank, steps, column)
 
     def _curve(self, raw_name: str) -> _Curve | None:
         name = self._names.get(raw_name)
@@ -247,11 +242,7 @@ class _Curve:
                 self._add_pending()
 
     def add_mixed(
-        self,
-        rank: int,
-        raw_steps: tuple[int, ...],
-        steps: NDArray[np.float64],
-        column: tuple[float | None, ...],
+        self, rank: int, steps: NDArray[np.float64], column: tuple[float | None, ...]
     ) -> None:
         """Add the finite values; record the first step with another value."""
         values = floats(column)
@@ -259,8 +250,7 @@ class _Curve:
         bad = (int(i) for i in np.flatnonzero(~is_good) if column[i] is not None)
         first = next(bad, None)
         if first is not None:
-            step = min(_LARGEST_STEP, max(-_LARGEST_STEP, raw_steps[first]))
-            self.bad_steps.setdefault(rank, step)
+            self.bad_steps.setdefault(rank, int(steps[first]))
         small = np.clip(values[is_good], -_LARGEST, _LARGEST)
         self.add_points(rank, steps[is_good], small)
 

@@ -1,4 +1,4 @@
-"""Growing columns of numbers, and conversion of numbers that ranks send."""
+"""Growing columns of numbers, and columns that ranks send as arrays."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hydrogen_magic.core.units import as_float
 
 
 class GrowableArray:
@@ -40,20 +38,5 @@ Column = Sequence[float | None]
 
 
 def floats(column: Column | Sequence[Column]) -> NDArray[np.float64]:
-    """Return a column, or columns of one length, as numbers.
-
-    NaN for None, infinity for an integer too large for a float.
-    """
-    try:
-        return np.array(column, dtype=np.float64)
-    except OverflowError:
-        convert = np.vectorize(lambda n: np.nan if n is None else as_float(n), otypes=[np.float64])
-        return convert(np.array(column, dtype=object))
-
-
-def integers(column: Sequence[int], least: int, most: int) -> NDArray[np.int64]:
-    """Return a column as integers between ``least`` and ``most``, which must fit into 64 bits."""
-    try:
-        return np.clip(np.array(column, dtype=np.int64), least, most)
-    except OverflowError:
-        return np.array([min(most, max(least, value)) for value in column], dtype=np.int64)
+    """Return a column, or columns of one length, as numbers; NaN for None."""
+    return np.array(column, dtype=np.float64)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.state.growable_arrays import GrowableArray, floats, integers
+from hydrogen_magic.driver.state.growable_arrays import GrowableArray, floats
 from hydrogen_magic.driver.state.output_lines import clean_name
 
 PHASES = "phases"
@@ -20,7 +20,6 @@ OTHER = 2**16 - 1
 """Index of the name ``other``, for spans when no more names can get an index."""
 
 _LONGEST_NAME = 120
-_ENDLESS_S = float(np.finfo(np.float32).max)
 _LATE_S = 1.0
 """How much later than the end of a wait the span of the same collective may arrive."""
 _LEAST_S = 5e-5
@@ -212,11 +211,10 @@ class SpanTracks:
         columns = self._columns(event.rank, clean_name(event.track[:_LONGEST_NAME]))
         names = np.array(self._indices(event.names), np.uint16)
         starts_s, ends_s = floats(event.starts_ns) / 1e9, floats(event.ends_ns) / 1e9
-        depths = integers(event.depths, 0, 255).astype(np.uint8)
+        depths = np.clip(np.array(event.depths, np.int64), 0, 255).astype(np.uint8)
         columns.skipped += max(0, event.skipped)
-        if len(names) == len(starts_s) == len(ends_s) == len(depths):
-            is_kept = self._hold_reductions(event, starts_s, ends_s)
-            columns.extend(starts_s[is_kept], ends_s[is_kept], names[is_kept], depths[is_kept])
+        is_kept = self._hold_reductions(event, starts_s, ends_s)
+        columns.extend(starts_s[is_kept], ends_s[is_kept], names[is_kept], depths[is_kept])
 
     def _hold_reductions(
         self, event: ev.Spans, starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]
@@ -372,14 +370,11 @@ class _Columns:
         names: NDArray[np.uint16],
         depths: NDArray[np.uint8],
     ) -> None:
-        """Append spans; those without a start or an end, or of infinite length, are left out."""
+        """Append spans; those that end before they start have no length."""
         self._extend_by_added()
-        with np.errstate(over="ignore", invalid="ignore"):
-            durations_s = np.maximum(0.0, ends_s - starts_s)
-            is_whole = np.isfinite(starts_s + durations_s) & (durations_s < _ENDLESS_S)
-        columns = starts_s, durations_s, names, depths
+        columns = starts_s, np.maximum(0.0, ends_s - starts_s), names, depths
         for column, values in zip(self._columns, columns, strict=True):
-            column.append(values[is_whole])
+            column.append(values)
 
     def add(self, start_s: float, end_s: float, name: int, depth: int) -> None:
         """Append one span, as :meth:`extend` does."""

@@ -34,16 +34,15 @@ class Scale:
         low, high = self.low, self.high
         if self.is_log:
             inside, low, high = np.log10(inside), math.log10(low), math.log10(high)
-        # Halves, because the range of two finite numbers may overflow.
-        span = high / 2 - low / 2  # none if the numbers are too large to differ
-        share = (inside / 2 - low / 2) / (span or 1.0)
+        span = high - low  # none if the numbers are too large to differ
+        share = (inside - low) / (span or 1.0)
         return np.asarray(self.start + share * (self.end - self.start))
 
     def ticks(self, most: int, are_whole: bool = False) -> list[tuple[float, str]]:
         """Return about this many round values with their labels; ``are_whole``: only integers."""
         if self.is_log:
             return [(value, number(value)) for value in _decades(self.low, self.high, most)]
-        at_least = (self.high / 2 - self.low / 2) / most * 2
+        at_least = (self.high - self.low) / most
         step = max(1.0, _round_step(at_least, _ROUND_FEW)) if are_whole else _round_step(at_least)
         values = _multiples(step, self.low, self.high)
         return list(zip(values, _labels(values, step), strict=True))
@@ -55,9 +54,8 @@ def value_scale(low: float, high: float, start: float, end: float) -> Scale:
         return Scale(low, high, start, end, is_log=True)
     # A constant gets a tenth around it, and zero one; a range too small for its labels is widened.
     least = max(abs(low), abs(high)) * (1e-9 if high > low else 0.1) or 1.0
-    room = max((high / 2 - low / 2) * 0.1, least, 1e-300)
-    limit = 1.7e308
-    return Scale(max(low - room, -limit), min(high + room, limit), start, end)
+    room = max((high - low) * 0.05, least, 1e-300)
+    return Scale(low - room, high + room, start, end)
 
 
 def seconds_ticks(until_s: float, most: int) -> list[tuple[float, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, NamedTuple
 
 from hydrogen_magic.core import events as ev
@@ -95,14 +95,13 @@ class PageFeed:
         ``fresh``: the events since the last call; ``state`` is the state after them. There is at least one
         message a second while the gang runs.
         """
-        events = [event for event in fresh if _is_of(state, event)]
-        is_restart = self._is_restart(events)
+        is_restart = self._is_restart(fresh)
         elapsed_s = max(0.0, now_s - self._now_s)
         self._state, self._now_s = state, now_s
-        self._feed(events)
+        self._feed(fresh)
         self._flush()
         buffers: list[bytes] = []
-        content = self._changes(elapsed_s, events, buffers)
+        content = self._changes(elapsed_s, fresh, buffers)
         if is_restart:
             content["restarted"] = True
         if not content and (state.is_terminal or now_s - self._sent_s < _HEARTBEAT_S):
@@ -117,9 +116,8 @@ class PageFeed:
         :meth:`full` has them, as far as a page keeps them.
         """
         self._state, self._now_s = state, now_s
-        own = (event for event in events if _is_of(state, event))
-        while block := list(islice(own, _BLOCK)):
-            self._feed(block)
+        for start in range(0, len(events), _BLOCK):
+            self._feed(events[start : start + _BLOCK])
         self._flush()
         self._lines.skip(now_s)
         sizes = self.tracks.sizes()
@@ -331,12 +329,6 @@ class PageFeed:
         last = [] if culprit is None else self._lines.last_of(culprit)
         text = report(self._state, last)
         return {"text": text, "is_raised": self._is_raised}
-
-
-def _is_of(state: GangState, event: ev.Event) -> bool:
-    """Return whether an event is of the gang itself or of one of its ranks."""
-    rank = getattr(event, "rank", None)
-    return rank is None or 0 <= rank < len(state.ranks)
 
 
 def _in_parts(tracks: Mapping[Key, SpanTrack]) -> Iterator[list[tuple[Key, SpanTrack]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hydrogen_magic.core.units import as_float, clipped
+from hydrogen_magic.core.units import clipped
 from hydrogen_magic.driver.state.failure_report import stack_lines
 from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.driver.state.span_tracks import SpanTrack
@@ -29,13 +29,13 @@ def plain(text: str, longest: int) -> str:
 
 def figure(value: float) -> float | str:
     """Return a number with six significant digits, or the name of a value that JSON lacks."""
-    found = as_float(value)
+    found = float(value)
     return rounded(found) if math.isfinite(found) else str(found)
 
 
 def finite(value: float | None) -> float | None:
     """Return a number that JSON can represent; None for all others."""
-    found = math.nan if value is None else as_float(value)
+    found = math.nan if value is None else float(value)
     return rounded(found) if math.isfinite(found) else None
 
 
