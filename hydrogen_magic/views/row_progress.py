@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import sys
 import time
 from collections.abc import Callable
 from contextvars import copy_context
@@ -10,12 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hydrogen_magic.core.units import counted
+from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.views import draws_html
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from hydrogen_magic.views.widget.display import CellOutput
 
 _SHOWN_AFTER_S = 0.5
@@ -26,26 +24,20 @@ _REFRESH_S = 0.1
 class RowProgress:
     """The progress of writing a dataset; a context manager, whose end completes the line.
 
-    ``n_rows``: None if it is not known; then :meth:`tasks` shows the time left, if it is called.
+    ``n_rows``: None if it is not known; then :meth:`tasks` shows the time left, if it is called. Output that
+    is neither a notebook's nor a terminal's gets the last line alone.
     """
 
-    def __init__(
-        self,
-        n_rows: int | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        console: Console | None = None,
-    ) -> None:
+    def __init__(self, n_rows: int | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._n_rows = n_rows
         self._rows = 0
         self._tasks: tuple[int, int] | None = None
         self._shows_tasks = True
         self._clock = clock
-        self._console = console
-        self._due_s = clock() + _SHOWN_AFTER_S
-        self._progress: Progress | None = None
+        self._began_s = clock()
+        self._due_s = self._began_s + _SHOWN_AFTER_S
+        self._is_shown = False
         self._output: CellOutput | None = None
-        """Of the cell in a notebook, where rich would make a widget that is dead in the saved notebook."""
         self._context = copy_context()
         """In it, ipykernel knows the cell, also in a thread that writes."""
 
@@ -73,9 +65,8 @@ class RowProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._progress is not None:
-            self._draw()
-            self._progress.stop()
+        if self._is_shown:
+            self._draw(self.text(), is_last=True)
 
     def text(self) -> str:
         """Return the rows, and the tasks if these are known."""
@@ -87,54 +78,31 @@ class RowProgress:
         return f"{done} of {counted(n_tasks, 'task')}{f', {rows}' if self._rows else ''}"
 
     def _show(self) -> None:
-        if self._clock() >= self._due_s:
-            self._due_s = self._clock() + _REFRESH_S
-            self._progress = self._progress or self._started()
-            self._draw()
+        now_s = self._clock()
+        if now_s >= self._due_s:
+            self._due_s = now_s + _REFRESH_S
+            self._is_shown = True
+            self._draw(f"{self.text()}{self._left_text(now_s)}")
 
-    def _started(self) -> Progress:
-        from rich import progress
+    def _left_text(self, now_s: float) -> str:
+        done, total = self._tasks or (self._rows, self._n_rows)
+        if not done or total is None:
+            return ""
+        return f", {duration((total - done) * (now_s - self._began_s) / done)} left"
 
-        in_cell = self._console is None and draws_html()
-        if in_cell:
-            self._console, self._output = _text_console(), _cell_output()
-        columns = (
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TextColumn("{task.fields[text]}"),
-            progress.TimeRemainingColumn(),
-        )
-        # No thread of its own: each update draws.
-        found = progress.Progress(*columns, console=self._console, auto_refresh=False)
-        found.add_task("Writing the dataset", total=None, text="")
-        if not in_cell:
-            found.start()
-        return found
-
-    def _draw(self) -> None:
-        if self._progress is not None:
-            done, total = self._tasks or (self._rows, self._n_rows)
-            task = self._progress.task_ids[0]
-            self._progress.update(task, completed=done, total=total, text=self.text(), refresh=True)
-            if self._output is not None:
-                self._context.copy().run(self._output.show_text, _as_text(self._progress))
-
-
-def _text_console() -> Console:
-    from rich.console import Console
-
-    from hydrogen_magic.views.outputs import NotebookOutput
-
-    return Console(file=io.StringIO(), force_jupyter=False, width=NotebookOutput.width)
+    def _draw(self, text: str, *, is_last: bool = False) -> None:
+        text = f"Writing the dataset: {text}"
+        if draws_html():
+            self._output = self._output or _cell_output()
+            self._context.copy().run(self._output.show_text, text)
+        elif sys.stdout.isatty():
+            end = "\n" if is_last else ""
+            print(f"\r{text}\x1b[K", end=end, flush=True)  # clears the rest of a longer text
+        elif is_last:
+            print(text)
 
 
 def _cell_output() -> CellOutput:
     from hydrogen_magic.views.widget.display import CellOutput
 
     return CellOutput()
-
-
-def _as_text(progress: Progress) -> str:
-    with progress.console.capture() as captured:
-        progress.console.print(progress.get_renderable())
-    return captured.get().rstrip()
