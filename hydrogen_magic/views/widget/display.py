@@ -7,10 +7,9 @@ import re
 import sys
 import threading
 import uuid
-import warnings
 from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,23 +122,8 @@ def send_under(cell: Any, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def is_widget_expected() -> bool:
-    """Return whether this kernel shows gangs by a widget; warn if only its file is missing."""
-    if not _front_end_draws_widgets():
-        return False
-    if BUNDLE.exists():
-        return True
-    _warn_of_missing(BUNDLE)
-    return False
-
-
-@lru_cache
-def _warn_of_missing(bundle: Path) -> None:
-    """Warn once: IPython shows the same warning after every cell."""
-    warnings.warn(
-        f"the live view is not available: {bundle} is missing; `make front` (or `npm run build` "
-        "in hydrogen_magic/views/widget/front) builds it. Gangs are shown as text.",
-        stacklevel=2,
-    )
+    """Return whether this kernel shows gangs by a widget, whose file is built."""
+    return BUNDLE.exists() and _front_end_draws_widgets()
 
 
 def _front_end_draws_widgets() -> bool:
