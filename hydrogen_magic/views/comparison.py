@@ -13,7 +13,7 @@ from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.static_svg.ansi import cell, name_html
+from hydrogen_magic.views.static_svg.ansi import name_html, table_html
 from hydrogen_magic.views.static_svg.charts import overlaid_html
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.tables import table
@@ -95,15 +95,13 @@ class Comparison:
     def html(self, now: float) -> str:
         """Return table and charts for any page: no script, no style sheet; ``now`` is Unix time."""
         header, *rows = self._rows(now)
-        head = "".join(_cell("th", title, n) for n, title in enumerate(header))
-        body = [
-            "<tr>" + "".join(_cell("td", text, n, place) for n, text in enumerate(row)) + "</tr>"
-            for place, row in enumerate(rows)
-        ]
+        titles = [name_html(title, _LONGEST_CELL) for title in header]
+        body = [_cells(row, place) for place, row in enumerate(rows)]
+        lines = table_html(titles, body, _TEXT_COLUMNS)
         charts = overlaid_html(self._drawn(), self._legend or _legend(self._states, rows))
         # MathJax would render text between two dollar signs.
         top = '<div class="hydrogen-magic tex2jax_ignore mathjax_ignore">'
-        return "\n".join([top, f"<table><tr>{head}</tr>", *body, "</table>", *charts, "</div>"])
+        return "\n".join([top, *lines, *charts, "</div>"])
 
     def _drawn(self) -> list[Curves]:
         """Return the curves of the newest runs, and none of the others."""
@@ -168,12 +166,9 @@ def _metrics(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
     return [(name, [number(each[name]) if name in each else "" for each in last]) for name in names]
 
 
-def _cell(tag: str, text: str, column: int, place: int | None = None) -> str:
-    """Return a cell of HTML; the first has the colour of the run at ``place``."""
-    mark = ""
-    if column == 0 and place is not None:
-        square = _SQUARES[place // MOST_RUNS % len(_SQUARES)]
-        mark = f'<span style="color:{of_rank(place)}">&#{square};</span>&nbsp;'
-    side = "left" if column < _TEXT_COLUMNS else "right"
-    shown = f"{mark}{name_html(text, _LONGEST_CELL)}"
-    return cell(tag, shown, side)
+def _cells(row: Sequence[str], place: int) -> list[str]:
+    """Return cells of HTML; the first has the colour of the run at ``place``."""
+    square = _SQUARES[place // MOST_RUNS % len(_SQUARES)]
+    mark = f'<span style="color:{of_rank(place)}">&#{square};</span>&nbsp;'
+    name, *others = (name_html(text, _LONGEST_CELL) for text in row)
+    return [f"{mark}{name}", *others]

@@ -39,13 +39,13 @@ class Table:
 
     def html(self) -> str:
         """Return it for any page; long cells wrap."""
-        from hydrogen_magic.views.static_svg.ansi import cell, name_html
+        from hydrogen_magic.views.static_svg.ansi import name_html, table_html
 
-        head = [cell("th", name_html(title), "left") for title in self.header]
-        body = [[cell("td", name_html(text, _MOST_CHARS), "left") for text in r] for r in self.rows]
-        rows = "".join(f"<tr>{''.join(cells)}</tr>" for cells in (head, *body))
+        titles = [name_html(title) for title in self.header]
+        rows = [[name_html(text, _MOST_CHARS) for text in row] for row in self.rows]
         # MathJax would render text between two dollar signs.
-        return f'<table class="tex2jax_ignore mathjax_ignore">{rows}</table>'
+        attributes = ' class="tex2jax_ignore mathjax_ignore"'
+        return "".join(table_html(titles, rows, len(titles), attributes))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

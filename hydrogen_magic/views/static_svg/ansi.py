@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hydrogen_magic.core.units import clipped
@@ -54,10 +55,26 @@ def name_html(text: str, most: int = 60) -> str:
     return escaped(clipped(_NOT_XML.sub("", clean_name(text)), most))
 
 
-def cell(tag: str, content: str, side: str = "right") -> str:
-    """Return a cell of a table; ``content`` is HTML."""
+def table_html(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], n_left: int, attributes: str = ""
+) -> list[str]:
+    """Return a table of cells in HTML, a line for each row.
+
+    The first ``n_left`` columns are aligned at the left, the others at the right.
+    """
+    head = _row_html("th", titles, n_left)
+    body = [_row_html("td", row, n_left) for row in rows]
+    return [f"<table{attributes}>{head}", *body, "</table>"]
+
+
+def _row_html(tag: str, contents: Sequence[str], n_left: int) -> str:
+    sides = ["left" if column < n_left else "right" for column in range(len(contents))]
     # The attribute is for GitHub, the style for JupyterLab, whose style sheet overrides attributes.
-    return f'<{tag} align="{side}" style="text-align:{side}">{content}</{tag}>'
+    cells = [
+        f'<{tag} align="{side}" style="text-align:{side}">{content}</{tag}>'
+        for side, content in zip(sides, contents, strict=True)
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def to_html(line: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.driver.state.span_tracks import SpanTracks
-from hydrogen_magic.views.static_svg.ansi import cell, name_html
+from hydrogen_magic.views.static_svg.ansi import name_html, table_html
 from hydrogen_magic.views.static_svg.colours import INK
 from hydrogen_magic.views.static_svg.fills import fills
 
@@ -48,22 +48,23 @@ def list_html(times: Times) -> list[str]:
     if not times.seconds:
         return []
     titles = ("name", "share", "per rank", "least", "most")
-    head = "".join(cell("th", title, "left" if title == "name" else "right") for title in titles)
     rows = [_row(times, name) for name in list(times.seconds)[:_MOST_ROWS]]
     more = len(times.seconds) - len(rows)
     note = [f"<p>and {counted(more, 'more name')}</p>"] if more > 0 else []
     caption = "<p><b>Where the time goes</b></p>"
-    return [caption, f"<table><tr>{head}</tr>", *rows, "</table>", *note]
+    return [caption, *table_html(titles, rows, 1), *note]
 
 
-def _row(times: Times, name: str) -> str:
+def _row(times: Times, name: str) -> list[str]:
     by_rank = times.seconds[name]
     least, most = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
     swatch = f'<span style="color:{times.colours.get(name, INK)}">&#9632;</span>'
-    cells = [times.share(name), _seconds(sum(by_rank.values()) / len(by_rank))]
-    cells += [f"{_seconds(by_rank[rank])} (rank&nbsp;{rank})" for rank in (least, most)]
-    numbers = "".join(cell("td", each) for each in cells)
-    return f"<tr>{cell('td', f'{swatch}&nbsp;{name_html(name)}', 'left')}{numbers}</tr>"
+    return [
+        f"{swatch}&nbsp;{name_html(name)}",
+        times.share(name),
+        _seconds(sum(by_rank.values()) / len(by_rank)),
+        *(f"{_seconds(by_rank[rank])} (rank&nbsp;{rank})" for rank in (least, most)),
+    ]
 
 
 def _seconds(seconds: float) -> str:
