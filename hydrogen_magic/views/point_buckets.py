@@ -33,8 +33,6 @@ class Points:
     def __init__(self) -> None:
         self._steps = GrowableArray(np.float64)
         self._values = GrowableArray(np.float64)
-        self._n_checked = 0
-        self._rises = True
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -58,13 +56,6 @@ class Points:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the points with start <= step < until."""
         steps, values = self.since(0)
-        unchecked = steps[max(0, self._n_checked - 1) :]
-        self._rises = self._rises and bool((unchecked[1:] >= unchecked[:-1]).all())
-        self._n_checked = len(steps)
-        if self._rises:
-            first = int(np.searchsorted(steps, start))
-            last = int(np.searchsorted(steps, until))
-            return steps[first:last], values[first:last]
         is_inside = (steps >= start) & (steps < until)
         return steps[is_inside], values[is_inside]
 
