@@ -6,7 +6,6 @@ import gzip
 import shutil
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ from hydrogen_magic.views.widget.page_commands import PageCommand
 
 _PART_BYTES = 1 << 20
 """Bytes of a message: a server forwards others in between."""
-_MOST_WAITING = 8
-"""Maximum number of pending files; each may take seconds."""
+_MOST_PENDING = 8
+"""Maximum number of files in progress or waiting; each may take seconds."""
 _MOST_EMPTY = 16
 """Maximum number of cells of a table for each value."""
 _MOST_BYTES = 64 << 20
@@ -39,7 +38,7 @@ class DownloadFile:
 
 
 class DownloadMaker:
-    """Creates files one after the other, in a thread that runs while there are any.
+    """Creates files one after the other, each in a thread of its own.
 
     A file may take seconds, while the view and the kernel's cells continue. ``done`` gets the request with
     the file, or with an error message in its place.
@@ -47,36 +46,26 @@ class DownloadMaker:
 
     def __init__(self, done: Callable[[PageCommand, DownloadFile | str], None]) -> None:
         self._done = done
-        self._waiting: deque[tuple[Gang, PageCommand]] = deque()
-        self._is_busy = False
+        self._pending = threading.BoundedSemaphore(_MOST_PENDING)
         self._lock = threading.Lock()
 
     def make(self, actions: Gang, request: PageCommand) -> None:
         """Create the requested file. Raises HydrogenError if too many are pending."""
-        with self._lock:
-            if len(self._waiting) >= _MOST_WAITING:
-                raise HydrogenError("too many files are being prepared: try again later")
-            self._waiting.append((actions, request))
-            is_busy, self._is_busy = self._is_busy, True
-        if not is_busy:
-            name = "hydrogen_magic.files"
-            threading.Thread(target=self._make_all, name=name, daemon=True).start()
+        if not self._pending.acquire(blocking=False):
+            raise HydrogenError("too many files are being prepared: try again later")
+        name = "hydrogen_magic.files"
+        threading.Thread(target=self._make, args=(actions, request), name=name, daemon=True).start()
 
-    def _make_all(self) -> None:
-        while (asked := self._next()) is not None:
-            actions, request = asked
-            try:
+    def _make(self, actions: Gang, request: PageCommand) -> None:
+        try:
+            with self._lock:
                 made: DownloadFile | str = make_file(actions, request)
-            except HydrogenError as error:
-                made = str(error)
-            except Exception as error:  # out of memory, or an internal error: the page is informed
-                made = f"the file could not be created: {type(error).__name__}: {error}"
-            self._done(request, made)
-
-    def _next(self) -> tuple[Gang, PageCommand] | None:
-        with self._lock:
-            self._is_busy = bool(self._waiting)
-            return self._waiting.popleft() if self._waiting else None
+        except HydrogenError as error:
+            made = str(error)
+        except Exception as error:  # out of memory, or an internal error: the page is informed
+            made = f"the file could not be created: {type(error).__name__}: {error}"
+        self._pending.release()
+        self._done(request, made)
 
 
 def make_file(actions: Gang, request: PageCommand) -> DownloadFile:
