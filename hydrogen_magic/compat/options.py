@@ -59,9 +59,9 @@ def _configured() -> JobSpec:
     magics = sys.modules.get("hydrogen_magic.notebook.magics")
     if magics is None:
         return JobSpec()
-    from hydrogen_magic.notebook import ipython_cells
+    from hydrogen_magic.views import shell_here
 
-    shell = ipython_cells.shell_here()
+    shell = shell_here()
     found = [
         each for each in getattr(shell, "configurables", ()) if type(each) is magics.Distributed
     ]

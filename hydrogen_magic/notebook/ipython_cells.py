@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -68,15 +67,6 @@ def earlier_sources(shell: InteractiveShell) -> list[str]:
     history = shell.history_manager
     sources = list(history.input_hist_parsed) if history is not None else []
     return [source for source in sources[:-1] if source.strip()]
-
-
-def shell_here() -> InteractiveShell | None:
-    """Return this process's shell, None without one."""
-    if "IPython" not in sys.modules:  # a script should not spend time on its import
-        return None
-    from IPython.core.getipython import get_ipython
-
-    return get_ipython()
 
 
 def _raw_source(shell: InteractiveShell) -> str:

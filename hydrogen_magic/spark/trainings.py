@@ -13,7 +13,7 @@ from typing import Any
 
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import GangStoppedError
-from hydrogen_magic.notebook.ipython_cells import shell_here
+from hydrogen_magic.views import shell_here
 
 NOT_TRAINED = "not trained: another training of the same call has failed"
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
 
 __all__ = [
     "ATTENDED_S",
@@ -15,7 +19,9 @@ __all__ = [
     "View",
     "draws_html",
     "draws_widgets",
+    "kernel_here",
     "pick_view",
+    "shell_here",
     "static_picture",
 ]
 
@@ -37,6 +43,20 @@ class View(Protocol):
 
     def close(self, state: GangState) -> None:
         """Show the last state, which stays, and release the view's resources. Never called twice."""
+
+
+def shell_here() -> InteractiveShell | None:
+    """Return this process's IPython shell, None without one."""
+    if "IPython" not in sys.modules:  # a script should not spend time on its import
+        return None
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def kernel_here() -> Any:
+    """Return the Jupyter kernel that this process is, None if it is none."""
+    return getattr(shell_here(), "kernel", None)
 
 
 def pick_view(*, quiet: bool = False, detached: bool = False, actions: Gang) -> View:

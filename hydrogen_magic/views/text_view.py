@@ -14,7 +14,7 @@ from itertools import groupby
 from hydrogen_magic.core.events import SHOW, Display, Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines
-from hydrogen_magic.views import ATTENDED_S
+from hydrogen_magic.views import ATTENDED_S, kernel_here
 from hydrogen_magic.views.elapsed import GangClock
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput, TextOutput
 
@@ -68,17 +68,9 @@ class TextView:
 
 def pick_surface(*, detached: bool = False) -> TextOutput:
     """Return the surface for this process: Jupyter kernel, terminal, or plain lines."""
-    if _is_jupyter_kernel():
+    if kernel_here() is not None:
         return NotebookOutput()
     # A block redrawn by a thread would interfere with the user's prompt.
     if sys.stdout.isatty() and not detached:
         return TerminalOutput()
     return PlainOutput()
-
-
-def _is_jupyter_kernel() -> bool:
-    if "IPython" not in sys.modules:  # then there is no shell; importing it takes time
-        return False
-    from IPython.core.getipython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None) is not None

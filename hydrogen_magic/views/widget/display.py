@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.views import kernel_here, shell_here
+
 BUNDLE = Path(__file__).parent / "static" / "gang.js"
 """The live view as one module; ``make front`` builds it."""
 
@@ -92,31 +94,23 @@ def _update(publish: Callable[[], None]) -> None:
 def _captures() -> bool:
     """Return whether the cell captures its outputs, as ``%%capture`` does."""
     from IPython.core.displaypub import CapturingDisplayPublisher
-    from IPython.core.getipython import get_ipython
 
-    return isinstance(getattr(get_ipython(), "display_pub", None), CapturingDisplayPublisher)
+    return isinstance(getattr(shell_here(), "display_pub", None), CapturingDisplayPublisher)
 
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def ipython_kernel() -> Any:
-    """Return the kernel that this process is, None if it is none."""
-    from IPython.core.getipython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None)
-
-
 def running_cell() -> Any:
     """Return the shell message that the kernel works on, None outside of any."""
-    parent: Any = getattr(ipython_kernel(), "get_parent", lambda channel: {})("shell")
+    parent: Any = getattr(kernel_here(), "get_parent", lambda channel: {})("shell")
     return parent if parent and parent.get("header") else None
 
 
 def send_under(cell: Any, kind: str, content: Mapping[str, Any]) -> None:
     """Publish a message under a cell, which may have ended; from any thread."""
-    kernel = ipython_kernel()
+    kernel = kernel_here()
     ident = f"kernel.{kernel.ident}.{kind}".encode()
     kernel.session.send(kernel.iopub_socket, kind, dict(content), parent=cell, ident=ident)
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from hydrogen_magic.views.widget.display import ipython_kernel
+from hydrogen_magic.views import kernel_here
 
 _WINDOW_S = 1.0
 _MANY_PER_S = 250.0
@@ -31,7 +31,7 @@ _RESEND_LATE_S = (3.5, 7.0)
 
 def messages_sent() -> int:
     """Return how many messages this kernel has sent so far; 0 if it is not counted."""
-    session = getattr(ipython_kernel(), "session", None)
+    session = getattr(kernel_here(), "session", None)
     return getattr(session, "message_count", 0)
 
 

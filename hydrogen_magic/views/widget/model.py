@@ -16,10 +16,10 @@ from anywidget import AnyWidget
 from ipywidgets import __protocol_version__  # type: ignore[import-untyped]  # it has no stubs
 from traitlets import Bool, Unicode
 
+from hydrogen_magic.views import kernel_here
 from hydrogen_magic.views.widget import display
 from hydrogen_magic.views.widget.display import (
     CellOutput,
-    ipython_kernel,
     running_cell,
     send_under,
 )
@@ -65,7 +65,7 @@ class Page:
 
     def open(self, gang_id: str, *, blocking: bool) -> None:
         """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
-        self._interceptor = interceptor_of(ipython_kernel())
+        self._interceptor = interceptor_of(kernel_here())
         self._cell = running_cell()
         self._is_pumped = blocking and self._interceptor is not None and self._interceptor.is_pumped
         # First: a page may send messages as soon as it has the model.
@@ -149,7 +149,7 @@ class Page:
 
         Pages that have received it ignore it. The kernel's loop runs as soon as no cell does.
         """
-        loop = getattr(ipython_kernel(), "io_loop", None)
+        loop = getattr(kernel_here(), "io_loop", None)
         if loop is not None and self._cell is not None:
             idle = {"execution_state": "idle"}
             loop.add_callback(send_under, self._cell, "status", idle)
