@@ -230,13 +230,13 @@ def test_a_wrong_script_line_is_explained(line: str, said: str) -> None:
         parse(line, is_cell=False)
 
 
-def test_help_of_scripts_lists_the_options_of_cells_apart() -> None:
+def test_help_of_scripts_is_followed_by_that_of_cells() -> None:
     refused = ("--out", "--save", "--sweep", "--sweep-jobs", "--session")
-    script, title, cells = usage(is_cell=False).partition("options of cells")
-    assert title and not any(f"{option} " in script for option in refused)
-    assert all(f"{option} " in cells for option in refused) and "--np" not in cells
-    assert all(f"{option} " in usage() for option in refused)
-    assert "--sweep NAME=V,V  " in cells and "..." not in usage() + cells
+    script, _, cells = usage(is_cell=False).partition("usage: %%distributed")
+    assert not any(f"{option} " in script for option in refused)
+    assert usage() == f"usage: %%distributed{cells}"
+    assert all(f"{option} " in cells for option in refused)
+    assert "--sweep NAME=V,V  " in cells and "..." not in cells
 
 
 # ── %gang ────────────────────────────────────────────────────────────────────────────────────────

@@ -105,20 +105,11 @@ def around_sweeps(line: str) -> list[str]:
 
 
 def usage(is_cell: bool = True) -> str:
-    """Return the help text. For scripts it also lists the options of cells, since IPython does not call a
-    cell magic without a body.
+    """Return the help text. For scripts that of cells follows, since IPython does not call a cell magic
+    without a body.
     """
-    parser = distributed_parser(is_cell)
-    text = parser.format_help()
-    if is_cell:
-        return text
-    scripts = {option for action in parser._actions for option in _shown(action)}
-    cells = distributed_parser(is_cell=True)
-    formatter = cells.formatter_class(prog=cells.prog)
-    formatter.start_section("options of cells (%%distributed) alone")
-    formatter.add_arguments(each for each in cells._actions if scripts.isdisjoint(_shown(each)))
-    formatter.end_section()
-    return f"{text}\n{formatter.format_help()}"
+    cells = distributed_parser(is_cell=True).format_help()
+    return cells if is_cell else f"{distributed_parser(is_cell=False).format_help()}\n{cells}"
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -128,11 +119,6 @@ class _HelpFormatter(argparse.HelpFormatter):
         if action.metavar == _SWEPT_AS:
             return _SWEPT_AS
         return super()._format_args(action, default_metavar)
-
-
-def _shown(action: argparse.Action) -> Sequence[str]:
-    """Return the words for an option, unless the help leaves it out."""
-    return () if action.help is argparse.SUPPRESS else action.option_strings
 
 
 def distributed_parser(is_cell: bool) -> LineParser:
