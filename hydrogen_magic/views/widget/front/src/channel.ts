@@ -12,8 +12,6 @@ const SLOWER = 1.5;
 const MAX_REPEAT_MS = 1500;
 /** About two minutes; a page without a kernel must not go on for ever. */
 const N_TRIES = 80;
-/** About three seconds: the page saves values of its own instead. */
-const N_TRIES_OF_CSV = 7;
 
 interface Waiting {
   sent: Sent;
@@ -23,7 +21,6 @@ interface Waiting {
 
 interface Repeat {
   n_tries: number;
-  n_most: number;
   waitMs: number;
 }
 
@@ -51,10 +48,7 @@ export class Channel {
     this.n_asked += 1;
     const id = `${this.client}.${this.n_asked}`;
     const sent: Sent = { ...command, id, client: this.client };
-    const n_most = command.do === "csv" ? N_TRIES_OF_CSV : N_TRIES;
-    return new Promise((settle) =>
-      this.deliver(sent, { n_tries: 1, n_most, waitMs: REPEAT_MS }, settle),
-    );
+    return new Promise((settle) => this.deliver(sent, { n_tries: 1, waitMs: REPEAT_MS }, settle));
   }
 
   /** Requests everything; null if that has already been requested. */
@@ -77,7 +71,7 @@ export class Channel {
     if (pending === undefined) return;
     clearTimeout(pending.timer);
     if (ack.pending) {
-      const repeat = { n_tries: N_QUICK, n_most: N_TRIES, waitMs: MAX_REPEAT_MS };
+      const repeat = { n_tries: N_QUICK, waitMs: MAX_REPEAT_MS };
       this.wait(pending.sent, repeat, pending.settle);
       return;
     }
@@ -96,12 +90,12 @@ export class Channel {
   }
 
   /** Waits for the answer, and delivers the command again if there is none. */
-  private wait(sent: Sent, { n_tries, n_most, waitMs }: Repeat, settle: (ack: Ack) => void): void {
+  private wait(sent: Sent, { n_tries, waitMs }: Repeat, settle: (ack: Ack) => void): void {
     const again = () => {
-      if (n_tries >= n_most) return this.acked(unanswered(sent));
+      if (n_tries >= N_TRIES) return this.acked(unanswered(sent));
       const slower = n_tries < N_QUICK ? 1 : SLOWER;
       const next = Math.min(waitMs * slower, MAX_REPEAT_MS);
-      this.deliver(sent, { n_tries: n_tries + 1, n_most, waitMs: next }, settle);
+      this.deliver(sent, { n_tries: n_tries + 1, waitMs: next }, settle);
     };
     this.waiting.set(sent.id, { sent, settle, timer: setTimeout(again, waitMs) });
   }

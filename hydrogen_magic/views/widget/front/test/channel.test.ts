@@ -67,16 +67,6 @@ describe("a command", () => {
     expect((await answer).ok).toBe(true);
   });
 
-  test("for a table is given up soon, unless the kernel works on it", async () => {
-    const texts: (string | undefined)[] = [];
-    for (const pending of [false, true]) {
-      void channel.ask({ do: "csv" }).then(({ text }) => texts.push(text));
-      if (pending) channel.acked({ ...ackOf(sent.at(-1)), pending: true });
-      await vi.advanceTimersByTimeAsync(20_000);
-    }
-    expect(texts).toEqual([expect.stringContaining("did not respond")]);
-  });
-
   test("has an id and the client's name, and another one each time", () => {
     void channel.ask({ do: "stop" });
     void channel.ask({ do: "stop" });

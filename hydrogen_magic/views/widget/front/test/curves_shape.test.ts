@@ -4,7 +4,7 @@ import { airy, logLabels, logTicks, stepLabel } from "../src/curves/plot";
 import { FEW_LINES, firstBad, type Options, shape, smooth } from "../src/curves/shape";
 import { CurveStore, type Metric } from "../src/curves/store";
 import { wantedDetail } from "../src/curves/useDetail";
-import { csv, extremes, readAt, readLast } from "../src/curves/values";
+import { extremes, readAt, readLast } from "../src/curves/values";
 import { figure, lapse, moment, percent, tickLabel } from "../src/numbers";
 import { ALL_RANKS } from "../src/protocol";
 import { bucketsOf, packCurve } from "./data";
@@ -240,26 +240,6 @@ describe("what is told beside a plot", () => {
       { rank: 2, value: 7 },
     ]);
     expect(extremes([])).toBeNull();
-  });
-
-  it("can be saved as a table", () => {
-    expect(
-      csv([
-        metricOf(
-          {
-            0: [
-              [0, 1],
-              [1, 2],
-            ],
-            [ALL_RANKS]: [[0, 4]],
-          },
-          2,
-        ),
-      ]),
-    ).toBe(
-      "metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max\n" +
-        "loss,all,0,2,0.5,1,4,4,4\nloss,0,0,2,0.5,2,1.5,1,2\n",
-    );
   });
 });
 

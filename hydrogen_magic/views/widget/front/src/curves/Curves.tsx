@@ -13,7 +13,6 @@ import { picture } from "./picture";
 import { type Options, ranksOf, ranksWithCurve } from "./shape";
 import type { Metric } from "./store";
 import { Search, Tools } from "./tools";
-import { csv } from "./values";
 
 /** Charts shown by default. */
 export const FIRST_SHOWN = 6;
@@ -67,7 +66,10 @@ export function Curves(props: CurvesProps) {
     if (blob) save(blob, `${props.gangId}_curves.png`);
     setTold(blob ? "" : NO_PICTURE);
   };
-  const saveCsv = async () => setTold(await csvFrom(props, all));
+  const saveCsv = async () => {
+    const { ok, text } = await ask({ do: "csv" });
+    setTold(ok ? "" : `no table was saved: ${text}`);
+  };
   return (
     <Section
       name="curves"
@@ -199,11 +201,3 @@ const hint = (range: Range | null) =>
   range === null
     ? "by step; drag to zoom"
     : `steps ${Math.ceil(range[0])}–${Math.floor(range[1])}; shift+drag moves, double-click shows all`;
-
-/** Requests all points from the kernel; without an answer, saves the buckets of this page. */
-async function csvFrom({ ask, gangId }: CurvesProps, metrics: readonly Metric[]): Promise<string> {
-  const { ok, text } = await ask({ do: "csv" });
-  if (ok) return "";
-  save(new Blob([csv(metrics)], { type: "text/csv" }), `${gangId}_curves.csv`);
-  return `no table from the kernel (${text}); saved the averages that this page has`;
-}

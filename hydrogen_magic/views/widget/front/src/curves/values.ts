@@ -1,6 +1,6 @@
 import { num } from "../columns";
 import { ALL_RANKS, type Figure, type Rank } from "../protocol";
-import { ranksOf, stepOf } from "./shape";
+import { ranksOf } from "./shape";
 import type { Buckets, Metric } from "./store";
 
 export interface RankValue {
@@ -78,23 +78,4 @@ export function extremes(values: readonly RankValue[]): [RankValue, RankValue] |
     ([low, high], v) => [v.value < low.value ? v : low, v.value > high.value ? v : high],
     [first, first],
   );
-}
-
-const quoted = (text: string) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-
-/** All data of this page as a table, for a kernel that does not answer. */
-export function csv(metrics: Iterable<Metric>): string {
-  const rows = ["metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max"];
-  for (const metric of metrics) {
-    const name = quoted(metric.name);
-    for (const [rank, b] of [...metric.series].sort(([a], [b]) => a - b)) {
-      for (let i = 0; i < b.n; i++) {
-        const key = num(b.keys, i);
-        const place = [key * metric.width, metric.width, stepOf(key, metric.width)];
-        const values = [b.counts, b.means, b.mins, b.maxs].map((column) => num(column, i));
-        rows.push([name, rank === ALL_RANKS ? "all" : rank, ...place, ...values].join());
-      }
-    }
-  }
-  return `${rows.join("\n")}\n`;
 }
