@@ -18,7 +18,8 @@ function metricOf(
   badSteps: Record<number, number> = {},
 ): Metric {
   const store = new CurveStore();
-  const series = Object.entries(ranks).map(([rank, points]) => {
+  const all = { [ALL_RANKS]: Object.values(ranks).flat(), ...ranks };
+  const series = Object.entries(all).map(([rank, points]) => {
     const badStep = badSteps[Number(rank)];
     const bucketed = { rank: Number(rank), buckets: bucketsOf(points, width) };
     return badStep === undefined ? bucketed : { ...bucketed, badStep };
@@ -121,26 +122,11 @@ describe("lines of a plot", () => {
     for (const mode of ["both", "ranks"] as const) {
       expect(shape(metric, { ...PLAIN, mode }).lines.at(-1)?.role).toBe("mean");
     }
-    expect(shape(metricOf({ 0: same, 1: same }), PLAIN).lines.length).toBe(2);
   });
 
   it("are one where there is one rank", () => {
     const roles = shape(metricOf({ 0: [[0, 1]] }), PLAIN).lines.map(({ role }) => role);
     expect(roles).toEqual(["high", "low", "mean"]);
-  });
-
-  it("hold every step where no series has them all", () => {
-    const made = shape(
-      metricOf({
-        0: [
-          [0, 1],
-          [4, 1],
-        ],
-        1: [[2, 1]],
-      }),
-      PLAIN,
-    );
-    expect(made.steps).toEqual([0, 2, 4]);
   });
 
   it("leave out what a logarithm cannot show, and stay linear where that is all", () => {

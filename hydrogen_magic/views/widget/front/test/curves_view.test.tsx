@@ -32,6 +32,7 @@ function storeWith(names: readonly string[]): CurveStore {
     const { delta, buffers } = packCurve(name, 1, [
       { rank: 0, buckets: [bucket] },
       { rank: 1, buckets: [bucket] },
+      { rank: ALL_RANKS, buckets: [{ ...bucket, count: 2 }] },
     ]);
     store.apply([delta], buffers);
   }

@@ -63,25 +63,6 @@ export const ranksWithCurve = (metric: Metric): number[] =>
 /** The step at which a bucket is drawn: the middle of its steps. */
 export const stepOf = (key: number, width: number): number => key * width + (width - 1) / 2;
 
-/** Keys of all series together, increasing. */
-export function unionOfKeys(all: readonly Buckets[]): Float64Array {
-  const longest = all.reduce((a, b) => (b.n > a.n ? b : a), all[0] as Buckets);
-  if (all.every((b) => isWithin(b, longest))) return longest.keys.slice(0, longest.n);
-  const keys = new Set<number>();
-  for (const buckets of all) for (let i = 0; i < buckets.n; i++) keys.add(num(buckets.keys, i));
-  return Float64Array.from(keys).sort();
-}
-
-function isWithin(inner: Buckets, outer: Buckets): boolean {
-  let k = 0;
-  for (let i = 0; i < inner.n; i++) {
-    const key = num(inner.keys, i);
-    while (k < outer.n && num(outer.keys, k) < key) k++;
-    if (k === outer.n || num(outer.keys, k) !== key) return false;
-  }
-  return true;
-}
-
 /** `column` at the keys of the plot; undefined if the series has no bucket. */
 function aligned(buckets: Buckets, column: Float64Array, keys: Float64Array, isLog: boolean) {
   const values: Values = new Array(keys.length);
@@ -99,19 +80,22 @@ function aligned(buckets: Buckets, column: Float64Array, keys: Float64Array, isL
 export const isPositive = (buckets: Buckets) =>
   buckets.maxs.subarray(0, buckets.n).some((value) => value > 0);
 
-/** Turns the curves of a metric (or of a detail of it) into lines. */
+/**
+ * Turns the curves of a metric (or of a detail of it) into lines. The series of all ranks has the keys
+ * of every rank; one that comes before it there is drawn when it does.
+ */
 export function shape(metric: Metric, options: Options): Shape {
-  const series = [...metric.series.values()].filter((buckets) => buckets.n > 0);
-  if (series.length === 0) return { lines: [], steps: [], values: [], isLog: false };
-  const isLog = options.isLog && series.some(isPositive);
-  const keys = unionOfKeys(series);
+  const all = metric.series.get(ALL_RANKS);
+  if (all === undefined) return { lines: [], steps: [], values: [], isLog: false };
+  const isLog = options.isLog && isPositive(all);
+  const keys = all.keys.slice(0, all.n);
   const made: Shape = { lines: [], steps: [], values: [], isLog };
   made.steps = Array.from(keys, (key) => stepOf(key, metric.width));
   const add = (role: Line["role"], rank: number, isFaint: boolean, values: Values) => {
     made.lines.push({ role, rank, isFaint });
     made.values.push(values);
   };
-  for (const { role, rank, buckets } of chosen(metric, options.mode)) {
+  for (const { role, rank, buckets } of chosen(metric, all, options.mode)) {
     const column = role === "high" ? buckets.maxs : role === "low" ? buckets.mins : buckets.means;
     const values = aligned(buckets, column, keys, isLog);
     const isSmoothed = options.smoothing > 0 && role !== "high" && role !== "low";
@@ -128,27 +112,24 @@ interface Chosen {
 }
 
 /** The layers, from back to front. */
-function chosen(metric: Metric, mode: Mode): Chosen[] {
-  const ranks = ranksOf(metric);
-  const all =
-    metric.series.get(ALL_RANKS) ?? (ranks.length === 1 ? only(metric, ranks) : undefined);
-  const summary = all && all.n > 0 ? all : undefined;
-  const found: Chosen[] = [];
-  if (summary && mode !== "ranks") {
-    found.push({ role: "high", rank: ALL_RANKS, buckets: summary });
-    found.push({ role: "low", rank: ALL_RANKS, buckets: summary });
-  }
-  const isMeanAlone = mode === "mean" || (summary && areAlike(metric));
-  const drawn = isMeanAlone ? [] : ranksWithCurve(metric);
+function chosen(metric: Metric, all: Buckets, mode: Mode): Chosen[] {
+  const drawn = mode === "mean" || areAlike(metric) ? [] : ranksWithCurve(metric);
   const lines = drawn.slice(0, MAX_RANK_LINES).map((rank): Chosen => {
     return { role: "rank", rank, buckets: metric.series.get(rank) as Buckets };
   });
-  if (!summary || (mode === "ranks" && lines.length > 0)) return [...found, ...lines];
-  const mean = { rank: ALL_RANKS, buckets: summary };
+  if (mode === "ranks" && lines.length > 0) return lines;
+  const mean = { rank: ALL_RANKS, buckets: all };
+  const band: Chosen[] =
+    mode === "ranks"
+      ? []
+      : [
+          { role: "high", ...mean },
+          { role: "low", ...mean },
+        ];
   if (lines.length === 0 || lines.length > FEW_LINES) {
-    return [...found, ...lines, { role: "mean", ...mean }];
+    return [...band, ...lines, { role: "mean", ...mean }];
   }
-  return [...found, { role: "halo", ...mean }, ...lines];
+  return [...band, { role: "halo", ...mean }, ...lines];
 }
 
 /** Whether all ranks have the same curve, for example a learning rate: it is drawn once. */
@@ -169,8 +150,6 @@ function isLike(buckets: Buckets | undefined, all: Buckets): boolean {
   }
   return true;
 }
-
-const only = (metric: Metric, ranks: readonly number[]) => metric.series.get(ranks[0] as number);
 
 /** Rank and step of the first non-finite value; null if there is none. */
 export function firstBad(metric: Metric): { step: number; ranks: number[] } | null {
