@@ -1,13 +1,12 @@
 import { useEffect, useRef } from "preact/hooks";
 import { lowerBound, num } from "../columns";
+import { Painter } from "../painter";
 import type { Range } from "../range";
 import type { Ask } from "../view/props";
 import type { CurveStore, Metric } from "./store";
 
-/** Delay, so that a drag does not request every range on its way. */
-const REST_MS = 250;
-/** If no point is added for this long, the last ones are requested. */
-const QUIET_MS = 1500;
+/** A drag, or a run that logs, does not request every range on its way. */
+const INTERVAL_MS = 1500;
 /** If more buckets than this are visible, finer ones would not be distinguishable. */
 const ENOUGH_BUCKETS = 240;
 
@@ -23,8 +22,8 @@ export function wantedDetail(metric: Metric, range: Range | null): Range | null 
 }
 
 /**
- * Requests finer buckets from the kernel after the user has zoomed in and stopped; and again while the
- * range fills, in sixteenths of it, and when nothing has been added for a while.
+ * Requests finer buckets from the kernel when the user has zoomed in, and again as points are added
+ * to the visible steps, at a limited rate.
  */
 export function useDetail(
   store: CurveStore,
@@ -34,38 +33,27 @@ export function useDetail(
   ask: Ask,
 ): void {
   const { name, width } = metric;
-  /** Number of points in the requested steps at the time of the request. */
-  const n_asked = useRef(-1);
+  const wanted = wantedDetail(metric, range);
   const request = () => {
-    const wanted = wantedDetail(metric, range);
-    if (range === null || wanted === null) return;
-    const held = store.detailFor(name, ...range);
-    if (held !== null && pointsIn(metric, [held.from, held.until]) === n_asked.current) return;
-    n_asked.current = pointsIn(metric, wanted);
+    if (wanted === null) return;
     const [from, until] = wanted;
     void ask({ do: "detail", metric: name, from, until, buckets: 2 * widthPx });
   };
-  const later = (delayMs: number) => () => {
-    if (wantedDetail(metric, range) === null) return;
-    const timer = setTimeout(request, delayMs);
-    return () => clearTimeout(timer);
-  };
-  const n_points = wantedDetail(metric, range) && pointsIn(metric, range);
-  useEffect(later(REST_MS), [store, name, width, range, sixteenths(metric, range)]);
-  useEffect(later(QUIET_MS), [store, name, width, range, n_points]);
-}
-
-/** How many sixteenths of the visible range have data. */
-function sixteenths(metric: Metric, range: Range | null): number {
-  const extent = metric.extent();
-  if (range === null || extent === null) return 0;
-  const share = (extent[1] - range[0]) / (range[1] - range[0]);
-  return Math.floor(16 * Math.min(1, Math.max(0, share)));
+  const latest = useRef(request);
+  latest.current = request;
+  const asker = useRef<Painter | null>(null);
+  useEffect(() => {
+    asker.current = new Painter(() => latest.current(), INTERVAL_MS);
+    return () => asker.current?.end();
+  }, [store]);
+  const n_points = range && wanted && pointsIn(metric, range);
+  useEffect(() => {
+    if (n_points !== null) asker.current?.ask();
+  }, [store, name, width, range, n_points]);
 }
 
 /** Number of points of all series in the buckets that lie in the range, or partly. */
-function pointsIn(metric: Metric, range: Range | null): number {
-  if (range === null) return 0;
+function pointsIn(metric: Metric, range: Range): number {
   let n_points = 0;
   for (const { keys, counts, n } of metric.series.values()) {
     const last = range[1] / metric.width;
