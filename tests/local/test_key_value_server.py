@@ -72,6 +72,13 @@ def server() -> Iterator[Server]:
     server.close()
 
 
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
 def test_what_is_put_can_be_had_until_it_is_deleted(server: Server) -> None:
     value = os.urandom(100_000)
     assert server.ask("PUT", f"/{TOKEN}/a-0:1/global/0", value) == (200, b"")
@@ -146,6 +153,20 @@ def test_half_a_value_is_not_kept(server: Server) -> None:
 def test_noise_does_no_harm(server: Server, noise: bytes) -> None:
     assert b" 200 " not in server.send_raw(noise)
     assert server.ask("PUT", f"/{TOKEN}/global/0", b"x")[0] == 200
+
+
+def test_silent_connections_make_room_for_new_ones(own_server: Server) -> None:
+    """Sooner than by their silence: otherwise other users could keep ranks from meeting."""
+    address = ("127.0.0.1", own_server.port)
+    silent = [socket.create_connection(address, PATIENCE_S) for _ in range(600)]
+    try:
+        assert own_server.ask("PUT", f"/{TOKEN}/global/0", b"x")[0] == 200
+        assert silent[0].recv(1) == b"", "the oldest is closed"
+        silent[-1].sendall(f"GET /{TOKEN}/global/0 HTTP/1.1\r\n\r\n".encode())
+        assert b" 200" in silent[-1].recv(100), "there is room for the newest"
+    finally:
+        for sock in silent:
+            sock.close()
 
 
 def test_many_ranks_meet(server: Server) -> None:

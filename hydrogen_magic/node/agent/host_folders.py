@@ -69,7 +69,7 @@ class HostFolders:
         self._send(msg.TransferKept(number, f"{error.strerror} ({self.folder})"))
 
     def drop_incomplete(self) -> None:
-        """Delete what was on its way when the gang was stopped."""
+        """Delete what was on its way when the attempt ended."""
         while self._arriving:
             shutil.rmtree(self._arriving.popitem()[1], ignore_errors=True)
 

@@ -22,7 +22,7 @@ _LOOK_FOR_LINE_BYTES = 1000
 """After a gap, the text starts at the beginning of a line if there is one within this distance."""
 
 _NOTE = b"\n... the rest of the output is not kept ...\n"
-"""The end of a log that could not be written any more."""
+"""The end of a log that could not be written any more. On other machines, the kernel's copy may lack it."""
 
 
 class TokenBucket:

@@ -358,9 +358,8 @@ class RemoteLink(KernelLink):
     def _forget_other_gangs(self, gang: str) -> None:
         if self._closure is not None:
             self._closure.close()
-        for folder in self._checkpoints.folder.glob("[!.]*"):
-            if folder.name != gang:
-                shutil.rmtree(folder, ignore_errors=True)
+        kept = self._checkpoints.folder.glob("[!.]*")
+        self._checkpoints.forget(folder.name for folder in kept if folder.name != gang)
 
     def _folders(self, kind: str) -> HostFolders:
         return self._datasets if kind == msg.DATASETS else self._checkpoints

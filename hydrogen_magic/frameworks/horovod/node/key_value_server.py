@@ -4,7 +4,7 @@ The first segment of every path is a secret: requests without it are rejected, a
 anything. The clients are Horovod's: a new connection for every request, no pipelining, always with
 ``Content-Length``. They ask for a missing key again every 10 ms. Here, a request for a missing key is kept
 open until the key is set, or for :data:`_HOLD_S`, so that ranks continue as soon as the last one has
-arrived, and waiting ones cost little.
+arrived. A waiting request costs a thread.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import hmac
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +24,8 @@ _SILENT_S = 10.0
 """A client sends its whole request within milliseconds of connecting."""
 _MAX_VALUE = 1 << 20
 """1 MiB: a rank's addresses are about 150 bytes for each of its peers."""
+_MOST_STRANGERS = 512
+"""Connections that may be open without having shown the secret: then the oldest one is closed."""
 _BACKLOG = 4096
 """Connections of other users wait in the same queue as those of ranks."""
 
@@ -49,10 +53,23 @@ class _Server(ThreadingHTTPServer):
         self.values: dict[str, bytes] = {}
         self.arrivals: dict[str, threading.Event] = {}
         """For each key, what is set when it is put."""
+        self.strangers = OrderedDict[socket.socket, None]()
+        """Connections that have not shown the secret, oldest first."""
         self._hosts = hosts
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return not self._hosts or client_address[0] in self._hosts
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.strangers[request] = None
+        if len(self.strangers) > _MOST_STRANGERS:
+            with suppress(OSError):  # closed meanwhile
+                self.strangers.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.strangers.pop(request, None)
+        super().shutdown_request(request)
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -97,8 +114,10 @@ class _Request(BaseHTTPRequestHandler):
     def _key(self) -> str:
         """Return the key; empty if there is none, or if the client does not know the secret."""
         token, _, key = self.path.removeprefix("/").partition("/")
-        is_known = hmac.compare_digest(token.encode(), self.server.token.encode())
-        return key if is_known else ""
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            return ""
+        self.server.strangers.pop(self.connection, None)
+        return key
 
     def _arrival(self, key: str) -> threading.Event:
         return self.server.arrivals.setdefault(key, threading.Event())

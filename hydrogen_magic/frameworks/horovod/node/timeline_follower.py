@@ -58,7 +58,7 @@ class Timelines(TimelineFollower):
             self._try(following, lambda: following.poll(self._now_s()))
 
     def finish(self) -> None:
-        """Read the rest of a completed file, and make it valid JSON."""
+        """Read the rest of a completed file, and close its brackets."""
         following, self._following = self._following, None
         if following is not None:
             self._try(following, following.finish)

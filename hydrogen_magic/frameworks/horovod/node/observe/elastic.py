@@ -91,7 +91,7 @@ def _snapshot(state: Any) -> dict[str, Any]:
             f"{type(state).__name__} is not an ObjectState, and does not list its saved values"
         )
     return {
-        # Pickled synchronously: these are the user's own objects, not copies of them.
+        # Pickled apart: the next attempt unpickles them after the handlers.
         "values": pickle.dumps(state._saved_state, protocol=5),
         "handled": {
             name: {key: value for key, value in vars(handler).items() if key != "value"}
