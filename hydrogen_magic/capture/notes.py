@@ -17,7 +17,7 @@ from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import is_main
 
-_SEED_CALL = re.compile(r"([\w.]+\.)?\w*seed\w*")
+_SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
 _REGISTERS = re.compile(r"register(_\w+)?")
 _OF_TQDM = ("progress_apply", "progress_map", "progress_applymap", "progress_transform")
 """Methods that ``tqdm.pandas()`` gives the classes of pandas."""

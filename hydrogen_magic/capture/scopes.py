@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -116,8 +117,10 @@ def assigned_in(sources: Iterable[str]) -> Iterator[str]:
     """Yield the global names that cells assign, also in ``%time x = f()`` or a ``%%time`` cell."""
     for source in sources:
         try:
-            tree = syntax.parse(source.strip(), flags=_FLAGS)
-            code = compile(tree, "<cell>", "exec", _FLAGS, dont_inherit=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the kernel has shown them, or the rank will
+                tree = syntax.parse(source.strip(), flags=_FLAGS)
+                code = compile(tree, "<cell>", "exec", _FLAGS, dont_inherit=True)
         except (SyntaxError, ValueError):  # such a cell has not run
             continue
         yield from _assigned_by(code, ast.walk(tree))

@@ -268,9 +268,15 @@ class SortedSettings:
 
     def inventory(self, nbytes: Mapping[str, int]) -> list[CapturedItem]:
         """Return a row for each of the user's settings."""
-        labels = [one.label for one in (*self.plain, *self.pickled) if _is_users(one)]
-        why = "changed in the notebook"
-        return [CapturedItem(label, "setting", nbytes.get(label, 0), why) for label in labels]
+        return [
+            CapturedItem(one.label, "setting", nbytes.get(one.label, 0), _why(one))
+            for one in filter(_is_users, (*self.plain, *self.pickled))
+        ]
+
+
+def _why(setting: Setting) -> str:
+    is_attribute = setting.provider == "attribute"
+    return "changed in the notebook" if is_attribute else "differs from the default"
 
 
 def sort(

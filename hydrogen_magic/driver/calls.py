@@ -82,8 +82,9 @@ def launch(
         PlacementError: the ranks cannot run as requested.
         TypeError, ValueError: an option is invalid, or the function does not take these arguments.
     """
-    # The parameters: there are no other variables yet.
-    options = {k: v for k, v in locals().items() if k not in ("function", "args", "kwargs")}
+    options = locals().copy()  # the parameters: there are no other variables yet
+    for name in ("function", "args", "kwargs"):
+        del options[name]
     _check_call(function, args, kwargs)
     fields = _fields_of(**options)
     spec = JobSpec(**fields)

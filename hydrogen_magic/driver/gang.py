@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _STACKS_S = 3.0
 """How long to wait for ranks' stacks: ``faulthandler`` writes them within milliseconds."""
 _POLL_S = 0.02
-
+"""How often to look whether they have come."""
 
 Picture = Callable[[GangState, Sequence[Event]], str]
 """Draws a gang that has ended as HTML."""

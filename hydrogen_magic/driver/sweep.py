@@ -129,7 +129,7 @@ class Sweep:
         self.n_at_once = n_at_once
         """How many runs fit beside each other."""
         self._group = group
-        self.runs = runs
+        self.runs = tuple(runs)
         """The combinations, in their order."""
         self._queue = deque(runs)
         self._running: list[SweepRun] = []

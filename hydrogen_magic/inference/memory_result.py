@@ -57,9 +57,6 @@ class MemoryResult:
         for arrays, column in zip(self._columns, columns.columns, strict=True):
             arrays[first_row] = copied(column)
 
-    def finish(self) -> Any:
-        return self.finished()
-
     @property
     def done(self) -> RowRanges:
         """Rows that have arrived, in order."""
@@ -74,6 +71,8 @@ class MemoryResult:
         rows = [self._rows.pop(first_row) for first_row in sorted(self._rows)]
         whole = pa.concat_tables([self._own.empty_table(), *rows])
         return self._join(whole, self._predicted(), self.done)
+
+    finish = finished
 
     def _predicted(self) -> PredictedColumns:
         columns, self._columns = deque(self._columns), []
