@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes, run_log
@@ -70,11 +71,15 @@ class Kernel:
         return [pid for pid in marked if pid != self.process.pid]
 
     def wait_until_training(self) -> None:
-        wait_until(lambda: all("batch" in self._log(rank) for rank in (0, 1)))
+        self._wait_until(lambda: all("batch" in self._log(rank) for rank in (0, 1)))
 
     def wait_until_idle(self) -> None:
         """Wait for the end of its gang, whose session stays."""
-        wait_until(lambda: isinstance(run_log.read(self.gang)[-1], ev.GangEnded))
+        self._wait_until(lambda: isinstance(run_log.read(self.gang)[-1], ev.GangEnded))
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        wait_until(lambda: holds() or self.process.poll() is not None)
+        assert self.process.poll() is None
 
     def _log(self, rank: int) -> str:
         path = run_log.runs_dir() / self.gang / f"rank-{rank}.log"

@@ -160,7 +160,8 @@ def source(
 
     ``target`` is the path for predictions of files: a file for a file, a folder for a folder or a glob.
     The default is next to the data: ``rows-inferred.parquet`` for ``rows.parquet``. Existing data is
-    never overwritten. Other frames have none: :func:`.request.plan` refuses it. ``caller``: what errors name as the subject. ``formats``: files that it reads.
+    never overwritten. Other frames have none: :func:`.request.plan` refuses it. ``caller``: what errors
+    name as the subject. ``formats``: files that it reads.
 
     Raises InferError for an unsupported object or column.
     """

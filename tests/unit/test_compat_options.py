@@ -11,6 +11,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, gangs
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
@@ -160,3 +161,20 @@ def test_a_failed_ranks_own_text_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gangs, "call", fail)
     with pytest.raises(RankFailedError, match="use --np 4"):
         HorovodRunner(-2).run(print)
+
+
+def test_a_view_that_shows_the_drivers_log_alone_has_as_many_events_as_the_gang() -> None:
+    """Views count the events, of which thousands may come between two looks."""
+    found: list[ev.Event] = []
+    gang: Any = types.SimpleNamespace(events=lambda start=0: found[start:], id="cafe")
+    shown = gangs._DriverLog(gang)
+    for n_more in (3, 5000, 2):
+        start = len(found)
+        for n in range(start, start + n_more):
+            stream = ev.DRIVER if n % 2 else "stdout"
+            found.append(ev.Output(float(n), 0, stream, f"line {n}\n"))
+        new = shown.events(start)
+        assert [event.at_s for event in new] == [event.at_s for event in found[start:]]
+        kept = [event.text for event in new if isinstance(event, ev.Output) and event.text]
+        assert kept == [f"line {n}\n" for n in range(start, start + n_more) if n % 2]
+    assert len(shown.events()) == 5005 and shown.id == "cafe"

@@ -73,7 +73,7 @@ class AgentServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._kernel_link.begin(self._link, self._closing.set, self._expect_ranks)
         self._link.send(self._hello())
-        self._start(self._pool.preload(self._config.preload))
+        self._start(self._preload_first())
         receiving = asyncio.ensure_future(self._receive())
         receiving.add_done_callback(lambda _: self._closing.set())
         await self._closing.wait()
@@ -86,6 +86,11 @@ class AgentServer:
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             loop.remove_signal_handler(signum)
         self._link.close()
+
+    async def _preload_first(self) -> None:
+        """Have the modules for the first gang imported; a gang that comes waits for one of them at most."""
+        for module in self._config.preload:
+            await self._pool.preload((module,))
 
     def _hello(self) -> msg.Hello:
         return msg.Hello(

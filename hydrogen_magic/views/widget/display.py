@@ -116,7 +116,7 @@ def send_under(cell: Any, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def is_widget_expected() -> bool:
-    """Return whether this kernel shows gangs by a widget, whose file is built."""
+    """Return whether this kernel shows gangs by a widget: its front end draws them, and ours is built."""
     return BUNDLE.exists() and _front_end_draws_widgets()
 
 

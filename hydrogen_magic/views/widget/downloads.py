@@ -38,7 +38,7 @@ class DownloadFile:
 
 
 class DownloadMaker:
-    """Creates files one after the other, each in a thread of its own.
+    """Creates one file at a time, each in a thread of its own.
 
     A file may take seconds, while the view and the kernel's cells continue. ``done`` gets the request with
     the file, or with an error message in its place.

@@ -58,8 +58,7 @@ class CommandHandler:
         try:
             self._do(content)
         except (KeyError, TypeError, ValueError) as error:
-            text = f"this kernel does not understand the request {content.get('do')!r:.40}"
-            self.answer(content, ok=False, text=f"{text} ({error!s:.200}); reload the page")
+            self.refuse_unknown(content, error)
         except HydrogenError as error:
             self.answer(content, ok=False, text=str(error))
 
@@ -73,6 +72,11 @@ class CommandHandler:
         with self._lock:
             self._answers[command["id"]] = ack
         self._send(ack)
+
+    def refuse_unknown(self, command: PageCommand, error: Exception) -> None:
+        """Answer a command that this version does not know, or not in this form."""
+        text = f"this kernel does not understand the request {command.get('do')!r:.40}"
+        self.answer(command, ok=False, text=f"{text} ({error!s:.200}); reload the page")
 
     def refuse_released(self, command: PageCommand) -> None:
         """Answer a command that came too late: :meth:`release` was called."""

@@ -102,8 +102,10 @@ class PageRequests:
             return
         try:
             self._answer_about(actions, feed, request)
-        except (HydrogenError, KeyError, TypeError, ValueError, OverflowError) as error:
-            # for a metric that the next attempt has not logged yet, or of a page of another version
+        except (KeyError, TypeError, OverflowError) as error:
+            self._commands.refuse_unknown(request, error)
+        except (HydrogenError, ValueError) as error:
+            # for a metric that the next attempt has not logged yet
             self._commands.answer(request, ok=False, text=str(error))
 
     def _answer_about(self, actions: Gang, feed: PageFeed, request: PageCommand) -> None:

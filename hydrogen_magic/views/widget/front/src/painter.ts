@@ -1,5 +1,6 @@
 /**
- * Schedules repaints of canvases: in an animation frame, at a limited rate, and only if visible.
+ * Schedules repaints of canvases, and requests for their data: in an animation frame, at a limited
+ * rate, and only if visible.
  */
 
 interface Clock {

@@ -67,6 +67,7 @@ export function Curves(props: CurvesProps) {
     setTold(blob ? "" : NO_PICTURE);
   };
   const saveCsv = async () => {
+    setTold("waiting for the kernel");
     const { ok, text } = await ask({ do: "csv" });
     setTold(ok ? "" : `no table was saved: ${text}`);
   };

@@ -82,7 +82,7 @@ export const isPositive = (buckets: Buckets) =>
 
 /**
  * Turns the curves of a metric (or of a detail of it) into lines. The series of all ranks has the keys
- * of every rank; one that comes before it there is drawn when it does.
+ * of every rank: what a rank has logged before that series has it is drawn with the next message.
  */
 export function shape(metric: Metric, options: Options): Shape {
   const all = metric.series.get(ALL_RANKS);

@@ -6,7 +6,7 @@ import type { Ask } from "../view/props";
 import type { CurveStore, Metric } from "./store";
 
 /** A drag, or a run that logs, does not request every range on its way. */
-const INTERVAL_MS = 1500;
+const INTERVAL_MS = 500;
 /** If more buckets than this are visible, finer ones would not be distinguishable. */
 const ENOUGH_BUCKETS = 240;
 
