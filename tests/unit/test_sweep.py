@@ -199,10 +199,15 @@ def test_a_stop_ends_what_runs_and_the_queue() -> None:
         gangs.sweep.raise_for_state()
 
 
-def test_a_stop_reaches_the_gang_that_is_being_started() -> None:
+def test_a_stop_reaches_the_gang_that_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
     gangs = Gangs(1, n_at_once=1)
     launch = gangs._launch
-    gangs._launch = lambda lr: (gangs.sweep.stop(kill=True), launch(lr))[1]  # type: ignore[method-assign]
+
+    def stop_and_launch(lr: int) -> Gang:
+        gangs.sweep.stop(kill=True)
+        return launch(lr)
+
+    monkeypatch.setattr(gangs, "_launch", stop_and_launch)
     gangs.advance()
     assert gangs.launched[0].stops == [True]
 

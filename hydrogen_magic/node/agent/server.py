@@ -88,7 +88,7 @@ class AgentServer:
         self._link.close()
 
     async def _preload_first(self) -> None:
-        """Have the modules for the first gang imported; a gang that comes waits for one of them at most."""
+        """Import the modules of the first gang, one at a time: a gang may start between two of them."""
         for module in self._config.preload:
             await self._pool.preload((module,))
 

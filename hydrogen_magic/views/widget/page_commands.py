@@ -31,8 +31,8 @@ class PageSender(Protocol):
 class CommandHandler:
     """Handles commands of pages, in any thread, and returns at once.
 
-    What acts on the gang is done here and now. What asks for data is handed to ``later``; that files and
-    outputs are being made is said at once, and that they are, by :meth:`answer`.
+    Actions on the gang are carried out at once. Requests for data go to ``later``; those for files and
+    outputs are acknowledged as pending, and answered by :meth:`answer` when they are complete.
     """
 
     def __init__(
