@@ -61,13 +61,16 @@ class GangRun:
         self._error: BaseException | None = None
 
     def emit(self, event: Event) -> None:
-        """Add an event."""
+        """Add an event of this gang as it happens: its end gets the last metrics."""
         if isinstance(event, GangEnded):
             event = replace(event, metrics=dict(self.state.last_metrics))
         self.append(event)
 
     def append(self, event: Event) -> None:
-        """Add ``event``, with masked secrets, to the state, to the list, and to the record on disk."""
+        """Add a complete ``event``, which may be of a record, without its secrets.
+
+        It becomes part of the state, of the list, and of the record on disk.
+        """
         event = self.mask.event(event)
         with self._adding:  # the dispatcher has its own thread
             self.state = fold(self.state, event)
