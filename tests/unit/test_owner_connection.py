@@ -70,6 +70,7 @@ def test_a_record_that_cannot_be_finished_is_attached_to(full_disk: list[list[st
     gang = connection.attach("g1")
     assert (gang.state, gang.wait(0)) == ("STOPPED", True)
     assert full_disk == [["g1"]]
+    launcher.forget(gang)  # other tests have gangs of this id, too
 
 
 def test_displays_are_not_in_the_record_which_goes_on_after_the_others() -> None:
