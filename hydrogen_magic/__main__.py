@@ -111,7 +111,7 @@ def _manage(command: GangCommand) -> int:
 
 
 def _follow(gang: Gang) -> int:
-    view = pick_view(actions=gang)
+    view = pick_view(gang)
     try:
         attending.show(gang, view)
     except KeyboardInterrupt:

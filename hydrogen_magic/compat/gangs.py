@@ -62,7 +62,7 @@ def _attended(
     with interrupts_held():
         gang = launcher.launch_captured(captured, spec, title=title)
         shown = cast("Gang", _DriverLog(gang)) if driver_log_only else gang
-        attending.attend(shown, pick_view(quiet=spec.quiet, actions=shown))
+        attending.attend(shown, pick_view(shown, quiet=spec.quiet))
     return gang.result
 
 

@@ -192,5 +192,5 @@ def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options
     """
     with interrupts_held():
         gang = launch(function, *args, **options)
-        attend(gang, pick_view(quiet=quiet, actions=gang))
+        attend(gang, pick_view(gang, quiet=quiet))
     return gang.result

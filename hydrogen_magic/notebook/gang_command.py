@@ -70,7 +70,7 @@ def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 def _draw(gang: Gang, state: GangState) -> None:
     """Show a gang in a notebook again: its final state, or a second view while it runs, here or elsewhere."""
-    view = pick_view(detached=True, actions=gang)
+    view = pick_view(gang, detached=True)
     if not state.is_terminal:
         attending.follow(gang, view)
         return
@@ -84,7 +84,7 @@ def _attach(command: GangCommand, say: Callable[[list[str]], Any]) -> Gang:
         reachable(name or _newest_outliving(bool(command.out)), take=command.take)
     )
     if not command.out:
-        attending.follow(gang, pick_view(detached=True, actions=gang))
+        attending.follow(gang, pick_view(gang, detached=True))
     return gang
 
 

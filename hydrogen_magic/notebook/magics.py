@@ -377,13 +377,13 @@ class Distributed(Magics):
     def _watch(self, gang: Gang, spec: JobSpec) -> None:
         """Show the gang until it ends."""
         try:
-            attending.attend(gang, pick_view(quiet=spec.quiet, actions=gang))
+            attending.attend(gang, pick_view(gang, quiet=spec.quiet))
         finally:
             _write_timeline(gang, spec)
 
     def _follow(self, gang: Gang, spec: JobSpec) -> None:
         """Update the view of a detached gang while other cells run."""
-        view = pick_view(quiet=spec.quiet, detached=True, actions=gang)
+        view = pick_view(gang, quiet=spec.quiet, detached=True)
         # At its end the notebook may be in another directory.
         file = spec.timeline and os.path.abspath(spec.timeline)
         attending.follow(gang, view, lambda: _write_timeline(gang, replace(spec, timeline=file)))

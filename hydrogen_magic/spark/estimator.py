@@ -376,7 +376,7 @@ def _run(
     with interrupts_held():
         gang = calls.launch(call, **options)
         launched(gang)
-        attending.attend(gang, pick_view(quiet=quiet, actions=gang))
+        attending.attend(gang, pick_view(gang, quiet=quiet))
     gang.raise_for_state()
     return gang
 

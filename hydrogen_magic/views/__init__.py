@@ -59,11 +59,10 @@ def kernel_here() -> Any:
     return getattr(shell_here(), "kernel", None)
 
 
-def pick_view(*, quiet: bool = False, detached: bool = False, actions: Gang) -> View:
-    """Return the view for the output of this process.
+def pick_view(gang: Gang, *, quiet: bool = False, detached: bool = False) -> View:
+    """Return the view of a gang for the output of this process.
 
     ``quiet`` shows only output. A ``detached`` view is updated by a thread while the user continues.
-    ``actions`` is the gang of the view; a notebook's view needs it for requests of its reader.
     """
     from hydrogen_magic.views.outputs import NotebookOutput
     from hydrogen_magic.views.text_view import TextView, pick_surface
@@ -73,7 +72,7 @@ def pick_view(*, quiet: bool = False, detached: bool = False, actions: Gang) -> 
         return TextView(surface, quiet=quiet, interval_s=DETACHED_S if detached else ATTENDED_S)
     from hydrogen_magic.views.widget import WidgetView
 
-    return WidgetView(actions, blocking=not detached)
+    return WidgetView(gang, blocking=not detached)
 
 
 def draws_html() -> bool:

@@ -23,7 +23,7 @@ class Made:
         self.maker = downloads.DownloadMaker(lambda order, made: self.came.put((order["id"], made)))
         monkeypatch.setattr(downloads, "make_file", self._make)
 
-    def _make(self, actions: Any, order: Mapping[str, Any]) -> downloads.DownloadFile:
+    def _make(self, gang: Any, order: Mapping[str, Any]) -> downloads.DownloadFile:
         self.n_made += 1
         self.has_begun.set()
         assert self.goes_on.wait(10)

@@ -42,8 +42,8 @@ class Rig:
         monkeypatch.setattr(displays.CellOutput, "show", lambda *_: None)
         self.now_s = 0.0
         self.gang = FakeGang(folder)
-        actions: Any = self.gang
-        self.view = WidgetView(actions, blocking=True, expected=True, clock=lambda: self.now_s)
+        gang: Any = self.gang
+        self.view = WidgetView(gang, blocking=True, expected=True, clock=lambda: self.now_s)
         self.events = self.gang.events()
         self.tick(self.events)
 

@@ -123,7 +123,7 @@ def test_a_gang_that_was_attached_to_again_is_the_last_one(monkeypatch: pytest.M
     gangs: list[Any] = [Outliving(name, at_s) for at_s, name in enumerate(("long", "short"))]
     for gang in gangs:
         launcher.register(gang)
-    monkeypatch.setattr(gang_command, "pick_view", lambda **options: None)
+    monkeypatch.setattr(gang_command, "pick_view", lambda *_, **__: None)
     monkeypatch.setattr(attending, "follow", lambda gang, view: None)
     gang_command.manage(GangCommand("attach", gang="long"))
     assert gang_command._find(None) is gangs[0]
@@ -144,7 +144,7 @@ def test_a_gang_of_another_kernel_is_followed_until_it_ends(
     record.append(ev.RankStarted(1.0, 0, 100, "here", "cpu"))
     followed: list[RecordedGang] = []
     monkeypatch.setattr(gang_command, "draws_widgets", lambda: True)
-    monkeypatch.setattr(gang_command, "pick_view", lambda **options: None)
+    monkeypatch.setattr(gang_command, "pick_view", lambda *_, **__: None)
     monkeypatch.setattr(attending, "follow", lambda gang, view: followed.append(gang))
     gang_command.manage(GangCommand("show", gang="a1b2"))
     (gang,) = followed

@@ -64,7 +64,7 @@ class WidgetView:
 
     def __init__(
         self,
-        actions: Gang,
+        gang: Gang,
         *,
         blocking: bool,
         expected: bool | None = None,
@@ -75,8 +75,8 @@ class WidgetView:
         self._clock = clock
         self._display = CellOutput()
         self._flood = FloodWatch(clock=clock)
-        self._live = LiveFeed(actions, is_raised=blocking, clock=clock)
-        self._commands = CommandHandler(actions, self._send, self._on_request)
+        self._live = LiveFeed(gang, is_raised=blocking, clock=clock)
+        self._commands = CommandHandler(gang, self._send, self._on_request)
         self._requests = PageRequests(
             self._live, self._commands, self._send, self._display_again, clock
         )

@@ -49,17 +49,17 @@ class DownloadMaker:
         self._pending = threading.BoundedSemaphore(_MOST_PENDING)
         self._lock = threading.Lock()
 
-    def make(self, actions: Gang, request: PageCommand) -> None:
+    def make(self, gang: Gang, request: PageCommand) -> None:
         """Create the requested file. Raises HydrogenError if too many are pending."""
         if not self._pending.acquire(blocking=False):
             raise HydrogenError("too many files are being prepared: try again later")
         name = "hydrogen_magic.files"
-        threading.Thread(target=self._make, args=(actions, request), name=name, daemon=True).start()
+        threading.Thread(target=self._make, args=(gang, request), name=name, daemon=True).start()
 
-    def _make(self, actions: Gang, request: PageCommand) -> None:
+    def _make(self, gang: Gang, request: PageCommand) -> None:
         try:
             with self._lock:
-                made: DownloadFile | str = make_file(actions, request)
+                made: DownloadFile | str = make_file(gang, request)
         except HydrogenError as error:
             made = str(error)
         except Exception as error:  # out of memory, or an internal error: the page is informed
@@ -68,13 +68,13 @@ class DownloadMaker:
         self._done(request, made)
 
 
-def make_file(actions: Gang, request: PageCommand) -> DownloadFile:
+def make_file(gang: Gang, request: PageCommand) -> DownloadFile:
     """Return the requested file.
 
     Raises HydrogenError if there is none, or if it is too large; the message then has its path.
     """
     try:
-        return _MAKERS[request["do"]](actions, request)
+        return _MAKERS[request["do"]](gang, request)
     except OSError as error:
         raise HydrogenError(f"the file could not be created: {error}") from error
 
@@ -96,16 +96,16 @@ def parts(file: DownloadFile, request: PageCommand) -> Iterator[PageMessage]:
         yield PageMessage(content, [file.data[start : start + _PART_BYTES]])
 
 
-def _csv(actions: Gang, request: PageCommand) -> DownloadFile:
-    _check_table(actions)
-    data = actions.metrics.to_csv(index=False).encode("utf-8", "replace")
-    return _bounded(actions, DownloadFile(f"gang-{actions.id}-metrics.csv", "text/csv", data))
+def _csv(gang: Gang, request: PageCommand) -> DownloadFile:
+    _check_table(gang)
+    data = gang.metrics.to_csv(index=False).encode("utf-8", "replace")
+    return _bounded(gang, DownloadFile(f"gang-{gang.id}-metrics.csv", "text/csv", data))
 
 
-def _check_table(actions: Gang) -> None:
+def _check_table(gang: Gang) -> None:
     """Refuse a mostly empty table: names created at run time make one."""
     n_rows, n_filled, columns = 0, 0, set[str]()
-    for event in actions.events():
+    for event in gang.events():
         if isinstance(event, Metrics):
             n_rows += len(event.steps)
             n_filled += len(event.steps) * len(event.values)
@@ -118,36 +118,34 @@ def _check_table(actions: Gang) -> None:
         )
 
 
-def _trace(actions: Gang, request: PageCommand) -> DownloadFile:
+def _trace(gang: Gang, request: PageCommand) -> DownloadFile:
     with tempfile.TemporaryDirectory(prefix="hydrogen_magic-") as folder:
-        plain = chrome_trace.write_chrome_trace(actions.events(), Path(folder) / "trace.json")
+        plain = chrome_trace.write_chrome_trace(gang.events(), Path(folder) / "trace.json")
         packed = plain.with_suffix(".json.gz")
         with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
             shutil.copyfileobj(source, target)
         data = packed.read_bytes()
-    return _bounded(
-        actions, DownloadFile(f"gang-{actions.id}-trace.json.gz", "application/gzip", data)
-    )
+    return _bounded(gang, DownloadFile(f"gang-{gang.id}-trace.json.gz", "application/gzip", data))
 
 
-def _bounded(actions: Gang, file: DownloadFile) -> DownloadFile:
+def _bounded(gang: Gang, file: DownloadFile) -> DownloadFile:
     """Return ``file``; if it is too large for a page, save it beside the ranks' logs."""
     if len(file.data) <= _MOST_BYTES:
         return file
-    path = actions.log_path(0).with_name(file.name)
+    path = gang.log_path(0).with_name(file.name)
     path.write_bytes(file.data)
     raise HydrogenError(_too_large(len(file.data), str(path)))
 
 
-def _log(actions: Gang, request: PageCommand) -> DownloadFile:
+def _log(gang: Gang, request: PageCommand) -> DownloadFile:
     rank = request["rank"]
-    known = [each.rank for each in actions.snapshot().ranks]
+    known = [each.rank for each in gang.snapshot().ranks]
     if rank is not None and rank not in known:
         raise HydrogenError(
-            f"gang {actions.id} has no rank {rank}: it has {counted(len(known), 'rank')}"
+            f"gang {gang.id} has no rank {rank}: it has {counted(len(known), 'rank')}"
         )
     chosen = known if rank is None else [rank]
-    paths = [actions.log_path(each) for each in chosen]
+    paths = [gang.log_path(each) for each in chosen]
     n_bytes = sum(path.stat().st_size for path in paths if path.exists())
     if n_bytes > _MOST_BYTES:
         where = paths[0] if rank is not None else f"{paths[0].parent}/rank-*.log"
@@ -156,7 +154,7 @@ def _log(actions: Gang, request: PageCommand) -> DownloadFile:
     data = b"".join(
         _read(each, path, rank is None) for each, path in zip(chosen, paths, strict=True)
     )
-    return DownloadFile(f"gang-{actions.id}{whose}.log", "text/plain", data)
+    return DownloadFile(f"gang-{gang.id}{whose}.log", "text/plain", data)
 
 
 def _read(rank: int, path: Path, titled: bool) -> bytes:

@@ -18,15 +18,15 @@ class LiveFeed:
     there.
     """
 
-    def __init__(self, actions: Gang, *, is_raised: bool, clock: Callable[[], float]) -> None:
-        self.actions: Gang | None = actions
+    def __init__(self, gang: Gang, *, is_raised: bool, clock: Callable[[], float]) -> None:
+        self.gang: Gang | None = gang
         """The gang; None after :meth:`release`."""
         self.state = GangState()
         self.page_feed: PageFeed | None = None
         self._is_raised = is_raised
         self._clock = GangClock(clock)
         self._n_events = 0
-        """Number of events so far, among those of ``actions``."""
+        """Number of events so far, among those of ``gang``."""
         self._fresh: list[Event] = []
         """Events that the page feed has not processed yet."""
 
@@ -39,7 +39,7 @@ class LiveFeed:
 
     def events(self) -> Sequence[Event]:
         """Return all events so far; the oldest output may be missing, as in :class:`Gang`."""
-        return [] if self.actions is None else self.actions.events()[: self._n_events]
+        return [] if self.gang is None else self.gang.events()[: self._n_events]
 
     def start(self) -> PageFeed:
         """Return the page feed; a new one has processed all events."""
@@ -72,4 +72,4 @@ class LiveFeed:
     def release(self) -> None:
         """Release the gang and its data."""
         self.stop()
-        self.actions, self.state = None, GangState()
+        self.gang, self.state = None, GangState()

@@ -35,11 +35,9 @@ class CommandHandler:
     outputs are acknowledged as pending, and answered by :meth:`answer` when they are complete.
     """
 
-    def __init__(
-        self, actions: Gang, send: PageSender, later: Callable[[PageCommand], None]
-    ) -> None:
-        self._actions: Gang | None = actions
-        self._gang = actions.id
+    def __init__(self, gang: Gang, send: PageSender, later: Callable[[PageCommand], None]) -> None:
+        self._gang: Gang | None = gang
+        self._gang_id = gang.id
         self._send = send
         self._later = later
         self._answers: OrderedDict[str, Mapping[str, Any] | None] = OrderedDict()
@@ -81,14 +79,14 @@ class CommandHandler:
     def refuse_released(self, command: PageCommand) -> None:
         """Answer a command that came too late: :meth:`release` was called."""
         text = (
-            f"the data of gang {self._gang} are no longer in memory, since newer gangs have replaced "
-            f"it; %gang show {self._gang} displays it again"
+            f"the data of gang {self._gang_id} are no longer in memory, since newer gangs have replaced "
+            f"it; %gang show {self._gang_id} displays it again"
         )
         self.answer(command, ok=False, text=text)
 
     def release(self) -> None:
         """Release the gang; from now on its commands are refused."""
-        self._actions = None
+        self._gang = None
 
     def _is_new(self, command_id: str) -> bool:
         """Return whether a command arrives for the first time; otherwise repeat its answer."""
@@ -103,16 +101,16 @@ class CommandHandler:
 
     def _do(self, command: PageCommand) -> None:
         what = command["do"]
-        actions = self._actions
-        if actions is None:
+        gang = self._gang
+        if gang is None:
             self.refuse_released(command)
         elif what in _ACTIONS:
-            state = actions.snapshot()
+            state = gang.snapshot()
             if state.is_terminal:
-                text = f"gang {self._gang} has already ended: {state.state.lower()}"
+                text = f"gang {self._gang_id} has already ended: {state.state.lower()}"
                 self.answer(command, ok=False, text=text)
                 return
-            _ACTIONS[what](actions, command)
+            _ACTIONS[what](gang, command)
             self.answer(command, ok=True)
         elif what in _REQUESTS:
             self._forward(command)
@@ -131,11 +129,11 @@ def _is_name(name: object) -> TypeGuard[str]:
 
 
 _ACTIONS: Mapping[str, Callable[[Gang, PageCommand], None]] = {
-    "stop": lambda actions, command: actions.stop(),
-    "kill": lambda actions, command: actions.stop(kill=True),
-    "stacks": lambda actions, command: actions.ask_stacks(),
-    "profile": lambda actions, command: actions.profile(command["steps"]),
-    "record": lambda actions, command: actions.record(command["on"]),
+    "stop": lambda gang, command: gang.stop(),
+    "kill": lambda gang, command: gang.stop(kill=True),
+    "stacks": lambda gang, command: gang.ask_stacks(),
+    "profile": lambda gang, command: gang.profile(command["steps"]),
+    "record": lambda gang, command: gang.record(command["on"]),
 }
 _REQUESTS = frozenset(("hello", "detail", "rows", "tracks", "show", "csv", "trace", "log"))
 _ANSWERED_LATER = ("show", "csv", "trace", "log")

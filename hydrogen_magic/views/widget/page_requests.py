@@ -91,8 +91,8 @@ class PageRequests:
         self._answer(request)
 
     def _answer(self, request: PageCommand) -> None:
-        actions = self._live.actions
-        if actions is None:
+        gang = self._live.gang
+        if gang is None:
             self._commands.refuse_released(request)  # between the request and here
             return
         feed = self._live.start()
@@ -101,14 +101,14 @@ class PageRequests:
                 self._send(*message)
             return
         try:
-            self._answer_about(actions, feed, request)
+            self._answer_about(gang, feed, request)
         except (KeyError, TypeError, OverflowError) as error:
             self._commands.refuse_unknown(request, error)
         except (HydrogenError, ValueError) as error:
             # for a metric that the next attempt has not logged yet
             self._commands.answer(request, ok=False, text=str(error))
 
-    def _answer_about(self, actions: Gang, feed: PageFeed, request: PageCommand) -> None:
+    def _answer_about(self, gang: Gang, feed: PageFeed, request: PageCommand) -> None:
         match request["do"]:
             case "detail":
                 self._send(*feed.detail(request))
@@ -122,7 +122,7 @@ class PageRequests:
                 feed.watch_tracks(request["client"], request["ranks"])
                 self._send_changes_if_closed()
             case _:
-                self._maker.make(actions, request)
+                self._maker.make(gang, request)
 
     def _send_changes_if_closed(self) -> None:
         if self._is_closed:
