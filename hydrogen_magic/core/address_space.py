@@ -22,7 +22,7 @@ _LOADER_FAILED = 127
 
 
 def raise_limit_of_workers(environment: Mapping[str, str]) -> None:
-    """Remove the limit of a Python worker of Spark from this process, as far as the system allows.
+    """Remove the limit of a Python worker of Spark from this process, or raise it to its hard limit.
 
     pyspark's ``worker.py`` sets the soft and the hard limit from ``spark.executor.pyspark.memory``. Only a
     process with CAP_SYS_RESOURCE may raise the hard limit. Other limits are those of a user or an

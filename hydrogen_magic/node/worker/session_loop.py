@@ -29,7 +29,7 @@ class SessionLoop:
                 main.cancel()
                 loop.run_until_complete(asyncio.wait([main]))
             if not main.cancelled():
-                main.exception()  # asyncio logs exceptions that nobody has asked for
+                main.exception()  # asyncio logs exceptions that were never retrieved
             raise
 
     def close(self) -> None:

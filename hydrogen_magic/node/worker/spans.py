@@ -23,7 +23,7 @@ _Span = tuple[str, int, int, int, str]
 
 class _Depth(threading.local):
     spans = 0
-    """How many are open on this thread, whoever opened them."""
+    """Number of open ``hm.span`` blocks on this thread."""
 
 
 depth = _Depth()

@@ -113,7 +113,7 @@ class PageFeed:
     def begin(self, state: GangState, events: Sequence[ev.Event], now_s: float) -> None:
         """Process the events of the time without pages; no message has their lines and spans.
 
-        :meth:`full` has them, as far as a page keeps them.
+        :meth:`full` has those that a page keeps.
         """
         self._state, self._now_s = state, now_s
         for start in range(0, len(events), _BLOCK):
@@ -126,7 +126,7 @@ class PageFeed:
             self._stacks = self._all_stacks()
 
     def full(self, to: str) -> Iterator[PageMessage]:
-        """Yield everything sent so far, as far as a page keeps it, as ``Delta``s for the client ``to``."""
+        """Yield what was sent so far and a page keeps, as ``Delta``s for the client ``to``."""
         tracks = {key: self.tracks.spans(*key).part(0, n) for key, n in self._spans_sent.items()}
         kept, since_s = newest(tracks, _MOST_SPANS_KEPT)
         parts = list(_in_parts(kept))
