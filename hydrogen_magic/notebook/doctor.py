@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hydrogen_magic.driver.rendezvous import Diagnosis
+from hydrogen_magic.errors import PlacementError
 
 T = TypeVar("T")
 
@@ -104,19 +104,14 @@ def library(rendezvous: str) -> Diagnosis | None:
 
 
 def gpus() -> Diagnosis:
-    """Report the GPUs that the driver sees."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return Diagnosis("GPUs", True, "none (no nvidia-smi): ranks use the CPU")
-    command = [tool, "--query-gpu=index,name,memory.free", "--format=csv,noheader"]
-    remedy = "the driver does not respond: run nvidia-smi in a terminal"
+    """Report the GPUs that the driver lists."""
+    from hydrogen_magic.driver.placements import devices
+
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Diagnosis("GPUs", False, str(error), remedy)
-    if done.returncode != 0:
-        return Diagnosis("GPUs", False, (done.stderr or done.stdout).strip()[:200], remedy)
-    return Diagnosis("GPUs", True, "; ".join(done.stdout.strip().splitlines()) or "none")
+        found = devices.query_driver("index,name,memory.free")
+    except PlacementError as error:
+        return Diagnosis("GPUs", False, str(error), "run nvidia-smi in a terminal")
+    return Diagnosis("GPUs", True, "; ".join(found) or "none: ranks use the CPU")
 
 
 def memory_files(path: Path) -> Diagnosis:

@@ -16,7 +16,9 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import session
+from hydrogen_magic.driver.placements import devices
 from hydrogen_magic.node.agent import command_line, gpus
+from hydrogen_magic.notebook import doctor
 from tests import made_up_gpus, plain_ranks
 from tests.gangs import PATIENCE_S, ended, until
 
@@ -116,6 +118,21 @@ def test_gangs_at_the_same_time_use_free_gpus_first(
     over.touch()
     assert [gang.result for gang in (waiting, third, fourth)] == ["1", "0,1", "0"]
     assert hm.run(plain_ranks.visible_gpus, here, np=1, quiet=True) == "0"
+
+
+def test_the_doctor_says_why_gpus_are_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up_gpus.report(2, tmp_path, monkeypatch)
+    assert doctor.gpus().found == "0, GPU-00000000-aaaa; 1, GPU-10000000-aaaa"
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\necho 'Driver/library version mismatch'; exit 18"
+    )
+    assert doctor.gpus().is_well
+    (tmp_path / "nvidia1").touch()
+    monkeypatch.setattr(devices, "_DEVICE_FILES", tmp_path)
+    diagnosis = doctor.gpus()
+    assert not diagnosis.is_well and "(Driver/library version mismatch)" in diagnosis.found
 
 
 @pytest.mark.usefixtures("cold")

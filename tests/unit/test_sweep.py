@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -314,6 +315,28 @@ def test_ranks_share_the_gpus_that_env_names(monkeypatch: pytest.MonkeyPatch) ->
         assert names == ["cuda:0", "cuda:1", "cuda:0"]
     for plan in (placement.plan(spec), placement.plan_beside(spec, [])):
         assert not plan.uses_gpu and "all ranks use the CPU" in plan.notes[0]
+
+
+def test_gpus_that_cannot_be_listed_are_used_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(devices, "_DEVICE_FILES", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    plan, spec = LocalPlacement().plan, JobSpec(np=2)
+    notes = plan(spec).notes
+    assert [note.partition(" (it is not on the PATH); ")[0] for note in notes] == [
+        "all ranks use the CPU: nvidia-smi does not list the GPUs of this machine"
+    ]
+    with pytest.raises(PlacementError, match="`--gpu`: nvidia-smi does not list"):
+        plan(replace(spec, gpu=True))
+    named = replace(spec, gpu=True, env=(("CUDA_VISIBLE_DEVICES", "1,0"),))
+    assert [slot.gpu for slot in plan(named).slots] == ["1", "0"]
+    hidden = replace(spec, env=(("CUDA_VISIBLE_DEVICES", ""),))
+    assert plan(hidden).notes == plan(replace(spec, gpu=False)).notes == ()
+    (tmp_path / "nvidia0").unlink()
+    assert plan(spec).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -9,28 +9,42 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import PlacementError
 
-_QUERY = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
-_QUERY_TIMEOUT_S = 20.0
+_TOOL = "nvidia-smi"
+_TIMEOUT_S = 20.0
 """A driver that was not in use may take seconds to wake up."""
+_DEVICE_FILES = Path("/dev")
+"""NVIDIA's driver creates ``nvidia0``, ``nvidia1``, ... there; a container has those of its GPUs."""
+_HIDDEN = ("", "-1")
+"""Values of ``CUDA_VISIBLE_DEVICES`` that hide every GPU."""
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPUs that ranks may use, by CUDA's names and in CUDA's order.
 
     ``CUDA_VISIBLE_DEVICES`` of the notebook limits and orders them as it does for CUDA itself.
+    Raises PlacementError if it is not set and the GPUs of this machine cannot be listed.
     """
-    installed = _installed_gpus(environ.get("PATH", os.defpath))
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
+    if wanted in _HIDDEN:
+        return ()
+    names = None if wanted is None else tuple(part.strip() for part in wanted.split(","))
+    try:
+        installed = _installed_gpus(environ.get("PATH", os.defpath))
+    except PlacementError:
+        if names is None:
+            raise
+        return names  # CUDA reports those that do not exist
+    if names is None:
         return tuple(index for index, _ in installed)
     known = {name for pair in installed for name in pair}
     visible = []
-    for name in (part.strip() for part in wanted.split(",")):
+    for name in names:
         # CUDA stops at the first name it does not know (CUDA programming guide, environment variables).
         is_slice = bool(known) and name.startswith("MIG-")  # the driver's list has whole GPUs
         if not is_slice and not any(
@@ -42,42 +56,63 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 _known_gpus: dict[str, tuple[tuple[str, str], ...]] = {}
-"""The driver's answer by the search path of the tool; failures are not cached."""
+"""Index and UUID of each GPU by the search path of the tool; failures are not cached."""
 
 
 def _installed_gpus(path: str) -> tuple[tuple[str, str], ...]:
     if path not in _known_gpus:
-        found = _ask_driver(path)
-        if not found:
+        rows = [line.split(",") for line in query_driver("index,uuid", path) if "," in line]
+        if not rows:
             return ()
-        _known_gpus[path] = found
+        _known_gpus[path] = tuple((row[0].strip(), row[1].strip()) for row in rows)
     return _known_gpus[path]
 
 
-def _ask_driver(path: str) -> tuple[tuple[str, str], ...]:
-    command = shutil.which(_QUERY[0], path=path)
-    if command is None:
-        return ()
+def query_driver(fields: str, path: str | None = None) -> list[str]:
+    """Return one line for each GPU of this machine.
+
+    ``fields``: as in ``nvidia-smi --query-gpu``. ``path``: where to find the tool; default: ``PATH``.
+    Raises PlacementError if this machine has GPUs and the driver's tool does not list them.
+    """
+    command = shutil.which(_TOOL, path=path)
     try:
+        if command is None:
+            raise FileNotFoundError("it is not on the PATH")
+        query = [command, f"--query-gpu={fields}", "--format=csv,noheader"]
         answer = subprocess.run(
-            [command, *_QUERY[1:]], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S
+            query, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    if answer.returncode != 0:
-        return ()
-    rows = (line.split(",") for line in answer.stdout.splitlines() if "," in line)
-    return tuple((row[0].strip(), row[1].strip()) for row in rows)
+        return answer.stdout.strip().splitlines()
+    except subprocess.CalledProcessError as error:
+        why = error.stderr or error.stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    if not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
+        return []
+    raise PlacementError(
+        f"{_TOOL} does not list the GPUs of this machine ({why.strip():.200}); name those to use: "
+        "`--env CUDA_VISIBLE_DEVICES=0,1`"
+    )
 
 
-def assign(spec: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str | None, ...], tuple[str, ...]]:
+def assign(
+    spec: JobSpec, environ: Mapping[str, str]
+) -> tuple[tuple[str | None, ...], tuple[str, ...]]:
     """Return every rank's GPU (or None for all) and notes for the user.
 
-    Ranks share GPUs, in turn, if ``--env CUDA_VISIBLE_DEVICES`` names fewer.
-    Raises PlacementError if ``--gpu`` requests more than there are.
+    ``environ``: see :func:`visible_gpus`. Ranks share GPUs, in turn, if ``--env CUDA_VISIBLE_DEVICES``
+    names fewer. Raises PlacementError if ``--gpu`` requests more than there are.
     """
     none: tuple[str | None, ...] = (None,) * spec.np
-    if spec.gpu is False or (spec.gpu is None and not gpus):
+    if spec.gpu is False:
+        return none, ()
+    try:
+        gpus = visible_gpus(environ)
+    except PlacementError as error:
+        if spec.gpu:
+            raise PlacementError(f"`--gpu`: {error}") from None
+        return none, (f"all ranks use the CPU: {error}",)
+    if spec.gpu is None and not gpus:
         return none, ()
     if len(gpus) >= spec.np:
         return gpus[: spec.np], ()

@@ -31,7 +31,7 @@ class InlinePlacement(InKernelPlacement):
                 f"`--np {spec.np} --on inline`: the notebook's process can be only one rank; use "
                 "`--np 1`, or `--on local`"
             )
-        gpus, notes = devices.assign(spec, devices.visible_gpus(os.environ))
+        gpus, notes = devices.assign(spec, os.environ)
         given = {"--retries": spec.retries, "--timeout": spec.timeout_s}
         if unused := [option for option, value in given.items() if value]:
             are = "have" if len(unused) > 1 else "has"

@@ -51,7 +51,7 @@ class LocalPlacement(Placement):
                 "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
                 "inline --np 1` works on an older Linux"
             )
-        gpus, notes = devices.assign(spec, _visible_gpus(spec))
+        gpus, notes = devices.assign(spec, _environ(spec))
         host = os.uname().nodename
         slots = tuple(
             Slot(rank, rank, 0, spec.np, spec.np, 1, host, gpus[rank], interface=LOOPBACK)
@@ -85,9 +85,17 @@ def _free_first(gpus: Sequence[str], n: int, others: Sequence[Plan]) -> tuple[st
 
 
 def _visible_gpus(spec: JobSpec) -> tuple[str, ...]:
+    """Return the GPUs that gangs may share; none if the driver's tool does not list them."""
+    try:
+        return devices.visible_gpus(_environ(spec))
+    except PlacementError:  # for plan(), which says so
+        return ()
+
+
+def _environ(spec: JobSpec) -> Mapping[str, str]:
+    """Return this process's environment, with GPUs that ``--env`` names."""
     given = dict(spec.env).get("CUDA_VISIBLE_DEVICES")
-    environ = os.environ if given is None else {**os.environ, "CUDA_VISIBLE_DEVICES": given}
-    return devices.visible_gpus(environ)
+    return os.environ if given is None else {**os.environ, "CUDA_VISIBLE_DEVICES": given}
 
 
 def _threads(job: Job) -> dict[str, str]:
