@@ -124,12 +124,18 @@ def test_stop_during_the_start(delay_s: float) -> None:
 def test_stop_before_spark_has_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for slots before the next gang, and take them."""
     is_packing, is_stopped = threading.Event(), threading.Event()
-    code, run_tasks, kinds = barrier_job._code, Session.run_tasks, list[str]()
+    run_tasks, kinds = Session.run_tasks, list[str]()
 
-    def code_after_the_stop() -> Any:
+    def task_after_the_stop(*_: Any) -> Any:
+        """Return one that ends by a cancel alone; a gang's own ends soon when its gang has ended."""
+
+        def task(batches: Any) -> Any:
+            yield from batches
+            time.sleep(PATIENCE_S)
+
         is_packing.set()
         assert is_stopped.wait(PATIENCE_S)
-        return code()
+        return task
 
     def noted(session: Session, *arguments: Any) -> list[bytes]:
         try:
@@ -139,7 +145,7 @@ def test_stop_before_spark_has_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
             raise
 
     wait_for_jobs(PATIENCE_S)  # of earlier tests, which would be noted
-    monkeypatch.setattr(barrier_job, "_code", code_after_the_stop)
+    monkeypatch.setattr(barrier_job, "_task", task_after_the_stop)
     monkeypatch.setattr(Session, "run_tasks", noted)
     gang = launch(plain_ranks.hang, np=2)
     assert is_packing.wait(PATIENCE_S)
