@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import os
 import random
 import re
 import signal
+import struct
+import subprocess
 import sys
-from collections.abc import Sequence
+import termios
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +27,7 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
+from pexpect import fdpexpect
 
 from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
@@ -601,19 +607,36 @@ while True:
         pass
 """
 """What is typed is echoed, and does not look like this output."""
+CONTROL_C = "\x03"
+
+
+@contextmanager
+def ipython_terminal() -> Iterator[pexpect.spawnbase.SpawnBase]:
+    """Start IPython in a terminal.
+
+    ``pexpect.spawn`` would fork this process, and close the files of gRPC's threads before theirs end.
+    """
+    options = "--no-banner --simple-prompt --colors=NoColor --HistoryManager.enabled=False"
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 160, 0, 0))
+    process = subprocess.Popen(
+        ["setsid", "--ctty", sys.executable, "-m", "IPython", *options.split()],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    try:
+        yield fdpexpect.fdspawn(ours, encoding="utf-8", timeout=60)
+    finally:
+        os.close(ours)
+        process.kill()
+        process.wait()
 
 
 def test_control_c_in_a_terminal_stops_the_gang_and_gives_the_prompt_back() -> None:
-    options = "--no-banner --simple-prompt --colors=NoColor --HistoryManager.enabled=False"
-    terminal = pexpect.spawn(
-        sys.executable,
-        ["-m", "IPython", *options.split()],
-        encoding="utf-8",
-        timeout=60,
-        dimensions=(40, 160),
-        env={**os.environ, "TERM": "xterm"},
-    )
-    try:
+    with ipython_terminal() as terminal:
         terminal.expect_exact("In [1]: ")
         terminal.sendline("%load_ext hydrogen_magic")
         terminal.expect_exact("In [2]: ")
@@ -621,7 +644,7 @@ def test_control_c_in_a_terminal_stops_the_gang_and_gives_the_prompt_back() -> N
         terminal.sendline(f'get_ipython().run_cell_magic("distributed", "", "{body}")')
         terminal.expect(r"\[\d\] .*go go ")
         terminal.expect("2 ranks · running")
-        terminal.sendintr()
+        terminal.send(CONTROL_C)
         terminal.expect("stopped after")
         terminal.expect_exact("In [3]: ")
         assert "GangStoppedError: stopped by you" in terminal.before
@@ -632,16 +655,14 @@ def test_control_c_in_a_terminal_stops_the_gang_and_gives_the_prompt_back() -> N
         )
         for _ in range(2):
             terminal.expect_exact("go go ")
-        terminal.sendintr()
+        terminal.send(CONTROL_C)
         for _ in range(2):
             terminal.expect_exact("go go ")
-        terminal.sendintr()  # kills
+        terminal.send(CONTROL_C)  # kills
         terminal.expect_exact("In [4]: ")
         assert "GangStoppedError: stopped by you" in terminal.before
         terminal.sendline("exit()")
         terminal.expect(pexpect.EOF)
-    finally:
-        terminal.close(force=True)
 
 
 # ── real ranks ───────────────────────────────────────────────────────────────────────────────────
