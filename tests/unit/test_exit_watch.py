@@ -30,6 +30,7 @@ def usage(monkeypatch: pytest.MonkeyPatch) -> Usage:
     fake = Usage()
     monkeypatch.setattr(exit_watch, "_usage", fake)
     monkeypatch.setattr(exit_watch, "time", SimpleNamespace(monotonic=lambda: fake.now_s))
+    monkeypatch.setattr(processes, "family", lambda pid: {pid})  # for pid 1, all of the machine
     monkeypatch.setattr(processes, "is_sending", lambda pids: False)
     monkeypatch.setattr(processes, "is_in_storage", lambda pids: fake.is_in_storage)
     monkeypatch.setattr(processes, "are_connected", lambda pids, spare: fake.is_connected)
