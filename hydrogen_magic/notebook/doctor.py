@@ -110,7 +110,7 @@ def gpus() -> Diagnosis:
     try:
         found = devices.query_driver("index,name,memory.free")
     except PlacementError as error:
-        return Diagnosis("GPUs", False, str(error), "run nvidia-smi in a terminal")
+        return Diagnosis("GPUs", False, str(error))
     return Diagnosis("GPUs", True, "; ".join(found) or "none: ranks use the CPU")
 
 

@@ -130,7 +130,7 @@ def test_the_doctor_says_why_gpus_are_not_listed(
     )
     assert doctor.gpus().is_well
     (tmp_path / "nvidia1").touch()
-    monkeypatch.setattr(devices, "_DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(devices, "_DEVICE_FOLDER", tmp_path)
     diagnosis = doctor.gpus()
     assert not diagnosis.is_well and "(Driver/library version mismatch)" in diagnosis.found
 

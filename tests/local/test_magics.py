@@ -614,7 +614,8 @@ CONTROL_C = "\x03"
 def ipython_terminal() -> Iterator[pexpect.spawnbase.SpawnBase]:
     """Start IPython in a terminal.
 
-    ``pexpect.spawn`` would fork this process, and close the files of gRPC's threads before theirs end.
+    ``pexpect.spawn`` forks this process, and closes all files in the child: gRPC's threads there, which an
+    earlier test may have started, abort it.
     """
     options = "--no-banner --simple-prompt --colors=NoColor --HistoryManager.enabled=False"
     ours, theirs = os.openpty()

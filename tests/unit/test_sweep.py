@@ -321,7 +321,7 @@ def test_gpus_that_cannot_be_listed_are_used_by_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(devices, "_DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(devices, "_DEVICE_FOLDER", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     plan, spec = LocalPlacement().plan, JobSpec(np=2)

@@ -18,7 +18,7 @@ from hydrogen_magic.errors import PlacementError
 _TOOL = "nvidia-smi"
 _TIMEOUT_S = 20.0
 """A driver that was not in use may take seconds to wake up."""
-_DEVICE_FILES = Path("/dev")
+_DEVICE_FOLDER = Path("/dev")
 """NVIDIA's driver creates ``nvidia0``, ``nvidia1``, ... there; a container has those of its GPUs."""
 _HIDDEN = ("", "-1")
 """Values of ``CUDA_VISIBLE_DEVICES`` that hide every GPU."""
@@ -87,11 +87,11 @@ def query_driver(fields: str, path: str | None = None) -> list[str]:
         why = error.stderr or error.stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
-    if not any(_DEVICE_FILES.glob("nvidia[0-9]*")):
+    if not any(_DEVICE_FOLDER.glob("nvidia[0-9]*")):
         return []
     raise PlacementError(
-        f"{_TOOL} does not list the GPUs of this machine ({why.strip():.200}); name those to use: "
-        "`--env CUDA_VISIBLE_DEVICES=0,1`"
+        f"{_TOOL} does not list the GPUs of this machine ({why.strip():.200}); set "
+        "CUDA_VISIBLE_DEVICES to those to use, for example to 0,1"
     )
 
 

@@ -85,10 +85,10 @@ def _free_first(gpus: Sequence[str], n: int, others: Sequence[Plan]) -> tuple[st
 
 
 def _visible_gpus(spec: JobSpec) -> tuple[str, ...]:
-    """Return the GPUs that gangs may share; none if the driver's tool does not list them."""
+    """Return the GPUs for gangs at the same time; none if they cannot be listed, which plan() reports."""
     try:
         return devices.visible_gpus(_environ(spec))
-    except PlacementError:  # for plan(), which says so
+    except PlacementError:
         return ()
 
 

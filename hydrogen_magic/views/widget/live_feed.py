@@ -47,7 +47,7 @@ class LiveFeed:
             feed = PageFeed(is_raised=self._is_raised)
             state = self.state
             feed.begin(state, self.events(), self._clock.now_s(state))
-            # Not sent, since :meth:`full` has it. At the gang's end it takes several messages.
+            # These are not sent: full() has the same. At the gang's end there are several.
             while feed.update(state, (), self._clock.now_s(state)) and state.is_terminal:
                 pass
             self.page_feed = feed

@@ -77,8 +77,8 @@ function named(store: SpanStore, seconds: Float64Array, wholeS: number): Share[]
 }
 
 /**
- * All ranks together, the name with the most time first. Spans beside the steps are a share of the time
- * of the ranks that have them: Horovod's coordinator records negotiations of all ranks on rank 0.
+ * All ranks together, the name with the most time first. Spans of other tracks are a share of the time of
+ * the ranks that have them: Horovod's coordinator records negotiations of all ranks on rank 0.
  */
 export function gangShares(
   ranks: readonly RankShares[],
