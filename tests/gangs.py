@@ -96,7 +96,7 @@ def family_of(gang: Gang) -> list[int]:
 
 def alive(pids: Iterable[int]) -> list[int]:
     """Return those of ``pids`` that run; zombies do not."""
-    return [process.pid for process in processes.processes(list(pids)) if process.state != "Z"]
+    return [process.pid for process in processes.processes(list(pids)) if not process.has_exited]
 
 
 def wait_until_gone(pids: Iterable[int], within_s: float = PATIENCE_S) -> None:

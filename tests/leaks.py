@@ -83,7 +83,7 @@ def _below(everything: Iterable[processes.Process], root: int) -> list[processes
         below = children.get(queue.pop(), [])
         found += below
         queue += [process.pid for process in below]
-    return [process for process in found if process.state != "Z"]
+    return [process for process in found if not process.has_exited]
 
 
 def _environ(pid: int) -> dict[str, str]:
@@ -109,7 +109,7 @@ def command(pid: int) -> str:
 def marked(variable: str, value: str) -> list[int]:
     """Return the pids of live processes that have this in their environment."""
     wanted = f"{variable}={value}".encode()
-    living = [process.pid for process in processes.processes() if process.state != "Z"]
+    living = [process.pid for process in processes.processes() if not process.has_exited]
     return [pid for pid in living if wanted in environment(pid).split(b"\0")]
 
 
@@ -310,7 +310,7 @@ class Snapshot:
         everything = [
             process
             for process in processes.processes()
-            if process.state != "Z" and not _is_warm(process)
+            if not process.has_exited and not _is_warm(process)
         ]
         return cls(
             processes=gang_processes(everything),

@@ -198,7 +198,7 @@ class Machine:
 
     def pids(self) -> dict[int, int]:
         """Return pid there -> pid here of what runs there besides the first process."""
-        living = (process.pid for process in processes.processes() if process.state != "Z")
+        living = (process.pid for process in processes.processes() if not process.has_exited)
         there = (pid for pid in living if pid != self._pid and _pid_space(pid) == self.pid_space)
         return {_innermost(pid): pid for pid in there}
 

@@ -409,7 +409,7 @@ def python_workers(executor: int) -> list[int]:
     """Return the pids of an executor's Python workers (the children of its daemon)."""
     daemons = [p.pid for p in processes.processes() if p.ppid == executor]
     daemons = [pid for pid in daemons if DAEMON in leaks.command(pid)]
-    return [p.pid for p in processes.processes() if p.ppid in daemons and p.state != "Z"]
+    return [p.pid for p in processes.processes() if p.ppid in daemons and not p.has_exited]
 
 
 class ConnectServer:

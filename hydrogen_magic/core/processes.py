@@ -78,12 +78,17 @@ class Process:
     pid: int
     ppid: int
     state: str
-    """R running, S sleeping, D uninterruptible, T stopped, Z zombie."""
+    """R running, S sleeping, D uninterruptible, T stopped, Z zombie, X being removed."""
     cpu_ticks: int
     """User and system time, children not included."""
     rss_bytes: int
     start_ticks: int
     """Start time, in ticks since the boot."""
+
+    @property
+    def has_exited(self) -> bool:
+        """True for a zombie, and for a process whose parent is just waiting for it."""
+        return self.state in "ZX"
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -134,7 +139,7 @@ def descendants(root: int, spare: Collection[int] = ()) -> list[Process]:
         for process in children.get(queue.pop(), ()):
             if process.pid not in spare:
                 queue.append(process.pid)
-                if process.state != "Z":
+                if not process.has_exited:
                     found.append(process)
     return found
 
@@ -199,7 +204,7 @@ def _threads(pid: int) -> list[str]:
 
 def ended(pids: Collection[int]) -> set[int]:
     """Return those of ``pids`` that do not run any more; some may be zombies."""
-    return {*pids} - {process.pid for process in processes(pids) if process.state != "Z"}
+    return {*pids} - {process.pid for process in processes(pids) if not process.has_exited}
 
 
 _CLOCK_SLACK_S = 1.0
@@ -332,7 +337,7 @@ def kill_marked(variable: str, values: Collection[str]) -> int:
     """
     killed = 0
     for process in processes():
-        if process.state != "Z" and _environment(process.pid).get(variable) in values:
+        if not process.has_exited and _environment(process.pid).get(variable) in values:
             send_signal(process.pid, signal.SIGKILL)
             killed += 1
     return killed

@@ -658,4 +658,4 @@ def _boot_id() -> str:
 def _start_time(pid: int) -> str:
     """Return the start time of the process, in ticks since the boot; empty if it has exited."""
     found = next(processes.processes([pid]), None)
-    return "" if found is None or found.state in "ZX" else str(found.start_ticks)
+    return "" if found is None or found.has_exited else str(found.start_ticks)

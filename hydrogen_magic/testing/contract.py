@@ -211,7 +211,7 @@ class GangContract:
     def until_gone(self, pids: Iterable[int]) -> None:
         """Wait for the end of processes."""
         pids, deadline = list(pids), time.monotonic() + self.timeout_s
-        while left := [one.pid for one in processes.processes(pids) if one.state != "Z"]:
+        while left := [one.pid for one in processes.processes(pids) if not one.has_exited]:
             assert time.monotonic() < deadline, f"still running: {left}"
             time.sleep(0.01)
 

@@ -37,6 +37,7 @@ from hydrogen_magic.frameworks.horovod.build.plan import plan
 from hydrogen_magic.frameworks.horovod.rendezvous import HorovodRendezvous
 from tests import leaks
 from tests.documented import covers
+from tests.gangs import alive
 
 ROOT = Path(__file__).parents[2]
 USERS_CACHE = os.environ.get("XDG_CACHE_HOME", "")
@@ -399,15 +400,7 @@ def test_what_ends_the_build_ends_its_compilers(tmp_path: Path) -> None:
             log=tmp_path / "log",
             on_line=interrupt,
         )
-    assert leaks.settle(lambda: [pid for pid in pids if _runs(pid)], 60.0) == []
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+    assert leaks.settle(lambda: alive(pids), 60.0) == []
 
 
 class _Terminal(io.StringIO):
