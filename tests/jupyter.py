@@ -150,11 +150,20 @@ class Client:
             assert time.monotonic() < deadline, cell.messages
             self._read(cell)
 
+    def prompt(self) -> str:
+        """Wait until the kernel asks for input, and return the prompt."""
+        request = self._receive(self._client.get_stdin_msg, PATIENCE_S)
+        return str(request["content"]["prompt"])
+
+    def answer(self, text: str) -> None:
+        """Type a line after :meth:`prompt`."""
+        self._client.input(text)
+
     def type(self, text: str) -> str:
         """Wait until the kernel asks for input, type a line, and return the prompt."""
-        request = self._receive(self._client.get_stdin_msg, PATIENCE_S)
-        self._client.input(text)
-        return str(request["content"]["prompt"])
+        prompt = self.prompt()
+        self.answer(text)
+        return prompt
 
     def finish(self, cell: Cell) -> Cell:
         self.until(cell, lambda: cell.ended)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import input_line
 from hydrogen_magic.driver.input_line import NotebookInputLine
 from hydrogen_magic.driver.state.gang_state import fold, replay
 from tests.gang_events import running
@@ -56,3 +57,21 @@ def test_each_request_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gang.request(0, 1)  # of the next attempt, whose numbers begin again
     line.serve(lambda: False)
     assert gang.answers[1:] == [(0, 1, "line 2")]
+
+
+def test_a_rank_keeps_the_line_while_it_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang: Any = LateGang()
+    monkeypatch.setattr(builtins, "input", lambda prompt: prompt)
+    monkeypatch.setattr(input_line, "_NEXT_RANK_S", 1000.0)
+    line = NotebookInputLine(gang, nothing_interrupts)
+    gang.request(1, 1)
+    line.serve(lambda: False)
+    gang.request(0, 1)
+    line.serve(lambda: False)
+    assert [rank for rank, *_ in gang.answers] == [1], "rank 1 may ask again at once"
+    gang.request(1, 2)
+    line.serve(lambda: False)
+    assert [rank for rank, *_ in gang.answers] == [1, 1]
+    monkeypatch.setattr(input_line, "_NEXT_RANK_S", 0.0)
+    line.serve(lambda: False)
+    assert gang.answers == [(1, 1, "[1] name? "), (1, 2, "[1] name? "), (0, 1, "[0] name? ")]
