@@ -16,7 +16,7 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import Attached, Control, OwnerEvents
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.owner import connection, local_socket, process
+from hydrogen_magic.driver.owner import connection, process
 from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization import payload
@@ -78,17 +78,6 @@ def test_displays_are_not_in_the_record_which_goes_on_after_the_others() -> None
     write("g1", launched("g1"), METRICS, ENDED)
     run = followed(launched("g1"), shown, shown)
     assert [*run.events] == [launched("g1"), shown, shown, METRICS, ENDED]
-
-
-def test_an_owner_knows_that_its_kernel_has_given_up() -> None:
-    """It must not launch a gang that did not start, by what the user was told."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        assert not local_socket.is_hung_up(theirs)
-        ours.send(b"more")
-        assert not local_socket.is_hung_up(theirs)
-        ours.close()
-        assert local_socket.is_hung_up(theirs) and theirs.recv(9) == b"more"
 
 
 def test_a_gang_without_a_record_is_not_owned(monkeypatch: pytest.MonkeyPatch) -> None:

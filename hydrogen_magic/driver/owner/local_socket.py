@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,11 +44,28 @@ def connect(folder: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
-def is_hung_up(connection: socket.socket) -> bool:
-    """Return whether the other end has closed the connection, whatever it has sent before."""
+@contextmanager
+def interrupted_at_hang_up(connection: socket.socket) -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block, in the main thread, if the other end closes the connection."""
+    is_over, over = os.pipe()
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
-    return bool(poll.poll(0))
+    poll.register(is_over, select.POLLHUP)
+
+    def watch() -> None:
+        if connection.fileno() in dict(poll.poll()):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    try:
+        watcher.start()
+        yield
+    finally:
+        os.close(over)
+        watcher.join()
+        os.close(is_over)
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager

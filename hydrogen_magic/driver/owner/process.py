@@ -43,12 +43,13 @@ def main(arguments: Sequence[str]) -> None:
     request, (closure,) = msg.decode(received[0], msg.OwnGang), received[1]
     with ExitStack() as data, ExitStack() as placement:
         try:
-            _become_like_kernel(request)
-            data.enter_context(folders.kept(request.data_places))
-            placement.enter_context(_in_owner(request))
-            if local_socket.is_hung_up(sock):
-                return  # that took too long: the kernel has reported that the gang did not start
+            with local_socket.interrupted_at_hang_up(sock):  # Spark's client tries for ten minutes
+                _become_like_kernel(request)
+                data.enter_context(folders.kept(request.data_places))
+                placement.enter_context(_in_owner(request))
             gang, listener = _launched(request, closure)
+        except KeyboardInterrupt:
+            return  # that took too long: the kernel has ended, or reported that the gang did not start
         except Exception as error:  # the kernel raises it
             framing.send(sock, msg.LaunchRefused(type(error).__name__, str(error)))
             return
