@@ -99,6 +99,7 @@ def test_a_rank_displays_and_asks_below_its_view(lab: NotebookPage) -> None:
     line.press("Enter")
     lab.finish(ASKING)
     lab.page.wait_for_function(NO_PENDING_INPUT)  # else it refuses the next cell
+    expect(line).to_have_count(0)  # it goes after half a second, and moves the focus
     expect(lab.cell(ASKING).locator(".of-a-rank")).to_have_text("Ada")
     expect(lab.widget(ASKING)).to_contain_text("printed by rank 1")
 
