@@ -133,7 +133,7 @@ def test_it_begins_and_ends_again_and_again(launch: Callable[..., Gang], tmp_pat
 
 @only_here
 def test_the_slowest_rank_is_named(launch: Callable[..., Gang], tmp_path: Path) -> None:
-    gang = launch(late_s=0.05)
+    gang = launch(late_s=0.2)
     gang.record(True)
     sentence = "ranks waited for rank 1 in collectives: "
 
