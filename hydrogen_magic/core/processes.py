@@ -87,7 +87,7 @@ class Process:
 
     @property
     def has_exited(self) -> bool:
-        """True for a zombie, and for a process whose parent is just waiting for it."""
+        """True for a zombie, and for a process that is being removed after its parent has waited for it."""
         return self.state in "ZX"
 
 

@@ -7,11 +7,9 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -274,16 +272,6 @@ def test_a_launch_that_fails_is_raised_in_the_kernel(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(PlacementError, match="GPU"):
         launched("--np 2 --gpu")
-
-
-def test_a_start_is_interrupted_when_its_kernel_is_gone() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        with local_socket.interrupted_at_hang_up(theirs):
-            ours.send(b"more")
-        ours.close()
-        with pytest.raises(KeyboardInterrupt), local_socket.interrupted_at_hang_up(theirs):
-            time.sleep(PATIENCE_S)
 
 
 def test_it_is_retried_from_its_checkpoint_while_nobody_is_attached(launched: Launch) -> None:

@@ -6,7 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
+import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -15,13 +18,18 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.owner import start
 from hydrogen_magic.driver.owner.connection import attach
+from hydrogen_magic.driver.placements import forkserver
 from hydrogen_magic.driver.placements.spark import owner_session, private_calls
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.placement import SparkPlacement
 from hydrogen_magic.errors import PlacementError
-from tests import jupyter, spark_rig
-from tests.gangs import ended, wait_until, wait_until_gone
+from hydrogen_magic.transport import framing
+from tests import jupyter, leaks, spark_rig
+from tests.gangs import PATIENCE_S, ended, wait_until, wait_until_gone
 from tests.jupyter import Kernel
 from tests.outliving import TRAINING, losses, owner_of
 from tests.spark.test_spark_notebooks import is_interrupted
@@ -170,6 +178,48 @@ def test_the_owner_has_a_session_like_the_notebooks(
         assert spark.session_id in connect_server.sessions()
     assert spark.session_id not in connect_server.sessions()
     assert own.conf.get("spark.sql.shuffle.partitions") == "7"
+
+
+def test_an_owner_that_is_still_starting_ends_with_its_kernel() -> None:
+    """Its server accepts the connection and does not answer: the client would try for ten minutes."""
+    around = forkserver.Surroundings.now()
+    ours, theirs = framing.pair()
+    with socket.create_server(("127.0.0.1", 0)) as server, tempfile.TemporaryFile() as stderr:
+        server.settimeout(PATIENCE_S)
+        request = msg.OwnGang(
+            spec=JobSpec(np=1, placement="spark"),
+            title="",
+            source="",
+            cells={},
+            params={},
+            preload=(),
+            required_modules=(),
+            datasets={},
+            data_places=(),
+            warnings=(),
+            env=dict(around.env),
+            cwd=around.directory,
+            sys_path=around.sys_path,
+            shadowed=(),
+            placement_setup={
+                "endpoint": f"127.0.0.1:{server.getsockname()[1]}",
+                "params": {"session_id": str(uuid.uuid4()), "user_id": "ada"},
+                "options": {},
+                "can_clone": True,
+            },
+        )
+        with theirs:
+            starting = start._start_process(theirs, stderr)
+        closure = os.memfd_create("closure")  # it is read at the launch
+        framing.send(ours, request, [closure])
+        os.close(closure)
+        assert starting.wait() == 0, "the owner is its child"
+        with server.accept()[0]:
+            mine = leaks.marked(leaks.SESSION, os.environ[leaks.SESSION])
+            owners = [pid for pid in mine if "driver.owner.process" in leaks.command(pid)]
+            assert len(owners) == 1
+            ours.close()
+            wait_until_gone(owners)
 
 
 def test_the_owner_connects_as_the_notebook_does() -> None:
