@@ -278,7 +278,9 @@ def test_stop_returns_finished_rows_though_the_source_does_not_answer(
     run.gang.stop()
     ended(run)
     threading.Timer(0.5, answers.set).start()
-    assert run.result["y"].to_pylist()[:500] == list(range(0, 1000, 2))
+    # The finished rows of either rank, which may not be the first ones.
+    xs, ys = (run.result[name].to_pylist() for name in ("x", "y"))
+    assert len(xs) >= 500 and ys == [2 * x for x in xs]
     assert len(run.result) <= 50_000
     wait_until(
         lambda: not [t for t in threading.enumerate() if t.name == "hydrogen_magic dispatcher"]
