@@ -41,7 +41,7 @@ OWNER_SOCKET = "owner.sock"
 """Where the owner of a gang that outlives its kernel listens, in the directory of its run."""
 
 UNSEEN = "unseen"
-"""File of a gang that outlived its kernel and ended while no kernel was attached."""
+"""File of a gang that outlives its kernel, until it has ended and a kernel has seen this."""
 
 RESULTS = "results-"
 """Beginning of the names of files with results that no kernel has got, before the rank."""
@@ -403,6 +403,7 @@ def end_abandoned(gang_id: str) -> None:
     """Record that the user has been informed of a run that ended because its owner did."""
     found = summary(gang_id)
     write_end(run_dir(gang_id), "its kernel ended" if found is None else why_over(found.launched))
+    mark_seen(gang_id)
 
 
 def why_over(launched: ev.GangLaunched) -> str:
@@ -437,6 +438,7 @@ def write_end(run_dir: Path, reason: str) -> None:
     """
     with suppress(OSError):
         (run_dir / OWNER_SOCKET).unlink(missing_ok=True)
+    drop_incomplete(run_dir / CHECKPOINTS)
     try:
         fd = os.open(run_dir / _EVENTS, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
         # Unbuffered: a full disk must raise here, not when the file is closed.
@@ -453,6 +455,20 @@ def write_end(run_dir: Path, reason: str) -> None:
             file.write(_line(end))
     except (OSError, ev.MessageError):
         return
+
+
+def drop_incomplete(folder: Path) -> None:
+    """Delete checkpoints that have not arrived completely, and ``folder`` if nothing else is in it."""
+    with suppress(OSError):
+        for path in folder.glob(".*.arriving"):
+            path.unlink()
+        folder.rmdir()
+
+
+def mark_seen(gang_id: str) -> None:
+    """Note that a kernel has seen the end of a gang that outlived its own."""
+    with suppress(OSError):
+        (run_dir(gang_id) / UNSEEN).unlink(missing_ok=True)
 
 
 def _last_metrics(lines: Sequence[bytes], gang_id: str) -> dict[str, float]:
@@ -530,7 +546,7 @@ def prune(
             is_kept = has_data and is_fresh and not is_too_much
         else:
             is_kept = has_data or not is_too_much or found is over[0]
-        if is_kept or is_unseen(found.gang):
+        if is_kept or (found.ended is not None and is_unseen(found.gang)):
             n_kept_bytes[has_data] += n_bytes
         else:
             delete(found.gang)
@@ -542,7 +558,7 @@ def _delete_unreadable(gang_ids: Iterable[str], older_s: float) -> None:
         with suppress(OSError):
             paths = [run_dir(gang_id), *run_dir(gang_id).iterdir()]
             is_old = time.time() - max(path.lstat().st_mtime for path in paths) > older_s
-            if is_old and not is_unseen(gang_id):
+            if is_old:
                 delete(gang_id)
 
 
@@ -575,7 +591,7 @@ def delete(gang_id: str) -> None:
 
 
 def is_unseen(gang_id: str) -> bool:
-    """Return whether the gang outlived its kernel, and no kernel has attached to it since it ended."""
+    """Return whether the gang outlives its kernel, and no kernel has seen its end, if it has ended."""
     return (run_dir(gang_id) / UNSEEN).exists()
 
 

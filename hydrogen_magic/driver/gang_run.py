@@ -61,10 +61,17 @@ class GangRun:
         self._error: BaseException | None = None
 
     def emit(self, event: Event) -> None:
-        """Add an event of this gang as it happens: its end gets the last metrics."""
-        if isinstance(event, GangEnded):
-            event = replace(event, metrics=dict(self.state.last_metrics))
-        self.append(event)
+        """Add an event of this gang as it happens, unless the gang has ended.
+
+        Its end gets the last metrics. It has to be the last event: without an end there, the gang of a
+        record seems to have been lost.
+        """
+        with self._adding:
+            if self.state.is_terminal:
+                return
+            if isinstance(event, GangEnded):
+                event = replace(event, metrics=dict(self.state.last_metrics))
+            self.append(event)
 
     def append(self, event: Event) -> None:
         """Add a complete ``event``, which may be of a record, without its secrets.

@@ -195,7 +195,7 @@ class _Forwarder:
             tracked.add_file(path)
 
     def _notice(self, level: str, text: str) -> None:
-        if not self._run.ended.is_set():
+        if not (self._run.ended.is_set() or self._run.state.is_terminal):
             self._run.emit(ev.Notice(self._run.state.now_s, level, text))
             return
         text = f"gang {self._run.id}: {self._run.mask.text(text)}"

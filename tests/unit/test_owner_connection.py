@@ -60,9 +60,10 @@ def test_a_gang_whose_record_cannot_be_finished_ends(full_disk: list[list[str]])
 
 
 def test_a_gang_that_has_ended_waits_for_no_record(full_disk: list[list[str]]) -> None:
-    write("g1", launched("g1", owner=DEAD))
+    folder = write("g1", launched("g1", owner=DEAD))
+    (folder / run_log.UNSEEN).touch()  # by the owner, which was killed at the end
     assert followed(launched("g1", owner=DEAD), METRICS, ENDED).state.state == "SUCCEEDED"
-    assert full_disk == []
+    assert full_disk == [] and not run_log.is_unseen("g1")
 
 
 def test_a_record_that_cannot_be_finished_is_attached_to(full_disk: list[list[str]]) -> None:
@@ -78,6 +79,15 @@ def test_displays_are_not_in_the_record_which_goes_on_after_the_others() -> None
     write("g1", launched("g1"), METRICS, ENDED)
     run = followed(launched("g1"), shown, shown)
     assert [*run.events] == [launched("g1"), shown, shown, METRICS, ENDED]
+
+
+def test_a_gang_that_is_attached_to_before_its_owner_exits_is_seen() -> None:
+    folder = write("g1", launched("g1"), ENDED)
+    (folder / run_log.UNSEEN).touch()  # at the launch
+    gang = connection.attach("g1")
+    process._complete_record(gang, is_seen=False)
+    assert not run_log.is_unseen("g1")
+    launcher.forget(gang)
 
 
 def test_a_gang_without_a_record_is_not_owned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import gzip
 import json
@@ -16,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import history, launcher
+from hydrogen_magic.driver import history, launcher, tracking
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.metrics import frame
@@ -197,6 +197,21 @@ def test_a_gang_records_at_its_end_what_a_full_disk_refused() -> None:
     assert found is not None and found.ended is not None
 
 
+def test_the_end_of_a_gang_is_its_last_event(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an end there, the next kernel reports a gang that was lost."""
+    record = run_log.Record.create("g1")
+    run = GangRun("g1", record)
+    record.on_problem = lambda text: run.emit(ev.Notice(9.0, "warning", text))
+    run.emit(launched("g1"))
+    with disk_full_at((record.path / "events.jsonl").stat().st_size + 10):
+        run.emit(ENDED)
+    forwarder = tracking._Forwarder(run, "mine", MagicMock(), "", None)
+    forwarder._notice("warning", "the last points are missing")
+    assert capsys.readouterr().err == "warning: gang g1: the last points are missing\n"
+    run.finish()
+    assert [*run.events] == run_log.read("g1") == [launched("g1"), ENDED]
+
+
 def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,20 +219,13 @@ def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
     file = folder / "events.jsonl"
     events = [launched("g1"), METRICS, ENDED]
     gang: Any = SimpleNamespace(id="g1", folder=folder, events=lambda: events)
+    (folder / run_log.UNSEEN).touch()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limits = [soft, file.stat().st_size + 10, soft]
+    limits = [file.stat().st_size + 10, soft]
 
     def wait(seconds: float = 5.0) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limits.pop(0), hard))
 
-    touch = Path.touch
-
-    def touch_if_not_full(path: Path, mode: int = 0o666) -> None:
-        if len(limits) == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        touch(path, mode)
-
-    monkeypatch.setattr(Path, "touch", touch_if_not_full)
     monkeypatch.setattr(stored_results.time, "sleep", wait)
     try:
         wait()
@@ -225,6 +233,8 @@ def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert run_log.read("g1") == events and run_log.is_unseen("g1") and not limits
+    process._complete_record(gang, is_seen=True)
+    assert not run_log.is_unseen("g1")
     shutil.rmtree(folder)
     process._complete_record(gang, is_seen=False)  # nor does it wait for a deleted folder
 
@@ -239,14 +249,17 @@ def test_a_record_says_why_the_gang_is_over() -> None:
     assert "owner process" in run_log.why_over(replace(before, host="another"))
     path = write("g2", replace(outliving, gang="g2"), METRICS)
     (path / run_log.OWNER_SOCKET).touch()
+    (path / run_log.CHECKPOINTS).mkdir()
+    (path / run_log.CHECKPOINTS / ".checkpoint.arriving").touch()
     run_log.write_end(path, ev.KERNEL_ENDED)  # as an agent does it
     (ended,) = run_log.read("g2")[2:]
     assert isinstance(ended, ev.GangEnded)
     assert (ended.reason, ended.metrics) == (ev.OWNER_ENDED, {"loss": math.inf})
-    assert not (path / run_log.OWNER_SOCKET).exists()
+    assert not (path / run_log.OWNER_SOCKET).exists() and not (path / run_log.CHECKPOINTS).exists()
     assert run_log.unfinished() == ["g2"], "the user has not been informed"
+    (path / run_log.UNSEEN).touch()
     run_log.end_abandoned("g2")
-    assert run_log.unfinished() == []
+    assert run_log.unfinished() == [] and not run_log.is_unseen("g2")
     found = run_log.summary("g2")
     assert found is not None and found.ended is not None
     assert found.ended.metrics == {"loss": math.inf}
@@ -306,6 +319,7 @@ def test_a_silent_run_of_another_machine_is_not_deleted() -> None:
     """It may wait for slots of a cluster, and goes on."""
     other = replace(launched("away", wall_time=1.0, owner="another machine:1:1"), host="login2")
     file = write("away", other, ev.AttemptStarted(0.5, 0)) / "events.jsonl"
+    file.with_name(run_log.UNSEEN).touch()  # as of every gang that outlives its kernel
     write("here", launched("here", wall_time=100.0), ENDED)
     hours_ago_s = time.time() - 20 * 3600
     os.utime(file, (hours_ago_s, hours_ago_s))

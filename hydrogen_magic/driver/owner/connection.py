@@ -160,6 +160,7 @@ class OwnerConnection:
         if self.is_open:
             _wait_for_end(run)
             _finish(run, self._n_recorded)
+            run_log.mark_seen(run.id)  # an owner that was killed has not done so
             with self._sending:
                 self._sock.close()
         else:
@@ -272,7 +273,7 @@ def attach(gang_id: str, *, take: bool = False) -> Gang:
         if not run_log.is_over(found) or run_log.is_elsewhere(launched.owner, launched.host):
             raise HydrogenError(f"gang {gang_id} runs on {launched.host}: attach to it there")
         launcher.end_abandoned([gang_id])
-    (run_log.run_dir(gang_id) / run_log.UNSEEN).unlink(missing_ok=True)
+    run_log.mark_seen(gang_id)
     gang = RecordedGang(gang_id)
     gang.snapshot()  # it cannot be used if its record cannot be read
     return launcher.register(gang)

@@ -88,6 +88,7 @@ def _launched(request: msg.OwnGang, closure: int) -> tuple[Gang, socket.socket]:
                 f"--outlive needs a record of the gang, which cannot be made: {why}"
             )
         listener = local_socket.listen(gang.folder)
+        (gang.folder / run_log.UNSEEN).touch(mode=0o600)
     except (OSError, PlacementError):
         gang.stop(kill=True)
         gang.wait()
@@ -136,8 +137,8 @@ def _complete_record(gang: Gang, *, is_seen: bool) -> None:
     """Record what is missing, the end above all: without it the gang seems to have lost its owner."""
     for _ in attempts(gang.folder):
         try:
-            if not is_seen:
-                (gang.folder / run_log.UNSEEN).touch(mode=0o600)
+            if is_seen:
+                run_log.mark_seen(gang.id)
             run_log.complete(gang.id, gang.events())
             return
         except FileNotFoundError:  # the folder was deleted
