@@ -1,25 +1,34 @@
 """Transfer of files in parts: closures to and between agents, rows of ``%%infer``, results and logs.
 
-Every part is acknowledged, and the number of unacknowledged parts is limited: ZeroMQ would silently
-queue a gigabyte, and need twice its memory.
+Every part is acknowledged, and the unacknowledged bytes are limited: ZeroMQ would silently queue a
+gigabyte, and need twice its memory. The limit follows the link, since everything else that is sent there,
+such as a Stop, waits behind these bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
-import shutil
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.serialization.payload import memory_file, write_at
 
-PART_BYTES = 4 << 20
-_ON_THE_WAY = 8
-"""Parts: 32 MB saturate a gigabit line with a round trip of a quarter of a second."""
+PART_BYTES = 1 << 20
+"""ZeroMQ closes a connection that transfers no whole message within 40 s: a link needs 26 kB/s."""
+FIRST_WINDOW_BYTES = 2 << 20
+MAX_WINDOW_BYTES = 32 << 20
+"""Saturates a gigabit line with a round trip of a quarter of a second."""
+_FIRST_PART_BYTES = 1 << 16
+"""The first part is small: the time until its acknowledgement is the round trip of an empty link."""
+_LATE_S = 1.0
+"""A part that takes longer than the quickest one by this time has waited for others on a slow link."""
 
 
 Part = msg.FilePart | msg.RecordPart
@@ -30,24 +39,44 @@ class Outgoing:
 
     def __init__(self, send: Callable[[Part, memoryview], None]) -> None:
         self._send = send
-        self._room = asyncio.Semaphore(_ON_THE_WAY)
+        self._window_bytes = FIRST_WINDOW_BYTES
+        self._unacknowledged: deque[tuple[float, int]] = deque()
+        """When each part was sent, and its bytes."""
+        self._unacknowledged_bytes = 0
+        self._part_bytes = _FIRST_PART_BYTES
+        """Of the next part of a file."""
+        self._least_s = math.inf
+        """How long the quickest part took."""
+        self._turn = asyncio.Lock()
+        """Held by the sender that waits for room, if there is one."""
+        self._has_room = asyncio.Event()
         self._next = 0
         self.acknowledged_s = time.monotonic()
         """When the receiver has acknowledged the last part."""
 
     def acknowledged(self) -> None:
-        """The receiver has acknowledged a part."""
+        """The receiver has acknowledged the next part."""
         self.acknowledged_s = time.monotonic()
-        self._room.release()
+        sent_s, n_bytes = self._unacknowledged.popleft()
+        self._unacknowledged_bytes -= n_bytes
+        took_s = self.acknowledged_s - sent_s
+        self._least_s = min(self._least_s, took_s)
+        if took_s - self._least_s > _LATE_S:
+            self._window_bytes = max(self._window_bytes - n_bytes, PART_BYTES)
+        elif took_s - self._least_s < _LATE_S / 2 and self._turn.locked():
+            self._window_bytes = min(self._window_bytes + n_bytes, MAX_WINDOW_BYTES)
+        self._has_room.set()
 
     async def send(self, part: Part, data: memoryview) -> None:
         """Send one part as soon as there is room for it."""
-        await self._room.acquire()
-        try:
+        async with self._turn:
+            while self._unacknowledged_bytes + data.nbytes > self._window_bytes:
+                self._has_room.clear()
+                await self._has_room.wait()
             self._send(part, data)
-        except BaseException:  # nothing will be acknowledged
-            self._room.release()
-            raise
+            self._unacknowledged.append((time.monotonic(), data.nbytes))
+            self._unacknowledged_bytes += data.nbytes
+            self._part_bytes = PART_BYTES
 
     async def send_file(
         self,
@@ -56,19 +85,19 @@ class Outgoing:
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
         start: int = 0,
         size: int | None = None,
-        part_bytes: int = PART_BYTES,
         from_disk: bool = False,
     ) -> None:
         """Send the contents of file ``fd`` from byte ``start`` on; it may be closed after this returns.
 
         ``on_sent``: called after every part with the bytes sent so far and the size of the file. ``size``:
-        bytes of the file, None for all. ``part_bytes``: of each part but the last. ``from_disk``: read in
-        a thread, since a disk may be slow. Raises OSError if the file cannot be read to its end.
+        bytes of the file, None for all. ``from_disk``: read in a thread, since a disk may be slow. Raises
+        OSError if the file cannot be read to its end.
         """
         self._next += 1
         number, size = self._next, os.fstat(fd).st_size if size is None else size
-        for offset in range(start, max(size, 1), part_bytes):
-            n_bytes = min(part_bytes, size - offset)
+        offset, is_empty = start, size == 0
+        while offset < size or is_empty:
+            n_bytes = min(self._part_bytes, size - offset)
             if from_disk:
                 data = await asyncio.to_thread(os.pread, fd, n_bytes, offset)
             else:
@@ -76,7 +105,8 @@ class Outgoing:
             if len(data) < n_bytes:
                 raise OSError(errno.EIO, "the file became shorter while it was sent")
             await self.send(msg.FilePart(label, number, size, offset), memoryview(data))
-            on_sent(offset + len(data), size)
+            offset, is_empty = offset + n_bytes, False
+            on_sent(offset, size)
 
     async def pass_on(self, label: msg.ClosureLabel, file: ArrivingFile, start: int) -> None:
         """Send a file from byte ``start`` on, each part as soon as it has arrived here."""
@@ -87,7 +117,7 @@ class Outgoing:
         while offset < file.size:
             while file.arrived == offset:
                 await file.changed()
-            data = os.pread(file.fd, min(PART_BYTES, file.arrived - offset), offset)
+            data = os.pread(file.fd, min(self._part_bytes, file.arrived - offset), offset)
             await self.send(msg.FilePart(label, number, file.size, offset), memoryview(data))
             offset += len(data)
 
@@ -157,17 +187,24 @@ class Incoming:
             os.close(self._files.popitem()[1])
 
 
-def keep(fd: int, path: Path) -> None:
-    """Write the contents of file ``fd``, which stays open, to ``path``: completely or not at all.
+def write_part(part: msg.FilePart, data: memoryview, path: Path) -> bool:
+    """Write a part of a file that replaces ``path`` when it is complete; return whether it is.
 
-    The file has the suffix ``.arriving`` until then. Raises OSError.
+    Parts of one file come in order. Until the last one, the file is ``.NAME.arriving``. An error, which is
+    raised as OSError, deletes it, and its remaining parts are left out.
     """
-    arriving = path.with_name(".arriving")
+    arriving = path.with_name(f".{path.name}.arriving")
+    if part.offset > 0 and not arriving.exists():
+        return False
+    is_complete = part.offset + data.nbytes == part.size
     try:
-        with open(fd, "rb", closefd=False) as source, arriving.open("wb") as target:
-            source.seek(0)
-            shutil.copyfileobj(source, target)
-        arriving.rename(path)
+        with arriving.open("r+b" if part.offset > 0 else "wb") as file:
+            file.seek(part.offset)
+            file.write(data)
+        if is_complete:
+            arriving.rename(path)
     except OSError:
-        arriving.unlink(missing_ok=True)
+        with suppress(OSError):
+            arriving.unlink()
         raise
+    return is_complete

@@ -26,8 +26,6 @@ from hydrogen_magic.transport.file_transfer import Outgoing
 Frame = Mapping[str, object]
 _LAST_FRAMES_S = 1.0
 """How long a channel that is closed may take to pass its last frames on."""
-_PART_BYTES = 1 << 20
-"""Smaller than parts of other files: Stop waits behind those that are on the way."""
 
 
 class ForwardedChannels:
@@ -107,8 +105,7 @@ class ForwardedChannel:
     async def _send(self, frame: Frame, fds: Sequence[int]) -> None:
         try:
             fd, size = self._content(frame, fds)
-            label = self._label(frame)
-            await self._outgoing.send_file(label, fd, size=size, part_bytes=_PART_BYTES)
+            await self._outgoing.send_file(self._label(frame), fd, size=size)
         finally:
             framing.close_all(set(fds).difference(self._buffers.values()))
 

@@ -64,7 +64,7 @@ from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
 from hydrogen_magic.transport import file_transfer
-from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES, Outgoing, Part
+from hydrogen_magic.transport.file_transfer import MAX_WINDOW_BYTES, PART_BYTES, Outgoing, Part
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannel
 from tests import (
     closure_bytes,
@@ -142,7 +142,8 @@ def test_every_host_has_an_agent_and_is_sent_the_package(
     directories: list[Path], sent_bytes: list[int]
 ) -> None:
     found = ended(launch(plain_ranks.host_and_package, np=2)).results
-    assert len(sent_bytes) == 2, "a small closure goes to each host"
+    parts = {size: sent_bytes.count(size) for size in sent_bytes}
+    assert parts and all(n % 2 == 0 for n in parts.values()), "a small closure goes to each host"
     assert [number for number, _ in found] == ["0", "1"]
     for (_, package), host in zip(found, directories[:2], strict=True):
         assert Path(package).is_relative_to(host)
@@ -618,10 +619,10 @@ def launch_with_data(n_bytes: int, np: int) -> tuple[hm.Gang, str]:
 
 
 def test_a_large_closure_leaves_the_kernel_once(sent_bytes: list[int]) -> None:
-    n_bytes = 4 * PART_BYTES
+    n_bytes = 16 * PART_BYTES
     gang, digest = launch_with_data(n_bytes, np=4)
     assert digests(gang) == {digest}
-    assert n_bytes <= sum(sent_bytes) < n_bytes + PART_BYTES
+    assert n_bytes <= sum(sent_bytes) < 2 * n_bytes
 
 
 @pytest.mark.parametrize(
@@ -644,7 +645,7 @@ def test_a_host_whose_source_is_lost_gets_the_rest_from_the_kernel(
     assert digests(gang) == {digest}
     from_kernel = 3 * _N_BYTES - 2 * after_bytes
     assert from_kernel <= sum(sent_bytes) + 2 * PART_BYTES
-    assert sum(sent_bytes) < 1.1 * from_kernel + 2 * PART_BYTES * _ON_THE_WAY
+    assert sum(sent_bytes) < 1.1 * from_kernel + 2 * MAX_WINDOW_BYTES
 
 
 def breaking_proxy(endpoint: str, after_bytes: int) -> str:
@@ -985,12 +986,16 @@ def test_a_dataset_that_is_deleted_on_its_way_is_reported_by_the_ranks(
     assert "FileNotFoundError: the data of hm.dataset() is in" in failure
 
 
-def keep_and_tell(told: Path, problem: OSError | None, fd: int, path: Path) -> None:
-    """Keep a checkpoint and make the file ``told``; later ones have ``problem``."""
+def write_and_tell(
+    told: Path, problem: OSError | None, part: FilePart, data: memoryview, path: Path
+) -> bool:
+    """Write a part of a checkpoint; make the file ``told`` at its end. Later ones have ``problem``."""
     if problem is not None and told.exists():
         raise problem
-    file_transfer.keep(fd, path)
-    told.touch()
+    is_complete = file_transfer.write_part(part, data, path)
+    if is_complete:
+        told.touch()
+    return is_complete
 
 
 @pytest.mark.exhaustive
@@ -1000,7 +1005,7 @@ def test_a_checkpoint_that_does_not_fit_here_leaves_the_one_before(
 ) -> None:
     """On the notebook's machine: the ranks go on, and the next attempt continues from what is there."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(agents, "keep", partial(keep_and_tell, tmp_path / "kept", full))
+    monkeypatch.setattr(agents, "write_part", partial(write_and_tell, tmp_path / "kept", full))
     gang = ended(launch(plain_checkpoints.save_two, str(tmp_path / "kept"), np=2, retries=1))
     assert gang.results == [1, 1]
     assert notices_of(gang).count("(No space left on device: ") == 1
@@ -1022,7 +1027,7 @@ def test_a_host_that_cannot_store_a_checkpoint_is_named(
     function: Any, args: list[Any], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept"
-    monkeypatch.setattr(agents, "keep", partial(keep_and_tell, kept, None))
+    monkeypatch.setattr(agents, "write_part", partial(write_and_tell, kept, None))
     gang = launch(function, str(kept), *args, np=2, retries=1)
     with pytest.raises(HydrogenError, match=problem):
         ended(gang).raise_for_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,10 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
+from hydrogen_magic.core.messages import RankFile, SavedCheckpoint
 from hydrogen_magic.node.agent.remote_link import RemoteLink
+from hydrogen_magic.serialization.payload import memory_file
+from hydrogen_magic.transport.background_tasks import BackgroundTasks
 
 KEY = ("g1", 0)
 
@@ -25,6 +29,7 @@ def link(tmp_path: Path) -> Any:
     link._link, link._logs = Mock(), None
     link._incoming = link._datasets = link._checkpoints = link._drop_partial_closure = Mock()
     link._shipping, link._channels = AsyncMock(), AsyncMock()
+    link._next_checkpoints = {}
     return link
 
 
@@ -46,3 +51,34 @@ def test_the_late_end_of_a_task_is_not_that_of_the_one_with_its_number(link: Any
     link._link.send.assert_not_called()
     link._on_task_lost(later, "it ended")
     assert link._attached == {} and link._link.send.call_count == 1
+
+
+def test_only_the_newest_checkpoint_follows_the_one_that_is_sent(link: Any) -> None:
+    """A rank saves faster than the link transfers; states of another name are independent."""
+    sent: list[tuple[str, bytes]] = []
+    is_free = asyncio.Event()
+
+    async def send_file(file: Any, fd: int, on_sent: Any) -> None:
+        sent.append((file.content.file_name, os.pread(fd, 9, 0)))
+        await is_free.wait()
+
+    async def save(name: str, state: bytes) -> None:
+        fd = memory_file(name)
+        os.write(fd, state)
+        link.send_file(RankFile(*KEY, 0, SavedCheckpoint(name)), fd)
+        os.close(fd)
+        await asyncio.sleep(0)
+
+    async def train() -> None:
+        link._shipping, link._outgoing = BackgroundTasks(), SimpleNamespace(send_file=send_file)
+        n_open = len(os.listdir("/proc/self/fd"))
+        for epoch in range(5):
+            await save("checkpoint", b"epoch %d" % epoch)
+        await save("elastic", b"state")
+        is_free.set()
+        await link.finish(link._group)
+        first, last = ("checkpoint", b"epoch 0"), ("checkpoint", b"epoch 4")
+        assert sent == [first, ("elastic", b"state"), last]
+        assert link._next_checkpoints == {} and len(os.listdir("/proc/self/fd")) == n_open
+
+    asyncio.run(train())

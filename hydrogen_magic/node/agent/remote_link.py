@@ -103,6 +103,8 @@ class RemoteLink(KernelLink):
         """Something was reported about it: it may be complete."""
         self._incoming = Incoming()
         self._shipping = BackgroundTasks()
+        self._next_checkpoints: dict[str, tuple[msg.RankFile, int] | None] = {}
+        """Names of checkpoints that are being sent -> the newest state saved since, and its descriptor."""
         self._background = BackgroundTasks()
         self._clock = Clock()
         self._logs: LogShipper | None = None
@@ -181,6 +183,7 @@ class RemoteLink(KernelLink):
     def close(self) -> None:
         loop = asyncio.get_running_loop()
         self._background.cancel()
+        self._next_checkpoints = dict.fromkeys(self._next_checkpoints)  # none follows
         self._shipping.cancel()
         for fd in self._parents.values():
             loop.remove_reader(fd)
@@ -446,7 +449,31 @@ class RemoteLink(KernelLink):
         return closure.file
 
     def send_file(self, file: msg.RankFile, fd: int) -> None:
-        self._shipping.start(self._ship_file(file, os.dup(fd)))
+        fd = os.dup(fd)
+        if isinstance(file.content, msg.SavedCheckpoint):
+            self._send_checkpoint(file.content.file_name, file, fd)
+        else:
+            self._shipping.start(self._ship_file(file, fd))
+
+    def _send_checkpoint(self, name: str, file: msg.RankFile, fd: int) -> None:
+        """Send a checkpoint after the one that is being sent, and only if it is the newest one then.
+
+        A rank may save faster than the link transfers; the kernel needs the last state only.
+        """
+        if name not in self._next_checkpoints:
+            self._next_checkpoints[name] = None
+            self._shipping.start(self._ship_checkpoint(name, file, fd))
+            return
+        if (replaced := self._next_checkpoints[name]) is not None:
+            os.close(replaced[1])
+        self._next_checkpoints[name] = (file, fd)
+
+    async def _ship_checkpoint(self, name: str, file: msg.RankFile, fd: int) -> None:
+        try:
+            await self._ship_file(file, fd)
+        finally:
+            if (following := self._next_checkpoints.pop(name)) is not None:
+                self._send_checkpoint(name, *following)
 
     async def _ship_file(self, file: msg.RankFile, fd: int) -> None:
         try:

@@ -23,7 +23,7 @@ from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.transport.channel import Hub
-from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
+from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, write_part
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannels
 
 
@@ -105,6 +105,11 @@ class RemoteAgent(AgentClient):
         label = part.label
         if not isinstance(label, (msg.RankFile, msg.ChannelFrame)):
             raise msg.MessageError(f"expected a file of a rank, got {type(label).__name__}")
+        is_current = self.attempt == (label.gang, label.attempt)
+        if isinstance(label, msg.RankFile) and isinstance(label.content, msg.SavedCheckpoint):
+            if is_current:
+                self._take_checkpoint(Path(label.content.file_name).name, part, data)
+            return
         fd = self._incoming.take(part, data)
         if fd is None:
             return
@@ -112,17 +117,10 @@ class RemoteAgent(AgentClient):
             self.channels.take(label, fd)
             return
         try:
-            if self.attempt == (label.gang, label.attempt):
-                self._take_file(label, fd)
+            if is_current and self.sink is not None:
+                take_file(self.sink, label, fd)
         finally:
             os.close(fd)
-
-    def _take_file(self, file: msg.RankFile, fd: int) -> None:
-        assert self.sink is not None
-        if isinstance(file.content, msg.SavedCheckpoint):
-            self._keep_checkpoint(Path(file.content.file_name).name, fd)
-        else:
-            take_file(self.sink, file, fd)
 
     def _write_on(self, part: msg.RecordPart, data: memoryview) -> None:
         """Write a log or timeline on in the run's record: a courtesy, and its failure no fault of the run."""
@@ -145,21 +143,25 @@ class RemoteAgent(AgentClient):
         if self.job is not None and self.sink is not None:
             self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", text))
 
-    def _keep_checkpoint(self, name: str, fd: int) -> None:
-        """Store a checkpoint for the next attempt. If that fails, the ranks are well, and go on."""
-        assert self.job is not None and self.sink is not None
-        folder, problem = self.job.job.checkpoints, ""
+    def _take_checkpoint(self, name: str, part: msg.FilePart, data: memoryview) -> None:
+        """Store a part of a checkpoint for the next attempt. If that fails, the ranks are well, and go on.
+
+        Directly on disk: a checkpoint may be larger than memory, and a copy at its end would block the loop.
+        """
+        assert self.job is not None
+        folder = self.job.job.checkpoints
         try:
             folder.mkdir(exist_ok=True)
-            keep(fd, folder / name)
+            if write_part(part, data, folder / name):
+                self._checkpoint_problem = ""
         except OSError as error:
             problem = (
                 f"the last checkpoint cannot be kept here ({error.strerror}: {folder}): free space there; "
                 "until a later one is kept, the next attempt continues from the one before"
             )
-        if problem and problem != self._checkpoint_problem:
-            self._warn(problem)
-        self._checkpoint_problem = problem
+            if problem != self._checkpoint_problem:
+                self._warn(problem)
+            self._checkpoint_problem = problem
 
     # ── messages to the agent ──
 

@@ -257,6 +257,7 @@ class RemoteAttempt:
             await asyncio.gather(*(agent.channels.close(*key) for agent in requests))
             for agent in requests:
                 agent.let_go(self._attempt)
+            run_log.drop_incomplete(self._job.checkpoints)  # such as a checkpoint of a lost host
             self._running = []
         problem = await asyncio.to_thread(forwarded_settings.leave_timeline, self._attempt)
         if problem:
