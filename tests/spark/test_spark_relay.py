@@ -18,7 +18,7 @@ import pytest
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.node.spark import relay_daemon
+from hydrogen_magic.node.spark import relay_daemon, relay_endpoint
 from tests import leaks
 from tests.gangs import PATIENCE_S, free_ports
 from tests.spark_rig import HOST, ConnectServer, Site, connected, until
@@ -273,6 +273,24 @@ def test_a_connection_to_the_server_that_breaks_loses_nothing(server: ConnectSer
     finally:
         target.close()
         between.close()
+
+
+@pytest.mark.exhaustive
+def test_a_pause_of_the_drivers_host_loses_nothing(
+    server: ConnectServer, relayed: tuple[str, int]
+) -> None:
+    """The relay's process stops for longer than a request waits for its answer."""
+    with connect(relayed) as sock:
+        assert round_trip(sock, b"before") == b"before"
+        paused = daemons(server)
+        try:
+            for pid in paused:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(relay_endpoint.LONGEST_WAIT_S + relay_endpoint._REACH_S + 2)
+        finally:
+            for pid in paused:
+                os.kill(pid, signal.SIGCONT)
+        assert paused and round_trip(sock, b"after") == b"after"
 
 
 def pass_on(sock: socket.socket, there: tuple[str, int]) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import itertools
+import socket
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
-from hydrogen_magic.driver.placements.spark import hosts
+from hydrogen_magic.driver.placements.spark import hosts, relay
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.node.spark import relay_endpoint
 
 SESSION: Any = SimpleNamespace(spark=None, application="app")
 WHERE = "driver:4000, on the Spark driver's host"
@@ -135,3 +140,57 @@ def test_a_relay_that_is_closed_before_its_thread_runs_does_not_start() -> None:
     relay._run()
     with pytest.raises(ConnectionError, match="it was closed"):
         relay._address.result(0)
+
+
+def test_a_request_that_is_not_answered_in_time_may_be_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The relay's process listens and does not accept: its host was paused. Then it exits."""
+    monkeypatch.setattr(relay_endpoint, "_REACH_S", 0.1 - relay_endpoint.LONGEST_WAIT_S)
+    name = f"test-{id(monkeypatch)}"
+    options = {"relay": name, "do": str(relay_endpoint.PULL), "number": "1"}
+    with socket.socket(socket.AF_UNIX) as requests:
+        requests.bind(f"\0hydrogen_magic/relay/{name}")
+        requests.listen()
+        assert relay_endpoint.answer(options, {}).keys() == {"unanswered"}
+    assert relay_endpoint.answer(options, {}).keys() == {"error"}
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Requests whose answers are set by ``answers``, each after six seconds of a clock of their own."""
+
+    def in_daemon_thread(work: Callable[[], Any], _: str) -> asyncio.Future[Any]:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    clock = itertools.count(0.0, 3.0)  # it is read twice for each request
+    monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(relay, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(relay, "_courier", lambda: None)
+    monkeypatch.setattr(relay, "in_daemon_thread", in_daemon_thread)
+    found: Any = object.__new__(relay._RelayRequests)
+    found._session, found._relay = Mock(), "name"
+    loaded = found._session.read.format.return_value.options.return_value.load
+    loaded.side_effect = lambda: SimpleNamespace(
+        schema=[SimpleNamespace(metadata=next(found.answers))]
+    )
+    return found
+
+
+def test_an_unanswered_request_is_repeated_until_the_time_is_over(requests: Any) -> None:
+    unanswered = {"unanswered": ""}
+    port = {"reply": base64.b64encode((4000).to_bytes(2, "big")).decode()}
+    requests.answers = iter([unanswered, port])
+    assert requests.start("driver", None) == 4000
+    requests.answers = iter([unanswered, {"reply": ""}])
+    assert asyncio.run(requests.ask(relay_endpoint.PUSH, 1)) == b""
+    requests.answers = itertools.repeat(unanswered)
+    with pytest.raises(TimeoutError, match="no answer for 25 s"):
+        asyncio.run(requests.ask(relay_endpoint.PUSH, 1))
+    with pytest.raises(TimeoutError, match="no answer for 60 s"):
+        requests.start("driver", None)

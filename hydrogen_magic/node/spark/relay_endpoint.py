@@ -47,8 +47,9 @@ sys.modules[name].run(*given["arguments"])  # the hydrogen_magic relay
 def answer(options: Any, modules: dict[str, str]) -> dict[str, str]:
     """Carry out one request of the kernel; return ``{"reply": base64}`` or ``{"error": text}``.
 
-    ``options``: of the DataSource, all strings. ``modules``: the daemon's sources by name, the main
-    one last.
+    ``{"unanswered": ""}``: the daemon exists and has not answered in time, since its host was paused or is
+    busy; the kernel may repeat the request. ``options``: of the DataSource, all strings. ``modules``: the
+    daemon's sources by name, the main one last.
     """
     name = f"\0hydrogen_magic/relay/{options['relay']}"
     action = int(options["do"])
@@ -57,6 +58,8 @@ def answer(options: Any, modules: dict[str, str]) -> dict[str, str]:
             _start(name, options["host"], options["ports"], modules)
         body = base64.b64decode(options.get("body", ""))
         reply = _ask(name, action, int(options["number"]), body)
+    except TimeoutError:
+        return {"unanswered": ""}
     except (OSError, EOFError, subprocess.SubprocessError) as error:
         return {"error": str(error) or type(error).__name__}
     return {"reply": base64.b64encode(reply).decode()}

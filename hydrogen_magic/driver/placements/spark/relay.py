@@ -142,6 +142,10 @@ class Relay:
             await line.ask(relay_endpoint.PUSH, number, pump.take())
 
 
+class _UnansweredError(Exception):
+    """The relay's process has not answered yet: the request may be repeated."""
+
+
 class _RelayRequests:
     """Requests to the driver's host, in a separate session on the notebook's server.
 
@@ -161,10 +165,13 @@ class _RelayRequests:
         with suppress(Exception):  # only saves the server the memory of the last five requests
             self._session.conf.set("spark.connect.session.planCache.enabled", "false")
         self._session.dataSource.register(_courier())
-        reply = self._request(
-            relay_endpoint.START, 0, b"", host=host.strip("[]"), ports=str(ports or "0-0")
-        )
-        return int.from_bytes(reply, "big")
+        given = {"host": host.strip("[]"), "ports": str(ports or "0-0")}
+        until_s = time.monotonic() + _START_S
+        while time.monotonic() < until_s:
+            with suppress(_UnansweredError):  # a busy host: the new process has not begun to answer
+                reply = self._request(relay_endpoint.START, 0, b"", **given)
+                return int.from_bytes(reply, "big")
+        raise TimeoutError(f"no answer for {_START_S:.0f} s")
 
     async def ask(self, action: int, number: int, body: bytes = b"") -> bytes:
         """Return the answer, repeating a request that fails; raises after 25 s without one."""
@@ -177,8 +184,9 @@ class _RelayRequests:
                     ),
                     until_s - time.monotonic(),
                 )
-            except asyncio.TimeoutError:
-                raise TimeoutError(f"no answer for {_ANSWER_TIMEOUT_S:.0f} s") from None
+            except (asyncio.TimeoutError, _UnansweredError):
+                if time.monotonic() + _AGAIN_S > until_s:
+                    raise TimeoutError(f"no answer for {_ANSWER_TIMEOUT_S:.0f} s") from None
             except ConnectionError:
                 raise  # the answer of a daemon that exists
             except Exception:
@@ -191,6 +199,8 @@ class _RelayRequests:
         encoded = base64.b64encode(body).decode()
         reader = reader.options(relay=self._relay, do=action, number=number, body=encoded, **more)
         said = reader.load().schema[0].metadata
+        if "unanswered" in said:
+            raise _UnansweredError
         if "error" in said:
             raise ConnectionError(f"the driver's host reported: {said['error']}")
         return base64.b64decode(said["reply"])
