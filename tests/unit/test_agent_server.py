@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -14,6 +16,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import EndSession
 from hydrogen_magic.node.agent import forkserver, server
+from hydrogen_magic.node.agent.kernel_link import LocalLink
 from hydrogen_magic.node.agent.server import AgentServer
 from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
 
@@ -104,4 +107,22 @@ def test_urgent_events_that_arrive_together_are_sent_together_and_at_once() -> N
         assert agent.sent == [5], "this one may wait for others"
         agent._flush()
 
+    asyncio.run(run())
+
+
+def test_the_end_of_the_kernel_is_handled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor stays readable, while the ranks are ended."""
+
+    async def run() -> None:
+        link: Any = Mock(lost=AsyncMock())
+        kernel_link = LocalLink(Mock(), Mock())
+        kernel_link.begin(link, over := Mock(), Mock())
+        for _ in range(5):  # turns of the loop
+            await asyncio.sleep(0)
+        assert over.call_count == link.clean_up_after_hub.call_count == 1
+        kernel_link.close()
+
+    kernel, other = os.pipe()
+    os.close(other)
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: kernel)
     asyncio.run(run())

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from hydrogen_magic.core.messages import WorkerCommand
 from hydrogen_magic.node.agent import rank_set
+from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.rank_set import RankSet
+from hydrogen_magic.node.agent.rank_starter import RankStarter
+from hydrogen_magic.node.agent.worker_pool import WorkerPool
+from hydrogen_magic.serialization.payload import memory_file
+from hydrogen_magic.transport import framing
 
 
 class DeafRank:
@@ -63,3 +70,58 @@ def test_a_rank_of_a_session_that_does_not_return_is_killed(
 def test_interrupting_no_ranks_takes_no_grace() -> None:
     """A Stop may come before the first rank of a session's cell has started."""
     asyncio.run(asyncio.wait_for(RankSet().interrupt(grace_s=1000.0), 20.0))
+
+
+def new_worker(pid: int = 0) -> PooledWorker:
+    """Return a worker without a process."""
+    worker, theirs = PooledWorker.create()
+    framing.close_all(theirs)
+    worker.pid = pid
+    return worker
+
+
+def test_the_exit_of_an_earlier_process_is_not_that_of_a_rank_with_its_pid() -> None:
+    pool = WorkerPool(kernel=-1)
+    pool.forget(7, (signal.SIGKILL, 0))
+    workers = [new_worker(pid=7) for _ in range(2)]
+    assert pool.take_exit(workers[0]) is None
+    pool.forget(7, (signal.SIGTERM, 0))
+    assert pool.take_exit(workers[1]) == (signal.SIGTERM, 0)
+    for worker in workers:
+        worker.close()
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_workers_that_run_no_rank_are_closed(is_stopped: bool) -> None:
+    """After a Stop before the rendezvous is served, or after an error at the start of rank 1 of 4."""
+    n_open = len(os.listdir("/proc/self/fd"))
+    launched: list[int] = []
+    began = asyncio.Event()
+
+    async def begin() -> None:
+        began.set()
+        if is_stopped:
+            await asyncio.Future()
+
+    def launch(rank: Any, worker: PooledWorker, fds: Any) -> None:
+        launched.append(rank.rank)
+        worker.close()
+        if rank.rank == 1:
+            raise OSError("no space left on device")
+
+    async def start() -> None:
+        request: Any = Mock(ranks=[SimpleNamespace(rank=n) for n in range(4)], preload=())
+        request.options.session = None
+        pool: Any = Mock(take=AsyncMock(return_value=[new_worker() for _ in range(4)]))
+        retained: Any = Mock(holds=lambda *_: False)
+        service: Any = Mock(begin=begin)
+        starter = RankStarter(request, pool, retained, service, Mock(), launch)
+        running = asyncio.ensure_future(starter.run([memory_file("closure")]))
+        await began.wait()
+        if is_stopped:
+            starter.cancel()
+        assert (await running is None) == is_stopped
+        assert launched == ([] if is_stopped else [0, 1])
+
+    asyncio.run(start())
+    assert len(os.listdir("/proc/self/fd")) == n_open

@@ -81,7 +81,6 @@ def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequ
         importlib.import_module(name)
     from hydrogen_magic.node.worker import observe
 
-    observe.import_ours()
     sys.path[:] = sys_path
     if first:
         framing.send(sock, _preload(first))

@@ -102,12 +102,15 @@ class LocalLink(KernelLink):
     ) -> None:
         """Watch the kernel's process: forks of the kernel may hold a pipe open."""
 
+        loop = asyncio.get_running_loop()
+
         def on_kernels_end() -> None:
+            loop.remove_reader(self._kernel)  # it stays readable
             link.clean_up_after_hub()
             over()
 
         self._kernel = os.pidfd_open(self._kernel_pid)
-        asyncio.get_running_loop().add_reader(self._kernel, on_kernels_end)
+        loop.add_reader(self._kernel, on_kernels_end)
         self._watching = asyncio.ensure_future(self._watch_link(link, over))
 
     async def _watch_link(self, link: AgentLink, over: Callable[[], None]) -> None:

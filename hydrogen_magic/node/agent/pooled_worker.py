@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
@@ -24,6 +25,8 @@ class PooledWorker:
     interrupted: int
     stacks: int
     pid: int = 0
+    created_s: float = field(default_factory=time.monotonic)
+    """Before its process was forked."""
 
     @classmethod
     def create(cls) -> tuple[PooledWorker, list[int]]:

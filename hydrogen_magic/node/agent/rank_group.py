@@ -118,7 +118,7 @@ class RankGroup:
         self.ranks.add(rank)
         start = _rank_start(self._request, launch, is_recording=self._is_recording)
         rank.launch(start, fds, launch.device)
-        ended = self._pool.take_exit(worker.pid)
+        ended = self._pool.take_exit(worker)
         if ended is not None:  # before the process was known to be this rank
             self.on_exit(worker.pid, *ended)
 

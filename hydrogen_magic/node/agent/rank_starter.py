@@ -11,7 +11,7 @@ from typing import TypeVar
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
-from hydrogen_magic.node.agent.pooled_worker import PooledWorker
+from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 from hydrogen_magic.node.agent.rendezvous_service import RunningService
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.node.agent.worker_reuse import RANKS_ENDED, RetainedWorkers
@@ -63,12 +63,15 @@ class RankStarter:
         numbers = [rank.rank for rank in request.ranks]
         is_held = self.retained.holds(request.worker_key, numbers)
         workers = [] if is_held else await self._new_workers()
-        if self.service is not None:
-            await self._retry(self.service.begin)
-        workers = workers or self.retained.take(numbers)
-        closure_fd, *channels = fds
-        for n, (rank, worker) in enumerate(zip(request.ranks, workers, strict=True)):
-            self.launch(rank, worker, [closure_fd, *channels[n : n + 1]])
+        try:
+            if self.service is not None:
+                await self._retry(self.service.begin)
+            workers = workers or self.retained.take(numbers)
+            closure_fd, *channels = fds
+            for n, rank in enumerate(request.ranks):
+                self.launch(rank, workers.pop(0), [closure_fd, *channels[n : n + 1]])
+        finally:
+            close_all(workers)  # that run no rank, after an error or a Stop
 
     async def _new_workers(self) -> list[PooledWorker]:
         request, session = self.request, self.request.options.session

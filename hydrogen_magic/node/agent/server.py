@@ -45,7 +45,6 @@ class AgentServer:
     """Communicates with the kernel, owns the pool and at most one group."""
 
     def __init__(self, config: msg.AgentConfig, kernel_link: KernelLink, pool: WorkerPool) -> None:
-        self._config = config
         self._kernel_link = kernel_link
         self._pool = pool
         self._retained = RetainedWorkers(self._on_rank_lost)
@@ -73,7 +72,7 @@ class AgentServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._kernel_link.begin(self._link, self._closing.set, self._expect_ranks)
         self._link.send(self._hello())
-        self._start(self._preload_first())
+        self._start(self._pool.preload(()))  # wait for the first imports, to note their files
         receiving = asyncio.ensure_future(self._receive())
         receiving.add_done_callback(lambda _: self._closing.set())
         await self._closing.wait()
@@ -86,11 +85,6 @@ class AgentServer:
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             loop.remove_signal_handler(signum)
         self._link.close()
-
-    async def _preload_first(self) -> None:
-        """Import the modules of the first gang, one at a time: a gang may start between two of them."""
-        for module in self._config.preload:
-            await self._pool.preload((module,))
 
     def _hello(self) -> msg.Hello:
         return msg.Hello(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,8 @@ class WorkerPool:
         self._spares: list[PooledWorker] = []
         self._unsafe_modules: set[str] = set()
         """Modules that made a forkserver unsafe to fork: ranks import them themselves."""
-        self._exits: dict[int, tuple[int, int]] = {}
+        self._exits: dict[int, tuple[float, tuple[int, int]]] = {}
+        """By pid: when the process exited, and how."""
         self._observers: tuple[msg.ObserverSpec, ...] = ()
         self._lock = asyncio.Lock()
 
@@ -116,13 +119,18 @@ class WorkerPool:
         if self._forkserver is not None and self._forkserver.pid == pid:
             self.close()
             return
-        self._exits[pid] = ended  # an orphan of the gang, or a fork whose pid is not known yet
+        # An orphan of the gang, or a fork whose pid is not known yet.
+        self._exits[pid] = time.monotonic(), ended
         while len(self._exits) > _MAX_EXITS:
             del self._exits[next(iter(self._exits))]
 
-    def take_exit(self, pid: int) -> tuple[int, int] | None:
-        """Return how worker ``pid`` exited if it did so before it was started on a rank."""
-        return self._exits.pop(pid, None)
+    def take_exit(self, worker: PooledWorker) -> tuple[int, int] | None:
+        """Return how ``worker`` exited if it did so before it was started on a rank.
+
+        An earlier process may have had the same pid.
+        """
+        exited_s, ended = self._exits.pop(worker.pid, (-math.inf, None))
+        return ended if exited_s > worker.created_s else None
 
     def abort(self) -> None:
         """End a forkserver that is busy, possibly in an import that hangs; the next launch replaces it."""
