@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
 from hydrogen_magic.core import messages as msg
@@ -35,6 +36,8 @@ from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 _FAILURE_EVENTS = (ev.RankFailed, ev.ExceptionHandled, ev.RankExited)
+_START_PHASES = ("waiting", "starting", "loading")
+"""Phases of a rank that has not loaded the closure yet."""
 _CHECK_START_S = 0.5
 _ASK_AGAIN_S = 0.25
 """How often it is decided whether a rank may be debugged that only its peers may have made fail."""
@@ -198,13 +201,26 @@ class GangController:
             self._cancel_timer()
             if self._job.feed is not None:
                 await _in_thread(self._job.feed.close)
-        if self._job.feed is not None and self._outcome() == "SUCCEEDED":
-            self._job.feed.require_end()
+        if self._outcome() == "SUCCEEDED":
+            self._require_results(number)
         state = self._run.state
         if self._culprit is None and state.fault is None and not self._is_unwanted():
             found = verdict(state, math.inf)
             if found is not None and found.culprit is not None:
                 self._name_culprit(state, found.culprit)
+
+    def _require_results(self, attempt: int) -> None:
+        """Fail an attempt whose ranks have succeeded if the results were lost with their host."""
+        if self._job.feed is not None:
+            self._job.feed.require_end()
+            return
+        rank = self._run.state.ranks[self._job.spec.first_rank]
+        if self._run.results.have_ended(attempt):
+            return
+        why = f": {rank.failure.error.message}" if rank.failure is not None else ""
+        text = f"all ranks finished, but the result of rank {rank.rank} was lost on its way{why}"
+        self._run.emit(ev.AttemptFailed(self._job.now_s(), ev.ErrorReport("ResultLost", text)))
+        self._culprit = None  # the rank itself has not failed
 
     def _finish_cell(self) -> None:
         if self._job.session is not None and (text := self._job.session.finish()):
@@ -247,9 +263,12 @@ class GangController:
 
     def _release_closure(self) -> None:
         """Free the captured data when no rank will load it any more."""
-        state = self._run.state
-        is_last = state.attempt == self._job.spec.retries
-        if is_last and all(rank.phase in ("running", "finishing") for rank in state.ranks):
+        state, spec = self._run.state, self._job.spec
+        is_last = state.attempt == spec.retries
+        is_here = plugins.placement(spec.placement).on_this_machine
+        # Hosts on which all ranks are idle are sent the closure, too, maybe later than the others.
+        unloaded = _START_PHASES if is_here else (*_START_PHASES, "idle")
+        if is_last and all(rank.phase not in unloaded for rank in state.ranks):
             self._job.release_closure()
 
     def _look_for_culprit(self) -> None:
@@ -357,9 +376,7 @@ class GangController:
                 continue
             if closure is not None and closure.sent_bytes > sent_bytes:
                 began_s, sent_bytes = closure.at_s, closure.sent_bytes
-            late = [
-                r for r in self._run.state.ranks if r.phase in ("waiting", "starting", "loading")
-            ]
+            late = [rank for rank in self._run.state.ranks if rank.phase in _START_PHASES]
             if not late:
                 return
             if self._job.now_s() - began_s > limit_s:

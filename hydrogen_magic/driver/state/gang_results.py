@@ -250,6 +250,11 @@ class GangResults:
         if rank == self._first_rank or self._first_rank not in self._ranks:
             self._attempt, self._ranks = attempt, ranks
 
+    def have_ended(self, attempt: int) -> bool:
+        """Return whether all that the first rank sends in this attempt has arrived."""
+        newest, ranks = self._newer
+        return newest == attempt and self._first_rank in ranks and ranks[self._first_rank].has_ended
+
     def of(self, rank: int) -> RankResults:
         """Return the results of ``rank``, possibly none."""
         return self._ranks.get(rank, RankResults(rank, []))
