@@ -76,6 +76,8 @@ _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
 
 _running: dict[str, tuple[Gang, Plan]] = {}
+_outliving: dict[str, Plan] = {}
+"""Plans of the gangs that this kernel has launched in an owner, by id; they may have ended."""
 _recent: deque[Gang] = deque(maxlen=4)
 """The gangs that were launched or ended last, kept for inspection; more would hold large results."""
 _keeping = threading.Lock()
@@ -99,7 +101,8 @@ def gangs() -> dict[str, Gang]:
     ended last, those whose large results became variables of the notebook are left out. Older ones are in
     the records that ``%gang`` lists.
     """
-    return dict(_known)
+    # A list of the references first: any thread may drop the last one to a gang at any moment.
+    return {gang.id: gang for known in _known.valuerefs() if (gang := known()) is not None}
 
 
 def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
@@ -138,8 +141,20 @@ def plan(spec: JobSpec) -> Plan:
 def _plans() -> list[Plan]:
     """Return the plans of the gangs that run, and of the sessions."""
     gangs = [plan for gang, plan in list(_running.values()) if not gang.wait(0)]
+    owned = [plan for gang_id, plan in list(_outliving.items()) if _is_owned(gang_id)]
     named = [session for session in sessions.sessions() if session.name != sessions.UNNAMED]
-    return [*gangs, *(session.plan for session in named)]  # the ranks of %%infer make room
+    return [*gangs, *owned, *(session.plan for session in named)]  # the ranks of %%infer make room
+
+
+def note_outliving(gang_id: str, plan: Plan) -> None:
+    """Take a gang that an owner runs into account in later plans, while it is attached and after that."""
+    _outliving[gang_id] = plan
+
+
+def _is_owned(gang_id: str) -> bool:
+    """Return whether the owner of a gang still runs it."""
+    found = run_log.summary(gang_id)
+    return found is not None and found.ended is None and run_log.is_alive(found.launched.owner)
 
 
 def launch_captured(
@@ -166,7 +181,11 @@ def launch_captured(
     if captured.session is not None:
         captured.session.check()
     with ExitStack() as on_error:
-        session, notes = _claimed_session(placement, spec, planned, captured, feed, on_error)
+        with _claiming:  # other threads may launch, too
+            session, notes = _session_of(placement, spec, planned, captured, feed)
+            if session is not None:  # this gang has it alone
+                session.is_running = True
+                on_error.callback(sessions.give_back, session)
         start = _starter(placement, spec, session)
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
         closure = ClosureFile(captured.payload)  # the notebook's arrays may change
@@ -318,23 +337,6 @@ def _starter(
     return partial(_start_controller, agents, hub().loop)
 
 
-def _claimed_session(
-    placement: Placement | InKernelPlacement,
-    spec: JobSpec,
-    planned: Plan,
-    captured: capture.Captured,
-    feed: WorkFeed | None,
-    on_error: ExitStack,
-) -> tuple[sessions.RankSession | None, tuple[str, ...]]:
-    """Give what :func:`_session_of` returns, to this gang alone; after an error others may have it."""
-    with _claiming:  # other threads may launch, too
-        session, notes = _session_of(placement, spec, planned, captured, feed)
-        if session is not None:
-            session.is_running = True
-            on_error.callback(setattr, session, "is_running", False)
-    return session, notes
-
-
 def _session_of(
     placement: Placement | InKernelPlacement,
     spec: JobSpec,
@@ -375,6 +377,9 @@ def _kept_ranks(
         _end_kept_ranks(placement)
         return None
     kept = sessions.live(sessions.UNNAMED)
+    if kept is not None and kept.spec.placement != spec.placement:
+        _end_kept_ranks(placement)  # its agents would start the ranks where the last ones were
+        kept = sessions.live(sessions.UNNAMED)
     if kept is None:
         agents = placement.open(spec)
         if not isinstance(agents, SessionAgentGroup):

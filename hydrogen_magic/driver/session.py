@@ -363,6 +363,14 @@ def register(session: RankSession) -> list[str]:
     return [f"a new session {session.name!r} begins{size}; the last one ended: {why}"]
 
 
+def give_back(session: RankSession) -> None:
+    """Let other cells use ``session`` after a cell could not be launched; without ranks, forget it."""
+    with _lock:
+        session.is_running = False
+        if not session.agents.is_retained and _sessions.get(session.name) is session:
+            del _sessions[session.name]
+
+
 @contextmanager
 def explained(spec: JobSpec) -> Iterator[None]:
     """Add to an error about an undefined name where the session had it."""

@@ -235,7 +235,7 @@ class Distributed(Magics):
             return None
         with interrupts_held() as interrupts:
             if spec.outlive:
-                gang = launch_outliving(captured, spec, title=title)
+                gang = launch_outliving(captured, spec, title=title, planned=planned)
             else:
                 gang = launcher.launch_captured(captured, spec, title=title, planned=planned)
             if spec.detach:

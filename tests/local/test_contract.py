@@ -19,6 +19,7 @@ import pytest
 from hydrogen_magic import capture
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.start import launch_outliving
 from hydrogen_magic.testing.contract import GangContract, SessionContract
@@ -259,4 +260,4 @@ class TestOutliving(GangContract):
             outlive=True,
         )
         captured = capture.capture_call(function, (self.library, *args), {})
-        return launch_outliving(captured, spec, title="contract")
+        return launch_outliving(captured, spec, title="contract", planned=launcher.plan(spec))

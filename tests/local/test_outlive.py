@@ -26,6 +26,7 @@ from hydrogen_magic.driver.owner.connection import AttachedGang, attach
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
 from hydrogen_magic.notebook import magics
 from hydrogen_magic.transport import framing
+from tests import made_up_gpus, plain_ranks
 from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
 from tests.jupyter import Kernel
 from tests.outliving import TRAINING, losses, owner_of, spans
@@ -284,6 +285,31 @@ def test_it_is_retried_from_its_checkpoint_while_nobody_is_attached(launched: La
     again = attach(gang.id)
     assert (again.result, again.snapshot().attempt, again.state) == (4, 1, "SUCCEEDED")
     assert "has ended" not in terminal("list")[0].stdout
+
+
+VISIBLE = """
+import os, pathlib, time
+while not pathlib.Path({go!r}).exists():
+    time.sleep(0.02)
+os.environ["CUDA_VISIBLE_DEVICES"]
+"""
+
+
+def test_it_uses_free_gpus_first_and_leaves_the_others(
+    launched: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like other gangs of its kernel: while it is attached, and after that."""
+    made_up_gpus.report(3, tmp_path, monkeypatch)
+    go = tmp_path / "go"
+    cell = VISIBLE.format(go=str(go))
+    first, second = (launched("--np 1 --gpu", cell) for _ in range(2))
+    first.connection.close()
+    here = hm.launch(plain_ranks.visible_gpus, str(go), np=1, gpu=True)
+    go.touch()
+    assert [ended(second).result, ended(here).result] == ["1", "2"]
+    wait_until_gone([owner_of(first.id)])
+    assert attach(first.id).result == "0"
+    assert hm.run(plain_ranks.visible_gpus, str(go), np=1, quiet=True) == "0"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

@@ -1,4 +1,4 @@
-"""A session between two cells: its idle end, and when its ranks have to meet anew."""
+"""A session between two cells: when it ends, and when its ranks have to meet anew."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import session as sessions
+from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.session import RankSession
 from hydrogen_magic.node.worker import entered_collectives
 from hydrogen_magic.node.worker.entered_collectives import EnteredCollectives
@@ -51,6 +54,25 @@ def test_it_ends_unless_its_next_cell_is_launched(next_cell: str, ends: list[str
 
     asyncio.run(run_cells())
     assert found == ends
+
+
+def test_ranks_that_infer_keeps_are_ended_for_another_placement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their agents would start the ranks where the last ones were."""
+    ends: list[str] = []
+    kept: Any = SimpleNamespace(spec=JobSpec(placement="mine"), is_running=False, why_ended="")
+
+    def end(why: str) -> None:
+        kept.why_ended = why
+        ends.append(why)
+
+    kept.end = end
+    monkeypatch.setattr(sessions, "_sessions", {sessions.UNNAMED: kept})
+    monkeypatch.setattr(LocalPlacement, "open", lambda placement, spec: "new agents")
+    feed: Any = SimpleNamespace(key="cell")
+    assert launcher._kept_ranks(LocalPlacement(), JobSpec(), Plan(()), UNUSED, feed) is None
+    assert ends == ["another gang has begun"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes, run_log
-from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import OwnerConnection
 from hydrogen_magic.driver.placements import forkserver
@@ -31,12 +32,14 @@ LIMIT_S = 86400.0
 _MARKS = (processes.OWNER, processes.AGENT, processes.COOKIE)
 
 
-def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
+def launch_outliving(captured: Captured, spec: JobSpec, *, title: str, planned: Plan) -> Gang:
     """Launch a gang whose owner is a new process; return it, attached and controlled from here.
 
-    It is stopped after :data:`LIMIT_S` if ``spec`` has no timeout. Raises PlacementError.
+    It is stopped after :data:`LIMIT_S` if ``spec`` has no timeout. ``planned``: the result of
+    :func:`launcher.plan`. Raises PlacementError.
     """
     _check_record()
+    spec = _with_gpus(spec, planned)
     if spec.timeout_s is None:
         spec = replace(spec, timeout_s=LIMIT_S)
     around = forkserver.Surroundings.now()
@@ -57,7 +60,17 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str) -> Gang:
         shadowed=tuple(forkserver.shadowed_modules(around.sys_path)),
         placement_setup=plugins.placement(spec.placement).owner_setup(),
     )
-    return _started(request, captured).follow()
+    gang = _started(request, captured).follow()
+    launcher.note_outliving(gang.id, planned)
+    return gang
+
+
+def _with_gpus(spec: JobSpec, planned: Plan) -> JobSpec:
+    """Return ``spec`` with the GPUs of the plan: the owner does not know the kernel's other gangs."""
+    gpus = planned.gpus_of(planned.slots[0])
+    if not gpus or not plugins.placement(spec.placement).on_this_machine:
+        return spec
+    return replace(spec, env=(*spec.env, ("CUDA_VISIBLE_DEVICES", ",".join(gpus))))
 
 
 def _check_record() -> None:
