@@ -101,34 +101,13 @@ _OURS = "hydrogen-magic"
 
 
 @dataclass(frozen=True)
-class _Group:
-    """One group of entry points."""
+class _Group(Sequence[str]):
+    """The names of one group of entry points, looked up when they are used: a kernel starts without that."""
 
     name: str
     noun: str
     option: str
     """Option of the magics that takes its names; empty for none."""
-
-    def points(self) -> tuple[EntryPoint, ...]:
-        """Return its entry points, our own first. Raises PlacementError if there are none of ours."""
-        return _points(self, tuple(sys.path))
-
-    def asked(self, name: str) -> str:
-        return f"`{self.option} {name}`"
-
-
-_PLACEMENTS = _Group("hydrogen_magic.placements", "placement", "--on")
-_RENDEZVOUS = _Group("hydrogen_magic.rendezvous", "rendezvous", "--with")
-_OBSERVERS = _Group("hydrogen_magic.observers", "observer", "")
-_TRACKERS = _Group("hydrogen_magic.trackers", "tracker", "--track")
-_COMMANDS = _Group("hydrogen_magic.commands", "command", "")
-
-
-class _Names(Sequence[str]):
-    """The names of a group, looked up when they are used: a kernel starts without that."""
-
-    def __init__(self, group: _Group) -> None:
-        self._group = group
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -141,32 +120,41 @@ class _Names(Sequence[str]):
         return len(self._all())
 
     def _all(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(point.name for point in self._group.points()))
+        return tuple(dict.fromkeys(point.name for point in self.points()))
+
+    def points(self) -> tuple[EntryPoint, ...]:
+        """Return its entry points, our own first. Raises PlacementError if there are none of ours."""
+        return _points(self, tuple(sys.path))
+
+    def asked(self, name: str) -> str:
+        return f"`{self.option} {name}`"
 
 
-PLACEMENTS: Sequence[str] = _Names(_PLACEMENTS)
+PLACEMENTS = _Group("hydrogen_magic.placements", "placement", "--on")
 """Where ranks may run: the names that ``--on`` takes."""
-RENDEZVOUS: Sequence[str] = _Names(_RENDEZVOUS)
+RENDEZVOUS = _Group("hydrogen_magic.rendezvous", "rendezvous", "--with")
 """How ranks may find each other: the names that ``--with`` takes."""
-TRACKERS: Sequence[str] = _Names(_TRACKERS)
+TRACKERS = _Group("hydrogen_magic.trackers", "tracker", "--track")
 """Where runs may be kept: the names that ``--track`` takes."""
+_OBSERVERS = _Group("hydrogen_magic.observers", "observer", "")
+_COMMANDS = _Group("hydrogen_magic.commands", "command", "")
 
 
 def placement(name: str) -> Placement | InKernelPlacement:
     """Return the placement of this name; PlacementError if it is not installed or cannot be loaded."""
-    found: Placement | InKernelPlacement = _made(_PLACEMENTS, name, Planner, tuple(sys.path))
+    found: Placement | InKernelPlacement = _made(PLACEMENTS, name, Planner, tuple(sys.path))
     return found
 
 
 def rendezvous(name: str) -> Rendezvous:
     """Return the rendezvous of this name; PlacementError if it is not installed or cannot be loaded."""
-    found: Rendezvous = _made(_RENDEZVOUS, name, Rendezvous, tuple(sys.path))
+    found: Rendezvous = _made(RENDEZVOUS, name, Rendezvous, tuple(sys.path))
     return found
 
 
 def tracker(name: str) -> Tracker:
     """Return the tracker of this name; PlacementError if it is not installed or cannot be loaded."""
-    found: Tracker = _made(_TRACKERS, name, Tracker, tuple(sys.path))
+    found: Tracker = _made(TRACKERS, name, Tracker, tuple(sys.path))
     return found
 
 
