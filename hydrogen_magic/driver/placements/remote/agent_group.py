@@ -17,53 +17,44 @@ class RemoteAgentGroup:
         """``hosts``: returns the provider of an attempt's hosts."""
         self.on_lost: Callable[[str], None] = lambda why: None
         self._hosts = hosts
-        self._session: RemoteAttempt | None = None
-        """The first cell's, which keeps the hosts and ranks of a session."""
-        self._running: RemoteAttempt | None = None
+        self._attempt: RemoteAttempt | None = None
+        """The last one; the first cell's keeps the hosts and ranks of a session for the later ones."""
         self._lost_hosts: dict[str, float] = {}
         """See :attr:`HostProvider.lost_hosts`."""
 
     @property
     def is_retained(self) -> bool:
         """Whether ranks wait for the next cell of a session."""
-        return self._session is not None and self._session.is_retained
+        return self._attempt is not None and self._attempt.is_retained
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
-        if self._session is not None and self._session.is_retained:
-            await self._run_cell(self._session, attempt, sink)
+        if self._attempt is not None and self._attempt.is_retained:
+            await self._attempt.run_cell(attempt, sink)
             return
         hosts = self._hosts()
         hosts.lost_hosts = dict(self._lost_hosts)
-        self._running = RemoteAttempt(attempt, sink, hosts)
-        self._running.on_lost = self.on_lost
+        self._attempt = RemoteAttempt(attempt, sink, hosts)
+        self._attempt.on_lost = self.on_lost
         try:
-            await self._running.run()
+            await self._attempt.run()
         finally:
-            self._lost_hosts.update(self._running.lost_hosts)
-            self._session, self._running = self._running, None
-
-    async def _run_cell(self, session: RemoteAttempt, attempt: Attempt, sink: EventSink) -> None:
-        self._running = session
-        try:
-            await session.run_cell(attempt, sink)
-        finally:
-            self._running = None
+            self._lost_hosts.update(self._attempt.lost_hosts)
 
     async def end_session(self) -> None:
-        if self._session is not None:
-            self._session.end_session()
+        if self._attempt is not None:
+            self._attempt.end_session()
 
     def stop(self) -> None:
-        if self._running is not None:
-            self._running.stop()
+        if self._attempt is not None:
+            self._attempt.stop()
 
     def kill(self) -> None:
-        if self._running is not None:
-            self._running.kill()
+        if self._attempt is not None:
+            self._attempt.kill()
 
     def send(self, command: msg.AgentCommand) -> None:
-        if self._running is not None:
-            self._running.send(command)
+        if self._attempt is not None:
+            self._attempt.send(command)
 
     async def release(self) -> None:
         """Agents stay warm by themselves, and the last hosts are released in the background."""
