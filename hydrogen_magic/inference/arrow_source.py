@@ -12,13 +12,7 @@ import pyarrow.compute as pc
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import pandas_metadata
-from hydrogen_magic.inference.memory_result import (
-    MemoryResult,
-    PredictedColumns,
-    RowRanges,
-    copied,
-    table_of,
-)
+from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumns, RowRanges, copied
 from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.chunking import one_batch, side_by_side
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
@@ -105,7 +99,7 @@ class ArrowSource:
         kept = options.kept(self.schema.names)
 
         def join(rows: pa.Table, predicted: PredictedColumns, done: RowRanges) -> Any:
-            table = table_of(predicted)
+            table = pa.table({field.name: column for field, column in predicted})
             joined = self._join(kept, rows, table, done)
             if options.replace:
                 joined = joined.select(options.order(self.schema.names, table.column_names))

@@ -200,6 +200,8 @@ class ChunkQueue:
         self._open.add(chunk.number)
         self.n_resumed_rows += chunk.n_rows
         self.answer(chunk, columns, answer.failures)
+        if self._next_kept_row() is None:
+            self._is_at_end()  # otherwise the run would wait for a rank that asks for more rows
 
     def _as_asked(self, answer: KeptAnswer, chunk: Chunk) -> Any:
         """Return kept columns in the form of this run's options, None if they do not have it.
@@ -231,13 +233,20 @@ class ChunkQueue:
 
     def _cut(self, most: int) -> None:
         """Make a chunk of the next rows of the source."""
+        if self._is_at_end():
+            return
         n_before_kept = self._next_kept_row() or _NO_LIMIT
         table = self._rows(min(most, self._max_rows(), n_before_kept))
-        if table is None:
+        heapq.heappush(self._waiting, self._chunk(table))
+
+    def _is_at_end(self) -> bool:
+        """Return whether the source has no further rows; the types of all answers are known then."""
+        if self._rest is None:
+            self._rest = next(self._source_chunks, None)
+        if self._rest is None:
             self._is_read = True
             self._take_answers()
-            return
-        heapq.heappush(self._waiting, self._chunk(table))
+        return self._is_read
 
     def _chunk(self, table: Any) -> Chunk:
         chunk = Chunk(self._n_chunks, self._n_chunk_rows, table)

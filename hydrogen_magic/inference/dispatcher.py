@@ -255,7 +255,8 @@ class Dispatcher:
         rows = (
             counted(n_done, "row") if n_rows is None else f"{n_done:,} of {counted(n_rows, 'row')}"
         )
-        return f"stopped: {rows} finished; missing: {', '.join([*shown, *more])}"
+        missing = f"; missing: {', '.join([*shown, *more])}" if gaps else ""
+        return f"stopped: {rows} finished{missing}"
 
     # ── the thread ──
 
@@ -364,8 +365,10 @@ class Dispatcher:
     def _keep_nothing(self, error: Exception) -> None:
         assert self._kept is not None
         self._kept.give_up()
-        text = f"finished rows are not kept, so --resume is not possible: {error}"
-        self._notice("warning", text)
+        lost = "finished rows are not kept, so --resume is not possible"
+        if self._kept.text():  # those of an earlier run are
+            lost = "no more finished rows are kept"
+        self._notice("warning", f"{lost}: {error}")
 
     # ── chunks of ranks that hang ──
 

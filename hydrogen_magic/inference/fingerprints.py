@@ -72,6 +72,8 @@ def of_options(options: InferOptions, env: Sequence[tuple[str, str]]) -> dict[st
         "--schema": str(options.schema),
         "--on-error": options.on_error,
         "--env": _digest(sorted(env)),
+        # A kept answer has a changed column of the frame only with --replace.
+        **({"--replace": ",".join(options.replace)} if options.replace else {}),
     }
 
 

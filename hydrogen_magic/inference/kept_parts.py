@@ -119,6 +119,7 @@ class KeptParts:
         self._problem: OSError | None = None
         """Why answers cannot be written any more."""
         self._is_needed = True
+        """Whether further answers are written."""
 
     @property
     def n_rows(self) -> int:
@@ -199,7 +200,7 @@ class KeptParts:
 
         Raises OSError if an earlier answer could not be written.
         """
-        if self._folder is None:
+        if self._folder is None or not self._is_needed:
             return
         if self._problem is not None:
             raise self._problem
@@ -286,7 +287,7 @@ class KeptParts:
         if self._folder is not None and self._begun is None:
             self._close_files()
             run_log.delete_kept(self._folder.parent.name)
-        self._folder = None
+            self._folder = None
 
     def delete(self) -> None:
         """Delete these answers: they are not needed. Those of other runs may be of another frame."""

@@ -103,12 +103,3 @@ def _fitted(chunks: dict[int, list[pa.Array]], field: pa.Field) -> dict[int, lis
 def _in_row_order(chunks: dict[int, list[pa.Array]], field: pa.Field) -> pa.ChunkedArray:
     arrays = [array for first_row in sorted(chunks) for array in chunks[first_row]]
     return pa.chunked_array(arrays, field.type).unify_dictionaries()
-
-
-def table_of(columns: PredictedColumns) -> pa.Table:
-    """Return columns as a table."""
-    fields, arrays = [], []
-    for field, array in columns:
-        fields.append(field)
-        arrays.append(array)
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))

@@ -233,9 +233,11 @@ class _UnfinishedFiles:
         return writer
 
     def skip(self, n_rows: int) -> None:
-        """Leave out the next rows of the data."""
+        """Leave out the next rows of the data; stop after its last row."""
         while n_rows:
             self._open_next()
+            if self._n_missing == 0:
+                return
             n_left_out = min(n_rows, self._n_missing)
             self._n_missing -= n_left_out
             n_rows -= n_left_out
@@ -250,9 +252,10 @@ class _UnfinishedFiles:
         while table.num_rows:
             self._open_next()
             if self._n_missing == 0:
+                self.discard()
                 raise InferError(
-                    "the Parquet data has more rows than at the start: it was changed during the run;"
-                    " run %%infer again"
+                    "the data has more rows than at the start: it was changed during the run; run"
+                    " %%infer again"
                 )
             rows = table.slice(0, self._n_missing)
             table = table.slice(rows.num_rows)

@@ -24,6 +24,7 @@ from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 from hydrogen_magic.inference.spark.prepared import is_case_sensitive
 from hydrogen_magic.node.prediction.arrow_types import is_number
+from hydrogen_magic.node.prediction.ddl import name_of
 from hydrogen_magic.node.worker.model_training import TrainingTask, train_on_rank
 from hydrogen_magic.spark.model import TorchModel
 from hydrogen_magic.spark.params import TrainingParams
@@ -386,12 +387,10 @@ def _types_of(serialized: bytes) -> dict[str, str]:
 
     A boolean stays a boolean: Spark cannot convert it to a double.
     """
-    from pyspark.sql.pandas.types import from_arrow_type
-
     schema = pa.ipc.read_schema(pa.py_buffer(serialized))
     return {
         field.name: "double"
         if not field.name and is_number(field.type) and not pa.types.is_boolean(field.type)
-        else from_arrow_type(field.type).simpleString()
+        else name_of(field.type)
         for field in schema
     }

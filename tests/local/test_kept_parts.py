@@ -329,8 +329,10 @@ def test_a_disk_that_is_full_during_a_resumed_run_keeps_the_earlier_rows(
     n_before = again.kept.n_rows
     again.queue.resume()
     again.kept.give_up()
+    assert again.kept.text().startswith(f"{n_before} finished rows kept"), "of the earlier run"
     assert values(again.predict()) == [2.0 * n for n in range(N_ROWS)]
     assert 0 < n_before == N_ROWS - 10 * len(again.calls)
+    assert not list(run_log.runs_dir().rglob("kept")), "a run that succeeds deletes them"
 
 
 @pytest.mark.parametrize("broken", [(Path, "write_bytes"), (KeptParts, "_open_files")])

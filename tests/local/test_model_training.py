@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import pandas as pd
@@ -55,6 +56,19 @@ def test_a_column_that_the_frame_has_is_refused_before_the_training(rows: Any) -
         with pytest.raises(ValueError, match=message):
             train_on_rank(task(rows, **given))
     assert train_on_rank(task(rows, taken=("Prediction",), is_case_sensitive=True)) is not None
+
+
+def test_a_type_that_the_model_cannot_declare_is_refused_before_the_training(rows: Any) -> None:
+    def trains(model: Any, data: Any) -> None:
+        pytest.fail("it has trained")
+
+    wait = dt.timedelta(seconds=1)
+    for predict, column in (
+        (lambda model, x: [wait] * len(x), ""),
+        (lambda model, x: {"times": [{"wait": wait}] * len(x)}, "> in column 'times'"),
+    ):
+        with pytest.raises(InferError, match=rf"duration\[us\]{column}, which TorchModel does not"):
+            train_on_rank(task(rows, train=trains, predict=predict))
 
 
 def test_epochs_have_orders_of_their_own(rows: Any) -> None:

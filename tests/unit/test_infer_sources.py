@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import arrow_source, sources
-from hydrogen_magic.node.prediction import arrow_to_pandas
+from hydrogen_magic.node.prediction import arrow_to_pandas, chunking
 from hydrogen_magic.node.prediction.arrow_copies import written
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -687,6 +687,18 @@ def test_chunks_hold_about_four_megabytes() -> None:
 def test_a_dictionary_s_size_is_not_the_rows() -> None:
     ids = pd.DataFrame({"id": pd.Categorical([f"somebody-{n:06}" for n in range(100_000)])})
     assert len(list(sources.source(ids).chunks(1_000))) <= 3
+
+
+def test_text_for_several_chunks_becomes_one_of_a_large_type() -> None:
+    """``combine_chunks`` leaves several of more than two gigabytes; a RecordBatch has one."""
+    texts, numbers = pa.chunked_array([["a", None], ["b"]]), pa.chunked_array([[1, 2, 3]])
+    table = pa.table({"s": texts, "b": texts.cast(pa.binary()), "x": numbers})
+    table = table.replace_schema_metadata({"made": "here"})
+    found = chunking.with_large_types(table)
+    assert found.schema.types == [pa.large_string(), pa.large_binary(), pa.int64()]
+    assert found.schema.metadata == table.schema.metadata
+    (batch,) = found.to_batches()
+    assert batch.to_pydict() == table.to_pydict()
 
 
 @pytest.mark.parametrize(

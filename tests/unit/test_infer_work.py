@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +21,11 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import chunk_queue as works
-from hydrogen_magic.inference import sources
+from hydrogen_magic.inference import fingerprints, sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.dispatcher import Dispatcher
 from hydrogen_magic.inference.kept_parts import KeptAnswer
+from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 
@@ -378,6 +380,36 @@ def test_kept_rows_that_failed_are_as_the_continued_run_asks(on_error: str) -> N
     assert errors in ([], [None, "why", "why", None])
 
 
+def test_a_run_whose_rows_are_all_kept_needs_no_rank() -> None:
+    kept: Any = SimpleNamespace(
+        next_row=lambda row: 0 if row == 0 else None,
+        length=lambda row: 20,
+        read=lambda row, rows: KeptAnswer(pa.table({"y": range(20)}), []),
+    )
+    book = ChunkQueue(Rows(20, cut=10), Result(), InferOptions(batch_size=10), 1, kept)
+    book.resume()
+    assert book.is_done and book.finish() == [*range(20)]
+
+
+def test_a_run_with_other_columns_to_replace_is_not_continued() -> None:
+    """Without ``--replace`` the kept answers lack the columns that ``predict`` did not change."""
+    found = [
+        fingerprints.of_options(InferOptions(replace=names), ()) for names in ((), ("x",), ("z",))
+    ]
+    for wanted, known in itertools.permutations(found, 2):
+        with pytest.raises(InferError, match="but --replace changed since"):
+            fingerprints.matching(wanted, [("a run", None, known)])
+
+
+def test_a_full_disk_leaves_the_rows_of_an_earlier_run() -> None:
+    reported: list[str] = []
+    for kept_text in ("", "5 finished rows kept"):
+        kept = SimpleNamespace(give_up=lambda: None, text=partial(str, kept_text))
+        feed: Any = SimpleNamespace(_kept=kept, _notice=lambda level, text: reported.append(text))
+        Dispatcher._keep_nothing(feed, OSError("full"))
+    assert ["--resume is not possible" in text for text in reported] == [True, False]
+
+
 def test_if_errors_are_collected_types_without_a_common_one_become_text() -> None:
     result = Result()
     options = InferOptions(batch_size=10, on_error="collect")
@@ -591,3 +623,21 @@ def test_a_run_that_is_stopped_before_its_first_row_has_none() -> None:
     book, result = work(1_000)
     book.settle()
     assert not result.parts and result.schema is None
+
+
+def test_a_stop_after_the_last_row_lists_no_missing_rows() -> None:
+    result, queue = SimpleNamespace(done=[(0, 10)]), SimpleNamespace(n_rows=10)
+    dispatcher: Any = SimpleNamespace(_result=result, _queue=queue)
+    assert Dispatcher._missing_text(dispatcher) == "stopped: 10 of 10 rows finished"
+
+
+def test_finished_rows_after_the_end_of_the_files_are_refused(tmp_path: Path) -> None:
+    """Rows were appended to a text file during the run; the ones before them are not done."""
+    layout = Layout(tmp_path / "rows.parquet", True, ((Path("rows"), 10),), is_chosen=True)
+    result = ParquetResult(layout, pa.schema([]), list, lambda path: path)
+    result.begin(DOUBLES)
+    result.put(12, pa.table({"y": [1.0]}), pa.table({"x": [12]}))
+    for _ in range(2):
+        with pytest.raises(InferError, match="the data has more rows than at the start"):
+            result.finished()
+        assert not list(tmp_path.iterdir())

@@ -6,13 +6,15 @@ import io
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from hydrogen_magic.driver.placements.remote import packaging
-from hydrogen_magic.errors import InferError
+from hydrogen_magic.errors import InferError, OptionTypeError
+from hydrogen_magic.inference.spark.function import _with_names
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.spark.inference_task import _batch, _Zip
@@ -112,6 +114,15 @@ def test_a_struct_is_the_only_column_or_has_all_of_them() -> None:
     assert _batch(struct, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
     passed = pa.StructArray.from_arrays([struct], ["s"])
     assert _batch(passed, ["s"]).column(0).to_pylist() == [{"a": 1, "b": 2}, None]
+
+
+def test_a_function_is_called_with_as_many_columns_as_it_names() -> None:
+    """The task would take two columns, in one struct, for the only one."""
+    session: Any = SimpleNamespace(sql_module=lambda name: None, is_stopped=lambda: False)
+    for names, columns in ((["v"], ("x", "y")), (["v", "w"], ("x",))):
+        score = _with_names(lambda column: column, session, names)
+        with pytest.raises(OptionTypeError, match=rf"with {len(columns)} column.* {len(names)} \("):
+            score(*columns)
 
 
 def test_a_predict_that_fails_without_rows_needs_a_schema() -> None:

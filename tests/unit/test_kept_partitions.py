@@ -14,6 +14,9 @@ import pyarrow as pa
 import pytest
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.inference.spark import cached_runs
+from hydrogen_magic.inference.spark import gang as spark_gang
+from hydrogen_magic.inference.spark.cached_runs import CachedRun
 from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction import partition_files
@@ -103,6 +106,48 @@ def test_without_a_shared_disk_an_earlier_run_stays(resumed: KeptPartitions) -> 
     assert numbers(resumed.earlier()) == [0, 1]
     resumed.delete()
     assert numbers(resumed.earlier()) == []
+
+
+def test_a_run_that_succeeds_after_the_disk_was_full_deletes_the_earlier_partitions(
+    resumed: KeptPartitions,
+) -> None:
+    resumed.give_up()
+    group: Any = SimpleNamespace(
+        _now_s=float,
+        _report_disk=lambda now_s, sink: None,
+        _emit=lambda sink, events: None,
+        _progress=SimpleNamespace(end=lambda now_s, n_rows: []),
+        _run=SimpleNamespace(kept=None, widened=[], n_rows=10),
+        _kept=resumed,
+        _prints=PRINTS,
+        _is_stopped=False,
+        _n_ranks=0,
+    )
+    job: Any = SimpleNamespace(exception=lambda: None, result=lambda: "the result")
+    sink: Any = None
+    spark_gang.TaskAgentGroup._end(group, job, sink)
+    assert group.value == "the result" and not resumed.folder.exists()
+
+
+def test_a_run_in_sparks_cache_is_continued_where_executors_share_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They could not write to it, since it was full."""
+    prints = {**PRINTS, "--on-error": "fail"}
+    run = CachedRun("aaaaaaaa", prints, None, "app")
+    monkeypatch.setattr(cached_runs, "_runs", [run])
+    monkeypatch.setattr(spark_gang, "_without_shared_disk", set())
+    assert spark_gang._kept(prints, "app", resume=True) == (None, run)
+    changed = {**prints, "the cell": "b"}
+    for found in (
+        spark_gang._kept(prints, "app", resume=False),
+        spark_gang._kept(prints, "another app", resume=True),
+        spark_gang._kept(changed, "app", resume=True),
+    ):
+        assert isinstance(found[0], KeptPartitions) and found[1] is None
+    spark_gang._without_shared_disk.add("app")
+    with pytest.raises(InferError, match="but the cell changed since"):
+        spark_gang._kept(changed, "app", resume=True)
 
 
 def test_a_run_without_a_folder_gives_up_nothing() -> None:

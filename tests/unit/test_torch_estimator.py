@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from IPython.core.events import EventManager, available_events
@@ -19,8 +20,10 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import GangStoppedError, InferError, PlacementError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.spark import TorchEstimator, rows
+from hydrogen_magic.spark import estimator as estimator_of_spark
 from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
 from hydrogen_magic.spark.trainings import Trainings
 from tests.documented import covers
@@ -97,6 +100,14 @@ def test_environment_variables_are_neither_explained_nor_saved() -> None:
     saved = estimator.write()._instance
     assert saved.uid == estimator.uid and saved.getOrDefault("options") == {"retries": 1}
     assert estimator.getOrDefault("options") == options
+
+
+def test_types_of_predictions_are_valid_in_the_schema_of_the_model() -> None:
+    box = pa.struct({"top left": pa.list_(pa.decimal128(20, 2)), "a`b": pa.timestamp("us", "UTC")})
+    schema = pa.schema({"": pa.int64(), "is_new": pa.bool_(), "box": box})
+    types = estimator_of_spark._types_of(schema.serialize().to_pybytes())
+    assert (types[""], types["is_new"]) == ("double", "boolean")
+    assert parse_schema(f"box {types['box']}").field("box").type == box
 
 
 def test_none_is_the_default_of_a_param() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.prediction.options import InferOptions
 
@@ -65,10 +66,21 @@ def _time_zone(frame: Any, columns: Sequence[tuple[str, str]]) -> dict[str, str]
     return {_ZONE: str(frame.sparkSession.conf.get(_ZONE))}
 
 
-def find(prints: Mapping[str, str], application: str) -> CachedRun | None:
-    """Return the run to resume, None if there is none. Raises InferError with what changed."""
+def find(
+    prints: Mapping[str, str], application: str, *, refuses_changes: bool = True
+) -> CachedRun | None:
+    """Return the run to resume, None if there is none.
+
+    If there are only changed runs, raises InferError with what changed, or returns None without
+    ``refuses_changes``.
+    """
     runs = [run for run in reversed(_runs) if run.application == application]
-    return fingerprints.matching(prints, [(run.gang, run, run.prints) for run in runs])
+    try:
+        return fingerprints.matching(prints, [(run.gang, run, run.prints) for run in runs])
+    except InferError:
+        if refuses_changes:
+            raise
+        return None
 
 
 def keep(run: CachedRun) -> None:

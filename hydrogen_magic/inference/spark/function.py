@@ -11,6 +11,7 @@ from typing import Any
 from hydrogen_magic import capture
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec, variables
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import InferError, OptionTypeError, OptionValueError, PlacementError
@@ -159,11 +160,16 @@ def _with_names(function: Any, session: Session, names: Sequence[str] | None) ->
             raise OptionTypeError(
                 'a function of hm.udf expects one or more columns, as in score("a", "b"), got none'
             )
+        if names is not None and len(names) != len(columns):
+            raise OptionTypeError(
+                f"predict was called with {counted(len(columns), 'column')}, but `columns` of hm.udf names"
+                f" {len(names)} ({', '.join(names)}): pass as many columns as names"
+            )
         with session.python_workers(memory_settings.ENVIRONMENT):
             return function(functions.struct(*named(columns)))
 
     def named(columns: Sequence[Any]) -> Sequence[Any]:
-        if names is None or len(names) != len(columns):  # the second is refused by the task
+        if names is None:
             return columns
         found = (functions.col(each) if isinstance(each, str) else each for each in columns)
         return [each.alias(name) for each, name in zip(found, names, strict=True)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,7 +40,7 @@ from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.row_labels import widened_text
 from hydrogen_magic.node.spark.inference_task import CHANGED
-from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, NONE
 from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
@@ -77,22 +78,33 @@ def infer_on_spark(
     changed since the run to resume; nothing was started then.
     """
     prepared = prepare(frame, captured, spec, options)
-    application = prepared.session.application
     prints = cached_runs.fingerprint(frame, captured, spec, options)
-    kept = begun = None
-    if application not in _without_shared_disk:
-        of_files = {name: text for name, text in prints.items() if name != cached_runs.PLAN}
-        kept = KeptPartitions(of_files, resume=resume)
-    elif resume:
-        begun = cached_runs.find(prints, application)
+    kept, begun = _kept(prints, prepared.session.application, resume=resume)
     if begun is None:
         cached_runs.forget(prints)
     place = _TaskPlacement(prepared, prints, kept, begun)
     # No rank is late, since a task may come to it much later. Spark has the cell already.
     spec = replace(spec, placement="spark", np=place.n_ranks, start_timeout_s=math.inf)
-    captured = replace(captured, payload=payload.pack(None))
+    captured = replace(captured, payload=Payload(pickle.dumps(None)))
     gang = launcher.launch_captured(captured, spec, title=title, place=place)
     return InferenceRun(gang, lambda: place.agent_group.value, place.agent_group.finished)
+
+
+def _kept(
+    prints: Mapping[str, str], application: str, *, resume: bool
+) -> tuple[KeptPartitions | None, CachedRun | None]:
+    """Return the files of finished partitions, or the run to resume from Spark's cache.
+
+    Executors that share the disk also leave a run in the cache if they could not write to the disk.
+    """
+    shares_disk = application not in _without_shared_disk
+    begun = None
+    if resume:
+        begun = cached_runs.find(prints, application, refuses_changes=not shares_disk)
+    if begun is not None or not shares_disk:
+        return None, begun
+    of_files = {name: text for name, text in prints.items() if name != cached_runs.PLAN}
+    return KeptPartitions(of_files, resume=resume), None
 
 
 class _TaskPlacement(Placement):
@@ -257,8 +269,8 @@ class TaskAgentGroup:
             raise error
         self.value = job.result()
         cached_runs.forget(self._prints, result=self.value)
-        if self._run.kept is not None:
-            self._run.kept.delete()
+        if self._kept is not None:  # also those of an earlier run, after `give_up`
+            self._kept.delete()
         for name, first, final in self._run.widened:
             sink.emit(ev.Notice(now_s, "warning", widened_text(name, first, final)))
         if self._is_stopped:  # after the last row: the result will not be used

@@ -96,25 +96,26 @@ def without_nulls(schema: pa.Schema) -> pa.Schema:
 def _without_null(kind: pa.DataType) -> pa.DataType:
     if not has_null_type(kind):
         return kind
-    return _with_parts(kind, _without_null) or pa.string()
+    return with_parts(kind, _without_null) or pa.string()
 
 
 def in_utc(kind: pa.DataType) -> pa.DataType:
     """Return a type for the same times in UTC, at any depth."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
-    return _with_parts(kind, in_utc) or kind
+    return with_parts(kind, in_utc) or kind
 
 
-def _with_parts(
+def with_parts(
     kind: pa.DataType, changed: Callable[[pa.DataType], pa.DataType]
 ) -> pa.DataType | None:
-    """Return a nested type with ``changed`` parts, None for others."""
+    """Return a nested type with ``changed`` types of its fields, None for others."""
     of_family = family(kind)
     if of_family == "list":
-        return pa.list_(changed(kind.value_type))
+        return pa.list_(kind.value_field.with_type(changed(kind.value_type)))
     if of_family == "map":
-        return pa.map_(changed(kind.key_type), changed(kind.item_type))
+        fields = (kind.key_field, kind.item_field)
+        return pa.map_(*(field.with_type(changed(field.type)) for field in fields))
     if of_family == "struct":
-        return pa.struct([(part.name, changed(part.type)) for part in kind])
+        return pa.struct([field.with_type(changed(field.type)) for field in kind])
     return None

@@ -14,6 +14,7 @@ rank in memory."""
 
 _MADE_AHEAD = 16
 """Batches."""
+_LARGE_TYPES = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 class ChunkSizer:
@@ -89,9 +90,22 @@ def in_groups(made: Callable[[int, int], Any], bounds: Sequence[tuple[int, int]]
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return all rows of a table in one RecordBatch."""
-    batches = table.combine_chunks().to_batches()
+    """Return all rows of a table in one RecordBatch.
+
+    Text and bytes of more than 2 GiB are in Arrow's large types: ``combine_chunks`` splits them.
+    """
+    batches = with_large_types(table.combine_chunks()).to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+
+
+def with_large_types(table: pa.Table) -> pa.Table:
+    """Return ``table`` with large types for text and bytes in several chunks, which become one chunk."""
+    for place, column in enumerate(table.columns):
+        if column.num_chunks > 1:
+            kind = _LARGE_TYPES[column.type]
+            whole = column.cast(kind).combine_chunks()
+            table = table.set_column(place, table.schema.field(place).with_type(kind), whole)
+    return table
 
 
 def table_of(arrays: list[Any], schema: pa.Schema, n_rows: int) -> pa.Table:

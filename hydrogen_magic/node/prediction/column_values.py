@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction.arrow_copies import copied_column
-from hydrogen_magic.node.prediction.arrow_types import family
+from hydrogen_magic.node.prediction.arrow_types import family, with_parts
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.pickling_errors import describe
 
@@ -274,9 +274,7 @@ def _with_nanoseconds(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp("ns", kind.tz)
     if pa.types.is_duration(kind):
         return pa.duration("ns")
-    if pa.types.is_list(kind):
-        return pa.list_(_with_nanoseconds(kind.value_type))
-    return kind
+    return with_parts(kind, _with_nanoseconds) or kind
 
 
 def _has_nanoseconds(value: Any) -> bool:
@@ -339,11 +337,7 @@ def _widened(kind: pa.DataType) -> pa.DataType:
     """Return a type with room for the decimals of other batches."""
     if pa.types.is_decimal128(kind):
         return pa.decimal128(_MAX_DIGITS, kind.scale)
-    if pa.types.is_list(kind):
-        return pa.list_(_widened(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(part.name, _widened(part.type)) for part in kind])
-    return kind
+    return with_parts(kind, _widened) or kind
 
 
 def _with_wide_indices(array: pa.Array) -> pa.Array:

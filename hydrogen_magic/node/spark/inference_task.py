@@ -33,9 +33,9 @@ CHANGED = "have changed since they were predicted"
 FOREIGN = "this function belongs to another Spark session: call hm.udf again in this one"
 _KEPT = "_hydrogen_magic_infer"
 _MOST_GUESTS = 2
+"""Cells whose models one worker keeps: a frame may depend on two of them, in turn."""
 _NUMPY_BEGINS_WITH = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 """What NumPy does with errors (``numpy.geterr``)."""
-"""Cells whose models one worker keeps: a frame may depend on two of them, in turn."""
 _VECTOR = ["type", "size", "indices", "values"]
 """Parts of a vector of Spark ML; the type of a dense one is 1, of a sparse one 0."""
 _ROOT = "/hydrogen_magic.zip"

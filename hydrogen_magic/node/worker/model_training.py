@@ -12,11 +12,12 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.arrow_types import has_null_type
 from hydrogen_magic.node.prediction.column_names import refuse_taken
-from hydrogen_magic.node.prediction.ddl import spark_schema
+from hydrogen_magic.node.prediction.ddl import name_of, parse_schema, spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.node.worker import api, shard
+from hydrogen_magic.node.worker.rank_parts import dtensor_class
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,8 @@ def _unwrapped(returned: Any, model: Any) -> Any:
 
 
 def _is_sharded(model: Any) -> bool:
-    return any(is_a(part, "torch.distributed.tensor", "DTensor") for part in model.parameters())
+    kind = dtensor_class()
+    return kind is not None and any(isinstance(part, kind) for part in model.parameters())
 
 
 # ── the predicted columns ────────────────────────────────────────────────────────────────────────
@@ -162,5 +164,20 @@ def _serialized(predict: ModelPredict, schema: Any) -> bytes:
 
     if not predict.names_columns:
         schema = pa.schema([schema.field(0).with_name("")])
-    serialized: bytes = spark_schema(schema).serialize().to_pybytes()
+    of_spark = spark_schema(schema)
+    for field in of_spark:
+        _check_named(field)
+    serialized: bytes = of_spark.serialize().to_pybytes()
     return serialized
+
+
+def _check_named(field: Any) -> None:
+    """Raise InferError for a type without a name in the schema of ``TorchModel``, such as a duration."""
+    try:
+        parse_schema(f"value {name_of(field.type)}")
+    except InferError:
+        column = f" in column {field.name!r}" if field.name else ""
+        raise InferError(
+            f"predict returned values of type {field.type}{column}, which TorchModel does not support: return"
+            " numbers, for example"
+        ) from None

@@ -134,6 +134,12 @@ def loaded(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None)
 
 
+def dtensor_class() -> Any:
+    """Return the class of sharded tensors if its module is imported."""
+    kind = loaded("torch.distributed.tensor", "DTensor")
+    return kind or loaded("torch.distributed._tensor", "DTensor")  # torch 2.4
+
+
 def _zero_optimizer() -> Any:
     if api.world_size() == 1:  # its part is all
         return None

@@ -22,7 +22,7 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.agent.host_task import is_missing
 from hydrogen_magic.node.prediction import partition_files
-from hydrogen_magic.node.prediction.arrow_types import without_nulls
+from hydrogen_magic.node.prediction.arrow_types import with_parts, without_nulls
 from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
 from hydrogen_magic.node.prediction.ddl import spark_schema
 from hydrogen_magic.node.prediction.fixed_types import misfit_texts
@@ -244,17 +244,7 @@ def _in_known_zone(kind: pa.DataType) -> pa.DataType:
         if offset is not None:
             return pa.timestamp(kind.unit, f"{offset[1]}{offset[2]:0>2}:{offset[3] or '00'}")
         return pa.timestamp(kind.unit, "UTC") if kind.tz == "Z" else kind
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_known_zone(kind.value_type)))
-    if pa.types.is_map(kind):
-        key, item = (
-            field.with_type(_in_known_zone(field.type))
-            for field in (kind.key_field, kind.item_field)
-        )
-        return pa.map_(key, item)
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_in_known_zone(field.type)) for field in kind])
-    return kind
+    return with_parts(kind, _in_known_zone) or kind
 
 
 def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]]) -> pa.RecordBatch:
