@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,14 +77,19 @@ def _has_headers(home: Path) -> bool:
 
 
 def _release(nvcc: Path) -> str | None:
+    found = re.search(r"release (\d+\.\d+)", output([str(nvcc), "--version"]))
+    return found[1] if found else None
+
+
+def output(command: Sequence[str]) -> str:
+    """Return a program's output, empty if it does not run."""
     try:
         done = subprocess.run(
-            [nvcc, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
+            command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return None
-    found = re.search(r"release (\d+\.\d+)", done.stdout)
-    return found[1] if found else None
+        return ""
+    return done.stdout
 
 
 def _nccls(torch: Torch, home: Path, environment: Mapping[str, str]) -> Iterator[tuple[Path, Path]]:

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydrogen_magic.frameworks import subprocess_log
-from hydrogen_magic.frameworks.horovod.build import source_patches, toolchain, wheel_cache
+from hydrogen_magic.frameworks.horovod.build import source_patches, wheel_cache
+from hydrogen_magic.frameworks.horovod.build.cuda import output
 from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
 _NEEDS = {
@@ -61,8 +62,7 @@ def tools(target: Path, log: Path) -> Path:
 def cmake() -> str | None:
     """Return the machine's CMake if it is new enough."""
     found = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
-    said = toolchain.first_line([found, "--version"]) if found else None
-    version = re.search(r"(\d+)\.(\d+)", said or "")
+    version = re.search(r"(\d+)\.(\d+)", output([found, "--version"]) if found else "")
     is_new = version is not None and (int(version[1]), int(version[2])) >= _LEAST_CMAKE
     return found if is_new else None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.frameworks.horovod import installation
-from hydrogen_magic.frameworks.horovod.build.cuda import Cuda, find_cuda
+from hydrogen_magic.frameworks.horovod.build.cuda import Cuda, find_cuda, output
 from hydrogen_magic.frameworks.horovod.build.errors import MissingError
 
 _ASK_TIMEOUT_S = 30.0
@@ -61,7 +61,8 @@ def detect() -> Machine:
     return Machine(
         torch=torch,
         compiler=compiler,
-        compiler_version=first_line([*shlex.split(compiler), "--version"]) or compiler,
+        compiler_version=output([*shlex.split(compiler), "--version"]).partition("\n")[0]
+        or compiler,
         standard=wanted_standard(torch.directory),
         mpi=_mpi(),
         cuda=cuda,
@@ -156,18 +157,7 @@ def wanted_standard(torch: Path) -> int:
 def _mpi() -> str | None:
     if not (shutil.which("mpicxx") and shutil.which("mpirun")):
         return None
-    return first_line(["mpirun", "--version"])
-
-
-def first_line(command: Sequence[str]) -> str | None:
-    """Return the first line of a program's output, or None if it does not run."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return next(iter(done.stdout.splitlines()), None)
+    return output(["mpirun", "--version"]).partition("\n")[0] or None
 
 
 def jobs(environment: Mapping[str, str] = os.environ) -> int:

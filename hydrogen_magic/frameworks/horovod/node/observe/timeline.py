@@ -129,8 +129,10 @@ class _Timeline:
         self._wall_ahead_s = 0.0
         self._path = ""
         """The path of the current timeline; empty: none."""
+        self._their_path = ""
+        """The path of a timeline that the user has started, in code or by the environment; empty: none."""
         self._is_theirs = False
-        """The user has started it, in code or by the environment."""
+        """There is such a timeline, or the user is about to start or stop one."""
         self._is_refused = False
         """It could not be started, or was stopped; not tried again until the next request."""
         self._switching: threading.Thread | None = None
@@ -141,18 +143,23 @@ class _Timeline:
         is_initialized: Callable[[], bool],
         start: Callable[[str], None],
         stop: Callable[[], None],
+        their_path: str | None = None,
     ) -> None:
-        """``hvd.init`` has returned on the coordinator. A second call has no effect."""
+        """``hvd.init`` has returned on the coordinator. A second call has no effect.
+
+        ``their_path``: of the user's current timeline; None: that of the environment.
+        """
         if self._is_initialized is not None:
             return
         # The value when Horovod read its clocks: the wall clock may be changed later.
         self._wall_ahead_s = time.time() - time.monotonic()
         self._start, self._stop = start, stop
         self._path, self._is_refused = "", False
-        own = _variable()
-        self._is_theirs = own != DYNAMIC
-        if self._is_theirs:
-            self._report(os.path.abspath(own), is_kept=own.startswith(self._prefix))
+        if their_path is None:
+            their_path = "" if _variable() == DYNAMIC else os.path.abspath(_variable())
+        self._their_path, self._is_theirs = their_path, bool(their_path)
+        if their_path:
+            self._report(their_path, is_kept=their_path.startswith(self._prefix))
         self._is_initialized = is_initialized
         atexit.register(self.end)  # before Horovod's own handler, which was registered before
         reporter = _reporter.current()
@@ -161,11 +168,11 @@ class _Timeline:
         self._wait()
 
     def hand_over(self, other: _Timeline) -> None:
-        """End, and begin ``other`` if Horovod is initialized."""
+        """End, and begin ``other`` if Horovod is initialized; a timeline of the user continues."""
         is_initialized = self._is_initialized
         self.end()
         if is_initialized is not None:
-            other.begin(is_initialized, self._start, self._stop)
+            other.begin(is_initialized, self._start, self._stop, self._their_path)
 
     def end(self) -> None:
         """Horovod is about to be shut down: data that its writer has not written by then would be lost.
@@ -188,11 +195,12 @@ class _Timeline:
             self._is_theirs = True  # from here on, none of ours is started
         self._wait()
         try:
-            return call()
-        finally:  # only now: the agent closes the brackets of a completed file
-            self._path = ""
-            self._report(path, is_kept=False)
-            self._is_theirs = bool(path)
+            result = call()
+            self._path, self._their_path = "", path
+            self._report(path, is_kept=False)  # only now: the agent closes the brackets of a file
+        finally:  # a call that fails changes nothing
+            self._is_theirs = bool(self._their_path)
+        return result
 
     def follow(self, is_recording: bool) -> None:
         """Begin or end a timeline where that is due; never waits. Called over and over."""
