@@ -18,9 +18,10 @@ from jax.sharding import PartitionSpec as P
 import hydrogen_magic as hm
 from hydrogen_magic.capture import capture_call
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.library_objects import restore_jax_array
+from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.pickling_errors import RefusedError
+from hydrogen_magic.serialization.result_stream import Packer
 
 jax.config.update("jax_enable_x64", True)
 N_STEPS = 5
@@ -80,7 +81,7 @@ def train_on_ranks() -> Any:
     assert halved(3.0) == 1.5 and halved.lower(3.0).compile()(3.0) == 1.5
     assert jax.grad(lambda x: 5 * clipped(x))(2.0) == 1
     try:
-        payload.pack({"x": x})
+        Packer(Pickler).pack("", {"x": x})
     except RefusedError as error:
         return arrived, is_fixed, jax.device_count(), trained, error.remedy
     raise AssertionError("an array that is sharded over the ranks was pickled")

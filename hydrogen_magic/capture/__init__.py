@@ -25,6 +25,7 @@ from typing import Any
 from hydrogen_magic.capture import params, script
 from hydrogen_magic.capture.build import Builder
 from hydrogen_magic.capture.imports import Imports, imported_names
+from hydrogen_magic.capture.lines import python_lines
 from hydrogen_magic.capture.modules import (
     find_without_importing,
     imported_modules,
@@ -273,7 +274,7 @@ def _compile(
             warnings.simplefilter("ignore")  # the ranks report them
             compiled = compile(tree, filename, "exec", flags, dont_inherit=True)
     except SyntaxError as error:
-        error.text = error.text or "".join(code.splitlines()[(error.lineno or 1) - 1 :][:1])
+        error.text = error.text or "".join(python_lines(code)[(error.lineno or 1) - 1 :][:1])
         error.lineno = (error.lineno or 1) + offset
         if error.end_lineno is not None:
             error.end_lineno += offset
@@ -284,12 +285,12 @@ def _compile(
 
 def _leading_blank_lines(body: str) -> int:
     """Return how many lines IPython drops at the start of a cell."""
-    lines = body.splitlines()
+    lines = python_lines(body)
     return next((place for place, line in enumerate(lines) if line.strip()), 0)
 
 
 def _where(line: int, code: str, offset: int) -> str:
-    lines = code.splitlines()
+    lines = python_lines(code)
     text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     return f"line {line + offset}: {text}"
 

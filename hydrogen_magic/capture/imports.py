@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.capture.lines import code_in_magics
+from hydrogen_magic.capture.lines import code_in_magics, python_lines
 from hydrogen_magic.capture.modules import local_paths, only_defines
 from hydrogen_magic.core import syntax
 from hydrogen_magic.serialization.pickler import importable_name
@@ -170,7 +170,7 @@ def imported_names(tree: ast.AST) -> frozenset[str]:
 def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
     """Return the source of a definition with its decorators."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return "\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n"
+    return "\n".join(python_lines(source)[first - 1 : node.end_lineno]) + "\n"
 
 
 def module_level(node: ast.AST) -> Iterator[ast.AST]:

@@ -1,4 +1,4 @@
-"""IPython lines inside a cell, in the form that ``transform_cell`` produces."""
+"""The lines of a cell: as Python counts them, and those of IPython as ``transform_cell`` produces them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun", 
 _BINDING_MAGICS = {"load_ext", "pylab", "run", "store"}
 """Magics that bind names which their line does not show."""
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+
+
+def python_lines(source: str) -> list[str]:
+    """Return the lines of ``source`` as Python counts them: ``str.splitlines`` also splits at form feeds."""
+    return re.split("\r\n|\r|\n", source)
 
 
 def names_in_magic(node: ast.Call) -> list[str]:

@@ -34,6 +34,7 @@ class LocalModules:
         self.warnings: list[str] = []
         self._seen: set[str] = set()
         self._path_version = _path_version()
+        _resolved.cache_clear()  # a link may lead elsewhere than for the cell before
 
     def add(self, modules: Iterable[str]) -> None:
         """Add the whole top-level package of every local module in ``modules``."""
@@ -156,7 +157,7 @@ def _locations(root: str) -> list[Path]:
 
 @functools.cache
 def _resolved(place: str) -> Path:
-    """Return the path without symbolic links; it is looked up for every module of every cell."""
+    """Return the path without symbolic links; a cell looks it up several times for every module."""
     return Path(place).resolve()
 
 
@@ -200,24 +201,33 @@ class _File:
     modified_ns: int = 0
 
 
-def _files(name: str, path: str) -> Iterator[_File]:
-    """Yield every module of a tree. Looks at each file once: a tree may have a thousand, for every cell."""
+def _files(
+    name: str, path: str, above: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[_File]:
+    """Yield every module of a tree. Looks at each file once: a tree may have a thousand, for every cell.
+
+    ``above``: device and inode of the directories that contain it; a link back to one of them is left out.
+    """
     if not os.path.isdir(path):
         yield from _file(name, path, Path(path).stat)
         return
-    try:
+    entries: dict[str, os.DirEntry[str]] = {}
+    with suppress(OSError):  # not readable, or deleted meanwhile
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) in above:
+            return
+        above |= {(status.st_dev, status.st_ino)}
         entries = {entry.name: entry for entry in os.scandir(path)}
-    except OSError:  # not readable, or deleted meanwhile
-        entries = {}
     init = entries.pop("__init__.py", None)
-    if init is None or not init.is_file():
+    if init is None or not os.path.isfile(init.path):
         yield _File(name, path, is_package=True)
     else:
         yield from _file(name, init.path, init.stat, is_package=True)
     for each, entry in sorted(entries.items()):
         stem, suffix = os.path.splitext(each)
-        if entry.is_dir():
-            yield from _packages(f"{name}.{each}", entry.path) if _may_be_package(entry) else ()
+        if _is_directory(entry):
+            if _may_be_package(entry):
+                yield from _packages(f"{name}.{each}", entry.path, above)
         elif suffix == ".py" and stem.isidentifier():
             yield from _file(f"{name}.{stem}", entry.path, entry.stat)
 
@@ -230,9 +240,14 @@ def _file(
         yield _File(name, path, is_package, status.st_size, status.st_mtime_ns)
 
 
-def _packages(name: str, path: str) -> Iterator[_File]:
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a directory, or a link to one; False for a link that cannot be followed."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
+
+
+def _packages(name: str, path: str, above: frozenset[tuple[int, int]]) -> Iterator[_File]:
     """Yield the modules of a directory, if there are any."""
-    found = list(_files(name, path))
+    found = list(_files(name, path, above))
     if any(file.path.endswith(".py") for file in found):
         yield from found
 

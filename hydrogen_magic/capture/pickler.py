@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import io
 import pickle
 import sys
 import types
@@ -22,6 +21,7 @@ from hydrogen_magic.serialization.identity import (
     is_array,
     numbered,
 )
+from hydrogen_magic.serialization.instances import Reduced
 from hydrogen_magic.serialization.library_objects import (
     SharedRefs,
     copies_on_write,
@@ -36,7 +36,7 @@ from hydrogen_magic.serialization.library_objects import (
     with_hooks,
 )
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, extent_of
-from hydrogen_magic.serialization.pickler import Pickler, Reduced, exported_as, is_main
+from hydrogen_magic.serialization.pickler import Pickler, exported_as, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import (
     UNBOUND,
@@ -45,14 +45,6 @@ from hydrogen_magic.serialization.reducers import (
     resolve,
     restore_array,
     restore_same,
-)
-
-_FILES: tuple[type, ...] = (
-    io.TextIOWrapper,
-    io.BufferedReader,
-    io.BufferedWriter,
-    io.BufferedRandom,
-    io.FileIO,
 )
 
 _SPARSE = 2
@@ -132,8 +124,6 @@ class CapturePickler(Pickler):
         """Paths and URLs of all data of ``hm.dataset``."""
         self.handlers[type(sys.stdout)] = self._reduce_stream
         self.handlers[DatasetHandle] = self._reduce_dataset
-        for kind in _FILES:
-            self.handlers.setdefault(kind, self._reduce_file)
         self._ranks_have_gpu = ranks_have_gpu
         for module, name in _SPARK_CLASSES:
             self._handle(module, name, _refuse_spark_object)
@@ -290,7 +280,8 @@ class CapturePickler(Pickler):
         for name in ("stdout", "stderr"):
             if stream is getattr(sys, name) or stream is getattr(sys, f"__{name}__"):
                 return getattr, (sys, name)
-        return self._reduce_file(stream) if isinstance(stream, _FILES) else NotImplemented
+        handler = self.handler_of(type(stream))
+        return NotImplemented if handler is None else handler(stream)
 
     def _reduce_file(self, file: Any) -> Any:
         if file in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
@@ -308,6 +299,8 @@ class CapturePickler(Pickler):
         if is_jax_array(kind):
             return self._reduce_jax_array
         handler = super().handler_of(kind)
+        if handler is reduce_closed_file and kind.__module__ == "_io":
+            return self._reduce_file  # a subclass may say how its open files are pickled
         if handler is None or handler not in _OVER_BLOCKS:
             return handler
         return partial(self._reduce_block, handler)

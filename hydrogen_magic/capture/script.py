@@ -21,6 +21,7 @@ from hydrogen_magic.capture.definitions import (
     is_lambda_elsewhere,
     source_of,
 )
+from hydrogen_magic.capture.lines import python_lines
 from hydrogen_magic.capture.literals import is_literal, mutable_parts
 from hydrogen_magic.capture.modules import imported_modules, local_paths
 from hydrogen_magic.capture.pickler import notebook_name
@@ -125,16 +126,22 @@ def _body(cell: CellText) -> tuple[str, list[str]]:
 
 def _without(body: str, nodes: Iterable[ast.stmt]) -> str:
     """Return code without some of its statements, as many lines as before."""
-    lines = body.splitlines(keepends=True)
+    lines = python_lines(body)
     for node in nodes:
         first, last = node.lineno - 1, node.end_lineno or node.lineno
         for at in range(first, last):
             data = lines[at].encode()
             start = node.col_offset if at == first else 0
-            end = node.end_col_offset if at == last - 1 else len(data.rstrip(b"\r\n"))
+            end = node.end_col_offset if at == last - 1 else len(data)
             rest = data[end:].lstrip(b" ;") if start == 0 else data[end:]
-            lines[at] = (data[:start] + rest).decode() or "\n"
-    return "".join(lines)
+            lines[at] = (data[:start] + rest).decode()
+    return "\n".join(lines)
+
+
+def _defines(source: str, name: str) -> bool:
+    """Whether a source that was found is that of ``name``: IPython splits cells at form feeds, too."""
+    made = next(iter(syntax.parse(source).body), None)
+    return name in ("<lambda>", getattr(made, "name", None))
 
 
 def _check_syntax(target: Path, text: str) -> None:
@@ -256,7 +263,7 @@ class _ScriptParts:
         is_earlier = self.needs.namespace.get(value.__name__, value) is not value
         known = None if is_earlier else self.needs.imports.definition(value.__name__)
         source = known or source_of(value)
-        if source is None:
+        if source is None or not _defines(source, value.__name__):
             raise CaptureError(
                 f"`{name}` cannot be saved: its source is not available; define it with `def` or "
                 "`class` in a cell"

@@ -28,7 +28,8 @@ _STORES = {"STORE_NAME", "STORE_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"}
 _ENDS = {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"}
 _JUMPS = {"JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
 _JUMP_CODES = {*dis.hasjrel, *dis.hasjabs}
-_MAKES_FUNCTION = {"LOAD_CONST", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE"}
+_MAKES_FUNCTION = {"LOAD_CONST", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE", "EXTENDED_ARG"}
+"""``EXTENDED_ARG`` belongs to the instruction after it, which has an argument above 255."""
 
 _DYNAMIC = {"eval", "exec", "globals", "locals", "vars"}
 """Builtins through which texts of the code may be names."""

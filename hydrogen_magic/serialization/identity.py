@@ -116,8 +116,10 @@ def numbered(number: int, obj: Any, reduced: Any) -> Any:
     state, items, pairs, setter = (*rest, None, None, None, None)[:4]
     if not (make in _MAKES_EMPTY or _is_whole_at_once(obj)):
         return reduced
-    if state is not None:
-        setter = setter or restore_state
+    if state is not None and setter is not None:
+        state, setter = (setter, state), restore_state_by
+    elif state is not None:
+        setter = restore_state
     return restore_original, (number, make, args), state, items, pairs, setter
 
 
@@ -238,9 +240,13 @@ class _Updates:
         _set_tensor(old, new.detach().to(old.device), new.requires_grad)
         vars(old).update(vars(new))
 
+    def is_kept(self, obj: Any) -> bool:
+        """Whether an object keeps its contents."""
+        return id(obj) in self._kept
+
     def set_state(self, obj: Any, state: Any) -> None:
         """Set the state of an object, unless it keeps its own."""
-        if id(obj) in self._kept:
+        if self.is_kept(obj):
             return
         if id(obj) in self._updated:
             _drop_deleted(obj, state)
@@ -301,6 +307,14 @@ def restore_state(obj: Any, state: Any) -> None:
         set_state(obj, state)
     else:
         updates.set_state(obj, state)
+
+
+def restore_state_by(obj: Any, state: tuple[Callable[[Any, Any], Any], Any]) -> None:
+    """Set the state of an object by the function of its reducer, unless the object keeps its own."""
+    setter, contents = state
+    updates: _Updates | None = getattr(_thread, "updates", None)
+    if updates is None or not updates.is_kept(obj):
+        setter(obj, contents)
 
 
 def _drop_deleted(obj: Any, state: Any) -> None:

@@ -25,6 +25,16 @@ _HEAP_TYPE = 1 << 9
 _POINTER_BYTES = struct.calcsize("P")
 
 
+class Reduced:
+    """Stands for an object in a stream, which is restored as :attr:`how` says."""
+
+    def __init__(self, how: tuple[Any, ...]) -> None:
+        self.how = how
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.how
+
+
 class _Probe:
     """An object with attributes of its own."""
 

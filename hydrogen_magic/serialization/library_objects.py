@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hydrogen_magic.serialization.instances import find_on_type, restore_attributes
+from hydrogen_magic.serialization.instances import Reduced, find_on_type, restore_attributes
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
     restore_dead_reference,
@@ -101,13 +101,6 @@ def reduce_weak_collection(found: Any) -> Any:
     return restore_weak, (type(found), list(items))
 
 
-class _NamesOfMain:
-    """Stands for the namespace of ``__main__``."""
-
-    def __reduce__(self) -> Any:
-        return restore_names_of_main, ()
-
-
 def restore_names_of_main() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
@@ -115,7 +108,8 @@ def restore_names_of_main() -> dict[str, Any]:
 def _reduce_namespaces(namespaces: Any) -> Any:
     """Reduce where pydantic looks up the names of annotations: not with all that the notebook has."""
     main = restore_names_of_main()
-    return type(namespaces), tuple(_NamesOfMain() if one is main else one for one in namespaces)
+    names_of_main = Reduced((restore_names_of_main, ()))
+    return type(namespaces), tuple(names_of_main if one is main else one for one in namespaces)
 
 
 def _reduce_exception(error: Any) -> Any:
@@ -137,21 +131,14 @@ def restore_exception(kind: type[BaseException], *args: Any) -> BaseException:
     return error
 
 
-class _Suppress:
-    """Stands for ``argparse.SUPPRESS``, a text that parsers compare by identity."""
-
-    def __reduce__(self) -> Any:
-        return getattr, (argparse, "SUPPRESS")
-
-
 def _reduce_of_parser(obj: Any) -> Any:
     """Reduce a parser of arguments, or one of its actions."""
     kind = type(obj)
     if not _is_reduced_as(object, kind):
         return NotImplemented
+    suppress = Reduced((getattr, (argparse, "SUPPRESS")))  # parsers compare it by identity
     state = {
-        name: _Suppress() if value is argparse.SUPPRESS else value
-        for name, value in vars(obj).items()
+        name: suppress if value is argparse.SUPPRESS else value for name, value in vars(obj).items()
     }
     return restore_object, (kind,), state
 
@@ -246,8 +233,8 @@ def _reduce_optimizer(optimizer: Any) -> Any:
     if is_distributing or _is_made_by_library(kind) or not _is_reduced_as(base, kind):
         return NotImplemented
     state = dict(vars(optimizer))
-    if hasattr(state.get("step"), "_wrapped_by_lr_sched"):
-        state["step"] = _WatchedStep(optimizer)
+    if hasattr(state.get("step"), "_wrapped_by_lr_sched"):  # in a closure of the scheduler
+        state["step"] = Reduced((restore_watched_step, (optimizer,)))
     return restore_object, (kind,), state
 
 
@@ -255,16 +242,6 @@ def _is_made_by_library(kind: type) -> bool:
     """Whether a library has made the class at run time, around that of the user's optimizer."""
     home = kind.__module__
     return home != "__main__" and getattr(sys.modules.get(home), kind.__name__, None) is not kind
-
-
-class _WatchedStep:
-    """Stands for the method of an optimizer that a scheduler has wrapped, in a closure of its own."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-
-    def __reduce__(self) -> Any:
-        return restore_watched_step, (self._optimizer,)
 
 
 def restore_watched_step(optimizer: Any) -> Any:

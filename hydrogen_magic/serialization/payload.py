@@ -7,7 +7,6 @@ map the payload from one memory file: its pages exist only once.
 from __future__ import annotations
 
 import hashlib
-import io
 import mmap
 import os
 import pickle
@@ -17,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-
-from hydrogen_magic.serialization.pickler import Pickler
 
 _MAGIC = b"H2parcl1"
 _ALIGNMENT = 64
@@ -48,17 +45,6 @@ class Payload:
         return len(self.pickled) + sum(_flat(buffer).nbytes for buffer in self.buffers)
 
 
-def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Payload:
-    """Return ``obj`` as a payload that shares the memory of its arrays and tensors.
-
-    ``pickler``: called as ``pickler(file, protocol, buffer_callback)``. Raises pickling errors.
-    """
-    file = io.BytesIO()
-    buffers = Buffers()
-    pickler(file, pickle.HIGHEST_PROTOCOL, buffers.add).dump(obj)
-    return Payload(file.getbuffer(), tuple(buffers.taken))
-
-
 def digest(payload: Payload) -> str:
     """Return a digest of this payload: SHA-256 of all its bytes and of the sizes of its parts."""
     found = hashlib.sha256()
@@ -67,11 +53,6 @@ def digest(payload: Payload) -> str:
         found.update(flat.nbytes.to_bytes(8, "little"))
         found.update(flat)
     return found.hexdigest()
-
-
-def unpack(payload: Payload) -> Any:
-    """Return the object in ``payload``; its arrays use the payload's memory."""
-    return pickle.loads(payload.pickled, buffers=payload.buffers)
 
 
 class Buffers:

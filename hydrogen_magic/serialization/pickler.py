@@ -491,16 +491,6 @@ def _is_empty(cell: types.CellType) -> bool:
     return False
 
 
-class Reduced:
-    """Stands for an object in a stream, which is restored as :attr:`how` says."""
-
-    def __init__(self, how: tuple[Any, ...]) -> None:
-        self.how = how
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.how
-
-
 def _layout_of(cls: type) -> dict[str, Any]:
     """Return what a class must be made with, since it cannot be set later."""
     slots = vars(cls).get("__slots__", UNBOUND)

@@ -154,7 +154,10 @@ def walk(
 
 
 def children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that ``obj`` refers to, with the expression that leads there from ``path``."""
+    """Yield the objects that ``obj`` refers to, with the expression that leads there from ``path``.
+
+    The code of its class is not called: its ``__iter__`` may change the object.
+    """
     kind = type(obj)
     if kind in (str, bytes, int, float, bool, type(None), types.ModuleType):
         return
@@ -162,9 +165,11 @@ def children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
         for place, (key, item) in enumerate(list(islice(dict.items(obj), _MAX_OBJECTS))):
             yield f"{path}[{_short(key, place)}]", item
     elif issubclass(kind, (list, tuple)):
-        yield from ((f"{path}[{place}]", item) for place, item in enumerate(obj))
+        items = list.__iter__(obj) if issubclass(kind, list) else tuple.__iter__(obj)
+        yield from ((f"{path}[{place}]", item) for place, item in enumerate(items))
     elif issubclass(kind, (set, frozenset)):
-        yield from ((f"{path}{{{place}}}", item) for place, item in enumerate(obj))
+        members = set.__iter__(obj) if issubclass(kind, set) else frozenset.__iter__(obj)
+        yield from ((f"{path}{{{place}}}", item) for place, item in enumerate(members))
     elif kind is types.FunctionType:
         yield from _of_function(path, obj)
         return

@@ -295,7 +295,7 @@ def restore_same(obj: Any) -> Any:
 
 _referents: list[Any] = []
 """Objects that are referred to weakly: in the writer's process, something that is perhaps not sent kept them
-alive. On a rank they stay; see :func:`take_referents`."""
+alive. On a rank of a session they stay as long as the name that they came with."""
 
 
 def take_referents() -> list[Any]:

@@ -72,7 +72,8 @@ class TolerantUnpickler(pickle._Unpickler):
         is_maker = issubclass(type(made), (type, types.FunctionType, types.BuiltinFunctionType))
         named = made if is_maker else type(made)
         lost = MissingObject(made if type(made) is str else named.__qualname__, reason)
-        if not is_maker:  # an object without its state
+        # An object without its state. A string is the name of a module, to which other objects refer, too.
+        if not is_maker and type(made) is not str:
             self.replace(made, lost)
         return lost
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import types
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hydrogen_magic.capture import capture_call, capture_script
@@ -15,7 +15,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.errors import CaptureError, ResultError
 from hydrogen_magic.node.worker import namespace
-from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.payload import Payload
 from tests.capture_rig import Notebook, RankError, Ranks, as_sent, write
 from tests.rank_results import delivered
 
@@ -352,7 +352,7 @@ def test_capture_changes_nothing(notebook: Notebook) -> None:
 
 def test_a_payload_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="closure"):
-        namespace.load(payload.pack(np.zeros(3)))
+        namespace.load(Payload(pickle.dumps(3)))
     with pytest.raises(TypeError, match="not callable"):
         capture_call(3, (), {})  # type: ignore[arg-type]
     assert issubclass(CaptureError, Exception)

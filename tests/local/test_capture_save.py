@@ -186,16 +186,18 @@ def test_a_script_computes_what_the_cell_does(notebook: Notebook, tmp_path: Path
         baseline = score
     """)
     notebook.cell("def score(x): return x * 2")
+    notebook.cell("import math\n\f\ndef scale(x):\n    y = x * 3\n    return y")  # from a file
     save(
         notebook,
         "second.append(4); layers.append(4); rows[0].append(4); append(4)\n"
-        "print(first, config, rows, default, type(texts[0]).__name__, alone, baseline(3), score(3))",
+        "print(first, config, rows, default, type(texts[0]).__name__, alone, baseline(3), score(3),"
+        " scale(3))",
         "s.py",
     )
     done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
     assert done.stdout == (
         "[1, 4] {'sizes': ([2, 4],)} [[0, 4], [0, 4]] [3, 4] Text"
-        " {'names': ['b', None], 'at': (1.5, {2})} 4 6\n"
+        " {'names': ['b', None], 'at': (1.5, {2})} 4 6 9\n"
     ), done.stderr
     text = (tmp_path / "s.py").read_text()
     assert "alone = {'names'" in text and "default = [3]" in text  # what is not shared is a literal
@@ -219,7 +221,8 @@ def test_a_script_makes_what_the_notebook_has_made(notebook: Notebook, tmp_path:
         limit = 1
         column = np.arange(3)
     """)
-    body = """from __future__ import annotations; first = 1
+    body = """# \f
+from __future__ import annotations; first = 1
 import numpy as np
 def annotated(x: undefined) -> int: return x
 print(net.width, net.config is config, act(-1), twice(annotated(first)), eval("column" + "[limit]"))
@@ -319,3 +322,12 @@ def test_a_script_imports_for_effects_and_names_settings_that_it_lacks(
     finally:
         sys.path.remove(str(tmp_path))
         notebook_shell.run_cell("np.seterr(all='warn', under='ignore')")  # numpy's defaults
+
+
+def test_a_source_that_does_not_define_the_function_is_refused(notebook: Notebook) -> None:
+    """IPython also splits the lines of a cell at form feeds, so Python finds another statement."""
+    notebook.cell("import math\n\f\ndef scale(x):\n    y = x * 3\n    return y")
+    notebook.cell("first = scale")
+    notebook.cell("def scale(x): return x")
+    with pytest.raises(CaptureError, match="`first` cannot be saved: its source is not available"):
+        save(notebook, "print(first(1))", "s.py")

@@ -31,8 +31,9 @@ def test_a_rank_imports_no_framework_and_nothing_of_a_notebook() -> None:
         "import hydrogen_magic as hm, hydrogen_magic.node.worker.main\n"
         "assert hm.rank() == 0 and hm.world_size() == 1\n"
         "from hydrogen_magic.node.worker import namespace\n"
-        "from hydrogen_magic.serialization import payload\n"
-        "payload.unpack(payload.pack([1, {'a': b'x' * 10000}]))\n"
+        "from hydrogen_magic.serialization import pickler, result_stream\n"
+        "section = result_stream.Packer(pickler.Pickler).pack('', [1, {'a': b'x' * 10000}])\n"
+        "result_stream.unpack([section])\n"
         "assert hm.shard([1, 2, 3]) == [1, 2, 3] and hm.shard({'x': range(3)})"
     )
     assert loaded(code, f"{FRAMEWORKS} {OF_NOTEBOOKS}") == NOTHING

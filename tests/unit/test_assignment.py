@@ -364,8 +364,15 @@ def test_an_object_that_is_assigned_anew_leaves_the_old_one_alone(notebook: Note
 def test_stale_references_in_containers_are_named(notebook: Notebook, other: str) -> None:
     notebook.cell(NET + f"del sched\nimport functools, types\nother = {other}")
     notebook.cell("fresh = [1, {'weights': torch.ones(1)}, step]")
+    notebook.cell("""
+        class Jobs(list):
+            def __iter__(self):
+                while self: yield self.pop()
+        jobs = Jobs([net])
+    """)
     (warning,), _ = run(notebook, "net = copy.deepcopy(net)", "net")
     assert "`other`" in warning and "`fresh`" not in warning and "`step`" not in warning
+    assert "`jobs`" in warning and len(notebook.names["jobs"]) == 1
 
 
 ANSWERING = {

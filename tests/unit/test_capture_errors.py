@@ -25,6 +25,8 @@ def test_undefined_in_the_cell(notebook: Notebook) -> None:
     message = refusal(notebook, "a = 1\nprint(a,\n  learning_rat)")
     assert "`learning_rat`, line 4: learning_rat)" in message
     assert "did you mean `learning_rate`?" in message
+    message = refusal(notebook, "a = 1\n\f\nprint(learning_rat)")  # for Python, \f ends no line
+    assert "`learning_rat`, line 4: print(learning_rat)" in message
 
 
 def test_undefined_in_a_function_of_another_cell(notebook: Notebook) -> None:

@@ -44,3 +44,36 @@ def test_local_packages_that_a_module_imports(
         *("imports_others.form_1", "imports_others"),
         *("imported_1", "imported_1.a", "imported_1.b", "numpy"),
     }
+
+
+def test_links_that_lead_nowhere_or_back_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "with_links"
+    inner = package / "inner"
+    inner.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (inner / "part.py").touch()
+    (package / "itself").symlink_to("itself")
+    (package / "other_name").symlink_to(inner)
+    (inner / "back").symlink_to(package)
+    modules = LocalModules()
+    modules.add(["with_links"])
+    below = ("inner", "inner.part", "other_name", "other_name.part")
+    assert {*modules.sources} == {"with_links", *(f"with_links.{name}" for name in below)}
+
+
+def test_a_link_leads_to_its_present_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    link = tmp_path / "linked_package"
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "__init__.py").write_text(version)
+        link.unlink(missing_ok=True)
+        link.symlink_to(version)
+        modules = LocalModules()
+        modules.add(["linked_package"])
+        assert modules.sources["linked_package"].source == version

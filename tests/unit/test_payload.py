@@ -14,13 +14,24 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.pickler import Pickler
+from hydrogen_magic.serialization.result_stream import Packer, unpack
+
+
+def packed(obj: Any) -> Payload:
+    return Packer(Pickler).pack("", obj)
+
+
+def mapped(fd: int) -> Any:
+    (obj,) = unpack([payload.from_memfd(fd)])
+    return obj
 
 
 def through_memory(obj: Any) -> Any:
-    fd = payload.to_memfd(payload.pack(obj))
+    fd = payload.to_memfd(packed(obj))
     try:
         assert not os.get_inheritable(fd)
-        return payload.unpack(payload.from_memfd(fd))
+        return mapped(fd)
     finally:
         os.close(fd)
 
@@ -73,9 +84,9 @@ def test_arrays_and_tensors() -> None:
 
 def test_big_buffers_stay_where_they_are() -> None:
     array, tensor = np.zeros(1 << 20), torch.zeros(1 << 18)
-    packed = payload.pack([array, tensor])
-    assert len(packed.pickled) < 1000
-    addresses = {np.frombuffer(b, np.uint8).ctypes.data for b in packed.buffers}
+    section = packed([array, tensor])
+    assert len(section.pickled) < 1000
+    addresses = {np.frombuffer(b, np.uint8).ctypes.data for b in section.buffers}
     assert addresses == {array.ctypes.data, tensor.data_ptr()}
 
 
@@ -96,10 +107,10 @@ def test_closures_that_share_a_variable() -> None:
 
 
 def test_a_mapped_payload_is_this_readers_own() -> None:
-    fd = payload.to_memfd(payload.pack(np.zeros(10_000)))
-    one, two = (payload.unpack(payload.from_memfd(fd)) for _ in range(2))
+    fd = payload.to_memfd(packed(np.zeros(10_000)))
+    one, two = mapped(fd), mapped(fd)
     one[0] = 1
-    assert two[0] == 0 and payload.unpack(payload.from_memfd(fd))[0] == 0
+    assert two[0] == 0 and mapped(fd)[0] == 0
     os.close(fd)
 
 

@@ -171,6 +171,20 @@ def test_a_class_whose_number_this_process_does_not_know_stays_alone() -> None:
     assert good == [1]
 
 
+def test_a_class_that_the_kernel_lacks_costs_no_other_class_of_its_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream has the name of the module once."""
+    module = types.ModuleType("has_two_classes")
+    exec("class New: pass\nclass Known: pass", vars(module))
+    monkeypatch.setitem(sys.modules, "has_two_classes", module)
+    sections = packed({"fresh": [module.New(), module.Known()], "known": module.Known()})
+    del module.New
+    fresh, known = result_stream.unpack([*sections.values()])
+    assert isinstance(fresh, UnopenedPart) and isinstance(fresh.rest[0], MissingObject)
+    assert type(fresh.rest[1]) is type(known) is module.Known
+
+
 def test_parts_share_what_they_shared() -> None:
     weights = np.arange(100_000)
     found = opened({"model": {"w": weights}, "bad": [weights, Unpicklable()], "opt": [weights]})

@@ -104,6 +104,14 @@ def test_a_name_that_the_cell_assigns_above_may_be_one_that_cannot_be_sent(
         notebook.capture("for _ in range(2):\n    large = 1\nlarge", max_closure_bytes=1 << 20)
 
 
+def test_a_lambda_is_called_later_in_a_cell_of_many_names(notebook: Notebook) -> None:
+    """From the 257th name of its code on, Python needs two instructions to assign one."""
+    notebook.cell("import threading; own = threading.Lock()")
+    many = "\n".join(f"name{n} = {n}" for n in range(300))
+    captured = notebook.capture(f"{many}\nget = lambda: own\nown = 1\nget()")
+    assert "own" not in {item.name for item in captured.inventory} and inline(captured) == 1
+
+
 def test_the_notebooks_value_of_a_name_is_sent_for_the_other_path(notebook: Notebook) -> None:
     notebook.cell("import numpy as np\nlarge = np.zeros(1 << 18)")
     captured = notebook.capture("for _ in ():\n    large = None\nlen(large)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from collections.abc import Mapping
 from dataclasses import replace
@@ -291,6 +292,17 @@ def test_a_rank_keeps_its_changed_objects_when_others_are_sent_what_they_lack(
     assert theirs["model"].layer.weight.equal(trained)
     session.cell("w", push=("w",))
     assert not theirs["w"].any(), "it is the notebook's object still"
+
+
+def test_a_rank_keeps_its_changed_module_that_torch_has_parametrized(session: Session) -> None:
+    session.notebook.cell("""
+        import torch
+        net = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
+    """)
+    held = "net.training, type(net).__name__"
+    assert session.cell(f"net.eval(); {held}") == (False, "ParametrizedLinear")
+    assert session.cell(held, ranks=frozenset({0, 1})) == (False, "ParametrizedLinear")
+    assert session.listed["net"].startswith("sent to some ranks")
 
 
 def test_a_rank_with_an_earlier_value_takes_what_is_sent_to_some_ranks(session: Session) -> None:
@@ -641,6 +653,32 @@ def test_a_hook_of_a_tensor_that_is_sent_again_runs_once(session: Session) -> No
     for value in (1, 2):
         session.notebook.cell(f"w.data.fill_({value})")
         assert session.cell("w.grad = None; (w * 3).sum().backward()\nfloat(w.grad)") == 6
+
+
+def test_what_a_value_refers_to_weakly_stays_as_long_as_the_value(session: Session) -> None:
+    session.notebook.cell("""
+        import gc, weakref
+        class Table:
+            def __init__(self, n): self.n = n
+        class Rows:
+            def __init__(self, table): self.table = weakref.ref(table)
+    """)
+    tables = []
+    for n in range(2):
+        session.notebook.cell(f"table = Table({n}); rows = Rows(table)")
+        tables.append(session.cell("weakref.ref(rows.table())"))
+    gc.collect()
+    assert [table() is None for table in tables] == [True, False]
+    session.notebook.cell("rows = None")
+    session.cell("rows")
+    gc.collect()
+    assert tables[1]() is None
+    session.notebook.cell(
+        "table = Table(2); reference = weakref.ref(table); a = [reference]; b = [reference]"
+    )
+    session.cell("a, b")
+    session.notebook.cell("a = None")  # `b` has the same reference
+    assert session.cell("gc.collect(); a, b[0]().n") == (None, 2)
 
 
 def test_holdings_follow_the_cells(session: Session) -> None:

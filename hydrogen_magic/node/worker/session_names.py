@@ -19,7 +19,7 @@ from hydrogen_magic.node.worker.settings import NotebookSettings
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.object_paths import objects_at
-from hydrogen_magic.serialization.reducers import take_writers
+from hydrogen_magic.serialization.reducers import take_referents, take_writers
 from hydrogen_magic.serialization.stale_references import near, parts_of, stale_references
 
 
@@ -45,6 +45,8 @@ class RankNames:
         """Names that came from the notebook, or went to it."""
         self._received: list[str] = []
         """Names that the closure has bound."""
+        self._referents: dict[str, list[Any]] = {}
+        """By name: objects to which it refers weakly, or another name that came with it."""
         self.are_results_sent = False
         """The notebook gets the values of ``--out``."""
 
@@ -93,10 +95,14 @@ class RankNames:
             return self.settings.is_applied(label, sends.settings.get(label))
 
         earlier, replaced = dict[str, Any](), dict[str, dict[int, Any]]()
+        all_referents, referents = list[Any](), dict[str, list[Any]]()
         with updating(self.objects) as updates:
             for name, value in read(lambda name: updates.keep(name in kept or is_applied(name))):
+                taken = take_referents()
+                all_referents += taken  # the values of later names may share them
                 if name in kept:
                     continue
+                referents[name] = taken if is_code(value) else all_referents
                 received.append(name)
                 if earlier and not is_code(value):
                     warnings += self._replace(earlier)
@@ -108,8 +114,10 @@ class RankNames:
                 self._namespace[name] = value
         warnings += self._replace(earlier)
         stale = stale_references(replaced, received, self._namespace)
+        self._referents |= referents
         for name in sends.deleted_by(self._rank):  # last: nothing fails after it
             self._namespace.pop(name, None)
+            self._referents.pop(name, None)
         return warnings + [_stale_text(name, users) for name, users in stale.items()]
 
     def _take_back(self, before: Mapping[str, Any]) -> None:

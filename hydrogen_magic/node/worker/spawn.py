@@ -19,6 +19,7 @@ from typing import Any
 from hydrogen_magic.node.worker import module_importer
 from hydrogen_magic.serialization.closure import ClosureManifest
 from hydrogen_magic.serialization.code_names import global_names
+from hydrogen_magic.serialization.instances import Reduced
 from hydrogen_magic.serialization.pickler import Pickler, is_main
 from hydrogen_magic.serialization.reducers import UNBOUND, Binding
 
@@ -48,22 +49,20 @@ def _prepare(*args: Any, **kwargs: Any) -> dict[str, Any]:
     """Prepend the set-up of a child to the data that it reads."""
     _process.has_fresh_children = True
     data = _get_preparation_data(*args, **kwargs)
-    return {"hydrogen_magic": _ChildSetup(), **data}
+    return {"hydrogen_magic": _child_setup(), **data}
 
 
-class _ChildSetup:
-    """Unpickling it installs this module in a child, before the child knows its ``sys.path``."""
-
-    def __reduce__(self) -> Any:
-        own = _process.header
-        assert own is not None
-        header = ClosureManifest("call", modules=own.modules, sources=own.sources)
-        code = (
-            f"import sys, pickle; sys.path[:] = {sys.path!r}\n"
-            "from hydrogen_magic.node.worker import spawn\n"
-            f"spawn.enter_child(pickle.loads({pickle.dumps(header)!r}))"
-        )
-        return exec, (code, {})
+def _child_setup() -> Reduced:
+    """Return what installs this module in a child that unpickles it before it knows its ``sys.path``."""
+    own = _process.header
+    assert own is not None
+    header = ClosureManifest("call", modules=own.modules, sources=own.sources)
+    code = (
+        f"import sys, pickle; sys.path[:] = {sys.path!r}\n"
+        "from hydrogen_magic.node.worker import spawn\n"
+        f"spawn.enter_child(pickle.loads({pickle.dumps(header)!r}))"
+    )
+    return Reduced((exec, (code, {})))
 
 
 def enter_child(header: ClosureManifest) -> None:
