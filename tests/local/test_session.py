@@ -28,7 +28,15 @@ from hydrogen_magic.errors import (
     RankFailedError,
     ResultError,
 )
-from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
+from tests.gangs import (
+    PATIENCE_S,
+    ended,
+    notices_of,
+    spans_of,
+    until,
+    wait_until,
+    wait_until_gone,
+)
 from tests.result_checks import details_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -68,6 +76,25 @@ def cells(notebook_shell: InteractiveShell) -> Any:
     for session in sessions.sessions():
         session.end()
     wait_until(lambda: not sessions.sessions())
+
+
+def test_a_cell_that_cannot_be_launched_leaves_the_sessions_as_they_are(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise HydrogenError("there is no place for the output of the ranks")
+
+    def run_without_place(options: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(launcher, "_new_run", refuse)
+            with pytest.raises(HydrogenError, match="there is no place"):
+                cells.on_ranks("1", options)
+
+    run_without_place("--np 1")
+    assert sessions.sessions() == []
+    assert cells.on_ranks("x = hm.world_size()\nx", "--np 2") == 2
+    run_without_place("")
+    assert cells.on_ranks("x") == 2
 
 
 def test_later_cells_run_on_the_same_ranks_with_their_variables(cells: Cells) -> None:
@@ -264,6 +291,24 @@ def test_a_stop_while_results_are_packed_ends_the_cell_alone(cells: Cells) -> No
     gang.stop()
     assert gang.wait(60) and gang.state == "STOPPED"
     assert cells.on_ranks("os.getpid()") == pid
+
+
+def test_optimizer_steps_are_recorded_after_a_stop_in_one(cells: Cells, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    slow = (
+        "class Slow(torch.optim.SGD):\n"
+        "    def step(self, closure=None):\n"
+        f"        open({str(begun)!r}, 'w').close()\n"
+        "        time.sleep(1000)\n"
+    )
+    step = "{}([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()"
+    gang = cells.on_ranks(slow + step.format("Slow"), "--np 1 --detach --timeline")
+    wait_until(begun.exists)
+    gang.stop()
+    assert ended(gang).state == "STOPPED"
+    gang = ended(cells.on_ranks(step.format("torch.optim.SGD"), "--detach --timeline"))
+    spans = [(name, depth) for name, *_, depth in spans_of(gang, "spans")[0]]
+    assert spans == [("optimizer step", 0)]
 
 
 def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:

@@ -6,7 +6,10 @@ import base64
 import json
 import weakref
 from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -16,10 +19,15 @@ from hydrogen_magic.core import display_marks
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.node.agent.display_order import DisplayOrder
+from hydrogen_magic.node.worker import display_functions
+from hydrogen_magic.node.worker import reporter as reporters
 from hydrogen_magic.node.worker.displays import MOST_BYTES, DisplayQueue
 from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of
+from hydrogen_magic.views import pick_view, text_view
+from hydrogen_magic.views.widget import rank_displays
 from hydrogen_magic.views.widget.output_feed import LiveLines
 from hydrogen_magic.views.widget.rank_displays import RankDisplays
+from tests.fake_gang import FakeGang
 
 # ── objects as MIME bundles ──────────────────────────────────────────────────────────────────────
 
@@ -82,6 +90,15 @@ def test_an_object_that_displays_itself_has_no_bundle() -> None:
     assert bundle_of(Own()) == ({}, {}) and len(shown) == 1
 
 
+def test_objects_that_have_every_attribute_are_shown_as_text() -> None:
+    class Config(dict[str, int]):
+        def __getattr__(self, name: str) -> int:
+            return self[name]
+
+    for obj in (Config(rate=1), MagicMock()):
+        assert bundle_of(obj) == ({"text/plain": repr(obj)}, {})
+
+
 def test_types_over_the_limit_are_named() -> None:
     found = as_text({"text/plain": "plot", "image/png": b"x" * MOST_BYTES, "text/html": "<b>"})
     assert found.keys() == {"text/plain", "text/html"}
@@ -121,10 +138,39 @@ class Rank:
         self.queue.update({"text/plain": text}, "", display_id)
 
     def sent(self) -> list[str]:
-        return [
-            f"{display.action} {display.data.get('text/plain', '')}".strip()
-            for display in self.queue.take(self.now_s)
-        ]
+        return [line(display) for display in self.queue.take(self.now_s)]
+
+
+def line(display: ev.Display) -> str:
+    return f"{display.action} {display.data.get('text/plain', '')}".strip()
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    """Return a rank for which this process calls ``display``."""
+    rank = Rank()
+    monkeypatch.setattr(reporters._process, "reporter", SimpleNamespace(displays=rank.queue))
+    return rank
+
+
+def test_an_output_that_is_displayed_without_an_object_shows_its_updates(rank: Rank) -> None:
+    handle = display_functions.display(display_id=True)
+    assert handle is not None
+    handle.update("loss: 1")
+    assert Cell().take(rank.queue) == ["'loss: 1'"]
+
+
+def test_an_update_without_content_leaves_the_output(rank: Rank) -> None:
+    class Own:
+        def _ipython_display_(self) -> None:
+            display_functions.display("its own")
+
+    handle = display_functions.display("first", display_id="x")
+    assert handle is not None
+    handle.update("second")
+    handle.update(Own())
+    handle.update("third", exclude={"text/plain"})
+    assert rank.sent()[1:] == ["show 'first'", "update 'second'", "show 'its own'"]
 
 
 def test_an_animation_skips_frames_that_would_not_be_seen() -> None:
@@ -173,6 +219,19 @@ def test_displays_wait_for_their_rate_and_none_is_lost() -> None:
         rank.now_s += 1.0
         later[second] = [text[:6] for text in rank.sent()]
     assert later == {1: [], 2: ["show 2"], 3: ["show 3"], 4: ["show 4"], 5: []}, "0.75 MB/s"
+
+
+def test_displays_that_still_wait_at_the_end_are_counted() -> None:
+    """As of a cell that fails or is stopped."""
+    rank, sent = Rank(), list[ev.Event]()
+    for number in range(7):
+        rank.show(f"{number}" * 1_000_000)
+    reporter = reporters.Reporter(0, 0.0, sent.extend)
+    reporter.displays = rank.queue
+    reporter.close()
+    lines = [line(event)[:13] for event in sent if isinstance(event, ev.Display)]
+    shown = ["clear later", "show 00000000", "show 11111111"]
+    assert lines == [*shown, "show 1 more n", "update 5 more"]
 
 
 def test_displays_over_the_limits_are_counted() -> None:
@@ -278,6 +337,11 @@ class Cell:
         self.displays.show(events)
         return self.outputs
 
+    def take(self, queue: DisplayQueue) -> list[str]:
+        """Show what a rank may send; return the outputs."""
+        self.displays.show(list(queue.take(0.0)))
+        return self.outputs
+
 
 class _CellOutput:
     def __init__(self, cell: Cell) -> None:
@@ -288,7 +352,7 @@ class _CellOutput:
         if self._index < 0:
             self._index = len(self._cell.outputs)
             self._cell.outputs.append("")
-        self._cell.outputs[self._index] = data["text/plain"]
+        self._cell.outputs[self._index] = data.get("text/plain", "")
         self._cell.n_messages += 1
 
 
@@ -328,6 +392,26 @@ def test_a_display_that_jupyter_refuses_is_replaced_by_the_reason(
     (refused, is_update), updated = sent
     assert "cannot be shown: UnicodeEncodeError" in refused and not is_update
     assert updated == ("whole", True)
+
+
+def test_displays_of_a_quiet_detached_gang_stay_under_its_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells: list[str] = []
+
+    def output_under(cell: str) -> Any:
+        cells.append(cell)
+        return SimpleNamespace(show=lambda *_: None)
+
+    monkeypatch.setattr(text_view, "kernel_here", lambda: "a kernel")
+    monkeypatch.setattr(rank_displays, "CellOutput", output_under)
+    monkeypatch.setattr(rank_displays, "running_cell", lambda: "of the gang")
+    gang = FakeGang(tmp_path)
+    view = pick_view(gang, quiet=True, detached=True)
+    # as ipykernel 6 tells the thread of the view
+    monkeypatch.setattr(rank_displays, "running_cell", lambda: "another")
+    view.update(gang.snapshot(), [ev.Display(0.0, 0, 1, ev.SHOW, {"text/plain": "figure"})])
+    assert cells == ["of the gang"]
 
 
 def test_what_is_shown_stays_in_no_memory_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,28 @@ def test_they_are_read_applied_and_undone() -> None:
     with settings.apply(found, pytest.fail):
         assert _now() == (3.0, pytest.approx(0.01))
     assert _now() == (None, pytest.approx(0.005))
+
+
+def _filters(messages: Sequence[str]) -> list[Setting]:
+    """Return the settings of a notebook that ignores warnings with these messages."""
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for message in messages:
+            warnings.filterwarnings("ignore", message)
+        found = [one for one in settings.read() if isinstance(one, Setting)]
+    return [one for one in found if one.provider == "warnings"]
+
+
+def test_a_session_undoes_each_filter_of_warnings() -> None:
+    kept = settings.NotebookSettings()
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for messages in (["a", "b"], ["b", "c"], []):
+            sent = _filters(messages)
+            kept.undo_others([setting.label for setting in sent], pytest.fail)
+            kept.apply(sent, {}, pytest.fail)
+            filters: list[Any] = list(warnings.filters)
+            assert [each[1].pattern for each in filters] == messages[::-1]
 
 
 def test_a_garbage_collector_that_spark_connect_has_switched_off_is_no_setting() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import sys
 import textwrap
@@ -72,6 +73,16 @@ def test_existing_instances_get_the_new_class(main: dict[str, Any]) -> None:
     assert part.of() == 2
     assert not hasattr(net, "gone")
     assert pickle.loads(pickle.dumps(net)).added() == copy.deepcopy(net).added() == 3
+
+
+def test_instances_that_infer_has_frozen_get_the_new_class(main: dict[str, Any]) -> None:
+    net = main["Net"]()
+    gc.freeze()
+    try:
+        redefine(main, LATER)
+    finally:
+        gc.unfreeze()
+    assert isinstance(net, main["Net"]) and net.name() == "new net of base"
 
 
 def test_classes_that_refuse_issubclass_stay_or_are_replaced(main: dict[str, Any]) -> None:

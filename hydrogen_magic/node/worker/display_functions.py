@@ -53,10 +53,14 @@ def display(
         transient["display_id"] = uuid.uuid4().hex if display_id is True else display_id
     if options.get("update") and not transient.get("display_id"):
         raise TypeError("display_id required for update_display")
+    if not objects and display_id:  # an empty output for updates; one without data is not shown
+        objects, raw = ({"text/html": ""},), True
     if clear:
         clear_output(wait=True)
     for obj in objects:
         data, about = (obj, {}) if raw else bundle_of(obj, include, exclude)
+        if not data and not raw:
+            continue  # it has displayed itself, or nothing of it is chosen
         publish_display_data(data, {**about, **(metadata or {})}, transient=transient, **options)
     return DisplayHandle(transient["display_id"]) if display_id else None
 

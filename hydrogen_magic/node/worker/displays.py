@@ -30,8 +30,8 @@ _WAITING_BYTES = 6_000_000
 _PAGE_BYTES = 20_000_000
 """Displays since the last ``clear_output``: a notebook with more of them opens slowly."""
 _PAGE_DISPLAYS = 1000
-_DRAIN_S = 20.0
-"""More than it takes to send what may wait."""
+_DRAIN_S = 30.0
+"""More than it takes to send ``_PAGE_BYTES``."""
 _LEFT_OUT = "hydrogen_magic left out"
 """Id of the output that reports displays over the limits."""
 
@@ -106,8 +106,8 @@ class DisplayQueue:
                 return
             self._waiting.append(self._event(ev.CLEAR_LATER if wait else ev.CLEAR))
 
-    def take(self, at_s: float) -> Iterator[ev.Display]:
-        """Yield what may be sent now, oldest first."""
+    def take(self, at_s: float, *, is_last: bool = False) -> Iterator[ev.Display]:
+        """Yield what may be sent now, oldest first; if ``is_last``, count the others as not shown."""
         with self._lock:
             now = self._clock()
             grown = self._level + (now - self._filled_at) * _PER_S * self._share
@@ -116,6 +116,10 @@ class DisplayQueue:
                 event = self._waiting.popleft()
                 self._level -= event.size_bytes
                 yield replace(event, at_s=at_s)
+            if is_last and self._waiting:
+                self._leave_out_waiting()
+                yield from (replace(event, at_s=at_s) for event in self._waiting)
+                self._waiting.clear()
 
     def drain(self) -> None:
         """Wait until all displays are sent."""
@@ -168,9 +172,17 @@ class DisplayQueue:
             and waiting + size <= max(MOST_BYTES, _WAITING_BYTES * self._share)
         )
 
-    def _leave_out(self) -> None:
-        """Count a display over the limits in an output of its own."""
-        self._n_left_out += 1
+    def _leave_out_waiting(self) -> None:
+        """Replace the displays that wait by their number."""
+        kept = [event for event in self._waiting if not event.data or event.display_id == _LEFT_OUT]
+        n = len(self._waiting) - len(kept)
+        self._waiting = deque(kept)
+        if n:
+            self._leave_out(n)
+
+    def _leave_out(self, n: int = 1) -> None:
+        """Count ``n`` more displays as not shown, in an output of its own."""
+        self._n_left_out += n
         action = ev.UPDATE if _LEFT_OUT in self._sizes else ev.SHOW
         limits = f"{_PAGE_DISPLAYS:,} displays, {size_text(_PAGE_BYTES)}"
         text = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 
 from hydrogen_magic.node.worker.display_functions import display, shows_below_cell
 
@@ -24,10 +25,19 @@ def show(*_: object, **__: object) -> None:
 
 def show_open() -> None:
     """Show figures that are open at the end of a cell; one that cannot be drawn does not fail the cell."""
+    _finish(show)
+
+
+def close_open() -> None:
+    """Close figures that a stopped cell has left open: the next one of its session would draw into them."""
+    _finish(lambda: sys.modules["matplotlib.pyplot"].close("all"))
+
+
+def _finish(end: Callable[[], object]) -> None:
     pyplot = sys.modules.get("matplotlib.pyplot")
     try:
         if pyplot is not None and pyplot.get_fignums() and _is_chosen():
-            show()
+            end()
     except Exception:
         traceback.print_exc()
 

@@ -223,8 +223,9 @@ class _Rank:
     def _follow_commands(self, reader: framing.FrameReader, start: msg.RankStart) -> None:
         """Let the reporter's thread carry out the agent's commands: recording, input, profiles."""
         from hydrogen_magic.node.worker import checkpoint, commands, user_input
-        from hydrogen_magic.node.worker.observe import forward
+        from hydrogen_magic.node.worker.observe import forward, span_recording
 
+        span_recording.abandon_all()
         follow_timeline = self._record_timeline(start)
         self.reporter.is_recording = start.is_recording
         forward.follow(self.reporter.is_recording)
@@ -326,10 +327,10 @@ class _Rank:
             self._infer(loaded, self.infer_options)
         else:
             value = _run_script(loaded) if loaded.is_script else loaded.run()
-        self._show_displays()
-        if os.getpid() != self.pid:  # the cell forked, and its child has no results to send
+        if os.getpid() != self.pid:  # the cell forked, and its child has no displays or results
             standard_streams.flush()
             os._exit(0)
+        self._show_displays()
         self.profiler.finish()
         self._enter("finishing")
         self._deliver(loaded, value)
@@ -394,6 +395,7 @@ class _Rank:
         stops = (KeyboardInterrupt, SystemExit, user_input.StopRequestedError)
         was_interrupted = isinstance(error, stops) or self.groups.are_released
         if was_interrupted and process_setup.asked_to_stop.is_set():
+            figures.close_open()
             return _INTERRUPTED_EXIT_CODE
         if os.getpid() != self.pid:  # the cell forked: its child ends like any child
             return _end_child(error)

@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from hydrogen_magic.core.events import without_middle
@@ -31,6 +31,8 @@ _METHODS = {
     "_repr_json_": "application/json",
     "_repr_javascript_": "application/javascript",
 }
+_CANARY = "_ipython_canary_method_should_not_exist_"
+"""IPython's name for a method that no object has."""
 _MOST_TEXT = 20_000
 """Characters of ``text/plain`` beside a richer type."""
 
@@ -72,8 +74,8 @@ def _formats(
 
 def _call(obj: Any, name: str, **options: Any) -> Any:
     """Return the result of the method: None if it is missing or fails, True if it returns nothing."""
-    method = None if isinstance(obj, type) else getattr(obj, name, None)
-    if not callable(method):
+    method = _method(obj, name)
+    if method is None:
         return None
     try:
         found = method(**options)
@@ -83,6 +85,18 @@ def _call(obj: Any, name: str, **options: Any) -> Any:
         traceback.print_exc()
         return None
     return True if name == "_ipython_display_" else found
+
+
+def _method(obj: Any, name: str) -> Callable[..., Any] | None:
+    """Return a method as IPython finds it: not of classes, nor of objects that have every attribute."""
+    if isinstance(obj, type):
+        return None
+    try:
+        has_every = getattr(obj, _CANARY, None) is not None
+        method = None if has_every else getattr(obj, name, None)
+    except Exception:  # __getattr__ may raise anything
+        return None
+    return method if callable(method) else None
 
 
 def _text(obj: Any) -> str:

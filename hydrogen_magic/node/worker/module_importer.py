@@ -12,7 +12,6 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from hydrogen_magic.node.worker import redefinition
 from hydrogen_magic.node.worker.import_hooks import hooks
@@ -35,7 +34,10 @@ class ClosureFinder(importlib.abc.MetaPathFinder):
         if module is None:
             return None  # for example an extension module: found on disk through the package's path
         spec = importlib.util.spec_from_loader(
-            fullname, _ClosureLoader(module), origin=module.path, is_package=module.is_package
+            fullname,
+            _ClosureLoader(fullname, module),
+            origin=module.path,
+            is_package=module.is_package,
         )
         assert spec is not None
         spec.has_location = True  # gives the module its __file__
@@ -44,39 +46,22 @@ class ClosureFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _ClosureLoader(importlib.abc.InspectLoader):
-    """Runs one module from its source."""
+class _ClosureLoader(importlib.machinery.SourceFileLoader):
+    """Runs one module from its source; data files beside it are read from the disk."""
 
-    def __init__(self, module: ModuleSource) -> None:
-        self.module = module
-        self.path = os.path.join(_folder(module.path), "__init__.py")
-
-    def is_package(self, fullname: str) -> bool:
-        return self.module.is_package
-
-    def get_filename(self, fullname: str) -> str:
-        return self.module.path
+    def __init__(self, name: str, module: ModuleSource) -> None:
+        is_folder = not module.path.endswith(".py")
+        super().__init__(
+            name, os.path.join(module.path, "__init__.py") if is_folder else module.path
+        )
+        self._source = module.source
 
     def get_source(self, fullname: str) -> str:
-        return self.module.source
-
-    def get_data(self, path: str) -> bytes:
-        """Return a data file beside the module (``pkgutil.get_data``)."""
-        with open(path, "rb") as file:
-            return file.read()
-
-    def get_resource_reader(self, fullname: str) -> Any:
-        """Return the resource reader of a package for ``importlib.resources``."""
-        from importlib.readers import FileReader  # slow to import, and rarely needed
-
-        return FileReader(self)  # type: ignore[arg-type]  # it takes the path alone
+        return self._source
 
     def get_code(self, fullname: str) -> types.CodeType:
-        return compile(self.module.source, self.module.path, "exec", dont_inherit=True)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        show_source(self.module.path, self.module.source)
-        exec(self.get_code(module.__name__), module.__dict__)
+        show_source(self.path, self._source)  # tracebacks show what runs, not what the disk has
+        return compile(self._source, self.path, "exec", dont_inherit=True)
 
 
 class SessionFinder(ClosureFinder):

@@ -167,7 +167,7 @@ class Reporter:
             self.notice("warning", text)
         yield from self.bars.take()
         if self.displays is not None:
-            yield from self.displays.take(at_s)
+            yield from self.displays.take(at_s, is_last=is_last)
         while self._others:
             yield self._others.popleft()
 

@@ -21,6 +21,7 @@ from hydrogen_magic.node.worker.rank_parts import (
     GATHERED,
     RankPart,
     Sharding,
+    dtensor_class,
     is_flattened,
     loaded,
     part_of,
@@ -110,7 +111,7 @@ class ResultPickler(Pickler):
             if kind is not None:
                 self.handlers[kind] = functools.partial(refuse, why=why, remedy=remedy)
         fsdp = loaded("torch.distributed.fsdp", "FullyShardedDataParallel")
-        tensor = loaded("torch.distributed.tensor", "DTensor")
+        tensor = dtensor_class()
         is_divided = fsdp is not None or "deepspeed" in sys.modules
         self._divided_class = loaded("torch", "Tensor") if is_divided else None
         if is_divided:
@@ -178,7 +179,7 @@ class ResultPickler(Pickler):
 
 def _is_distributed() -> bool:
     """Whether modules may keep the additions of a library that distributes them."""
-    return "torch.distributed.tensor" in sys.modules or "deepspeed" in sys.modules
+    return dtensor_class() is not None or "deepspeed" in sys.modules
 
 
 def _undistributed(module: Any) -> Any:

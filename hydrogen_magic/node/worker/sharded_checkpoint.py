@@ -8,27 +8,18 @@ that names their directory.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.node.worker import api, checkpoint_files
-
-_KINDS = (
-    ("torch.distributed.tensor", "DTensor"),
-    ("torch.distributed._tensor", "DTensor"),  # torch 2.4
-    ("torch.distributed._shard.sharded_tensor", "ShardedTensor"),
-)
+from hydrogen_magic.node.worker.rank_parts import dtensor_class, loaded
 
 
 def is_sharded(state: Any) -> bool:
     """Return whether a tensor in ``state`` (dicts, lists, tuples) has parts on several ranks."""
-    kinds = tuple(
-        getattr(sys.modules[module], name)
-        for module, name in _KINDS
-        if hasattr(sys.modules.get(module), name)
-    )
+    of_fsdp1 = loaded("torch.distributed._shard.sharded_tensor", "ShardedTensor")
+    kinds = tuple(filter(None, (dtensor_class(), of_fsdp1)))
     return bool(kinds) and any(isinstance(leaf, kinds) for leaf in leaves(state))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 
 from hydrogen_magic.core.messages import SessionCell
 from hydrogen_magic.node.worker import api, reporter
+from hydrogen_magic.node.worker.rank_parts import dtensor_class
 from hydrogen_magic.serialization.pickling_errors import NullFile, walk
 from hydrogen_magic.serialization.result_stream import label
 
@@ -49,7 +49,7 @@ class Gathering:
         self._make_pickler = make_pickler
         self._report = report
         self._found: dict[str, dict[str, Any]] = {}
-        self.is_possible = "torch.distributed.tensor" in sys.modules
+        self.is_possible = dtensor_class() is not None
         """There may be such tensors."""
         self._is_whole = session is None or session.is_whole
         cell = 0 if session is None else session.number
@@ -117,8 +117,6 @@ def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, An
 
     The order of pickling may differ between ranks: that of a set depends on addresses.
     """
-    from torch.distributed.tensor import DTensor
-
     found: dict[int, Any] = {}
 
     def note(tensor: Any) -> Any:
@@ -126,7 +124,7 @@ def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, An
         return int, ()
 
     pickler = make_pickler(NullFile(), None, lambda buffer: False)
-    pickler.handlers[DTensor] = note
+    pickler.handlers[dtensor_class()] = note
     try:
         pickler.dump(obj)
         return _by_path(name or "value", obj, found)

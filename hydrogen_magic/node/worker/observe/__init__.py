@@ -7,7 +7,6 @@ pay for it. Modules that were imported before are attached to at once.
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
 import sys
 from collections.abc import Iterable
@@ -20,17 +19,11 @@ from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.worker.observe import metrics, tqdm
 
-__all__ = ["import_ahead", "import_ours", "install", "report_failures"]
+__all__ = ["import_ahead", "install", "report_failures"]
 
 _OURS = __name__.partition(".")[0]
 _failed: list[tuple[str, Exception]] = []
 """Observed modules and why their observers failed, before there was a reporter."""
-
-
-def import_ours() -> None:
-    """Import every observer of this package ahead: they import no library."""
-    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
-        importlib.import_module(module.name)
 
 
 def import_ahead(observers: Iterable[msg.ObserverSpec]) -> None:

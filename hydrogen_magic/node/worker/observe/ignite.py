@@ -21,9 +21,9 @@ _OBSERVED_LOGGERS = {"MLflowLogger", "TensorboardLogger", "WandBLogger"}
 
 _running: list[_Watch] = []
 """Those of engines that run, the outermost first."""
-_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-"""Engines that have run, and their numbers."""
-_owners: dict[str, int] = {}
+_numbers = metrics.for_each_gang(weakref.WeakKeyDictionary[Any, int])
+"""Engines that have run in this gang, and their numbers."""
+_owners = metrics.for_each_gang(dict[str, int])
 """Curve -> number of the first engine that had it."""
 _logged: weakref.WeakSet[Any] = weakref.WeakSet()
 """Engines with a logger that is observed."""
@@ -66,7 +66,8 @@ class _Watch:
 
     def __init__(self, engine: Any, events: Any) -> None:
         self._engine = engine
-        self._number = _numbers.setdefault(engine, len(_numbers) + 1)
+        numbers = _numbers()  # deleted engines have left it, so its length may be a number in use
+        self._number = numbers.setdefault(engine, 1 + max(numbers.values(), default=0))
         self._known: dict[str, Any] = {}
         """Metrics that are recorded, or of an earlier run: engines keep the last value of each."""
         self._bar = metrics.LibraryBar()
@@ -125,7 +126,7 @@ class _Watch:
             metrics.log(curves, _running[0]._engine.state.iteration)
 
     def _curve(self, name: str) -> str:
-        is_first = _owners.setdefault(name, self._number) == self._number
+        is_first = _owners().setdefault(name, self._number) == self._number
         return name if is_first else f"engine{self._number}/{name}"
 
     def _show(self, state: Any) -> None:

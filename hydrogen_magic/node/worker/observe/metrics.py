@@ -10,14 +10,26 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from hydrogen_magic.node.worker import reporter as _reporter
 
-_unnumbered: Counter[str] = Counter()
-"""Calls without a step, by the first name each of them logs."""
+_Made = TypeVar("_Made")
 _callbacks: dict[tuple[type[Any], type[Any]], type[Any]] = {}
 """Classes of our callbacks, by what they are made of."""
+
+
+def for_each_gang(make: Callable[[], _Made]) -> Callable[[], _Made]:
+    """Return a function that calls ``make`` once in each gang, and returns its result there.
+
+    Each cell of a session is a gang with curves of its own.
+    """
+    made = functools.lru_cache(maxsize=1)(lambda reporter: make())
+    return lambda: made(_reporter.current())
+
+
+_unnumbered = for_each_gang(Counter[str])
+"""Calls without a step, by the first name each of them logs."""
 
 
 def log(values: Mapping[str, Any], step: Any) -> None:
@@ -62,8 +74,9 @@ def _as_step(step: Any) -> int | None:
 
 
 def _next_step(name: str) -> int:
-    _unnumbered[name] += 1
-    return _unnumbered[name] - 1
+    counts = _unnumbered()
+    counts[name] += 1
+    return counts[name] - 1
 
 
 # ── who logs a value ─────────────────────────────────────────────────────────────────────────────

@@ -36,7 +36,8 @@ def attach(module: ModuleType) -> None:
             under_way.clear()
             span_recording.abandon(_STEP)
         if span_recording.begin(_STEP) is not None:
-            under_way.append((reporter, id(optimizer), reporter.now_ns()))
+            # Without a step in which an earlier cell was stopped.
+            under_way[:] = [(reporter, id(optimizer), reporter.now_ns())]
 
     def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if _parts.depth or torch.compiler.is_compiling():

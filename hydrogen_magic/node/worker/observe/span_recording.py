@@ -69,9 +69,16 @@ def end(reporter: _reporter.Reporter, name: str, start_ns: int, end_ns: int | No
 
 
 def abandon(name: str) -> None:
-    """Close a span without recording it."""
-    open_spans.discard(name)
-    depth.spans -= 1
+    """Close a span, if it is open, without recording it."""
+    if name in open_spans:
+        open_spans.discard(name)
+        depth.spans -= 1
+
+
+def abandon_all() -> None:
+    """Close the spans that an earlier cell has left open; called on the main thread."""
+    for name in tuple(open_spans):
+        abandon(name)
 
 
 def replace(module: ModuleType, exporter: str, spans: dict[str, str]) -> None:

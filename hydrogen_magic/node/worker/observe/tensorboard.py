@@ -19,7 +19,7 @@ from hydrogen_magic.node.worker.observe import metrics
 _NO_CURVE = "hp_metric"
 """Tag of a placeholder, always -1, that Lightning writes beside hyperparameters."""
 
-_directories: dict[str, str] = {}
+_directories = metrics.for_each_gang(dict[str, str])
 """Curve -> directory of the first writer that wrote it."""
 _directory_of: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Of writers of TensorFlow, which do not know it."""
@@ -86,6 +86,6 @@ def _curve(writer: Any, tag: str) -> str:
 
 
 def _curve_in(directory: str, tag: str) -> str:
-    if _directories.setdefault(tag, directory) == directory:
+    if _directories().setdefault(tag, directory) == directory:
         return tag
     return f"{os.path.basename(os.path.normpath(directory))}/{tag}"

@@ -27,7 +27,9 @@ def _read_warnings(module: Any) -> Iterator[Setting | Stays]:
         home = "warnings" if is_main or category.__module__ == "builtins" else category.__module__
         if home in sys.modules:
             value = (action, _pattern(message), kind, _pattern(where), line)
-            yield Setting("warnings", home, f"{action} {category.__name__}", value)
+            name = f"{category.__module__}.{category.__qualname__}"
+            key = f"{action}:{value[1]}:{name}:{value[3]}:{line}"  # as Python's option -W has it
+            yield Setting("warnings", home, key, value)
 
 
 def _pattern(pattern: Any) -> str:
