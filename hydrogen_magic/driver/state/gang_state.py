@@ -187,6 +187,9 @@ class GangState:
     """Whether ranks record spans (forward, backward, ...)."""
     profiling: str = ""
     """Phase of :class:`~hydrogen_magic.core.events.Profiling`, empty without a request."""
+    profile_requested_s: float = 0.0
+    profiled_since_s: float = 0.0
+    """Time of the last request whose profile ranks have begun to record, 0 without one."""
     profile_path: str = ""
     """The last merged profile."""
 
@@ -296,6 +299,19 @@ def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
     known = state.stop_reason not in ("", "failure")
     reason = state.stop_reason if known else e.reason
     return replaced(state, stop_reason=reason, killed=state.killed or e.kill)
+
+
+def _profiling(state: GangState, e: ev.Profiling) -> GangState:
+    requested_s = state.profile_requested_s if state.profiling else e.at_s
+    # Ranks have recorded for a while when this is reported: all of it is after the request.
+    since_s = requested_s if e.phase == "recording" else state.profiled_since_s
+    return replaced(
+        state,
+        profiling=e.phase,
+        profile_requested_s=requested_s,
+        profiled_since_s=since_s,
+        profile_path=e.path or state.profile_path,
+    )
 
 
 def _ended(state: GangState, e: ev.GangEnded) -> GangState:
@@ -445,9 +461,7 @@ _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
     ev.StopRequested: _stop_requested,
     ev.Notice: lambda state, e: replaced(state, notices=(*state.notices, e)),
     ev.Recording: lambda state, e: replaced(state, is_recording=e.on),
-    ev.Profiling: lambda state, e: replaced(
-        state, profiling=e.phase, profile_path=e.path or state.profile_path
-    ),
+    ev.Profiling: _profiling,
     ev.GangEnded: _ended,
 }
 

@@ -204,7 +204,7 @@ class PageFeed:
             "curves": self._curve_changes(elapsed_s, buffers),
             "spans_since_s": self._skip_old_spans(),
             "spans": self._span_changes(buffers),
-            "names": self._new_names(),
+            **self._new_names(),
         }
         content.update({key: part for key, part in parts.items() if part})
         content.update(_lines_part(*self._lines.take(self._now_s)))
@@ -303,10 +303,12 @@ class PageFeed:
         self._spans_sent[key] = start + n
         return span_part(*key, self.tracks.spans(*key).part(start, start + n), buffers)
 
-    def _new_names(self) -> list[str]:
-        names = self.tracks.names[self._n_names_sent :]
+    def _new_names(self) -> dict[str, Any]:
+        """Return the names that pages have not been sent, and the index of the first one."""
+        start = self._n_names_sent
+        names = self.tracks.names[start:]
         self._n_names_sent += len(names)
-        return names
+        return {"names": names, "names_at": start} if names else {}
 
     def _all_stacks(self) -> dict[str, Any]:
         """Return the ranks' stacks as ``Stacks``, equal ones once.

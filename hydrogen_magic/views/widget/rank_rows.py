@@ -71,6 +71,7 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         ],
         "recording": state.is_recording,
         "profiling": plain(state.profiling, 20),
+        "profiled_since_s": state.profiled_since_s,
     }
 
 

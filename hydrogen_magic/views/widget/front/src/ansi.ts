@@ -54,8 +54,18 @@ const OFF: Record<number, readonly Flag[]> = {
   29: ["strike"],
 };
 
+/** Numbers after a colon belong to the one before: to a colour, or to a kind of underline. */
+function codesOf(parameters: string): number[] {
+  const all = parameters.replace(COLOR_SPACE, "$1").split(";");
+  return all.flatMap((parameter) => {
+    if (parameter === "4:0") return 24; // no underline
+    const codes = parameter.split(":").map(Number);
+    return codes[0] === 38 || codes[0] === 48 ? codes : codes.slice(0, 1);
+  });
+}
+
 function applySgr(before: Style, parameters: string): Style {
-  const codes = parameters.replace(COLOR_SPACE, "$1").split(/[;:]/).map(Number);
+  const codes = codesOf(parameters);
   let style = { ...before };
   for (let i = 0; i < codes.length; i++) {
     const code = codes[i] ?? 0;

@@ -25,31 +25,42 @@ export interface Hit {
   until: number;
 }
 
-/** More hits than a user steps through; the search stays fast for `e`. */
+/** The search ends with the line of this hit: a user steps through fewer, and it stays fast for `e`. */
 export const MOST_HITS = 10_000;
 
-/** Finds a text in lines, ignoring case; `rank` null means all ranks. */
+/**
+ * Finds a text in lines, ignoring case; `rank` null means all ranks. The hits are in order; if there
+ * are too many, those of the oldest lines are missing.
+ */
 export function search(
   lines: readonly Line[],
   n_before: number,
   rank: number | null,
   wanted: string,
 ): Hit[] {
-  const hits: Hit[] = [];
-  const needle = wanted.toLowerCase();
-  if (needle === "") return hits;
-  for (let i = 0; i < lines.length && hits.length < MOST_HITS; i++) {
+  const byLine: Hit[][] = [];
+  const needle = lowered(wanted);
+  if (needle === "") return [];
+  let n_hits = 0;
+  for (let i = lines.length - 1; i >= 0 && n_hits < MOST_HITS; i--) {
     const line = lines[i];
     if (line === undefined || (rank !== null && line[0] !== rank)) continue;
-    addHits(hits, cutOf(line).plain.toLowerCase(), n_before + i, needle);
+    const found = hitsIn(lowered(cutOf(line).plain), n_before + i, needle);
+    n_hits += found.length;
+    byLine.push(found);
   }
-  return hits;
+  return byLine.reverse().flat();
 }
 
-function addHits(hits: Hit[], text: string, line: number, needle: string): void {
+/** Lower case of the same length: only "İ" has one of two code units. */
+const lowered = (text: string) => text.replaceAll("İ", "I").toLowerCase();
+
+function hitsIn(text: string, line: number, needle: string): Hit[] {
+  const hits: Hit[] = [];
   let from = text.indexOf(needle);
-  while (from >= 0 && hits.length < MOST_HITS) {
+  while (from >= 0) {
     hits.push({ line, from, until: from + needle.length });
     from = text.indexOf(needle, from + needle.length);
   }
+  return hits;
 }

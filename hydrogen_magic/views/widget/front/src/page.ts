@@ -1,8 +1,8 @@
 import { Channel, randomId } from "./channel";
-import { Files } from "./download";
+import { Files, PART_PATIENCE } from "./download";
 import { interruptKernel } from "./interrupt";
 import { heldBy, isClosed, isFrom, type Manager } from "./notebook";
-import type { Ack, Delta, FromKernel, Traits } from "./protocol";
+import type { Ack, Command, Delta, FromKernel, Traits } from "./protocol";
 import { Stopping } from "./stopping";
 import { Store } from "./store";
 import type { Ask } from "./view/props";
@@ -29,6 +29,10 @@ export interface Model {
 
 const SILENT = `No message from the kernel for more than ${NO_CONTACT_S} s: it has exited, or the connection is lost.`;
 const RESTARTED = "The kernel was restarted.";
+const LOST_FILE =
+  "The file was not saved: a part of it was lost between kernel and page. Click again to download it.";
+
+const isForFile = ({ do: what }: Command) => what === "csv" || what === "trace" || what === "log";
 
 /**
  * One gang in this page: its state and its channel to the kernel. There is one per widget, however
@@ -38,8 +42,8 @@ export class Page {
   readonly store: Store;
   readonly channel: Channel;
   readonly stopping: Stopping;
-  /** The kernel's answer to the last command, if it has a text. */
-  said: Ack | null = null;
+  /** The kernel's answer to the last command of the user, if it has a text. */
+  said: Pick<Ack, "ok" | "text"> | null = null;
   /** The notebook has restarted the kernel, which no longer knows this gang. */
   isKernelGone = false;
   /** Why the kernel sends no data of this gang; empty while it may still arrive. */
@@ -51,6 +55,8 @@ export class Page {
   private readonly files = new Files();
   /** Whether everything has arrived since messages were lost. */
   private isWhole = false;
+  /** Whether the parts of a full message are arriving, and none was lost so far. */
+  private isArriving = false;
   /** Whether the page has had the gang's output: a reader may have cleared it since. */
   private wasHeld = false;
   /** Whether that was in a cell of the notebook. */
@@ -86,9 +92,11 @@ export class Page {
 
   /** Sends a command of the user; the header shows the text of the kernel's answer. */
   readonly ask: Ask = async (command) => {
+    if (command.do === "detail") return this.channel.ask(command); // charts send it by themselves
     this.said = null;
     const ack = await this.channel.ask(command);
     if (ack.text) this.said = ack;
+    if (ack.ok && isForFile(command)) this.files.expect(ack.id);
     this.store.changed();
     return ack;
   };
@@ -110,6 +118,10 @@ export class Page {
     if (isClosed(this.model.widget_manager)) {
       this.end();
       return;
+    }
+    if (this.files.dropLost()) {
+      this.said = { ok: false, text: LOST_FILE };
+      this.store.changed();
     }
     this.n_toWait -= 1;
     this.n_toWaitForOutput -= 1;
@@ -212,16 +224,24 @@ export class Page {
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
     this.refusal = ""; // a hello may be answered after the page gave it up
-    if (delta.full) this.isWhole = true;
+    if (delta.full) this.isArriving = true;
     // What the page has supposed since the kernel went is not true.
     else if (applied === "gap" || this.isKernelGone) {
-      this.isWhole = false;
+      this.isWhole = this.isArriving = false;
       this.hello();
     }
     this.isKernelGone = false;
     if (this.store.isOver && !wasOver) this.n_toWait = PATIENCE; // the picture follows
-    if (delta.full) this.channel.greeted();
+    if (this.isArriving) this.followParts();
     this.followState();
+  }
+
+  /** Everything has arrived with the last part of a full message, which may be lost. */
+  private followParts(): void {
+    this.isWhole = this.store.partsLeft === 0;
+    this.isArriving = !this.isWhole;
+    if (this.isWhole) this.channel.greeted();
+    else this.n_toWait = PART_PATIENCE; // another hello would make the kernel send all again
   }
 
   private followState(): void {

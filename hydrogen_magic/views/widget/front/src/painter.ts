@@ -2,43 +2,32 @@
  * Schedules repaints of canvases, and requests for their data: in an animation frame, at a limited
  * rate, and only if visible.
  */
-
-interface Clock {
-  nowMs: () => number;
-  frame: (paint: () => void) => void;
-  later: (paint: () => void, ms: number) => void;
-}
-
-const BROWSER: Clock = {
-  nowMs: () => performance.now(),
-  frame: (paint) => void requestAnimationFrame(paint),
-  later: (paint, ms) => void setTimeout(paint, ms),
-};
-
 export class Painter {
   private isAsked = false;
   private isSeen = true;
   private isOver = false;
   private paintedAtMs = Number.NEGATIVE_INFINITY;
+  private wait: ReturnType<typeof setTimeout> | undefined;
   private observer: IntersectionObserver | null = null;
 
   constructor(
     private readonly paint: () => void,
     private readonly minIntervalMs: number,
-    private readonly clock: Clock = BROWSER,
   ) {}
 
   /** Repaints soon; several calls lead to one repaint. */
   ask(): void {
     if (this.isAsked || this.isOver) return;
     this.isAsked = true;
-    const waitMs = this.paintedAtMs + this.minIntervalMs - this.clock.nowMs();
-    if (waitMs <= 0) this.clock.frame(this.run);
-    else this.clock.later(() => this.clock.frame(this.run), waitMs);
+    const waitMs = this.paintedAtMs + this.minIntervalMs - performance.now();
+    if (waitMs <= 0) requestAnimationFrame(this.run);
+    else this.wait = setTimeout(() => requestAnimationFrame(this.run), waitMs);
   }
 
   /** Repaints at the next frame, regardless of the rate: after a user interaction. */
   askNow(): void {
+    clearTimeout(this.wait);
+    this.isAsked = false; // a repaint that waits for the rate would be too late
     this.paintedAtMs = Number.NEGATIVE_INFINITY;
     this.ask();
   }
@@ -65,9 +54,10 @@ export class Painter {
   }
 
   private readonly run = () => {
+    if (!this.isAsked) return; // another frame has painted since
     this.isAsked = false;
     if (this.isOver || !this.isSeen) return;
-    this.paintedAtMs = this.clock.nowMs();
+    this.paintedAtMs = performance.now();
     this.paint();
   };
 }

@@ -52,6 +52,8 @@ export interface Gang {
   recording: boolean;
   /** The state of the torch profiler on the ranks. */
   profiling: "" | "waiting" | "recording" | "reading";
+  /** The time when the last profile was requested that was recorded; 0 if none was. */
+  profiled_since_s: number;
 }
 
 /** The progress of all ranks together with the rows of a frame. */
@@ -191,8 +193,10 @@ export interface Delta {
   ranks?: Rank[];
   summary?: RankSummary;
   curves?: CurveDelta[];
-  /** Appended to the table of span names. */
+  /** New entries of the table of span names. */
   names?: string[];
+  /** Index of the first of `names` in the table: earlier ones may be lost. 0 if it is missing. */
+  names_at?: number;
   spans?: SpanDelta[];
   /** Spans before this time were left out: they are more than a page keeps. */
   spans_since_s?: number;

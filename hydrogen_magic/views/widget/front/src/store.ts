@@ -57,7 +57,7 @@ export class Store {
   private sentChosen: readonly number[] = [];
   private seq: number | null = null;
   /** Number of messages that the last full one still lacks. */
-  private partsLeft = 0;
+  partsLeft = 0;
   private readonly listeners = new Set<() => void>();
   private isFrameAsked = false;
 
@@ -181,12 +181,15 @@ export class Store {
     this.nowAtMessageS = delta.now_s;
     this.timedAtMs = this.clockMs();
     if (delta.restarted) this.stacks = null;
-    if (delta.gang) this.takeGang(delta.gang);
+    if (delta.gang) {
+      this.gang = delta.gang;
+      this.spans.profiledSinceS = delta.gang.profiled_since_s;
+    }
     for (const rank of delta.ranks ?? []) this.ranks.set(rank.rank, rank);
     if (delta.summary) this.takeSummary(readSummary(delta.summary, buffers));
     if (delta.curves) this.curves.apply(delta.curves, buffers);
     if (delta.names || delta.spans) {
-      this.spans.apply(delta.names ?? [], delta.spans ?? [], buffers);
+      this.spans.apply(delta.names ?? [], delta.spans ?? [], buffers, delta.names_at);
     }
     this.spans.lacksBefore(delta.spans_since_s ?? 0);
     this.takeLines(delta);
@@ -195,12 +198,6 @@ export class Store {
       this.areStacksNew = !delta.full;
     }
     if (delta.report) this.report = delta.report;
-  }
-
-  private takeGang(gang: Gang): void {
-    const isNew = gang.profiling === "recording" && this.gang?.profiling !== "recording";
-    if (isNew) this.spans.beginProfile();
-    this.gang = gang;
   }
 
   /** Rows and curves that are no longer sent would become outdated. */

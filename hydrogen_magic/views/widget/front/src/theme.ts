@@ -1,19 +1,19 @@
+/** Names of CSS variables of `style.css`, without `--hm-`, whose values canvases need. */
+const VARIABLES = [
+  "font", // family list for `ctx.font`
+  "text",
+  "faint",
+  "line", // hairlines and grids
+  "surface",
+  "shade", // slightly different from the surface: tracks of bars, hovered rows
+  "accent",
+  "error",
+  "warning",
+  "good",
+] as const;
+
 /** Values of the notebook's theme for canvases; everything else uses CSS variables. */
-export interface Theme {
-  /** Family list for `ctx.font`. */
-  font: string;
-  text: string;
-  faint: string;
-  /** Hairlines and grids. */
-  line: string;
-  surface: string;
-  /** Slightly different from the surface: tracks of bars, hovered rows. */
-  shade: string;
-  accent: string;
-  error: string;
-  warning: string;
-  good: string;
-}
+export type Theme = Record<(typeof VARIABLES)[number], string>;
 
 /**
  * Colours of ranks, the same in every theme and in the static picture (`EITHER` in `colours.py`):
@@ -40,26 +40,12 @@ export function dashOf(k: number): number[] {
   return [...(DASHES[Math.floor(k / 8) % DASHES.length] ?? [])];
 }
 
-const variable = (style: CSSStyleDeclaration, name: string, otherwise: string) =>
-  style.getPropertyValue(name).trim() || otherwise;
-
 /** Reads the current theme at `root`, the element with our variables. */
 export function readTheme(root: HTMLElement): Theme {
-  const isDark = isDarkAt(root);
-  root.dataset.theme = isDark ? "dark" : "light";
+  root.dataset.theme = isDarkAt(root) ? "dark" : "light";
   const style = getComputedStyle(root);
-  return {
-    font: variable(style, "--hm-font", "sans-serif"),
-    text: variable(style, "--hm-text", isDark ? "#e4e4e4" : "#1f1f1f"),
-    faint: variable(style, "--hm-faint", isDark ? "#a0a0a0" : "#616161"),
-    line: variable(style, "--hm-line", isDark ? "#3a3a3a" : "#e0e0e0"),
-    surface: variable(style, "--hm-surface", isDark ? "#111111" : "#ffffff"),
-    shade: variable(style, "--hm-shade", isDark ? "#212121" : "#f2f2f2"),
-    accent: variable(style, "--hm-accent", isDark ? "#4ba3e8" : "#1565c0"),
-    error: variable(style, "--hm-error", isDark ? "#ff7b72" : "#c62828"),
-    warning: variable(style, "--hm-warning", isDark ? "#e0a83c" : "#8a5a00"),
-    good: variable(style, "--hm-good", isDark ? "#58b368" : "#1f7a33"),
-  };
+  const read = (name: string) => style.getPropertyValue(`--hm-${name}`).trim();
+  return Object.fromEntries(VARIABLES.map((name) => [name, read(name)])) as Theme;
 }
 
 function isDarkAt(root: HTMLElement): boolean {

@@ -25,6 +25,8 @@ test.each([
   ["\x1b[38;2;1;2;300ma", { fg: "rgb(1 2 255)" }],
   ["\x1b[38:2::1:2:3;1ma", { fg: "rgb(1 2 3)", bold: true }],
   ["\x1b[38ma", {}],
+  ["\x1b[1;4m\x1b[4:0ma", { bold: true }],
+  ["\x1b[4:3;31ma", { underline: true, fg: 1 }],
   ["\x1b[38;5;31;1ma", { fg: "rgb(0 135 175)", bold: true }],
   ["\x1b[999;;;ma", {}],
 ])("%j", (text, style) => {

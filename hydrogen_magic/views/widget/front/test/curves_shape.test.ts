@@ -12,6 +12,9 @@ import { rankWith } from "./kernel";
 
 type Points = readonly (readonly [number, number])[];
 
+/** Points at the steps 0, 1, 2, ... */
+const points = (...values: number[]): Points => values.map((value, step) => [step, value]);
+
 function metricOf(
   ranks: Record<number, Points>,
   width = 1,
@@ -114,10 +117,7 @@ describe("lines of a plot", () => {
   });
 
   it("are one where all ranks have the same values", () => {
-    const same: Points = [
-      [0, 0.1],
-      [1, 0.05],
-    ];
+    const same = points(0.1, 0.05);
     const metric = metricOf({ 0: same, 1: same, [ALL_RANKS]: [...same, ...same] });
     for (const mode of ["both", "ranks"] as const) {
       expect(shape(metric, { ...PLAIN, mode }).lines.at(-1)?.role).toBe("mean");
@@ -131,39 +131,13 @@ describe("lines of a plot", () => {
 
   it("leave out what a logarithm cannot show, and stay linear where that is all", () => {
     const asked = { ...PLAIN, isLog: true };
-    const mixed = shape(
-      metricOf({
-        0: [
-          [0, -1],
-          [1, 2],
-        ],
-      }),
-      asked,
-    );
+    const mixed = shape(metricOf({ 0: points(-1, 2) }), asked);
     expect([mixed.isLog, [...(mixed.values[2] ?? [])]]).toEqual([true, [undefined, 2]]);
-    expect(
-      shape(
-        metricOf({
-          0: [
-            [0, -1],
-            [1, 0],
-          ],
-        }),
-        asked,
-      ).isLog,
-    ).toBe(false);
+    expect(shape(metricOf({ 0: points(-1, 0) }), asked).isLog).toBe(false);
   });
 
   it("keep the original behind a smoothed line", () => {
-    const made = shape(
-      metricOf({
-        0: [
-          [0, 0],
-          [1, 8],
-        ],
-      }),
-      { ...PLAIN, smoothing: 0.5 },
-    );
+    const made = shape(metricOf({ 0: points(0, 8) }), { ...PLAIN, smoothing: 0.5 });
     expect(made.lines.slice(2)).toEqual([
       { role: "mean", rank: ALL_RANKS, isFaint: true },
       { role: "mean", rank: ALL_RANKS, isFaint: false },

@@ -146,13 +146,7 @@ describe("the section of curves", () => {
   });
 
   it("groups, finds and pins metrics, and remembers what was folded and pinned", () => {
-    const store = storeWith([
-      ..."abcd",
-      ..."efgh"
-        .replace(/./g, "$&")
-        .split("")
-        .map((n) => `x/${n}`),
-    ]);
+    const store = storeWith([..."abcd", ...[..."efgh"].map((n) => `x/${n}`)]);
     const captions = (root: HTMLElement) =>
       [...root.querySelectorAll(".hm-group-caption")].map((one) => one.textContent);
     const charts = (root: HTMLElement) =>

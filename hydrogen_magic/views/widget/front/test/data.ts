@@ -1,5 +1,6 @@
 /** A made-up training run, as the kernel would send it. */
 import type { CurveDelta, SpanDelta } from "../src/protocol";
+import { packed } from "./kernel";
 
 /** A generator of numbers that is the same every time (mulberry32). */
 export function random(seed: number): () => number {
@@ -72,28 +73,14 @@ export function phaseSpans(rank: number): Span[] {
 export function packSpans(lanes: readonly { rank: number; track: string; spans: Span[] }[]) {
   const buffers: DataView[] = [];
   const deltas: SpanDelta[] = lanes.map(({ rank, track, spans }) => {
-    const bytes = new Uint8Array(spans.length * 15);
-    const put = (column: Float64Array | Float32Array | Uint16Array | Uint8Array, at: number) =>
-      bytes.set(new Uint8Array(column.buffer), at);
-    const n = spans.length;
-    put(
+    const columns = packed(
       Float64Array.from(spans, (s) => s.startS),
-      0,
-    );
-    put(
       Float32Array.from(spans, (s) => s.durationS),
-      8 * n,
-    );
-    put(
       Uint16Array.from(spans, (s) => s.name),
-      12 * n,
-    );
-    put(
       Uint8Array.from(spans, (s) => s.depth),
-      14 * n,
     );
-    const at = buffers.push(new DataView(bytes.buffer)) - 1;
-    return { rank, track, n, skipped: 0, at };
+    const at = buffers.push(new DataView(columns)) - 1;
+    return { rank, track, n: spans.length, skipped: 0, at };
   });
   return { deltas, buffers };
 }
@@ -112,19 +99,10 @@ export function packCurve(
   width: number,
   series: readonly { rank: number; buckets: readonly Bucket[]; badStep?: number }[],
 ) {
-  const n_bytes = series.reduce((sum, { buckets }) => sum + 40 * buckets.length, 0);
-  const bytes = new Uint8Array(n_bytes);
-  let at = 0;
-  const put = (column: Float64Array) => {
-    bytes.set(new Uint8Array(column.buffer), at);
-    at += column.byteLength;
-  };
-  for (const { buckets } of series) {
-    put(Float64Array.from(buckets, (b) => b.key));
-    for (const field of ["count", "mean", "min", "max"] as const) {
-      put(Float64Array.from(buckets, (b) => b[field]));
-    }
-  }
+  const fields = ["key", "count", "mean", "min", "max"] as const;
+  const columns = series.flatMap(({ buckets }) =>
+    fields.map((field) => Float64Array.from(buckets, (b) => b[field])),
+  );
   const delta: CurveDelta = {
     metric,
     width,
@@ -135,7 +113,7 @@ export function packCurve(
     })),
     at: 0,
   };
-  return { delta, buffers: [new DataView(bytes.buffer)] };
+  return { delta, buffers: [new DataView(packed(...columns))] };
 }
 
 /** Buckets of points, as the kernel makes them. */

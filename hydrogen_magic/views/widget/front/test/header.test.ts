@@ -1,6 +1,7 @@
 import { describe, expect, test, vi } from "vitest";
+import { type Model, Page } from "../src/page";
 import type { GangWord } from "../src/protocol";
-import { gangWith, rankWith } from "./kernel";
+import { FakeModel, gangWith, rankWith } from "./kernel";
 import { setStage } from "./stage";
 
 const stage = setStage();
@@ -50,6 +51,8 @@ describe("the header", () => {
     expect(stage.find(".hm-rows-figures").textContent).toBe(`24 %${text}`);
     expect(stage.find(".hm-rows .hm-fill").style.width).toBe("24.99%");
     expect(stage.button("Profile")).toBeUndefined();
+    stage.say({ gang: gangWith({ rows: { share: 29 / 100, text } }) });
+    expect(stage.find(".hm-percent").textContent).toBe("29 %");
   });
 
   test("tells no time left of rows once the kernel is gone", async () => {
@@ -198,4 +201,36 @@ describe("the header", () => {
     await stage.pass(20);
     expect(stage.find(".hm-notices").textContent).toContain("torch is not loaded");
   });
+
+  test("keeps the answer when a chart requests its detail", async () => {
+    const model = new FakeModel();
+    model.answer = (command) => model.ack(command, false, `no ${command.do}`);
+    const page = new Page(model as unknown as Model);
+    await page.ask({ do: "profile", steps: 5 });
+    await page.ask({ do: "detail", metric: "loss", from: 0, until: 9, buckets: 9 });
+    expect(page.said?.text).toBe("no profile");
+    page.close();
+  });
+
+  test.each(["without any part", "without its last part"])(
+    "says that a file %s was lost, until the next command",
+    async (lack) => {
+      const { model } = stage;
+      model.answer = (command) => model.ack(command);
+      stage.say({ full: true, gang: gangWith(), lines: [[0, 0, "hello", 1]] });
+      stage.click("Whole file");
+      await stage.pass(10);
+      const { client: to = "", id = "" } = model.sent.find((sent) => sent.do === "log") ?? {};
+      const file = { kind: "file", to, id, name: "a.log", mime: "text/plain", parts: 2 } as const;
+      if (lack !== "without any part") model.say({ ...file, part: 0 }, [new ArrayBuffer(1)]);
+      await stage.pass(14_000);
+      expect(stage.words).not.toContain("was not saved");
+      await stage.pass(2000);
+      expect(stage.words).toContain("The file was not saved");
+      stage.click("Whole file");
+      await stage.pass(20);
+      expect(stage.words).not.toContain("was not saved");
+      expect(stage.commands.filter((what) => what === "log")).toHaveLength(2);
+    },
+  );
 });

@@ -85,6 +85,7 @@ export const gangWith = (changes: Partial<Gang> = {}): Gang => ({
   warnings: [],
   recording: false,
   profiling: "",
+  profiled_since_s: 0,
   ...changes,
 });
 

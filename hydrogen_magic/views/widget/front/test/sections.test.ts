@@ -63,6 +63,35 @@ function write(input: HTMLInputElement, text: string): void {
   stage.dispatch(input, new Event("input", { bubbles: true }));
 }
 
+/** Gives an element a height and a scroll position, which happy-dom does not compute. */
+function laidOut(element: HTMLElement) {
+  const place = { scrollHeight: 1000, clientHeight: 200, scrollTop: 800 };
+  for (const key of ["scrollHeight", "clientHeight", "scrollTop"] as const) {
+    Object.defineProperty(element, key, {
+      get: () => place[key],
+      set: (value: number) => {
+        place[key] = Math.min(value, 800);
+      },
+      configurable: true,
+    });
+  }
+  const scroll = (to: number) => {
+    place.scrollTop = to;
+    stage.dispatch(element, new Event("scroll"));
+  };
+  return { place, scroll };
+}
+
+const many = (n: number) => Array.from({ length: n }, () => lineOf(0, "other"));
+
+const isFollowing = () => stage.button("Follow")?.getAttribute("aria-pressed");
+
+function showRank(rank: number): void {
+  const select = stage.find<HTMLSelectElement>(".hm-output select");
+  select.value = String(rank);
+  stage.dispatch(select, new Event("change", { bubbles: true }));
+}
+
 describe("output", () => {
   const lines = [
     lineOf(0, "alpha \x1b[31mred\x1b[0m"),
@@ -95,11 +124,37 @@ describe("output", () => {
     expect(stage.find(".hm-search .hm-note").textContent).toBe("none");
   });
 
+  test("keeps the hit that the user has chosen when old lines are removed", () => {
+    const hit = lineOf(1, "loss");
+    stage.say({ gang: gangWith(), lines: [hit] });
+    showRank(1); // 5,000 rows of others would take long
+    stage.say({ lines: [...many(3000), hit, ...many(2000), hit, ...many(400)] });
+    const input = stage.find<HTMLInputElement>(".hm-search input");
+    write(input, "loss");
+    stage.press(input, "Enter");
+    const told = () => stage.find(".hm-search .hm-note").textContent;
+    const row = () =>
+      stage.find("mark.hm-current").closest("[data-line]")?.getAttribute("data-line");
+    expect([told(), row()]).toEqual(["2 of 3", "3001"]);
+    stage.say({ lines: many(400) });
+    expect([told(), row()]).toEqual(["1 of 2", "3001"]);
+  });
+
+  test("does not move when the line of the current hit is removed", () => {
+    stage.say({ gang: gangWith(), lines: [lineOf(1, "loss")] });
+    showRank(1);
+    stage.say({ lines: [...many(3000), lineOf(1, "loss"), ...many(2000)] });
+    write(stage.find<HTMLInputElement>(".hm-search input"), "loss");
+    expect(isFollowing()).toBe("false");
+    stage.click("Follow");
+    stage.say({ lines: many(1000) });
+    expect(stage.find(".hm-search .hm-note").textContent).toBe("1 of 1");
+    expect(isFollowing()).toBe("true");
+  });
+
   test("can be one rank's, and its file is asked for", async () => {
     stage.say({ gang: gangWith(), lines });
-    const select = stage.find<HTMLSelectElement>(".hm-output select");
-    select.value = "1";
-    stage.dispatch(select, new Event("change", { bubbles: true }));
+    showRank(1);
     expect(stage.all(".hm-row")).toEqual(["1beta Alpha\n"]);
     stage.click("Whole file");
     await stage.pass(1);
@@ -108,22 +163,7 @@ describe("output", () => {
 
   test("follows its end, lets go when scrolled up, and takes hold again at the end", () => {
     stage.say({ gang: gangWith(), lines });
-    const log = stage.find(".hm-log");
-    const place = { scrollHeight: 1000, clientHeight: 200, scrollTop: 800 };
-    for (const key of ["scrollHeight", "clientHeight", "scrollTop"] as const) {
-      Object.defineProperty(log, key, {
-        get: () => place[key],
-        set: (value: number) => {
-          place[key] = Math.min(value, 800);
-        },
-        configurable: true,
-      });
-    }
-    const scroll = (to: number) => {
-      place.scrollTop = to;
-      stage.dispatch(log, new Event("scroll"));
-    };
-    const isFollowing = () => stage.button("Follow")?.getAttribute("aria-pressed");
+    const { place, scroll } = laidOut(stage.find(".hm-log"));
     stage.say({ lines: [lineOf(0, "more")] });
     expect([place.scrollTop, isFollowing()]).toEqual([800, "true"]);
     scroll(300);
@@ -131,6 +171,18 @@ describe("output", () => {
     expect([place.scrollTop, isFollowing()]).toEqual([300, "false"]);
     scroll(798);
     stage.say({ lines: [lineOf(0, "more")] });
+    expect([place.scrollTop, isFollowing()]).toEqual([800, "true"]);
+  });
+
+  test("follows its end after it was unfolded, though nothing is printed any more", () => {
+    stage.say({ gang: gangWith({ state: "done", ended_s: 2 }), lines });
+    stage.click("Output");
+    stage.click("Output");
+    const { place, scroll } = laidOut(stage.find(".hm-log"));
+    scroll(800);
+    scroll(300);
+    expect(isFollowing()).toBe("false");
+    stage.click("Follow");
     expect([place.scrollTop, isFollowing()]).toEqual([800, "true"]);
   });
 });

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { MAX_LINES, Store } from "../src/store";
-import { packCurve } from "./data";
+import { packCurve, packSpans } from "./data";
 import { deltaWith, gangWith, lineOf, packed, rankWith, stacksOf } from "./kernel";
 
 function storeAt(clock = { ms: 0 }) {
@@ -36,6 +36,30 @@ describe("what is applied", () => {
     expect(store.apply(deltaWith(3, { lines: [lineOf(0, "after")] }), [])).toBe("gap");
     expect(store.lines.map((line) => line[2])).toEqual(["after"]);
     expect(store.apply(deltaWith(4), [])).toBe("applied");
+  });
+
+  test("names that follow a lost message keep their index", () => {
+    const { store } = storeAt();
+    store.apply(deltaWith(1, { names: ["loading"] }), []);
+    expect(store.apply(deltaWith(3, { names: ["checkpoint"], names_at: 3 }), [])).toBe("gap");
+    const names = [0, 1, 2, 3].map((k) => store.spans.nameOf(k));
+    expect(names).toEqual(["loading", "other", "other", "checkpoint"]);
+  });
+
+  test("a page that opens after two profiles has the range of the last one", () => {
+    const { store } = storeAt();
+    const steps = [10, 11, 500, 501].map((startS) => ({
+      startS,
+      durationS: 0.5,
+      name: 0,
+      depth: 0,
+    }));
+    const { deltas, buffers } = packSpans([{ rank: 0, track: "profiler", spans: steps }]);
+    const gang = gangWith({ profiled_since_s: 499 });
+    store.apply(deltaWith(1, { full: true, gang, spans: deltas }), buffers);
+    expect(store.spans.profiled).toEqual([500, 501.5]);
+    store.apply(deltaWith(2, { gang: gangWith({ profiled_since_s: 600 }) }), []);
+    expect(store.spans.profiled).toBeNull();
   });
 
   test("a full one in parts is whole when none of them is lost", () => {

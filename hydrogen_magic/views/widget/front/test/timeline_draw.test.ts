@@ -160,4 +160,27 @@ describe("layout", () => {
     expect(hit(store, far.layout, far.scale, 800, strip.y + 2)?.title).toContain("rank 0");
     expect(hit(store, far.layout, far.scale, GUTTER_PX - 1, strip.y + 2)).toBeNull();
   });
+
+  it("tells the share of a span in the recorded time of its rank, whatever its row covers", () => {
+    const span = (name: string, startS: number, durationS: number, depth = 0): Span => ({
+      startS,
+      durationS,
+      name: NAMES.indexOf(name),
+      depth,
+    });
+    const nested = [span("evaluate", 0, 100), span("checkpoint", 50, 2, 1)];
+    const waits = [span("all_reduce", 50, 1), span("all_reduce", 150, 10)];
+    const store = storeOf([
+      { rank: 0, track: "spans", spans: nested },
+      { rank: 0, track: "collectives", spans: waits },
+    ]);
+    const told = (timeS: number, ...range: [number, number]) => {
+      const { layout, scale } = sceneOf(store, range);
+      const found = layout.strips.map(({ y }) => hit(store, layout, scale, toX(scale, timeS), y));
+      return found.map((one) => one?.lines[2]?.split(" of ")[0]);
+    };
+    expect(told(50.5, 0, 200)).toEqual(["100 %", "2 %", "1 %"]);
+    expect(told(50.5, 50, 60)).toEqual(["100 %", "20 %", "10 %"]);
+    expect(told(155, 120, 200)).toEqual([undefined, undefined, undefined]);
+  });
 });

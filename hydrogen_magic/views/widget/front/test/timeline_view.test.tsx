@@ -21,9 +21,11 @@ function storeWith(n_ranks: number): SpanStore {
 
 const REFUSED: Ack = { kind: "ack", to: "", id: "", ok: false, text: "nothing was recorded" };
 
-function shown(store: SpanStore, isLive = false) {
-  const root = document.createElement("div");
-  document.body.append(root);
+function shown(
+  store: SpanStore,
+  isLive = false,
+  root: HTMLElement = document.body.appendChild(document.createElement("div")),
+) {
   const ask = vi.fn(async () => REFUSED);
   act(() => {
     render(
@@ -117,6 +119,31 @@ describe("the timeline", () => {
     act(() => button(root, "ranks after").click());
     render(null, root);
     expect(shown(store).root.textContent).toContain("ranks 16–19 of 20");
+  });
+
+  it("moves to the steps of a new profile, and not when more of its spans arrive later", () => {
+    const store = storeWith(2);
+    const { root } = shown(store);
+    const profile = (sinceS: number, startS: number) => {
+      const spans = [{ startS, durationS: 0.01, name: 0, depth: 0 }];
+      const { deltas, buffers } = packSpans([{ rank: 0, track: "profiler", spans }]);
+      store.profiledSinceS = sinceS;
+      store.apply([], deltas, buffers);
+      shown(store, false, root);
+    };
+    const isAt = () => root.textContent?.includes("the profiled steps");
+    profile(0.5, 0.6);
+    expect([isAt(), isPressed(root, "Fit")]).toEqual([true, false]);
+    profile(0.5, 0.7); // another rank's, while the view shows them
+    expect([isAt(), isPressed(root, "Fit")]).toEqual([true, false]);
+    press(root, "0");
+    profile(0.5, 0.8);
+    expect(isPressed(root, "Fit")).toBe(true);
+    profile(1.5, 1.6);
+    expect([isAt(), isPressed(root, "Fit")]).toEqual([true, false]);
+    press(root, "0");
+    act(() => button(root, "Profile").click());
+    expect([isAt(), isPressed(root, "Fit")]).toEqual([true, false]);
   });
 
   it("says why there is no trace", async () => {

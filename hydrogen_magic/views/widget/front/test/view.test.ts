@@ -245,6 +245,36 @@ test("what a server dropped is asked for again, until it comes", async () => {
   expect(hellos()).toBeGreaterThan(n_asked);
 });
 
+test("the last part of a full message is requested again if it is lost", async () => {
+  const hellos = () => stage.commands.filter((what) => what === "hello").length;
+  stage.model.answer = (command) => stage.model.ack(command);
+  await stage.pass(400); // the page repeats its first request
+  const gang = gangWith({ state: "done", ended_s: 2 });
+  stage.say({ full: true, gang, parts_left: 2 });
+  stage.say({ parts_left: 1 });
+  const n_asked = hellos();
+  await stage.pass(14_000); // more parts may arrive: another hello would bring all of them again
+  expect(hellos()).toBe(n_asked);
+  await stage.pass(2000);
+  expect(hellos()).toBeGreaterThan(n_asked);
+  stage.say({ full: true, gang, parts_left: 1 });
+  stage.say({ parts_left: 0 });
+  const n_answered = hellos();
+  await stage.pass(5000);
+  expect(hellos()).toBe(n_answered);
+});
+
+test("a full message that lacks a part in between is not whole with its last part", async () => {
+  const hellos = () => stage.commands.filter((what) => what === "hello").length;
+  stage.model.answer = (command) => stage.model.ack(command);
+  stage.say({ full: true, gang: gangWith({ state: "done", ended_s: 2 }), parts_left: 3 });
+  stage.say({ parts_left: 1 });
+  stage.say({ parts_left: 0 });
+  const n_asked = hellos();
+  await stage.pass(16_000);
+  expect(hellos()).toBeGreaterThan(n_asked);
+});
+
 test("an ended gang without its finished picture has it displayed again", async () => {
   stage.leave();
   stage.open(new FakeModel({ ...noTraits(), place: "hm-place-lost" }));

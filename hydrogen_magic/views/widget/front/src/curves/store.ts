@@ -5,19 +5,14 @@ import type { CurveDelta, Detail } from "../protocol";
 /** Keys, counts, means, minima, maxima. */
 export type BucketColumns = [Float64Array, Float64Array, Float64Array, Float64Array, Float64Array];
 
-const noBuckets = (): BucketColumns => [
-  new Float64Array(0),
-  new Float64Array(0),
-  new Float64Array(0),
-  new Float64Array(0),
-  new Float64Array(0),
-];
+const bucketColumns = (make: () => Float64Array) =>
+  Array.from({ length: 5 }, make) as BucketColumns;
 
 /** Buckets of one rank's curve; the columns are longer than `n`. */
 export class Buckets {
   /** First step with a non-finite value; null if there is none. */
   badStep: number | null = null;
-  private readonly table = new Table<BucketColumns>(noBuckets());
+  private readonly table = new Table<BucketColumns>(bucketColumns(() => new Float64Array(0)));
 
   get n(): number {
     return this.table.n;
@@ -92,13 +87,7 @@ export class Metric {
     const reader = readerOf(buffers, delta.at, `curves of ${delta.metric}`);
     for (const { rank, n, bad_step } of delta.series) {
       const mine = this.seriesOf(rank);
-      mine.put([
-        reader.take(Float64Array, n),
-        reader.take(Float64Array, n),
-        reader.take(Float64Array, n),
-        reader.take(Float64Array, n),
-        reader.take(Float64Array, n),
-      ]);
+      mine.put(bucketColumns(() => reader.take(Float64Array, n)));
       if (bad_step !== undefined) mine.badStep = bad_step;
     }
     this.version += 1;

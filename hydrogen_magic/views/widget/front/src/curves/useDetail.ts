@@ -1,8 +1,8 @@
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect } from "preact/hooks";
 import { lowerBound, num } from "../columns";
-import { Painter } from "../painter";
 import type { Range } from "../range";
 import type { Ask } from "../view/props";
+import { usePainter } from "../view/usePainter";
 import type { CurveStore, Metric } from "./store";
 
 /** A drag, or a run that logs, does not request every range on its way. */
@@ -34,21 +34,14 @@ export function useDetail(
 ): void {
   const { name, width } = metric;
   const wanted = wantedDetail(metric, range);
-  const request = () => {
+  const asker = usePainter(() => {
     if (wanted === null) return;
     const [from, until] = wanted;
     void ask({ do: "detail", metric: name, from, until, buckets: 2 * widthPx });
-  };
-  const latest = useRef(request);
-  latest.current = request;
-  const asker = useRef<Painter | null>(null);
-  useEffect(() => {
-    asker.current = new Painter(() => latest.current(), INTERVAL_MS);
-    return () => asker.current?.end();
-  }, [store]);
+  }, INTERVAL_MS);
   const n_points = range && wanted && pointsIn(metric, range);
   useEffect(() => {
-    if (n_points !== null) asker.current?.ask();
+    if (n_points !== null) asker.ask();
   }, [store, name, width, range, n_points]);
 }
 

@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { Painter } from "../painter";
 import { byKey } from "../range";
 import type { Theme } from "../theme";
+import { usePainter } from "../view/usePainter";
 import type { NameColors } from "./colors";
 import { draw } from "./draw";
 import { LEAST_S, type Scale } from "./geometry";
@@ -52,12 +52,21 @@ export function Canvas(props: CanvasProps) {
   const [shown, setShown] = useState<Shown | null>(null);
   const latest = useRef(props);
   latest.current = props;
-  const painter = useStage(canvas, latest, setShown);
+  const painter = usePainter(
+    () => canvas.current && paint(canvas.current, props),
+    PAINT_INTERVAL_MS,
+  );
+  // the listeners exist as long as their element
+  useEffect(() => {
+    const element = canvas.current as HTMLCanvasElement;
+    painter.watch(element);
+    return listen(element, actionsOf(latest, setShown));
+  }, []);
   // new data and the passing time are painted at a limited rate
-  useEffect(() => painter.current?.ask(), [store.version, isLive ? endS() : 0]);
+  useEffect(() => painter.ask(), [store.version, isLive ? endS() : 0]);
   // interactions are painted at once
   useEffect(
-    () => painter.current?.askNow(),
+    () => painter.askNow(),
     [look, widthPx, theme, highlight, arrangement, layout.heightPx],
   );
   return (
@@ -73,28 +82,6 @@ export function Canvas(props: CanvasProps) {
       {shown !== null && <Tooltip shown={shown} widthPx={widthPx} />}
     </div>
   );
-}
-
-function useStage(
-  canvas: { current: HTMLCanvasElement | null },
-  latest: { current: CanvasProps },
-  show: (shown: Shown | null) => void,
-) {
-  const painter = useRef<Painter | null>(null);
-  // the stage exists as long as its element
-  useEffect(() => {
-    const element = canvas.current as HTMLCanvasElement;
-    const made = new Painter(() => paint(element, latest.current), PAINT_INTERVAL_MS);
-    made.watch(element);
-    made.ask();
-    painter.current = made;
-    const stop = listen(element, actionsOf(latest, show));
-    return () => {
-      stop();
-      made.end();
-    };
-  }, []);
-  return painter;
 }
 
 function actionsOf(latest: { current: CanvasProps }, show: (shown: Shown | null) => void) {

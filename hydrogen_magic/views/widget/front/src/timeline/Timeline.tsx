@@ -37,7 +37,7 @@ const toggled = <T,>(set: ReadonlySet<T>, item: T): ReadonlySet<T> => {
 function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
   const { store, theme, all, isLive } = props;
   const [look, setLook] = useState<Look>({ kind: "whole" });
-  const { page } = store;
+  const { page, profiled } = store;
   const [, setTurned] = useState(page);
   const [folded, setFolded] = useState<ReadonlySet<number>>(new Set());
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
@@ -58,8 +58,13 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
   const shares = useShares(store, lanes, () => rangeOf(look, endS()));
   const gang = gangShares(shares);
   const { highlight } = marked;
-  const lookAtProfile = () => store.profiled && setLook(free(withMargin(store.profiled), endS()));
-  useNewProfile(store, lookAtProfile);
+  const lookOfProfile = useRef<Look | null>(null);
+  const lookAtProfile = () => {
+    if (profiled === null) return;
+    lookOfProfile.current = free(withMargin(profiled), endS());
+    setLook(lookOfProfile.current);
+  };
+  useNewProfile(store.profiledSinceS, profiled, look === lookOfProfile.current, lookAtProfile);
   const zoomBy = (factor: number) =>
     setLook(zoomed(look, middle(rangeOf(look, endS())), factor, endS(), isLive));
   const saveTrace = async () => {
@@ -77,7 +82,7 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
     zoom: (isIn: boolean) => zoomBy(isIn ? BUTTON_FACTOR : 1 / BUTTON_FACTOR),
     look,
     whole: () => setLook({ kind: "whole" }),
-    profiled: store.profiled && lookAtProfile,
+    profiled: profiled && lookAtProfile,
     follow: isLive ? () => setLook(following(look, endS())) : null,
     save: saveTrace,
   };
@@ -85,7 +90,7 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
     <Section
       name="timeline"
       title="Timeline"
-      note={refusal || noteOf(store, look, isLive)}
+      note={refusal || noteOf(store, profiled, look, isLive)}
       tools={<Tools {...tools} />}
       isFoldedAtFirst={all.every((lane) => lane.track === PHASES)}
     >
@@ -128,14 +133,24 @@ const withMargin = ([from, until]: Range): Range => {
   return [from - margin, until + margin];
 };
 
-/** Shows the profiled steps when they arrive: on the scale of the whole run they are a dot. */
-function useNewProfile(store: SpanStore, look: () => void): void {
-  const [from, until] = store.profiled ?? [null, null];
-  const isFirst = useRef(true);
+/**
+ * Shows the profiled steps when they arrive: on the scale of the whole run they are a dot. Later
+ * spans of the same profile, such as those of ranks on another page, move the view only if it still
+ * shows these steps.
+ */
+function useNewProfile(
+  sinceS: number,
+  profiled: Range | null,
+  isShown: boolean,
+  show: () => void,
+): void {
+  const [from, until] = profiled ?? [null, null];
+  const knownSinceS = useRef(profiled && sinceS);
   useEffect(() => {
-    if (!isFirst.current && from !== null) look();
-    isFirst.current = false;
-  }, [store, from, until]);
+    if (from === null) return;
+    if (isShown || knownSinceS.current !== sinceS) show();
+    knownSinceS.current = sinceS;
+  }, [sinceS, from, until]);
 }
 
 /** The highlighted name: the one under the pointer, otherwise the one that was clicked on. */
@@ -156,10 +171,11 @@ function following(look: Look, endS: number): Look {
 
 const isWithin = (inner: Range, outer: Range) => inner[0] >= outer[0] && inner[1] <= outer[1];
 
-function noteOf(store: SpanStore, look: Look, isLive: boolean): string {
+function noteOf(store: SpanStore, profiled: Range | null, look: Look, isLive: boolean): string {
   const parts = [counted(store.n, "span")];
-  const isProfile = look.kind === "free" && store.profiled !== null;
-  if (isProfile && isWithin(store.profiled as Range, look.range)) parts.push("the profiled steps");
+  if (profiled && look.kind === "free" && isWithin(profiled, look.range)) {
+    parts.push("the profiled steps");
+  }
   if (isLive && look.kind === "live") parts.push(`following the last ${lapse(look.widthS)}`);
   if (store.skipped > 0)
     parts.push(`${counted(store.skipped, "span")} dropped: too many came at once`);

@@ -5,6 +5,7 @@ import { SLOTS } from "./bins";
 import { columnsOf } from "./draw";
 import { pxPerS, type Scale, toTime } from "./geometry";
 import { type Layout, type Strip, stripAt } from "./layout";
+import { recordedIn, rowOfTime } from "./shares";
 import { type Lane, PHASES, type SpanStore } from "./store";
 
 /** The object under the pointer. */
@@ -40,16 +41,24 @@ function hitSpan(store: SpanStore, strip: Strip, scale: Scale, timeS: number): H
   const [startS, lengthS] = [num(row.starts, at), num(row.durations, at)];
   const where = `rank ${strip.rank} · ${strip.track}${strip.depth > 0 ? `, depth ${strip.depth}` : ""}`;
   const lines = [`${lapse(lengthS)} from ${moment(startS, lengthS / 100)}`, where];
-  if (strip.track !== PHASES) lines.push(shareInWords(store, strip, scale, num(row.names, at)));
+  const share = strip.track === PHASES ? "" : shareInWords(store, strip, scale, num(row.names, at));
+  if (share) lines.push(share);
   return { title: store.nameOf(num(row.names, at)), lines };
 }
 
 const sums = new Float64Array(SLOTS);
 
-/** "48 % of the rank's visible time" */
-function shareInWords(store: SpanStore, { row }: Strip, scale: Scale, name: number): string {
-  const from = Math.max(scale.range[0], row.startS);
-  const until = Math.min(scale.range[1], row.endS);
+/** "48 % of the rank's visible time", which `rankShares` defines; empty if none was recorded. */
+function shareInWords(
+  store: SpanStore,
+  { rank, row }: Strip,
+  { range }: Scale,
+  name: number,
+): string {
+  const told = rowOfTime(store.lanes().filter((lane) => lane.rank === rank));
+  const recorded = told && recordedIn(told.lane, range);
+  if (recorded === null) return "";
+  const [from, until] = recorded;
   sums.fill(0);
   row.addTo(sums, from, until - from, 1);
   const slot = store.slotOf(name);

@@ -42,6 +42,13 @@ export function rowOfTime(lanes: readonly Lane[]): Told | null {
   return row === undefined ? null : { row, lane };
 }
 
+/** The part of a range in which a track was recorded; null if there is none. */
+export function recordedIn(lane: Lane, range: Range): Range | null {
+  const from = Math.max(range[0], lane.firstS);
+  const until = Math.min(range[1], lane.endS);
+  return until > from ? [from, until] : null;
+}
+
 const sums = new Float64Array(SLOTS);
 
 /** Time shares of a rank between two times; null if nothing was recorded. */
@@ -53,9 +60,9 @@ export function rankShares(
 ): RankShares | null {
   const told = rowOfTime(lanes);
   if (told === null) return null;
-  const from = Math.max(range[0], told.lane.firstS);
-  const until = Math.min(range[1], told.lane.endS);
-  if (until <= from) return null;
+  const recorded = recordedIn(told.lane, range);
+  if (recorded === null) return null;
+  const [from, until] = recorded;
   sums.fill(0);
   told.row.addTo(sums, from, until - from, 1);
   const shares = named(store, sums, until - from);

@@ -3,7 +3,7 @@ import { valueAt } from "../maps";
 import type { SpanDelta } from "../protocol";
 import type { Range } from "../range";
 import { OTHER_SLOT } from "./bins";
-import { Row, type SpanColumns } from "./row";
+import { Row } from "./row";
 
 /** Maximum number of spans in the page, 22 bytes each; the trace file has all. */
 export const MOST_SPANS = 1_000_000;
@@ -44,32 +44,19 @@ export class Lane {
     return Math.max(0, ...this.rows.map((row) => row.endS));
   }
 
-  /** Adds new spans in any order; returns their first start and last end. */
-  take(reader: ColumnReader, n: number): Range {
+  /** Adds new spans in any order. */
+  take(reader: ColumnReader, n: number): void {
     const starts = reader.take(Float64Array, n);
     const durations = reader.take(Float32Array, n);
     const names = reader.take(Uint16Array, n);
     const depths = reader.take(Uint8Array, n);
     for (const [depth, picks] of picksByDepth(starts, depths)) {
-      const pick = <C extends Float64Array | Float32Array | Uint16Array>(column: C, into: C) => {
-        picks.forEach((i, k) => {
-          into[k] = num(column, i);
-        });
-        return into;
-      };
-      const columns: SpanColumns = [
-        pick(starts, new Float64Array(picks.length)),
-        pick(durations, new Float32Array(picks.length)),
-        pick(names, new Uint16Array(picks.length)),
-      ];
-      this.rowAt(depth).insert(columns);
+      this.rowAt(depth).insert([
+        Float64Array.from(picks, (i) => num(starts, i)),
+        Float32Array.from(picks, (i) => num(durations, i)),
+        Uint16Array.from(picks, (i) => num(names, i)),
+      ]);
     }
-    let [from, until] = [Number.POSITIVE_INFINITY, 0];
-    for (let i = 0; i < n; i++) {
-      from = Math.min(from, num(starts, i));
-      until = Math.max(until, num(starts, i) + num(durations, i));
-    }
-    return [from, until];
   }
 
   private rowAt(depth: number): Row {
@@ -77,9 +64,6 @@ export class Lane {
     return this.rows[depth] as Row;
   }
 }
-
-const together = (a: Range | null, b: Range): Range =>
-  a === null ? b : [Math.min(a[0], b[0]), Math.max(a[1], b[1])];
 
 /** Depth -> indices of its spans, in order of their starts. */
 function picksByDepth(starts: Float64Array, depths: Uint8Array): Map<number, number[]> {
@@ -100,8 +84,8 @@ export class SpanStore {
   version = 0;
   /** Number of the page of ranks that is shown; views come and go, and the kernel sends its spans. */
   page = 0;
-  /** The range of the last profile; null if there is none. */
-  profiled: Range | null = null;
+  /** Spans of the last profile began after this time. */
+  profiledSinceS = 0;
   private readonly lanesByKey = new Map<string, Lane>();
   private slots: number[] = [];
   private slotNames: number[] = [];
@@ -121,28 +105,44 @@ export class SpanStore {
     return [...this.lanesByKey.values()].reduce((n, lane) => n + lane.skipped, 0);
   }
 
+  /** The range of the last profile; null without its spans. */
+  get profiled(): Range | null {
+    const rows = [...this.lanesByKey.values()].flatMap((lane) =>
+      lane.track === PROFILER ? lane.rows : [],
+    );
+    const found = rows.flatMap((row) => {
+      const first = row.countBefore(this.profiledSinceS);
+      return first < row.n ? [[num(row.starts, first), row.endS] as const] : [];
+    });
+    if (found.length === 0) return null;
+    return [Math.min(...found.map(([from]) => from)), Math.max(...found.map(([, end]) => end))];
+  }
+
   clear(): void {
     this.names = [];
     this.completeSinceS = 0;
-    this.profiled = null;
+    this.profiledSinceS = 0;
     this.lanesByKey.clear();
     this.slots = [];
     this.slotNames = [];
     this.version += 1;
   }
 
+  /** Takes new spans; `namesAt` is the index of the first new name, since messages may be lost. */
   apply(
     names: readonly string[],
     deltas: readonly SpanDelta[],
     buffers: readonly DataView[],
+    namesAt = 0,
   ): void {
-    this.names.push(...names);
+    names.forEach((name, k) => {
+      this.names[namesAt + k] = name;
+    });
     for (const { rank, track, n, skipped, at } of deltas) {
       const lane = this.laneOf(rank, track);
       lane.skipped = skipped;
       if (n === 0) continue;
-      const taken = lane.take(readerOf(buffers, at, `spans of rank ${rank}, ${track}`), n);
-      if (track === PROFILER) this.profiled = together(this.profiled, taken);
+      lane.take(readerOf(buffers, at, `spans of rank ${rank}, ${track}`), n);
     }
     this.dropOldest();
     this.version += 1;
@@ -151,11 +151,6 @@ export class SpanStore {
   /** The kernel has left out spans before a time. */
   lacksBefore(timeS: number): void {
     this.completeSinceS = Math.max(this.completeSinceS, timeS);
-  }
-
-  /** Resets the range of the last profile: another one begins. */
-  beginProfile(): void {
-    this.profiled = null;
   }
 
   /** Lanes by rank, then by track in drawing order. */

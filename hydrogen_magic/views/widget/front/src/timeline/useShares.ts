@@ -1,6 +1,6 @@
-import { useEffect, useRef, useState } from "preact/hooks";
-import { Painter } from "../painter";
+import { useEffect, useState } from "preact/hooks";
 import type { Range } from "../range";
+import { usePainter } from "../view/usePainter";
 import { byRank } from "./layout";
 import { type RankShares, rankShares } from "./shares";
 import type { Lane, SpanStore } from "./store";
@@ -15,17 +15,10 @@ export function useShares(
   range: () => Range,
 ): RankShares[] {
   const [ranks, setRanks] = useState<RankShares[]>([]);
-  const latest = useRef({ lanes, range });
-  latest.current = { lanes, range };
-  const counter = useRef<Painter | null>(null);
-  useEffect(() => {
-    const count = () => setRanks(countAll(store, latest.current.lanes, latest.current.range()));
-    counter.current = new Painter(count, INTERVAL_MS);
-    return () => counter.current?.end();
-  }, [store]);
+  const counter = usePainter(() => setRanks(countAll(store, lanes, range())), INTERVAL_MS);
   const [from, until] = range();
   // the inputs of the numbers
-  useEffect(() => counter.current?.ask(), [store.version, from, until, lanes.length]);
+  useEffect(() => counter.ask(), [store.version, from, until, lanes.length]);
   return ranks;
 }
 

@@ -1,6 +1,6 @@
-import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 import { count, counted } from "../format";
-import { type Hit, search } from "../lines";
+import { type Hit, MOST_HITS, search } from "../lines";
 import type { Store } from "../store";
 import { Button } from "./Button";
 import { CHUNK_LINES, Chunk } from "./Chunk";
@@ -15,18 +15,18 @@ const MOST_ROWS = 14;
 export function Output({ store, ask, np, version }: SectionProps & { store: Store }) {
   const [rank, setRank] = useState<number | null>(null);
   const [wanted, setWanted] = useState("");
-  const [at, setAt] = useState(0);
-  const box = useRef<HTMLDivElement>(null);
+  const [chosen, choose] = useState<Hit | null>(null);
+  const [box, setBox] = useState<HTMLElement | null>(null);
   const follow = useFollow(box, version, rank);
   const hits = search(store.lines, store.linesBefore, rank, wanted);
-  const current = hits.length ? hits[Math.min(at, hits.length - 1)] : undefined;
-  useShownHit(box, current, wanted, follow.letGo);
+  const at = placeOf(chosen, hits);
+  const current = hits[at];
+  useShownHit(box, current, [wanted, rank, chosen], follow.letGo);
   if (store.lines.length === 0 && store.linesBefore === 0) return null;
-  const step = (by: number) =>
-    setAt(hits.length ? (Math.min(at, hits.length - 1) + by + hits.length) % hits.length : 0);
+  const step = (by: number) => choose(hits[(at + by + hits.length) % hits.length] ?? null);
   const find = (text: string) => {
     setWanted(text);
-    setAt(0);
+    choose(null);
   };
   const tools = (
     <>
@@ -48,7 +48,7 @@ export function Output({ store, ask, np, version }: SectionProps & { store: Stor
         // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
         tabIndex={0}
         style={{ "--hm-rows": rowsFor(store.lines.length) }}
-        ref={box}
+        ref={setBox}
       >
         {chunksOf(store).map(([first, lines]) => (
           <Chunk
@@ -110,6 +110,14 @@ function chunksOf({ lines, linesBefore }: Store) {
   return chunks;
 }
 
+/** Index of the chosen hit, or of the next one if its line was removed; 0 without a choice. */
+function placeOf(chosen: Hit | null, hits: readonly Hit[]): number {
+  if (chosen === null) return 0;
+  const { line, from } = chosen;
+  const at = hits.findIndex((hit) => hit.line > line || (hit.line === line && hit.from >= from));
+  return at < 0 ? Math.max(0, hits.length - 1) : at;
+}
+
 const isIn = (hit: Hit, first: number, n: number) => hit.line >= first && hit.line < first + n;
 
 function marksIn(hits: readonly Hit[], first: number, n: number, current: Hit | undefined) {
@@ -121,19 +129,22 @@ function marksIn(hits: readonly Hit[], first: number, n: number, current: Hit | 
 const currentIn = (current: Hit | undefined, first: number, n: number) =>
   current && isIn(current, first, n) ? `${current.line}:${current.from}` : "";
 
-/** Scrolls to the current search hit, and keeps it visible. */
+/**
+ * Scrolls to the current search hit when the user chooses another one, not when the line of the
+ * current one is removed: the user may be reading.
+ */
 function useShownHit(
-  box: { current: HTMLElement | null },
+  box: HTMLElement | null,
   current: Hit | undefined,
-  wanted: string,
+  choices: readonly unknown[],
   letGo: () => void,
 ): void {
   useLayoutEffect(() => {
     if (current === undefined) return;
     letGo();
-    const line = box.current?.querySelector<HTMLElement>(`[data-line="${current.line}"]`);
-    if (line && box.current) centre(box.current, line);
-  }, [current?.line, current?.from, wanted]);
+    const line = box?.querySelector<HTMLElement>(`[data-line="${current.line}"]`);
+    if (line && box) centre(box, line);
+  }, [box, current === undefined, ...choices]);
 }
 
 /** Scrolls only the box: `scrollIntoView` would also move the notebook. */
@@ -155,7 +166,8 @@ function Search({ wanted, n_hits, at, find, step }: SearchProps) {
     if (event.key === "Enter") step(event.shiftKey ? -1 : 1);
     if (event.key === "Escape") find("");
   };
-  const told = n_hits ? `${count(Math.min(at, n_hits - 1) + 1)} of ${count(n_hits)}` : "none";
+  const all = n_hits < MOST_HITS ? count(n_hits) : `${count(n_hits)} or more`;
+  const told = n_hits ? `${count(at + 1)} of ${all}` : "none";
   return (
     <span class="hm-search">
       <input

@@ -23,8 +23,8 @@ export function RowsDone({ gang, rows: { share, text }, isLive, isLost }: Props)
   );
 }
 
-/** Full only when everything is done. */
-const floored = (share: number): number => Math.floor(share * 100);
+/** Full only when everything is done; 0.29 * 100 is a little less than 29. */
+const floored = (share: number): number => Math.floor(share * 100 + 1e-9);
 
 function Whole({ share }: { share: number }) {
   return (

@@ -1,4 +1,3 @@
-import type { RefObject } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 /** Tolerance for fractions of a pixel and rounding at the end. */
@@ -11,34 +10,33 @@ export interface Follow {
 }
 
 /**
- * Keeps a box scrolled to its end as it grows, until the user scrolls up; at the end it resumes.
+ * Keeps a box scrolled to its end as it grows, until the user scrolls up; at the end it resumes. The
+ * box is state of the component: a section that unfolds has a new one, which a ref does not tell.
  */
-export function useFollow(box: RefObject<HTMLElement>, ...grows: unknown[]): Follow {
+export function useFollow(box: HTMLElement | null, ...grows: unknown[]): Follow {
   const [isOn, setOn] = useState(true);
   const lastTop = useRef(0);
   useLayoutEffect(() => {
-    if (isOn && box.current) toEnd(box.current, lastTop);
-  }, [isOn, ...grows]);
+    if (isOn && box) toEnd(box, lastTop);
+  }, [isOn, box, ...grows]);
   useEffect(() => {
-    const element = box.current;
-    if (element === null || !isOn) return;
+    if (box === null || !isOn) return;
     // A notebook lays the box out after it is filled, and the user may resize it.
-    const resized = new ResizeObserver(() => toEnd(element, lastTop));
-    resized.observe(element);
+    const resized = new ResizeObserver(() => toEnd(box, lastTop));
+    resized.observe(box);
     return () => resized.disconnect();
-  }, [isOn, box.current]);
+  }, [isOn, box]);
   useEffect(() => {
-    const element = box.current;
-    if (element === null) return;
+    if (box === null) return;
     const scrolled = () => {
-      const { scrollTop } = element;
-      if (isAtEnd(element)) setOn(true);
+      const { scrollTop } = box;
+      if (isAtEnd(box)) setOn(true);
       else if (scrollTop < lastTop.current - 1) setOn(false); // growth alone never scrolls up
       lastTop.current = scrollTop;
     };
-    element.addEventListener("scroll", scrolled, { passive: true });
-    return () => element.removeEventListener("scroll", scrolled);
-  });
+    box.addEventListener("scroll", scrolled, { passive: true });
+    return () => box.removeEventListener("scroll", scrolled);
+  }, [box]);
   return { isOn, letGo: () => setOn(false), resume: () => setOn(true) };
 }
 
