@@ -59,6 +59,9 @@ class RankOutputs(Mapping[int, str]):
             raise KeyError(rank)
         return self._logs.text(rank)
 
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._ranks  # that of Mapping reads the whole log
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._ranks)
 

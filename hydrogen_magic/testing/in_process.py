@@ -52,26 +52,28 @@ class _ThreadGroup:
             return
         ended = asyncio.Event()
         end = partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set)
-        # A daemon: a rank that cannot be interrupted does not keep this process from its end.
-        run = threading.Thread(target=self._run, args=(attempt, _on_loop(sink), end), daemon=True)
-        run.start()
+        # Daemons: a rank that cannot be interrupted does not keep this process from its end.
+        rank = threading.Thread(target=self._run, args=(attempt, _on_loop(sink)), daemon=True)
+        rank.start()
+        # Another thread reports the end: a late interrupt may stop the rank's thread anywhere.
+        threading.Thread(target=_report_end, args=(rank, end), daemon=True).start()
         await ended.wait()
 
-    def _run(self, attempt: Attempt, sink: EventSink, end: Callable[[], object]) -> None:
+    def _run(self, attempt: Attempt, sink: EventSink) -> None:
         self._thread_id = threading.get_ident()
         try:
             with suppress(BaseException):  # the rank's own: its events have reported it
                 InlinePlacement().run_here(attempt, sink)
         finally:
             self._thread_id = None
-            end()
 
     def stop(self) -> None:
         """Raise KeyboardInterrupt in the rank; it takes effect at its next line of Python."""
         self._is_stopped = True
-        if self._thread_id is not None:
+        thread_id = self._thread_id
+        if thread_id is not None:
             interrupt = ctypes.py_object(KeyboardInterrupt)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id), interrupt)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), interrupt)
 
     def kill(self) -> None:
         self.stop()
@@ -83,6 +85,11 @@ class _ThreadGroup:
 
     async def release(self) -> None:
         """Nothing is kept."""
+
+
+def _report_end(rank: threading.Thread, end: Callable[[], object]) -> None:
+    rank.join()
+    end()
 
 
 def _on_loop(sink: EventSink) -> EventSink:

@@ -68,6 +68,11 @@ def pick_view(gang: Gang, *, quiet: bool = False, detached: bool = False) -> Vie
     from hydrogen_magic.views.text_view import TextView, pick_surface
 
     surface = pick_surface(detached=detached)
+    if quiet and detached and isinstance(surface, NotebookOutput):
+        from hydrogen_magic.views.widget.rank_displays import RankDisplays  # takes time
+
+        # Created in the gang's cell: in another thread, ipykernel 6 returns the newest cell.
+        surface = NotebookOutput(displays=RankDisplays())
     if quiet or not isinstance(surface, NotebookOutput):
         return TextView(surface, quiet=quiet, interval_s=DETACHED_S if detached else ATTENDED_S)
     from hydrogen_magic.views.widget import WidgetView

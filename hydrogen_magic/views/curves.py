@@ -113,10 +113,20 @@ class Curves:
 
         At most about ``most_buckets`` (0 or more), those with the highest keys first; the next calls return
         the others. Widths are doubled if more is logged than calls can return. A rank that was not among
-        ``ranks`` before is returned with all its buckets.
+        ``ranks`` before is returned with all its buckets. If ``most_buckets`` is infinite, an empty list
+        means that nothing is left.
         """
         self.n_new_points = 0
         self._mark_new_ranks(None if ranks is None else frozenset(ranks))
+        changes = self._next_changes(ranks, most_buckets)
+        while self._fresh and not changes and most_buckets == math.inf:
+            changes = self._next_changes(ranks, most_buckets)
+        return changes
+
+    def _next_changes(
+        self, ranks: Collection[int] | None, most_buckets: float
+    ) -> list[CurveChange]:
+        """Return the changes of the metrics that have waited longest; they may have none."""
         names = list(islice(self._fresh, _MOST_METRICS_AT_ONCE))
         n_new = {name: self._curves[name].update(ranks) for name in names}
         self._limit_backlog(n_new, most_buckets)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import copy_context
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hydrogen_magic.core.units import counted
@@ -21,7 +21,7 @@ _SHOWN_AFTER_S = 0.5
 _REFRESH_S = 0.1
 
 
-class RowProgress:
+class RowProgress(AbstractContextManager["RowProgress"]):
     """The progress of writing a dataset; a context manager, whose end completes the line.
 
     ``n_rows``: None if it is not known; then :meth:`tasks` shows the time left, if it is called. Output that
@@ -56,15 +56,7 @@ class RowProgress:
         """Show rows alone from now on: the number of all tasks is not known."""
         self._shows_tasks, self._tasks = False, None
 
-    def __enter__(self) -> RowProgress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._is_shown:
             self._draw(self.text(), is_last=True)
 
@@ -93,16 +85,12 @@ class RowProgress:
     def _draw(self, text: str, *, is_last: bool = False) -> None:
         text = f"Writing the dataset: {text}"
         if draws_html():
-            self._output = self._output or _cell_output()
+            from hydrogen_magic.views.widget.display import CellOutput
+
+            self._output = self._output or CellOutput()
             self._context.copy().run(self._output.show_text, text)
         elif sys.stdout.isatty():
             end = "\n" if is_last else ""
             print(f"\r{text}\x1b[K", end=end, flush=True)  # clears the rest of a longer text
         elif is_last:
             print(text)
-
-
-def _cell_output() -> CellOutput:
-    from hydrogen_magic.views.widget.display import CellOutput
-
-    return CellOutput()

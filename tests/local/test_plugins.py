@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import calls
+from hydrogen_magic.driver.placements.inline import InlinePlacement
 from hydrogen_magic.testing.contract import GangContract
+from hydrogen_magic.testing.in_process import InProcessPlacement
 from hydrogen_magic.testing.ranks import TORCH
 from tests import plain_ranks, plug_in, ranks
 from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, SILENT_END, STANDS_STILL, rarely
@@ -46,6 +53,22 @@ class TestInProcess(GangContract):
     placement = "in-process"
     np = 1
     captures_output = False
+
+
+def test_an_interrupt_after_the_end_of_a_rank_leaves_the_gang_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stop may come that late, and then hits what the rank's thread does last."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "call_soon_threadsafe":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(InlinePlacement, "run_here", lambda *_: sys.setprofile(interrupt))
+    anything: Any = None
+    launch = InProcessPlacement().open(JobSpec()).launch(anything, anything)
+    asyncio.run(asyncio.wait_for(launch, 30))
 
 
 def test_ranks_attach_observers_of_plug_ins() -> None:

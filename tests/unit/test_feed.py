@@ -176,6 +176,27 @@ def test_a_page_may_be_there_before_the_first_event() -> None:
     assert page.gang["id"] == "3f2a" and len(page.ranks) == 2
 
 
+def test_names_of_spans_come_with_their_index() -> None:
+    rig = Rig(*running(), spans(0, 2))
+    for name in "xy":
+        message = rig.tick(seconds.spans(1.0, 0, (name,), (5.0,), (6.0,), (0,)))
+        assert message is not None and message.content["names"] == [name]
+        # A page that has lost a message would otherwise give them the index of an earlier one.
+        assert message.content["names_at"] == rig.feed.tracks.names.index(name)
+
+
+def test_the_last_profile_is_the_one_that_was_recorded() -> None:
+    rig = Rig(*running())
+    profiles = [(10.0, "waiting"), (11.0, "recording"), (12.0, ""), (500.0, "waiting")]
+    for at_s, phase in profiles:
+        rig.tick(ev.Profiling(at_s, phase))
+    assert rig.page.gang["profiled_since_s"] == 10.0
+    rig.tick(ev.Profiling(501.0, "recording"))
+    rig.tick(ev.Profiling(502.0, "reading"))
+    for page in (rig.page, rig.arrive("late")):
+        assert page.gang["profiled_since_s"] == 500.0
+
+
 def test_curves_of_a_new_attempt_replace_those_from_its_first_step_on() -> None:
     rig = Rig(*running(), batch(0, range(3000), loss=[1.0] * 3000), out(0, "first\n"))
     rig.tick(after_s=1.0)
@@ -215,6 +236,15 @@ def test_32_fast_series_stay_below_200_kb_in_every_second() -> None:
         assert rig.page.n_bytes - before < 200_000
     rig.end(ENDED)
     assert_is_complete(rig.page, rig)
+
+
+def test_metrics_without_a_change_hide_no_others_at_the_end() -> None:
+    diverged: dict[str, list[float | None]] = {f"norm {n}": [math.nan] for n in range(240)}
+    rig = Rig(*running(), batch(0, [0], **diverged))
+    while rig.page.curves.keys() < diverged.keys():
+        assert rig.tick() is not None
+    rig.end(batch(0, [1], **diverged, lr=[0.5]), ENDED)
+    assert set(rig.page.curves["lr"].series[0]) == {1}
 
 
 def test_spans_come_by_thousands_and_all_of_them_in_the_end() -> None:

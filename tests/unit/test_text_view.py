@@ -69,6 +69,8 @@ def test_a_rewritten_line_is_shown_once_in_its_last_state() -> None:
     steps = [out(0, f"\r{n}%", "stderr") for n in range(100)]
     found = texts([*steps, out(0, "\r100%\n", "stderr"), out(0, "dos line\r\n")])
     assert found == ["100%", "dos line"]
+    much = "".join(f"\r{n}" for n in range(5000))
+    assert texts([out(0, much), out(0, "\rdone\n")]) == ["done"]
 
 
 def test_a_day_of_progress_bar_and_an_endless_line_stay_small() -> None:

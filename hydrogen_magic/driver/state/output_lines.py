@@ -63,12 +63,12 @@ class OutputLines:
             lines += [*cut, _skipped(event, gang, max(0, event.skipped_lines - len(cut)))]
         *whole, partial = (self._partial.pop(key, "") + event.text).split("\n")
         lines += [_line(*key, text) for text in whole]
+        partial = _shortened(partial)
         while len(partial) > _LONGEST_PARTIAL:
-            partial = _rewritten(partial)
-            lines += [_line(*key, partial[:_LONGEST_PARTIAL])] * bool(partial)
+            lines.append(_line(*key, partial[:_LONGEST_PARTIAL]))
             partial = partial[_LONGEST_PARTIAL:]
         if partial:
-            self._partial[key] = _shortened(partial)
+            self._partial[key] = partial
         return lines
 
 

@@ -96,9 +96,9 @@ class SpanTracks:
         self._phases: dict[int, _Open] = {}
         self._details: dict[int, _Open] = {}
         self._waiting: dict[int, ev.CollectiveWait] = {}
-        self._waited: list[_Wait] = []
+        self._waited: list[_Interval] = []
         """Completed waits, until it is clear that there is no span for them."""
-        self._reductions: list[_Reduction] = []
+        self._reductions: list[_Interval] = []
         """Reductions of gradients, until all ranks have reported theirs."""
         self._np = 0
 
@@ -113,10 +113,10 @@ class SpanTracks:
         """Add waits that ended a while before ``now_s`` and have no span."""
         waited, self._waited = self._waited, []
         for wait in waited:
-            if now_s - wait.until_s < _LATE_S:
+            if now_s - wait.end_s < _LATE_S:
                 self._waited.append(wait)
             elif not self._is_covered(wait):
-                self._add(wait.rank, ev.COLLECTIVES, wait.name, wait.since_s, wait.until_s, 0)
+                self._add(ev.COLLECTIVES, wait)
         if self._reductions:
             self._flush_reductions(now_s)
 
@@ -129,7 +129,7 @@ class SpanTracks:
                 self._reductions += group
                 continue
             for each in _split(group, self._np):
-                self._add(each.rank, ev.SPANS, each.name, each.start_s, each.end_s, each.depth)
+                self._add(ev.SPANS, each)
 
     def tracks(self) -> Mapping[tuple[int, str], SpanTrack]:
         """Return (rank, track) -> spans."""
@@ -226,7 +226,7 @@ class SpanTracks:
             return slice(None)
         is_kept = np.array([name != ev.GRADIENTS for name in event.names])
         self._reductions += [
-            _Reduction(
+            _Interval(
                 event.rank,
                 float(starts_s[at]),
                 float(ends_s[at]),
@@ -258,27 +258,25 @@ class SpanTracks:
     def _close(self, opened: dict[int, _Open], rank: int, at_s: float, *, depth: int) -> None:
         before = opened.pop(rank, None)
         if before is not None:
-            self._add(rank, PHASES, before.name, before.since_s, at_s, depth)
+            self._add(PHASES, _Interval(rank, before.since_s, at_s, depth, before.name))
 
     def _end_wait(self, rank: int, at_s: float) -> None:
         wait = self._waiting.pop(rank, None)
         if wait is not None:
-            self._waited.append(_Wait(rank, wait.name, wait.since_s, at_s))
+            self._waited.append(_Interval(rank, wait.since_s, at_s, 0, wait.name))
 
-    def _is_covered(self, wait: _Wait) -> bool:
+    def _is_covered(self, wait: _Interval) -> bool:
         if (wait.rank, ev.COLLECTIVES) not in self._tracks:
             return False
         spans = self.spans(wait.rank, ev.COLLECTIVES)
         ends_s = spans.starts_s + spans.durations_s
-        return bool(((spans.starts_s < wait.until_s) & (ends_s > wait.since_s)).any())
+        return bool(((spans.starts_s < wait.end_s) & (ends_s > wait.start_s)).any())
 
     # ── tracks and names ─────────────────────────────────────────────────────────────────────────
 
-    def _add(
-        self, rank: int, track: str, name: str, start_s: float, end_s: float, depth: int
-    ) -> None:
-        (index,) = self._indices((name,))
-        self._columns(rank, track).add(start_s, end_s, index, depth)
+    def _add(self, track: str, found: _Interval) -> None:
+        (index,) = self._indices((found.name,))
+        self._columns(found.rank, track).add(found.start_s, found.end_s, index, found.depth)
 
     def _columns(self, rank: int, track: str) -> _Columns:
         return self._tracks.setdefault((rank, track), _Columns())
@@ -335,13 +333,16 @@ class _Open:
 
 
 @dataclass(frozen=True)
-class _Wait:
-    """A completed wait in a collective."""
+class _Interval:
+    """An interval of a rank that may become a span: a phase, a wait in a collective, or the rank's part in a
+    reduction of gradients.
+    """
 
     rank: int
-    name: str
-    since_s: float
-    until_s: float
+    start_s: float
+    end_s: float
+    depth: int
+    name: str = ev.GRADIENTS
 
 
 class _Columns:
@@ -390,26 +391,14 @@ class _Columns:
 
 # ── waits in reductions of gradients ─────────────────────────────────────────────────────────────
 
-
-@dataclass(frozen=True)
-class _Reduction:
-    """One rank's part in one reduction of gradients, or an interval of it.
-
-    A rank reports one span from the moment it has computed its gradients until all are reduced. The spans
-    of one reduction overlap on all ranks: the others wait until the last rank begins; from then on,
-    gradients are reduced.
-    """
-
-    rank: int
-    start_s: float
-    end_s: float
-    depth: int
-    name: str = ev.GRADIENTS
+# A rank reports one span from the moment it has computed its gradients until all are reduced. The spans of
+# one reduction overlap on all ranks: the others wait until the last rank begins; from then on, gradients
+# are reduced.
 
 
-def _grouped(found: Iterable[_Reduction]) -> list[list[_Reduction]]:
+def _grouped(found: Iterable[_Interval]) -> list[list[_Interval]]:
     """Return the reductions in order; overlapping spans belong to one reduction."""
-    groups: list[list[_Reduction]] = []
+    groups: list[list[_Interval]] = []
     until_s = 0.0
     for each in sorted(found, key=lambda reduction: reduction.start_s):
         if groups and each.start_s < until_s:
@@ -421,7 +410,7 @@ def _grouped(found: Iterable[_Reduction]) -> list[list[_Reduction]]:
     return groups
 
 
-def _split(group: Sequence[_Reduction], np: int) -> Iterator[_Reduction]:
+def _split(group: Sequence[_Interval], np: int) -> Iterator[_Interval]:
     """Yield the spans of one reduction, with waiting and reducing separated if every rank is in it once."""
     last = max(group, key=lambda each: each.start_s)
     is_whole = np > 1 and sorted(each.rank for each in group) == list(range(np))

@@ -9,7 +9,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hydrogen_magic.core.argument_types import python_file, swept_values, typed, whole_number
+from hydrogen_magic import plugins
+from hydrogen_magic.core.argument_types import (
+    choice,
+    python_file,
+    swept_values,
+    typed,
+    variable_names,
+    whole_number,
+)
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
@@ -17,10 +25,7 @@ from hydrogen_magic.notebook.arguments.parsing import (
     add_cluster,
     add_display,
     add_limits,
-    add_out,
-    add_rendezvous,
     add_session,
-    add_track,
     add_where,
     given_by,
     spec_of,
@@ -79,8 +84,10 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     if unknown:
         cells = distributed_parser(is_cell=True)
         raise ArgumentsError(unknown_message(unknown[0], tokens, parser, cells))
-    spec = _named(spec_of(found, defaults or JobSpec()), found)
-    spec = replace(spec, pdb=spec.pdb and not found.sweep)  # of %pdb on: runs have no input line
+    spec = spec_of(found, defaults or JobSpec())
+    out = tuple(dict.fromkeys(found.out)) or spec.out
+    pdb = spec.pdb and not found.sweep  # of %pdb on: runs of a sweep have no input line
+    spec = replace(spec, out=out, pdb=pdb)
     sweep = tuple(_swept(" ".join(words)) for words in found.sweep)
     arguments = Arguments(
         spec=spec,
@@ -141,11 +148,24 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
     )
     add_where(parser)
     add_cluster(parser)
-    add_rendezvous(parser)
+    parser.add_argument(
+        "--with",
+        dest="rendezvous",
+        type=choice(plugins.RENDEZVOUS),
+        metavar="|".join(plugins.RENDEZVOUS),
+        help="how ranks find each other",
+    )
     if is_cell:
         add_session(parser)
     add_limits(parser)
-    add_out(parser)
+    parser.add_argument(
+        "--out",
+        action="extend",
+        type=typed(variable_names),
+        default=[],
+        metavar="NAME[,NAME]",
+        help="rank 0's variables to bring back",
+    )
     parser.add_argument(
         "--save", type=typed(python_file), metavar="FILE.py", help="also write the cell as a script"
     )
@@ -163,7 +183,12 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
         metavar="N",
         help="run at most N combinations at once",
     )
-    add_track(parser)
+    parser.add_argument(
+        "--track",
+        type=choice(plugins.TRACKERS),
+        metavar="|".join(plugins.TRACKERS),
+        help="send parameters and metrics to a tracking server",
+    )
     parser.add_argument(
         "--outlive",
         action="store_true",
@@ -184,13 +209,6 @@ def _add_script(parser: LineParser) -> None:
     for action in parser._actions:
         if action.dest in _OF_CELLS:
             action.help = argparse.SUPPRESS
-
-
-def _named(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
-    """Return ``spec`` with the variables to bring back, and the rendezvous."""
-    names = tuple(dict.fromkeys(name for names in found.out for name in names))
-    rendezvous = found.rendezvous or spec.rendezvous
-    return replace(spec, rendezvous=rendezvous, out=names or spec.out)
 
 
 def _swept(text: str) -> tuple[str, str]:

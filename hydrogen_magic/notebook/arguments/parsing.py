@@ -115,7 +115,7 @@ def add_session(parser: LineParser, has_ranks: bool = True) -> None:
         )
     add(
         "--push",
-        action="append",
+        action="extend",
         type=typed(variable_names),
         default=[],
         metavar="NAME[,NAME]",
@@ -127,27 +127,6 @@ def add_session(parser: LineParser, has_ranks: bool = True) -> None:
         type=typed(parse_duration_s),
         metavar="S",
         help="end the session after S seconds without a cell (also 5m, 1h)",
-    )
-
-
-def add_rendezvous(parser: LineParser) -> None:
-    """Add the option for the rendezvous."""
-    parser.add_argument(
-        "--with",
-        dest="rendezvous",
-        type=choice(plugins.RENDEZVOUS),
-        metavar="|".join(plugins.RENDEZVOUS),
-        help="how ranks find each other",
-    )
-
-
-def add_track(parser: LineParser) -> None:
-    """Add the option for a tracker."""
-    parser.add_argument(
-        "--track",
-        type=choice(plugins.TRACKERS),
-        metavar="|".join(plugins.TRACKERS),
-        help="send parameters and metrics to a tracking server",
     )
 
 
@@ -167,18 +146,6 @@ def add_limits(parser: LineParser) -> None:
         type=typed(parse_size_bytes),
         metavar="SIZE",
         help="size limit of captured data, such as 2GB",
-    )
-
-
-def add_out(parser: LineParser) -> None:
-    """Add the option for variables to bring back."""
-    parser.add_argument(
-        "--out",
-        action="append",
-        type=typed(variable_names),
-        default=[],
-        metavar="NAME[,NAME]",
-        help="rank 0's variables to bring back",
     )
 
 
@@ -227,8 +194,7 @@ def _chosen(found: argparse.Namespace) -> dict[str, Any]:
     given = {name: value for name, value in vars(found).items() if name in names}
     given["np"] = abs(found.np) if found.np is not None else None
     given["placement"] = found.on
-    pushed = (name for names in getattr(found, "push", ()) for name in names)
-    given["push"] = tuple(dict.fromkeys(pushed)) or None
+    given["push"] = tuple(dict.fromkeys(getattr(found, "push", ()))) or None
     given["env"] = tuple(dict(found.env).items()) or None
     given["detach"] = found.detach or None
     return {name: value for name, value in given.items() if value is not None}

@@ -38,6 +38,7 @@ from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views import DETACHED_S
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import gang_lines, text_while_running
+from hydrogen_magic.views.text_view import TextView
 from hydrogen_magic.views.widget.display import CellOutput, is_view_needed, is_widget_expected
 from hydrogen_magic.views.widget.flood import FloodWatch, resend_after
 from hydrogen_magic.views.widget.live_feed import LiveFeed
@@ -46,7 +47,6 @@ from hydrogen_magic.views.widget.page_requests import PageRequests
 from hydrogen_magic.views.widget.rank_displays import RankDisplays
 from hydrogen_magic.views.widget.retained_views import retain
 from hydrogen_magic.views.widget.static_html import static_view
-from hydrogen_magic.views.widget.text_fallback import TextFallback
 
 if TYPE_CHECKING:
     from hydrogen_magic.views.widget.model import Page
@@ -81,7 +81,8 @@ class WidgetView:
             self._live, self._commands, self._send, self._display_again, clock
         )
         self._displays = RankDisplays()
-        self._text = TextFallback(self._display, self._displays, clock)
+        self._text: TextView | None = None
+        """Shows the gang as text, as long as no page shows it."""
         self._page: Page | None = None
         self._opened_at: float | None = None
         self._next_message_at = 0.0
@@ -93,7 +94,7 @@ class WidgetView:
     @property
     def interval_s(self) -> float:
         """Seconds between two updates: 0.1, and less if they also read messages of pages."""
-        if self._text.is_shown and not self._blocking:
+        if self._text is not None and not self._blocking:
             return DETACHED_S
         return self._page.interval_s if self._page is not None else _MESSAGE_S
 
@@ -106,10 +107,10 @@ class WidgetView:
                 self._resend()
         except Exception as error:  # a fault of ours: the gang and its output matter more
             self._give_up(error)
-        if not self._text.is_shown:  # the text has displays among its lines
+        if self._text is None:  # the text has displays among its lines
             self._displays.show([event for event in fresh if isinstance(event, Display)])
         if not self._is_connected.is_set() and self._is_text_due():
-            self._text.update(state, fresh, self._live.events)
+            self._update_text(state, fresh)
 
     def close(self, state: GangState) -> None:
         """Show the end; leave a picture in the page and in the saved notebook."""
@@ -120,8 +121,8 @@ class WidgetView:
             self._requests.close()
         except Exception as error:  # as in update()
             self._give_up(error)
-            self._text.print_all(state, self._live.events)
-        self._text.stop()
+            self._update_text(state, ()).close(state)  # there is no picture
+        self._text = None
         if self._page is not None:
             retain(self)
             resend_after(self._flood, self._resend)
@@ -149,7 +150,7 @@ class WidgetView:
             self._page.pump()
         if self._is_connected.is_set():
             self._live.start()
-            if self._text.is_shown:
+            if self._text is not None:
                 self._return_to_page(state)
         if self._clock() >= self._next_message_at:
             self._next_message_at = self._clock() + _MESSAGE_S
@@ -163,7 +164,8 @@ class WidgetView:
         if self._is_connected.is_set():
             self._live.start()
         self._send_changes()
-        self._text.finish(state)
+        if self._text is not None:
+            self._text.write_rest(state)  # a picture takes the place of the table
 
     def _open_once(self, state: GangState) -> None:
         if self._opened_at is not None:
@@ -176,18 +178,18 @@ class WidgetView:
             self._page.open(state.gang, blocking=self._blocking)
             self._page.show(text_while_running(state))
         else:
-            self._text.start()
+            self._text = self._new_text()
 
     def _return_to_page(self, state: GangState) -> None:
         """A page connected late: it has the printed output, and gets later output."""
-        self._text.stop()
+        self._text = None
         if self._page is not None:
             self._page.show(text_while_running(state))
 
     def _is_text_due(self) -> bool:
         assert self._opened_at is not None
         waited_s = self._clock() - self._opened_at
-        return self._text.is_shown or self._is_broken or waited_s >= _HELLO_TIMEOUT_S
+        return self._text is not None or self._is_broken or waited_s >= _HELLO_TIMEOUT_S
 
     def _send_changes(self) -> None:
         for message in self._live.messages():
@@ -240,8 +242,22 @@ class WidgetView:
             with suppress(Exception):  # the same error may occur there too
                 page.close()
 
+    # ── text and picture ──
+
+    def _update_text(self, state: GangState, fresh: Sequence[Event]) -> TextView:
+        """Show text; if this starts, all output so far, whose displays are shown already."""
+        if self._text is None:
+            fresh = [event for event in self._live.events() if not isinstance(event, Display)]
+            self._text = self._new_text()
+        self._text.update(state, fresh)
+        return self._text
+
+    def _new_text(self) -> TextView:
+        device = NotebookOutput(self._display.show_text, displays=self._displays)
+        return TextView(device, clock=self._clock)
+
     def _leave_picture(self, state: GangState) -> None:
-        is_printed = self._text.is_shown
+        is_printed = self._text is not None
         drawn = static_view(self._live.events(), state.gang, self._live.page_feed)
         html = drawn.html(state, with_output=not is_printed, is_raised=self._blocking)
         text = _as_text(state)

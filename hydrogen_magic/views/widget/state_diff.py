@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.stragglers import stragglers
 from hydrogen_magic.views.text_table import MOST_ROWS
@@ -76,19 +77,8 @@ class StateDiff:
 
     def _is_time(self, state: GangState, now_s: float) -> bool:
         """Return whether to compare: at intervals, and at once if the gang as a whole changes."""
-        glance = (
-            state.state,
-            state.stop_reason,
-            state.killed,
-            state.attempt,
-            len(state.notices),
-            state.is_recording,
-            state.profiling,
-            state.queued,
-            state.waits_for,
-            state.closure,
-            len(state.ranks),
-        )
+        # The time, the ranks and the progress of rows change all the time.
+        glance = replaced(state, now_s=0.0, ranks=(), rows=None), len(state.ranks)
         every_s = _EVERY_S if len(state.ranks) <= MOST_ROWS else _EVERY_S_OF_MANY
         is_same = glance == self._glance and now_s - self._compared_s < every_s
         if is_same and not state.is_terminal:
