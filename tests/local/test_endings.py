@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -126,9 +127,12 @@ def test_results_that_wait_for_the_agent_arrive_after_the_exit(tmp_path: Path) -
     assert gang.received.of(0).everything().keys() >= set(names)
 
 
-def test_killed_after_its_result_before_its_exit() -> None:
+def test_killed_after_its_result_before_its_exit(tmp_path: Path) -> None:
     """Exit handlers may save a checkpoint, so the gang has failed; its results are kept."""
-    gang = hm.launch(ranks.end_after_result, np=2)
+    go = tmp_path / "go"
+    gang = hm.launch(ranks.end_after_result, str(go), np=2)
+    until(gang, lambda: gang.ranks and all(r.result_bytes is not None for r in gang.ranks))
+    go.touch()
     error = failure_of(gang)
     assert error.rank == 1
     assert "killed by SIGKILL after its result had arrived" in str(error)
@@ -146,9 +150,9 @@ def test_a_closure_that_ends_who_loads_it(how: str) -> None:
         assert "this cannot be loaded" in error.report
 
 
-def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
+def test_ranks_that_fail_together_print_nothing_of_ours(tmp_path: Path) -> None:
     """Rank 0 is interrupted while it waits for a message that never comes; rank 1 has a huge one."""
-    gang = hm.launch(ranks.fail_together, "the end", np=2)
+    gang = hm.launch(ranks.fail_together, str(tmp_path / "begun"), "the end", np=2)
     error = failure_of(gang)
     assert error.rank == 1
     assert "ValueError: bad batch xxx" in error.report and "xxx the end" in error.report
@@ -187,7 +191,7 @@ def test_an_interrupted_exit_handler_prints_nothing_of_ours_or_of_a_library() ->
     until(gang, said(gang, "leaving"))
     gang.stop()
     log = ended(gang).logs[0]
-    assert "time.sleep(1000)" in log and log.endswith("KeyboardInterrupt: \n")
+    assert ", in hang" in log and log.endswith("KeyboardInterrupt: \n")
     assert "hydrogen_magic" not in log
     assert [gang.logs[1], gang.logs[2]] == ["leaving\n"] * 2
 
@@ -318,9 +322,23 @@ def test_stacks_say_where_ranks_hang(ways: list[str]) -> None:
     gang = hm.launch(ranks.hang_each, ways, np=2)
     until(gang, said(gang, "about to hang"))
     until(gang, lambda: sum("in hang" in text for text in gang.stacks().values()) == 2)
-    assert sorted(gang.stacks()) == [0, 1]
     gang.stop()
     ended(gang)
+
+
+def test_stacks_of_a_rank_that_writes_them_late_are_reported(tmp_path: Path) -> None:
+    """As on a busy machine, where a rank gets the processor after those of its peers were reported."""
+    over = tmp_path / "over"
+    gang = hm.launch(plain_ranks.log_and_wait, str(over), np=2)
+    until(gang, said(gang, "begun"))
+    late = gang.ranks[1].pid or 0
+    os.kill(late, signal.SIGSTOP)
+    gang.ask_stacks()
+    until(gang, lambda: "in log_and_wait" in gang.ranks[0].stacks)
+    os.kill(late, signal.SIGCONT)
+    over.touch()
+    ended(gang).raise_for_state()
+    assert "in log_and_wait" in gang.ranks[1].stacks
 
 
 def test_ranks_that_disagree_are_told_apart() -> None:
@@ -493,8 +511,8 @@ def test_an_agent_keeps_no_closure_of_a_gang_that_ended() -> None:
     stacks = "/memfd:hydrogen_magic:stacks"  # of workers that wait for the next gang
 
     def held() -> list[str]:
-        links = [fd.readlink() for pid in agent_pids() for fd in Path(f"/proc/{pid}/fd").iterdir()]
-        names = [str(link).partition(" ")[0] for link in links]
+        links = [link for pid in agent_pids() for link in leaks._links(pid)]
+        names = [link.partition(" ")[0] for link in links]
         return [
             name for name in names if name.startswith("/memfd:hydrogen_magic:") and name != stacks
         ]
@@ -510,7 +528,10 @@ def test_an_agent_keeps_no_closure_of_a_gang_that_ended() -> None:
 def test_ranks_are_batch_work_and_the_notebook_is_not() -> None:
     assert hm.launch(ranks.scheduling, np=2).results == [os.SCHED_BATCH] * 2
     assert [os.sched_getscheduler(pid) for pid in agent_pids()] == [os.SCHED_BATCH]
-    policies = [os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")]
+    policies = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended
+            policies.add(os.sched_getscheduler(int(thread)))
     assert os.SCHED_BATCH in policies, "the thread that listens to agents"
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
@@ -586,14 +607,8 @@ def test_nothing_listens_but_on_loopback() -> None:
 
 
 def _inode_is_ours(inode: str) -> bool:
-    for process in processes.descendants(os.getpid()):
-        for fd in Path(f"/proc/{process.pid}/fd").iterdir():
-            try:
-                if os.readlink(fd) == f"socket:[{inode}]":
-                    return True
-            except OSError:
-                continue
-    return False
+    pids = [process.pid for process in processes.descendants(os.getpid())]
+    return any(f"socket:[{inode}]" in leaks._links(pid) for pid in pids)
 
 
 def test_a_gang_that_ended_left_a_whole_record_and_cannot_be_stopped() -> None:
@@ -699,7 +714,11 @@ def test_an_agent_that_is_killed_takes_its_ranks_along_and_costs_an_attempt() ->
     gang = hm.launch(plain_ranks.family, np=2, retries=1)
 
     def is_training(attempt: int) -> bool:
-        return gang.snapshot().attempt == attempt and bool(said(gang, "batch")())
+        # The logs have the lines of earlier attempts, too.
+        return gang.snapshot().attempt == attempt and all(
+            rank.pid is not None and gang.logs[rank.rank].count("batch") > attempt
+            for rank in gang.ranks
+        )
 
     for attempt in (0, 1):
         until(gang, partial(is_training, attempt))
@@ -776,7 +795,8 @@ def test_an_agent_that_does_not_respond_is_ended(stopped: str, kill: bool) -> No
         gang.stop(kill=True)
     with pytest.raises(GangStoppedError, match="stopped by you"):
         ended(gang).raise_for_state()
-    assert not leaks.marked(*mark) and not alive(family)
+    wait_until_gone(family)  # they were killed at the end
+    wait_until(lambda: not leaks.marked(*mark))
     assert {rank.phase for rank in gang.ranks} == {"stopped"}
     why = f"(pid {agent.process.pid}) did not respond"
     assert why in notices_of(gang)
@@ -792,7 +812,7 @@ def stopped_with(agent: int, stopped: str, family: set[int]) -> set[int]:
         for process in processes.processes(family)
         if process.ppid == agent
         and b"hydrogen_magic.node.agent.forkserver"
-        in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        in processes.read(f"/proc/{process.pid}/cmdline")
     }
     assert forkservers, "with the workers that it has forked in advance"
     return {agent} if stopped == "agent" else {agent, *forkservers}

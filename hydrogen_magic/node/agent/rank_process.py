@@ -48,7 +48,9 @@ class RankProcess:
         self.on_timeline: Callable[[msg.TimelineFile], None] = lambda timeline: None
         """Called when a library on the rank starts or ends a timeline."""
         self.output = RankOutput(rank, worker, log, reporter)
-        self.stacks = StackReader(worker.stacks)
+        self.awaits_stacks = False
+        """Its stacks were requested, and it has not written them yet."""
+        self._stacks = StackReader(worker.stacks)
         self._reporter = reporter
         self._now_s, self._emit = reporter.now_s, reporter.emit
         self._finish = FinishWatch(worker.pid)
@@ -191,8 +193,24 @@ class RankProcess:
 
     def request_stacks(self) -> None:
         """Make ``faulthandler`` write the stacks of all threads; works even inside a blocked collective."""
-        if not self.exited:
-            processes.send_signal(self.worker.pid, processes.STACKS_SIGNAL)
+        if self.exited:
+            self._emit(ev.RankStacks(self._now_s(), self.rank, ""))
+            return
+        self._stacks.read()
+        self.awaits_stacks = True
+        processes.send_signal(self.worker.pid, processes.STACKS_SIGNAL)
+
+    def report_stacks(self, *, is_last: bool) -> None:
+        """Emit the requested stacks if they were written; ``is_last``: emit an empty text otherwise.
+
+        Stacks that are written later are emitted when the process exits.
+        """
+        if not self.awaits_stacks:
+            return
+        text = self._stacks.read()
+        self.awaits_stacks = not text
+        if text or is_last:
+            self._emit(ev.RankStacks(self._now_s(), self.rank, text))
 
     # ── its end ──
 
@@ -228,7 +246,9 @@ class RankProcess:
             (code, "") if code >= 0 else (None, processes.name_of_signal(-code))
         )
         is_requested = self._is_stop_requested
-        crash = self.stacks.read() if signal_name and not is_requested else ""
+        crash = self._stacks.read() if signal_name and not is_requested else ""
+        self.report_stacks(is_last=True)
+        self.awaits_stacks = False
         hint = "" if is_requested else self._hint(exit_code, signal_name, max_rss_bytes)
         how = (exit_code, signal_name, is_requested, hint, crash)
         self._emit(ev.RankExited(self._now_s(), self.rank, *how))
@@ -249,6 +269,7 @@ class RankProcess:
 
     def close(self, *, is_retained: bool) -> None:
         """Close the log, and the pipes unless the process is retained for another gang."""
+        self.awaits_stacks = False
         self.output.close()
         for fd in (self.worker.control.fileno(), self.worker.interrupted):
             asyncio.get_running_loop().remove_reader(fd)

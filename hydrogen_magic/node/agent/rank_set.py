@@ -63,14 +63,18 @@ class RankSet:
             process.send(command)
 
     def request_stacks(self) -> None:
-        """Make every rank write its stacks; see :meth:`read_stacks` a moment later."""
+        """Make every rank write its stacks; call :meth:`report_stacks` a moment later."""
         for process in self:
-            process.stacks.read()
             process.request_stacks()
 
-    def read_stacks(self) -> dict[int, str]:
-        """Return the stacks written since :meth:`request_stacks`."""
-        return {process.rank: process.stacks.read() for process in self}
+    def report_stacks(self, *, is_last: bool) -> bool:
+        """Report the requested stacks that were written; return whether none are missing.
+
+        ``is_last``: report missing stacks as empty.
+        """
+        for process in self:
+            process.report_stacks(is_last=is_last)
+        return not any(process.awaits_stacks for process in self)
 
     def signal(self, signum: int) -> None:
         """Send a signal to every rank."""

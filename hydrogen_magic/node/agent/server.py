@@ -35,7 +35,9 @@ _URGENT = (ev.RankFailed, ev.RankExited, ev.RankResult, ev.RecordAwaited)
 """Events that are sent as soon as all that has arrived with them is read, with those before them."""
 
 _STACKS_S = 0.1
-"""``faulthandler`` writes stacks within milliseconds of the signal."""
+"""``faulthandler`` writes stacks within milliseconds of the time at which a rank gets the processor."""
+_MAX_STACK_READS = 10
+"""A rank whose process is stopped never writes its stacks."""
 
 _MAX_SPARES = 16
 """If there are more ranks, they are forked on request: each waiting one takes some memory."""
@@ -267,11 +269,14 @@ class AgentServer:
         if group is None:
             return
         group.ranks.request_stacks()
-        await asyncio.sleep(_STACKS_S)
-        if group is self._group:
-            for rank, text in group.ranks.read_stacks().items():
-                self._emit(ev.RankStacks(group.reporter.now_s(), rank, text))
+        for n_reads in range(1, _MAX_STACK_READS + 1):
+            await asyncio.sleep(_STACKS_S)
+            if group is not self._group:
+                return
+            is_complete = group.ranks.report_stacks(is_last=n_reads == _MAX_STACK_READS)
             self._flush()
+            if is_complete:
+                return
 
     # ── children ──
 
