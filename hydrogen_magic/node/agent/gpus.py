@@ -65,8 +65,10 @@ class RankGpus:
             pynvml.nvmlInit()
         except pynvml.NVMLError:
             return  # no driver, or a faulty one: there are no values of its GPU
-        while not self._closing:
+        while True:
             self._wake.clear()
+            if self._closing:  # looked at after `clear`, which may undo the wake-up of `close`
+                break
             for rank, gpu in self._gpus.items():
                 if rank in self._pids:
                     self._found[rank] = _ask(pynvml, gpu, processes.family(self._pids[rank]))
