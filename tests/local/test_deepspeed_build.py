@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.__main__ import main
+from hydrogen_magic.node.worker.observe import extension_builds
 from tests.gangs import PATIENCE_S
 
 FILE_BATON = """
@@ -56,7 +59,7 @@ class Missing:
 class Waiting:
     def load(self, verbose):
         LOCK.touch()
-        threading.Timer(4, LOCK.unlink).start()
+        threading.Timer(8, LOCK.unlink).start()
         FileBaton(str(LOCK)).wait()
 
 class Endless:
@@ -135,6 +138,24 @@ def test_the_cause_of_a_failure_is_shown(
     said = capsys.readouterr().err
     assert f"{name} cannot be loaded:" in said and reason in said
     assert "Traceback" not in said
+
+
+def test_a_process_that_exits_during_the_search_for_a_lock_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(listed: Callable[..., Any]) -> Callable[..., Any]:
+        def listing(path: Any = ".") -> Any:
+            if str(path) == "/proc/1/fd":
+                raise FileNotFoundError(path)
+            return listed(path)
+
+        return listing
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, gone(getattr(os, name)))
+    lock = tmp_path / "lock"
+    with lock.open("w"):
+        assert not extension_builds._is_abandoned(lock)
 
 
 def test_a_stop_leaves_no_lock_file(operators: Path) -> None:

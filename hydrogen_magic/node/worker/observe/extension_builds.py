@@ -7,8 +7,10 @@ DeepSpeed's operators are such extensions. One process of a machine compiles; th
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,14 +73,17 @@ def _is_abandoned(path: Path) -> bool:
 
     The process that compiles closes the file before it removes it.
     """
-    if any(_is_same(fd, path) for fd in Path("/proc").glob("[0-9]*/fd/*")):
+    if any(_has_open(pid, path) for pid in os.listdir("/proc") if pid.isdecimal()):
         return False
     time.sleep(_REMOVED_S)
     return path.exists()
 
 
-def _is_same(fd: Path, path: Path) -> bool:
-    try:
-        return fd.samefile(path)
-    except OSError:
-        return False
+def _has_open(pid: str, path: Path) -> bool:
+    """Whether the process has the file open; False if it has exited, or we may not look into it."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if path.samefile(f"/proc/{pid}/fd/{fd}"):
+                    return True
+    return False
