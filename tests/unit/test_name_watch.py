@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -41,21 +42,27 @@ class Answering:
         return 1
 
 
-IN_PLACE: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "list": ([[1], 2], lambda value: value[0].append(3)),
-    "array": (numpy.zeros((4, 4)).T[1:, ::2], lambda value: value.fill(1)),
-    "large array": (numpy.zeros(5000), lambda value: value.__setitem__(4999, 1)),
-    "optimizer": (torch.nn.Linear(2, 2), _step("SGD")),
-    "fused optimizer": (torch.nn.Linear(2, 2), _step("Adam", fused=True)),
-    "data": (torch.nn.Linear(2, 2), lambda model: model.weight.data.add_(1)),
-    "mode": (torch.nn.Linear(2, 2), lambda model: model.eval()),
-    "layer": (torch.nn.Sequential(), lambda model: model.append(torch.nn.ReLU())),
+def _linear() -> torch.nn.Module:
+    return torch.nn.Linear(2, 2)
+
+
+IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "list": (lambda: [[1], 2], lambda value: value[0].append(3)),
+    "array": (lambda: numpy.zeros((4, 4)).T[1:, ::2], lambda value: value.fill(1)),
+    "large array": (lambda: numpy.zeros(5000), lambda value: value.__setitem__(4999, 1)),
+    "optimizer": (_linear, _step("SGD")),
+    "fused optimizer": (_linear, _step("Adam", fused=True)),
+    "data": (_linear, lambda model: model.weight.data.add_(1)),
+    "mode": (_linear, lambda model: model.eval()),
+    "layer": (torch.nn.Sequential, lambda model: model.append(torch.nn.ReLU())),
+    "hook": (_linear, lambda model: model.weight.register_hook(abs)),
 }
 
 
 @pytest.mark.parametrize("kind", IN_PLACE)
 def test_a_change_in_place_is_seen_once(kind: str) -> None:
-    value, change = IN_PLACE[kind]
+    make, change = IN_PLACE[kind]
+    value = make()
     names = {"x": value, "change": change}
     watch = NameWatch(names)
     watch.start()
@@ -66,6 +73,15 @@ def test_a_change_in_place_is_seen_once(kind: str) -> None:
         watch.begin([])
         change(value) if did else None
         assert watch.end(()) == NameChanges(changed=did)
+
+
+def test_a_tensor_with_hooks_is_compared_without_warnings() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(abs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [changes({"w": weight}, cell, ("w",)) for cell in ("w.sum()", "w.data.add_(1)")]
+    assert found == [NameChanges(("w",)), NameChanges(("w",), changed=("w",))]
 
 
 def test_what_threads_of_a_cell_do_after_its_end_is_seen_in_the_next_one() -> None:

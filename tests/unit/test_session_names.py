@@ -89,7 +89,8 @@ class Session:
 
 
 @pytest.fixture
-def session(notebook: Notebook) -> Session:
+def session(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)  # what was loaded before stays frozen
     return Session(notebook)
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.node.worker.ipython_shell import bound_by_ipython
-from hydrogen_magic.serialization import reducers
+from hydrogen_magic.node.worker.rank_parts import loaded
+from hydrogen_magic.serialization import library_objects, reducers
 from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.identity import ObjectIdentity
 from hydrogen_magic.serialization.memory_layout import bytes_of
@@ -152,6 +153,9 @@ class _ContentPickler(Pickler):
     def __init__(self, file: DigestFile) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, file.add_buffer)
         self._file = file
+        for place in (("torch", "Tensor"), ("torch.nn", "Parameter")):
+            if (kind := loaded(*place)) is not None:
+                self.handlers[kind] = _reduce_tensor
 
     def reducer_override(self, obj: Any) -> Any:
         if obj is reducers.restore_same:
@@ -167,3 +171,8 @@ class _ContentPickler(Pickler):
 
     def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
         return bytes_of(storage), 0, storage.nbytes()
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Reduce a tensor with its hooks: torch leaves them out, with a warning that a filter may raise."""
+    return library_objects.with_hooks(tensor, NotImplemented)
