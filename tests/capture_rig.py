@@ -15,6 +15,7 @@ import sys
 import tempfile
 import textwrap
 import types
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,7 @@ def open_notebook() -> Iterator[Notebook]:
     notebook = Notebook()
     sys.modules["__main__"] = notebook.module
     try:
-        with shells.settings_restored():
+        with shells.settings_restored(), warnings.catch_warnings():
             yield notebook
     finally:
         shells.forget(notebook.shell)

@@ -38,7 +38,7 @@ def disk_full_at(n_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-DEAD = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:1"
-"""An owner on this machine that has ended."""
+DEAD = f"{run_log.owner_of_this_process().rsplit(':', 2)[0]}:1:{2**62}"
+"""An owner on this machine that has ended: no process starts that late."""
 ENDED = ev.GangEnded(9.0, "SUCCEEDED", "")
 METRICS = ev.Metrics(1.0, 0, (0,), (0.5,), {"loss": (math.inf,), "ü\ud800": (None,)})

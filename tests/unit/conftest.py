@@ -20,39 +20,40 @@ REMEDY = "tests in tests/unit start no process and no thread; move this one to t
 
 
 class Guard:
-    """Refuses what starts something while it is active, and notes it down."""
+    """Refuses what a test starts, and notes it down.
+
+    Other threads may start something meanwhile, such as those of an agent that local tests have left warm.
+    """
 
     def __init__(self) -> None:
-        self.active = False
+        self.thread: int | None = None
+        """The thread that runs a test."""
         self.started: list[str] = []
 
     def audit(self, event: str, _: tuple[Any, ...]) -> None:
-        if self.active and event in STARTS:
-            self.refuse(event)
+        if event in STARTS:
+            self.check(event)
 
-    def refuse(self, what: str) -> None:
-        self.started.append(what)  # the code under test may catch the error
-        raise AssertionError(f"{what}: {REMEDY}")
+    def check(self, what: str) -> None:
+        if threading.get_ident() == self.thread:
+            self.started.append(what)  # the code under test may catch the error
+            raise AssertionError(f"{what}: {REMEDY}")
 
 
 _guard = Guard()
 sys.addaudithook(_guard.audit)  # for good: Python cannot remove one
 
 
-def _start(thread: threading.Thread) -> None:
-    _guard.refuse(f"thread {thread.name}")
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Begin with the fixtures, those of a module too."""
     _guard.started.clear()
-    _guard.active = True
+    _guard.thread = threading.get_ident()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish() -> None:
-    _guard.active = False
+    _guard.thread = None
 
 
 @pytest.fixture
@@ -61,10 +62,26 @@ def notebook() -> Iterator[Notebook]:
         yield notebook
 
 
+@pytest.fixture
+def matplotlib() -> None:
+    """Import Matplotlib, which starts a process and a thread if it has no cache of the system's fonts."""
+    thread, _guard.thread = _guard.thread, None
+    try:
+        pytest.importorskip("matplotlib.font_manager")
+    finally:
+        _guard.thread = thread
+
+
 @pytest.fixture(autouse=True)
 def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test that starts a process or a thread."""
-    monkeypatch.setattr(threading.Thread, "start", _start)
+    real_start = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        _guard.check(f"thread {thread.name}")
+        real_start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
     yield
     if _guard.started:
         pytest.fail(f"{', '.join(_guard.started)}: {REMEDY}", pytrace=False)

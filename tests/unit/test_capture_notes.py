@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 
 from tests.capture_rig import Notebook
@@ -88,6 +91,13 @@ library.tree = types.SimpleNamespace(register_node=print)
 """
 
 
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore after the test which module has this name."""
+    monkeypatch.setitem(sys.modules, "library", types.ModuleType("library"))
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("registers", REGISTRATIONS)
 def test_registrations_of_earlier_cells(notebook: Notebook, registers: str) -> None:
     cell, said = REGISTRATIONS[registers]
@@ -97,6 +107,7 @@ def test_registrations_of_earlier_cells(notebook: Notebook, registers: str) -> N
     assert f"the notebook registered {said}, and the ranks do not" in hint
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("registers", SILENT)
 def test_registrations_that_do_not_concern_the_cell(notebook: Notebook, registers: str) -> None:
     notebook.cell(LIBRARY)

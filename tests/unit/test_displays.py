@@ -68,8 +68,8 @@ def test_a_bundle_has_what_a_notebook_would_show(capsys: pytest.CaptureFixture[s
     assert bundle_of(Rich(), exclude={"image/png"})[1] == {}
 
 
+@pytest.mark.usefixtures("matplotlib")
 def test_a_figure_is_drawn_as_in_a_notebook() -> None:
-    pytest.importorskip("matplotlib")
     from IPython.core.pylabtools import print_figure
     from matplotlib import style
     from matplotlib.figure import Figure

@@ -99,6 +99,7 @@ def test_a_rank_that_waits_for_a_disk_is_writing(usage: Usage) -> None:
 
 
 def test_the_state_of_each_thread_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "read", lambda path: b"1 (a) b) S 1")
     assert not processes.is_in_storage({os.getpid()})
     monkeypatch.setattr(processes, "read", lambda path: b"1 (a) b) D 1")
     assert processes.is_in_storage({os.getpid()})

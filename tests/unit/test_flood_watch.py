@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hydrogen_magic.views.widget.flood import FloodWatch
+
+
+@pytest.fixture(autouse=True)
+def n_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore after each test what watches have seen."""
+    monkeypatch.setattr(FloodWatch, "n_seen", 0)
 
 
 class Sender:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gc
 import gzip
 import os
 import pickle
@@ -666,11 +667,13 @@ def test_numbers_of_one_type_take_as_many_calls_for_thousands_of_columns_as_for_
                 found[str(value or frame.f_code)] += 1
 
         assert pass_on()["sum"].to_pylist() == [n_columns] * 100
+        gc.disable()  # it calls finalizers of what earlier tests have left
         sys.setprofile(count)
         try:
             columns = pass_on()
         finally:
             sys.setprofile(None)
+            gc.enable()
         assert columns.num_rows == 300
         return found
 

@@ -16,8 +16,9 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import Attached, Control, OwnerEvents
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.owner import connection, process
+from hydrogen_magic.driver.owner import connection, process, recorded_gang
 from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
+from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport import framing
@@ -28,7 +29,11 @@ from tests.records import DEAD, ENDED, METRICS, launched, write
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail a wait that goes on after agents have had their time."""
     monkeypatch.setattr(connection, "_RECORD_S", -1.0)
-    monkeypatch.setattr(time, "sleep", lambda delay_s: pytest.fail("waits"))
+    clock = SimpleNamespace(
+        monotonic=time.monotonic, time=time.time, sleep=lambda _: pytest.fail("waits")
+    )
+    for module in (connection, recorded_gang, stored_results):
+        monkeypatch.setattr(module, "time", clock)
 
 
 @pytest.fixture

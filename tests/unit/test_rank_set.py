@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import signal
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from hydrogen_magic.node.agent.rank_starter import RankStarter
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
+from tests.open_files import open_files
 
 
 class DeafRank:
@@ -94,7 +94,7 @@ def test_the_exit_of_an_earlier_process_is_not_that_of_a_rank_with_its_pid() -> 
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_workers_that_run_no_rank_are_closed(is_stopped: bool) -> None:
     """After a Stop before the rendezvous is served, or after an error at the start of rank 1 of 4."""
-    n_open = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     launched: list[int] = []
     began = asyncio.Event()
 
@@ -124,4 +124,4 @@ def test_workers_that_run_no_rank_are_closed(is_stopped: bool) -> None:
         assert launched == ([] if is_stopped else [0, 1])
 
     asyncio.run(start())
-    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert open_files() <= before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.frameworks.horovod import node as horovods_node
 from hydrogen_magic.node.worker import figures, main, observe, process_setup
 
 HOROVODS = "hydrogen_magic.frameworks.horovod.node.observe"
@@ -21,7 +23,9 @@ HOROVODS = "hydrogen_magic.frameworks.horovod.node.observe"
 def test_our_observers_of_imported_libraries_are_imported_before_the_fork(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, HOROVODS, raising=False)
+    observer = importlib.import_module(HOROVODS)
+    monkeypatch.setattr(horovods_node, "observe", observer)  # restored with the module
+    monkeypatch.delitem(sys.modules, HOROVODS)
     observe.import_ahead([ObserverSpec("not_imported", f"{HOROVODS}:attach")])
     assert HOROVODS not in sys.modules
     observe.import_ahead(
@@ -50,8 +54,10 @@ def test_times_of_compilation_are_written_for_a_logger_that_wants_them(
     assert left_out == ([print] if is_left_out else [])
 
 
+@pytest.mark.usefixtures("matplotlib")
 def test_a_stopped_cell_leaves_no_figure_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot")
+    from matplotlib import pyplot
+
     stop = threading.Event()
     stop.set()
     monkeypatch.setattr(process_setup, "asked_to_stop", stop)

@@ -46,6 +46,14 @@ class Net(Base):
 def scale(x, by=10): return x * by + 1
 """
 
+UNFREEZE = gc.unfreeze
+
+
+@pytest.fixture(autouse=True)
+def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep out of garbage collections what was loaded before the tests."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
+
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -75,13 +83,14 @@ def test_existing_instances_get_the_new_class(main: dict[str, Any]) -> None:
     assert pickle.loads(pickle.dumps(net)).added() == copy.deepcopy(net).added() == 3
 
 
-def test_instances_that_infer_has_frozen_get_the_new_class(main: dict[str, Any]) -> None:
+def test_instances_that_infer_has_frozen_get_the_new_class(
+    main: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = main["Net"]()
+    monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
     gc.freeze()
-    try:
-        redefine(main, LATER)
-    finally:
-        gc.unfreeze()
+    redefine(main, LATER)
+    gc.freeze()
     assert isinstance(net, main["Net"]) and net.name() == "new net of base"
 
 

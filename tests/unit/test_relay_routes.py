@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import os
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -147,7 +148,7 @@ def test_a_request_that_is_not_answered_in_time_may_be_repeated(
 ) -> None:
     """The relay's process listens and does not accept: its host was paused. Then it exits."""
     monkeypatch.setattr(relay_endpoint, "_REACH_S", 0.1 - relay_endpoint.LONGEST_WAIT_S)
-    name = f"test-{id(monkeypatch)}"
+    name = f"test-{os.getpid()}"
     options = {"relay": name, "do": str(relay_endpoint.PULL), "number": "1"}
     with socket.socket(socket.AF_UNIX) as requests:
         requests.bind(f"\0hydrogen_magic/relay/{name}")

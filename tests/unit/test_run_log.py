@@ -226,7 +226,8 @@ def test_the_end_of_an_outliving_gang_is_recorded_once_the_disk_has_space(
     def wait(seconds: float = 5.0) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limits.pop(0), hard))
 
-    monkeypatch.setattr(stored_results.time, "sleep", wait)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=wait)
+    monkeypatch.setattr(stored_results, "time", clock)
     try:
         wait()
         process._complete_record(gang, is_seen=False)

@@ -8,6 +8,7 @@ import { type Ack, ALL_RANKS, type Rank } from "../src/protocol";
 import { packCurve } from "./data";
 import { rankWith } from "./kernel";
 import { THEME } from "./scenes";
+import { eventually } from "./wait";
 
 const held = vi.hoisted(() => ({ look: (_: [number, number]) => {} }));
 
@@ -243,9 +244,9 @@ describe("the section of curves", () => {
     const root = shown(store, async () => ack(true)); // no frame has painted a chart
     act(() => button(root, "PNG").click());
     expect(drawn).toEqual(["1 steps", "1 steps"]);
-    await vi.waitFor(() => expect(saved).toHaveBeenCalledTimes(1));
+    await eventually(() => expect(saved).toHaveBeenCalledTimes(1));
     act(() => button(root, "PNG").click());
-    await vi.waitFor(() => expect(root.textContent).toContain("no picture was saved"));
+    await eventually(() => expect(root.textContent).toContain("no picture was saved"));
     expect(saved).toHaveBeenCalledTimes(1);
   });
 
@@ -253,7 +254,7 @@ describe("the section of curves", () => {
     const ask = vi.fn(async () => ack(false, "no disk"));
     const root = shown(storeWith(["loss"]), ask);
     act(() => button(root, "CSV").click());
-    await vi.waitFor(() => expect(root.textContent).toContain("no table was saved: no disk"));
+    await eventually(() => expect(root.textContent).toContain("no table was saved: no disk"));
     expect(ask).toHaveBeenCalledWith({ do: "csv" });
   });
 });

@@ -95,11 +95,12 @@ export class Stage {
   }
 }
 
-/** A stage for every test of a file, with time that passes when the test says so. */
+/** A stage for every test of a file, with timers and a clock that advance when the test says so. */
 export function setStage(): Stage {
   const stage = new Stage();
   beforeEach(() => {
     vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout", "setInterval", "clearInterval"] });
+    vi.spyOn(performance, "now").mockReturnValue(1000);
     vi.stubGlobal("requestAnimationFrame", (paint: () => void) => setTimeout(paint, 16));
     localStorage.clear();
     document.body.dataset.jpThemeLight = "true";

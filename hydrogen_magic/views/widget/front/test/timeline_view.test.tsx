@@ -6,6 +6,7 @@ import { SpanStore } from "../src/timeline/store";
 import { Timeline } from "../src/timeline/Timeline";
 import { NAMES, packSpans, trainingSpans } from "./data";
 import { THEME } from "./scenes";
+import { eventually } from "./wait";
 
 function storeWith(n_ranks: number): SpanStore {
   const store = new SpanStore();
@@ -95,10 +96,10 @@ describe("the timeline", () => {
 
   it("tells where the time goes, in words too", async () => {
     const { root } = shown(storeWith(2));
-    await vi.waitFor(() => expect(root.querySelectorAll(".hm-where-row").length).toBe(2));
+    await eventually(() => expect(root.querySelectorAll(".hm-where-row").length).toBe(2));
     expect(root.querySelector(".hm-where-bar b")?.textContent).toMatch(/^\d+ %$/);
     expect(root.querySelector(".hm-name")?.textContent).toMatch(/^backward\d+ %$/);
-    await vi.waitFor(() =>
+    await eventually(() =>
       expect(root.querySelector("canvas")?.getAttribute("aria-label")).toMatch(
         /^Timeline of 2 ranks, .*backward \d+ %/,
       ),
@@ -149,7 +150,7 @@ describe("the timeline", () => {
   it("says why there is no trace", async () => {
     const { root, ask } = shown(storeWith(1));
     act(() => button(root, "Trace").click());
-    await vi.waitFor(() => expect(root.textContent).toContain("nothing was recorded"));
+    await eventually(() => expect(root.textContent).toContain("nothing was recorded"));
     expect(ask).toHaveBeenCalledWith({ do: "trace" });
   });
 });
