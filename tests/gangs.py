@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,7 +148,7 @@ def agent_pids(kernel: int | None = None) -> list[int]:
         process.pid
         for process in processes.processes()
         if process.ppid == parent
-        and b"hydrogen_magic.node.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        and b"hydrogen_magic.node.agent" in processes.read(f"/proc/{process.pid}/cmdline")
     ]
 
 

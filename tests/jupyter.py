@@ -12,11 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import port_names
 from jupyter_client.manager import KernelManager
 from jupyter_client.session import Session
 
 from hydrogen_magic.core import processes
 from tests import kernels
+from tests.gangs import free_ports
 
 PATIENCE_S = 60.0
 """A cell that takes longer hangs, even on a machine under load."""
@@ -74,6 +76,11 @@ class Manager(KernelManager):
     """Starts a kernel, of the environment's ipykernel or of an older version."""
 
     leaves_unread = False
+
+    def __init__(self) -> None:
+        # By default, ports that the system may give to another process before the kernel binds them.
+        ports = dict(zip(port_names, free_ports(len(port_names)), strict=True))
+        super().__init__(cache_ports=False, **ports)
 
 
 class Client:

@@ -440,7 +440,7 @@ def visited(stage: Stage) -> Any:
         told: dict[str, Any] = json.loads(next(lines).removeprefix(rig.ANSWER))
         family, relays = stage.gang_pids() - others, _relays(server)
         for pid in notebook.pids().values():
-            os.kill(pid, signal.SIGKILL)
+            processes.send_signal(pid, signal.SIGKILL)
         process.communicate()
         rig.until(lambda: not alive([*family, *relays]), AWAY_S)
     return {**told, "n_processes": len(family), "n_relays": len(relays)}

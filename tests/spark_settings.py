@@ -113,7 +113,7 @@ def hangs(spark: Any) -> dict[str, Any]:
 
     The gang has waited before: Java has held slots for a while.
     """
-    holds = "java_method('java.lang.Thread', 'sleep', 5000L)"
+    holds = "java_method('java.lang.Thread', 'sleep', 10000L)"
     busy = threading.Thread(target=spark.range(0, 3, 1, 3).selectExpr(holds).collect)
     busy.start()
     wait_until(lambda: free_slots(sessions.find(), ANY) == 1)

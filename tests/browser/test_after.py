@@ -59,6 +59,7 @@ def _check_picture(output: Locator, state: str) -> None:
     images = output.locator("img")
     expect(images.first).to_be_visible()
     for image in images.all():
+        expect(image).to_have_js_property("complete", True)
         assert image.evaluate(DRAWN)
 
 
@@ -76,8 +77,8 @@ def test_a_saved_notebook_shows_its_gangs_without_their_kernel(
 def _check_copy(copy: NotebookPage) -> None:
     _check_picture(copy.output(TRAINING), "succeeded")
     expect(copy.output(TRAINING)).to_contain_text("trained")
-    expect(copy.widget(TRAINING)).to_have_count(0)
     copy.shows(HOSTILE, PAYLOAD)
+    expect(copy.widget(TRAINING)).to_have_count(0)
     assert copy.page.evaluate(INJECTED) == [0, 0]
 
 

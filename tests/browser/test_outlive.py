@@ -19,7 +19,7 @@ pytestmark = [
 OUTLIVING = """%%distributed --np 2 --outlive --name night
 import time
 import hydrogen_magic as hm
-for step in hm.track(range(1000), desc="epoch"):
+for step in hm.track(range(10_000), desc="epoch"):
     hm.log(step=step, loss=1 / (step + 1))
     if step % 20 == 0:
         print("step", step, flush=True)

@@ -145,11 +145,13 @@ class TestSeen:
     pytestmark = needs_horovod
 
     def test_where_ranks_wait(self) -> None:
-        gang = launch(on_ranks.wait_for_each_other, 1.6, np=2)
+        gang = launch(on_ranks.wait_for_each_other, 3.0, np=2)
         gang.record()
         events = [e for e in ended(gang).events() if getattr(e, "rank", None) == 0]
         waits = [e.name for e in events if isinstance(e, ev.CollectiveWait) and e.name]
-        assert waits == ["hvd.init", "hvd.synchronize"]
+        assert waits[:2] == ["hvd.init", "hvd.synchronize"]
+        # On a busy machine ranks may wait there for a second, too.
+        assert waits[2:] in ([], ["hvd.allgather_object"])
         spans = [e for e in events if isinstance(e, ev.Spans) and e.track == ev.COLLECTIVES]
         names = [name for event in spans for name in event.names]
         assert names == ["hvd.init", "hvd.synchronize", "hvd.allgather_object"], "outermost alone"

@@ -712,7 +712,10 @@ def pids_at(run: InferenceRun, phase: str, least: int = 2) -> set[int]:
 
 
 @mostly_on_classic
-def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any) -> None:
+def test_a_run_is_a_gang_whose_rows_are_counted_live(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_gang, "_LAST_REPORT_S", 10.0)
     run = launched(spark, SLEEPS, schema=None)
     assert run.gang.wait(PATIENCE_S)
     assert run.result.agg({"twice": "sum"}).collect()[0][0] == N_ROWS * (N_ROWS - 1)
@@ -720,7 +723,7 @@ def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any) -> None:
     told = rows_done(run)
     done = [each.done for each in told]
     assert done == sorted(done) and done[-1] == told[-1].total == N_ROWS
-    assert len({n for n in done if 0 < n < N_ROWS}) >= 3, "progress is seen while it runs"
+    assert len({n for n in done if 0 < n < N_ROWS}) >= 2, "progress is seen while it runs"
     assert 1 <= max(each.in_flight for each in told) <= 2
     assert [rank.phase for rank in run.gang.ranks] == ["done"] * len(run.gang.ranks)
     assert sum(rank.bar.n for rank in run.gang.ranks if rank.bar) == N_ROWS
@@ -1022,7 +1025,10 @@ def test_a_failing_batch_fails_the_gang(spark: Any) -> None:
 
 
 @on_classic
-def test_rows_of_a_retried_task_count_once(spark: Any, tmp_path: Path) -> None:
+def test_rows_of_a_retried_task_count_once(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_gang, "_LAST_REPORT_S", 10.0)
     body = (
         "import os, time\n"
         "def predict(batch: dict[str, np.ndarray]):\n"

@@ -6,14 +6,13 @@ whose tasks have a GPU each.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.spark import application_status
 from hydrogen_magic.driver.placements.spark import capacity_check as surveys
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import (
@@ -28,23 +27,15 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     free_slots,
     registered_cores,
 )
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
+from tests.spark.test_spark_session import InThread, sleep
 from tests.spark_gangs import report_gpus
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-
-def sleep() -> Callable[[Any], Any]:
-    def task(batches: Any) -> Iterator[Any]:
-        import time
-
-        time.sleep(60)
-        yield from batches
-
-    return task
 
 
 def test_gpus_by_a_profile(classic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,19 +55,19 @@ def test_gpus_by_a_profile(classic: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     without = capacity(session, JobSpec(np=4, gpu=False))
     assert not without.gpus and without.profile is None
     spark_rig.until(lambda: free_slots(session, without) == 4, PATIENCE_S)
-    running = threading.Thread(target=_run_until_cancelled, args=(session,), daemon=True)
-    running.start()
+    running = InThread(lambda: session.run_tasks(sleep(), 2, None, "busy"))
     spark_rig.until(lambda: free_slots(session, without) == 2, PATIENCE_S)
+    _cancel(session, running)
+
+
+def _cancel(session: Session, running: InThread) -> None:
     session.cancel("busy")
-    running.join(PATIENCE_S)
+    assert isinstance(running.ended(), SparkJobError)
 
 
-def _run_until_cancelled(session: Session) -> None:
-    with pytest.raises(sessions.SparkJobError):
-        session.run_tasks(sleep(), 2, None, "busy")
-
-
-def test_a_connect_server_is_asked_by_its_ui(connect: Any) -> None:
+def test_a_connect_server_is_asked_by_its_ui(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The refusal names the executors only if the UI answers in time.
+    monkeypatch.setattr(surveys, "_CHECK_S", PATIENCE_S)
     session = sessions._session(connect)
     spark_rig.until(
         lambda: roster(session, 5.0) is not None, PATIENCE_S
@@ -91,19 +82,20 @@ def test_a_connect_server_is_asked_by_its_ui(connect: Any) -> None:
     )
 
 
-def test_the_jobs_of_a_connect_session_are_those_of_its_ui(connect: Any) -> None:
+def test_the_jobs_of_a_connect_session_are_those_of_its_ui(
+    connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After a late answer the jobs are unknown, which looks like no jobs.
+    monkeypatch.setattr(application_status, "GLANCE_S", PATIENCE_S)
     session = sessions._session(connect)
     spark_rig.until(lambda: roster(session, 5.0) is not None, PATIENCE_S)
-    running = threading.Thread(target=_run_until_cancelled, args=(session,), daemon=True)
-    running.start()
+    running = InThread(lambda: session.run_tasks(sleep(), 2, None, "busy"))
     spark_rig.until(lambda: running_tasks(session, "busy") == 2, PATIENCE_S)
     assert running_tasks(session, "other") == 0
-    # A server under load does not answer in time: what is unknown is empty.
     spark_rig.until(lambda: list(other_jobs(session, "other").values()) == [2], PATIENCE_S)
     assert not other_jobs(session, "busy")
     spark_rig.until(lambda: executors_of_tasks(session, "busy").keys() == {0, 1}, PATIENCE_S)
-    session.cancel("busy")
-    running.join(PATIENCE_S)
+    _cancel(session, running)
 
 
 def test_what_never_fits_is_refused_while_executors_are_still_coming(

@@ -135,7 +135,8 @@ def test_an_interrupted_write_leaves_nothing(spark: Any, shared: Path) -> None:
         hm.dataset(slow, path=shared)
     helper.join()
     assert list(shared.iterdir()) == []
-    assert not session.spark.sparkContext.statusTracker().getActiveJobsIds()
+    tracker = session.spark.sparkContext.statusTracker()
+    wait_until(lambda: not tracker.getActiveJobsIds())  # its state lags behind
 
 
 @covers("""`petastorm.spark.converter.fileAvailabilityWaitTimeoutSecs`""")

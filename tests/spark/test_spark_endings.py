@@ -17,13 +17,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
@@ -33,7 +33,7 @@ from hydrogen_magic.driver.placements.spark import barrier_job
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.session import Session, wait_for_jobs
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
-from tests import ending_ranks, plain_ranks, ranks, spark_rig
+from tests import ending_ranks, leaks, plain_ranks, ranks, spark_rig
 from tests.gangs import (
     PATIENCE_S,
     agents_that_hang,
@@ -274,8 +274,8 @@ def job_states(spark: Any, gangs: list[Gang]) -> list[str]:
 def test_an_agent_is_killed() -> None:
     gang, family = training()
     for pid in agent_pids():
-        if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+        if "hydrogen_magic.node.agent" in leaks.command(pid):  # it may end with its parent
+            processes.send_signal(pid, signal.SIGKILL)
     error = str(lost(gang, family))
     assert "agent" in error and HOST in error
 
@@ -294,7 +294,7 @@ def test_an_agent_that_does_not_respond_is_given_up(how: signal.Signals) -> None
         gang.stop(kill=True)
         assert ended(gang).state == "STOPPED"
         wait_until_gone([*family, *started])
-        assert noticed_after_s(gang, f"host {HOST} has not responded") < 5
+        assert noticed_after_s(gang, f"host {HOST} has not responded") < 10
     assert ended(launch(ranks.gather, np=4), 2 * PATIENCE_S).result == [0, 1, 2, 3]
 
 
@@ -328,9 +328,11 @@ def test_a_python_worker_is_killed_and_then_agents_are_closed(
     gang, family = training(np=3, retries=1)  # each executor has one at least
     executor = executors_of_this_session(standalone)[0]
     for pid in spark_rig.python_workers(executor):  # those of earlier tests may be idle
-        os.kill(pid, signal.SIGKILL)
+        processes.send_signal(pid, signal.SIGKILL)
     wait_until_gone(family)
     until(gang, lambda: gang.snapshot().attempt == 1 and said(gang, "batch")())
+    # A log has the output of both attempts.
+    until(gang, lambda: all(log.count("batch") == 2 for log in gang.logs.values()))
     failed = [e for e in gang.events() if isinstance(e, (ev.AttemptFailed, ev.RankFailed))]
     assert any("Spark task" in str(e.error) and HOST in str(e.error) for e in failed), failed
     again = family_of(gang)
@@ -369,8 +371,8 @@ def signal_agents(family: list[int], how: signal.Signals) -> list[int]:
     """Signal the agents; return their pids, and those of what waits beside the ranks."""
     started = [pid for pid in agent_pids() if pid not in family]
     for pid in started:
-        if b"hydrogen_magic.node.agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, how)
+        if b"hydrogen_magic.node.agent\0" in processes.read(f"/proc/{pid}/cmdline"):
+            processes.send_signal(pid, how)
     return started
 
 

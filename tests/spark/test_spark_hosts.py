@@ -46,7 +46,6 @@ def test_ranks_run_where_spark_refuses_locations(
         raise RuntimeError("forbidden")
 
     monkeypatch.setattr(private_calls, "_context", refuse)
-    monkeypatch.setattr(private_calls, "_refused", {})
     session = sessions._session(classic)
     assert session.run_tasks(_one_row(), 2, None, "anywhere", hosts=("a", "b")) == [b"0", b"1"]
     assert any(
