@@ -65,11 +65,12 @@ def zeros() -> Predict:
     return lambda batch: {"y": numpy.zeros(len(batch))}
 
 
-def slow_on(slow_rank: int, seconds: float) -> Predict:
+def slow_on(slow_rank: int, seconds: float, others_s: float = 0.0) -> Predict:
+    """Take ``seconds`` for a batch on one rank, and ``others_s`` on the others."""
     rank = int(os.environ["RANK"])
 
     def predict(batch: Any) -> Any:
-        time.sleep(seconds if rank == slow_rank else 0.0)
+        time.sleep(seconds if rank == slow_rank else others_s)
         return {"rank": [rank] * len(batch)}
 
     return predict

@@ -200,11 +200,17 @@ def result_that_ends() -> Any:
     return EndsAtPickling() if os.environ["RANK"] == "1" else 1
 
 
-def end_after_result() -> int:
+def end_after_result(go: str) -> int:
+    """Return 7; an exit handler of rank 1 ends it when there is a file ``go``."""
     import atexit
 
+    def end_later() -> None:
+        while not Path(go).exists():
+            time.sleep(0.01)
+        end("SIGKILL")
+
     if os.environ["RANK"] == "1":
-        atexit.register(os.kill, os.getpid(), signal.SIGKILL)
+        atexit.register(end_later)
     return 7
 
 
@@ -284,10 +290,16 @@ def fail_without_message() -> None:
     raise NeverSaysError
 
 
-def fail_together(end: str) -> None:
-    """Both ranks raise, and the message of rank 0 keeps it busy while the gang is ended."""
+def fail_together(begun: str, end: str) -> None:
+    """Both ranks raise, and the message of rank 0 keeps it busy while the gang is ended.
+
+    Rank 0 raises first; it creates the file ``begun``.
+    """
     if os.environ["RANK"] == "0":
+        Path(begun).touch()
         raise NeverSaysError
+    while not Path(begun).exists():
+        time.sleep(0.01)
     raise ValueError(f"bad batch {'x' * 1_000_000} {end}")
 
 

@@ -86,7 +86,7 @@ houses.to_parquet("data/houses.parquet")
 %%distributed --np 2
 import time
 if hm.rank() == 1:
-    time.sleep(12)
+    time.sleep(20)
 dist.init_process_group()
 """,
             "never entered the barrier": """

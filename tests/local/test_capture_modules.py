@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
@@ -13,7 +14,7 @@ import pytest
 from hydrogen_magic.capture import capture_call, capture_script
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.errors import CaptureError, ResultError
+from hydrogen_magic.errors import ResultError
 from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.serialization.payload import Payload
 from tests.capture_rig import Notebook, RankError, Ranks, as_sent, write
@@ -344,6 +345,7 @@ def test_capture_changes_nothing(notebook: Notebook) -> None:
                 return Counted, ()
         c = Counted()
     """)
+    gc.collect()  # descriptors of earlier tests
     names, descriptors = dict(notebook.names), os.listdir("/proc/self/fd")
     notebook.capture("c")
     assert notebook.names["calls"] == [1], "user code ran more than once"
@@ -355,7 +357,6 @@ def test_a_payload_of_nothing_is_refused() -> None:
         namespace.load(Payload(pickle.dumps(3)))
     with pytest.raises(TypeError, match="not callable"):
         capture_call(3, (), {})  # type: ignore[arg-type]
-    assert issubclass(CaptureError, Exception)
 
 
 def test_data_files_of_a_package_are_found(

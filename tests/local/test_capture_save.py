@@ -76,7 +76,7 @@ def test_torchrun_runs_the_saved_cell(notebook: Notebook, tmp_path: Path) -> Non
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "saved.py"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     outputs = sorted(tmp_path.glob("out-*"))
     assert [path.read_text() for path in outputs] == ["(2, (1, 2), 'beside')"] * 2, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import resource
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 @contextmanager
 def free_files(count: int) -> Iterator[None]:
     """Let this process open ``count`` more files."""
+    gc.collect()  # garbage that is collected later would close some
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     # The limit is on numbers of descriptors: those below it that are free are taken, but for `count`.

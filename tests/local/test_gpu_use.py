@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from hydrogen_magic.driver.placements import devices
 from hydrogen_magic.node.agent import command_line, gpus
 from hydrogen_magic.notebook import doctor
 from tests import made_up_gpus, plain_ranks
-from tests.gangs import PATIENCE_S, ended, until
+from tests.gangs import PATIENCE_S, ended, until, wait_until
 
 PID = 1 << 30
 """Higher than any pid: a process of its own, without children."""
@@ -70,12 +69,11 @@ def found(gpu: str | None, module: types.ModuleType | None, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pynvml", module)  # None: it cannot be imported
     watched = gpus.RankGpus({3: gpu})
     watched.poll({3: PID})
+    thread = watched._thread
+    wait_until(lambda: 3 in watched._found or thread is None or not thread.is_alive())
     watched.close()
-    if watched._thread is not None:
-        deadline = time.monotonic() + PATIENCE_S
-        while watched.use_of(3) == gpus.GpuUse() and watched._thread.is_alive():
-            assert time.monotonic() < deadline
-        watched._thread.join(PATIENCE_S)
+    if thread is not None:
+        thread.join(PATIENCE_S)
     return watched.use_of(3)
 
 

@@ -403,6 +403,7 @@ LISTENING = textwrap.dedent(
     %%distributed --np 2
     import os, signal
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to a rank that seems not to react
     print("ready", flush=True)
     info = signal.sigwaitinfo({signal.SIGINT})
     more = signal.sigtimedwait({signal.SIGINT}, 0.2)

@@ -49,7 +49,8 @@ def test_what_a_stopped_rank_had_is_done_by_another(
     tmp_path: Path, stopped: int, from_row: int
 ) -> None:
     marker = tmp_path / "marker"
-    run = begin(frame(N_ROWS), infer_ranks.waits_for, str(marker), stopped, from_row)
+    # The rank that stops has a second to be set up: then all rows would be done.
+    run = begin(frame(N_ROWS), infer_ranks.waits_for, str(marker), stopped, from_row, 0.005)
     result = result_of(run)
     assert list(result["y"]) == [2 * x for x in range(N_ROWS)]
     said = warnings(run)

@@ -78,7 +78,7 @@ def test_memory_holds_the_result_and_little_more(tmp_path: Path, make: str, most
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
         check=True,
-        timeout=100,
+        timeout=240,
         capture_output=True,
         text=True,
     )

@@ -323,7 +323,8 @@ def test_an_end_costs_a_rank_about_a_second(
     runs = Interrupted("pandas", tmp_path, monkeypatch, seconds=0.05)
     assert runs.interrupt("stop", 60) is None
     assert len(runs.rows) - len(runs.lost) == len(kept_rows()) > 0
-    assert len(runs.lost) <= NP * 1.0 / 0.05
+    # Up to 38 if no answer is on its way when the run is stopped.
+    assert len(runs.lost) <= NP * 1.2 / 0.05
 
 
 def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:

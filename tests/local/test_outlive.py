@@ -165,7 +165,8 @@ def test_the_data_of_its_notebook_stays_until_its_end(
     assert not list((tmp_path / "shared").iterdir())
 
 
-def test_one_controls_and_others_watch(launched: Launch) -> None:
+def test_one_controls_and_others_watch(launched: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hydrogen_magic.driver.gang._STACKS_S", PATIENCE_S)
     gang = launched()
     watching = connection.connect(gang.id, "control").follow()
     assert [event for event in watching.events() if isinstance(event, ev.GangLaunched)]
@@ -203,6 +204,7 @@ def test_a_terminal_lists_follows_and_stops_it(launched: Launch, tmp_path: Path)
         assert "continues" in following.stdout.read()
     assert following.returncode == 0
     assert not gang.wait(0.2)
+    wait_until(lambda: "begins" in gang.logs[1])
     logs, stopped = terminal(f"logs {gang.id} --rank 1", f"stop {gang.id} --take")
     assert "begins" in logs.stdout
     assert stopped.stdout == f"stopping gang {gang.id}\n"

@@ -25,7 +25,7 @@ import pytest
 import websocket  # type: ignore[import-untyped]
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import run_log
+from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.driver.owner.connection import attach
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from tests import leaks
@@ -102,8 +102,14 @@ class Killed:
             os.kill(self._server.pid, signal.SIGKILL)
             self._server.stop()
         else:
-            wait_until(lambda: self.pids_of(victim))
-            os.kill(self.pids_of(victim)[0], signal.SIGKILL)
+            pids: list[int] = []
+
+            def is_there() -> bool:
+                pids[:] = self.pids_of(victim)
+                return bool(pids)
+
+            wait_until(is_there)
+            processes.send_signal(pids[0], signal.SIGKILL)
 
     def pids_of(self, victim: str) -> list[int]:
         """Return the pids of its kernel, its owner, its agent, or its ranks."""

@@ -20,7 +20,7 @@ import hydrogen_magic as hm
 from hydrogen_magic import capture
 from hydrogen_magic.capture import CellText
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import run_log
+from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
@@ -187,7 +187,7 @@ def was_in_flight_at_the_end(ending: Ending, notes: Path) -> bool:
 def launched(ending: Ending, notes: Path) -> Gang:
     """Return a gang whose processes have started; its results wait for ``go``, its exits for ``end``."""
     notes.mkdir()
-    if ending.when in ("first", "any"):
+    if ending.when == "first":
         (notes / "go").touch()
     if (ending.when, ending.how) != ("sent", "rank"):
         (notes / "end").touch()
@@ -224,7 +224,7 @@ def end(gang: Gang, how: str, pid: int) -> None:
     if how in ("stop", "kill"):
         gang.stop(kill=how == "kill")
     elif not gang.wait(0) and alive([pid]):
-        os.kill(pid, signal.SIGKILL)
+        processes.send_signal(pid, signal.SIGKILL)
 
 
 def arrived(gang: Gang, rank: int) -> bool:

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import AgentCommand, RecordSpans
-from hydrogen_magic.driver import launcher, profiling
+from hydrogen_magic.driver import launcher, profile_merge, profiling
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.collective_waits import late_in_all
@@ -32,12 +32,13 @@ from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.node.worker import commands, profiler, reporter, user_input
 from hydrogen_magic.transport import framing
 from tests import ranks, recorded_ranks, seconds, training
-from tests.gangs import ended, notices_of, spans_of, until, until_reported_again
+from tests.gangs import PATIENCE_S, ended, notices_of, spans_of, until, until_reported_again
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
 BY_ITSELF = {"data wait", "forward", "loss", "backward", "optimizer step", "save checkpoint"}
+COLLECTIVES = {"all_reduce", "all_reduce (async)", "wait"}
 
 
 @pytest.fixture
@@ -90,10 +91,13 @@ def test_recording_is_turned_on_and_off_while_ranks_run(gang: Gang) -> None:
     assert spans_of(gang, "spans") == {}
     gang.record(True)
 
-    def seen() -> set[str]:
-        return {name for rank in spans_of(gang, "spans").values() for name, *_ in rank}
+    def seen(rank: int, track: str) -> set[str]:
+        return {name for name, *_ in spans_of(gang, track).get(rank, ())}
 
-    until(gang, lambda: seen() >= BY_ITSELF)
+    def has_all(rank: int) -> bool:
+        return seen(rank, "spans") >= BY_ITSELF and seen(rank, "collectives") >= COLLECTIVES
+
+    until(gang, lambda: has_all(0) and has_all(1))
     gang.record(True)  # a second time without effect
     gang.record(False)
     until_reported_again(gang, 10)  # what was on its way has arrived
@@ -101,14 +105,11 @@ def test_recording_is_turned_on_and_off_while_ranks_run(gang: Gang) -> None:
     until_reported_again(gang, 10)
     assert spans_of(gang, "spans") == recorded
     assert [e.on for e in gang.events() if isinstance(e, ev.Recording)] == [True, False]
-    assert seen() - {ev.GRADIENTS} == BY_ITSELF
     collectives = spans_of(gang, "collectives")
     for rank in (0, 1):
+        assert seen(rank, "spans") - {ev.GRADIENTS} == BY_ITSELF
         assert_nested(recorded[rank])
         assert_nested(collectives[rank])
-        assert {"all_reduce", "all_reduce (async)", "wait"} <= {
-            name for name, *_ in collectives[rank]
-        }
 
 
 def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
@@ -152,9 +153,9 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
     waited_s = []
     for rank in (0, 1):
         spans = tracks.spans(rank, ev.SPANS)
-        is_wait = [tracks.names[name] == "waiting for rank 1" for name in spans.names]
+        is_wait = [tracks.names[name] == f"waiting for rank {1 - rank}" for name in spans.names]
         waited_s.append(float(spans.durations_s[is_wait].sum()))
-    assert waited_s[0] > 0.5 * n_steps * 0.02 and waited_s[1] == 0
+    assert waited_s[0] > 0.5 * n_steps * 0.02 and waited_s[0] > waited_s[1]
     late = late_in_all({rank.rank: rank.waits for rank in gang.snapshot().ranks})
     assert late is not None and late.ranks == (1,)
 
@@ -265,7 +266,8 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
         framing.send(ours, RecordSpans("cafe", True))
         before = len(os.listdir("/proc/self/fd"))
         taken.poll()
-        assert (rank.is_recording, len(os.listdir("/proc/self/fd"))) == (True, before)
+        # What other tests have left may be closed meanwhile.
+        assert rank.is_recording and len(os.listdir("/proc/self/fd")) <= before
         ours.close()
         taken.poll()
         taken.poll()
@@ -372,7 +374,7 @@ def test_a_fault_of_the_merge_is_reported_and_ends_the_profile(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("something")
 
-    monkeypatch.setattr(profiling.profile_merge, "merge", broken)
+    monkeypatch.setattr(profile_merge, "merge", broken)
     gang = ProfiledGang(tmp_path)
     asyncio.run(gang.made(1, b"{}"))
     phases = [event.phase for event in gang.emitted if isinstance(event, ev.Profiling)]
@@ -394,8 +396,22 @@ def test_repeated_requests_for_a_profile_get_one_notice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["recording", "reading"])
-def test_stop_does_not_wait_for_a_profile(gang: Gang, phase: str) -> None:
-    gang.profile(1000 if phase == "recording" else 200)
+def test_stop_does_not_wait_for_a_profile(
+    gang: Gang, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for its steps nor for the merge, which lasts here as long as the profile is wanted."""
+
+    def held(
+        traces: Any, path: Path, is_wanted: Callable[[], bool], mask: Callable[[str], str]
+    ) -> profile_merge.Profile:
+        while is_wanted():
+            time.sleep(0.01)
+        return merge(traces, path, is_wanted, mask)
+
+    merge = profile_merge.merge
+    monkeypatch.setattr(profile_merge, "merge", held)
+    monkeypatch.setattr(profiling, "_READ_S", 2 * PATIENCE_S)
+    gang.profile(1000 if phase == "recording" else 5)
     until(gang, lambda: gang.snapshot().profiling == phase)
     gang.stop()
     ended(gang)

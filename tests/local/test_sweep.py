@@ -57,9 +57,9 @@ def test_each_combination_is_a_gang_with_its_values(
     assert [row["out"]["model"] for row in rows] == values
     assert [row["metrics"]["loss"] for row in rows] == [0.2, 0.2, 0.4, 0.4]
     assert {row["result"]["threads"] for row in rows} == {threads}, "gangs share the cores"
-    assert len({row["result"]["forkserver"] for row in rows}) == min(4, n_cores), (
-        "they are used again"
-    )
+    # With more than two at once, one may end before the last of them begins.
+    n_forkservers = len({row["result"]["forkserver"] for row in rows})
+    assert min(2, n_cores) <= n_forkservers <= min(4, n_cores), "they are used again"
     assert sweep.best("score")["params"] == {"lr": 0.1, "width": 64}
     user_ns = notebook_shell.user_ns
     assert (user_ns["lr"], user_ns["width"]) == (1.0, 1) and "model" not in user_ns
