@@ -5,13 +5,14 @@ The frame's values are compared later, when its rows are read (:mod:`~hydrogen_m
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hydrogen_magic.core import run_log
+from hydrogen_magic.core import run_log, syntax
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.serialization.closure import unbundle
@@ -47,11 +48,16 @@ def of_cell(captured: Captured) -> dict[str, str]:
     header, _ = unbundle(captured.payload)
     imports = sorted(line.text for line in header.imports if line.required)
     return {
-        _CELL: _digest(header.code),
+        _CELL: _digest(_without_layout(header.code)),
         **{f"{_MODULE}{name}": _digest(module.source) for name, module in header.modules.items()},
         **{f"`{name}`" if name else "the call": text for name, text in captured.digests().items()},
         "an import": _digest((imports, header.futures)),
     }
+
+
+def _without_layout(code: str) -> str:
+    """Return what Python reads in a cell: without comments, blank lines and spaces."""
+    return ast.dump(syntax.parse(code, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
 
 
 def of_ranks(captured: Captured, cell: Mapping[str, str]) -> str:
