@@ -191,7 +191,7 @@ def launch_captured(
         closure = ClosureFile(captured.payload)  # the notebook's arrays may change
         on_error.callback(closure.release)
         run = _new_run(captured, spec, title, wall_time, known)
-        for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured)):
+        for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured, spec)):
             run.emit(ev.Notice(0.0, "warning", text))
         if spec.track is not None and tracker is not None:
             tracking.follow(run, spec.track, tracker, captured.source, group)
@@ -225,9 +225,10 @@ def _outdated() -> list[str]:
     ]
 
 
-def _new_hints(captured: capture.Captured) -> list[str]:
+def _new_hints(captured: capture.Captured, spec: JobSpec) -> list[str]:
     new = [text for text in captured.hints if text not in _shown_hints]
-    _shown_hints.update(new)
+    if not spec.quiet:  # which shows no notices
+        _shown_hints.update(new)
     return new
 
 

@@ -7,6 +7,8 @@ import types
 
 import pytest
 
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
 from tests.capture_rig import Notebook
 
 
@@ -113,3 +115,15 @@ def test_registrations_that_do_not_concern_the_cell(notebook: Notebook, register
     notebook.cell(LIBRARY)
     notebook.cell(registers)
     assert notebook.capture(SILENT[registers]).hints == ()
+
+
+def test_a_quiet_gang_leaves_its_notes_to_the_next_one(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_shown_hints", set())
+    notebook.cell("import torch; torch.manual_seed(1)")
+    captured = notebook.capture("torch.rand(1)")
+    shown = [
+        bool(launcher._new_hints(captured, JobSpec(quiet=quiet))) for quiet in (True, False, False)
+    ]
+    assert shown == [True, True, False]
