@@ -169,6 +169,21 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
     parser.add_argument(
         "--save", type=typed(python_file), metavar="FILE.py", help="also write the cell as a script"
     )
+    _add_comparison(parser)
+    parser.add_argument(
+        "--outlive",
+        action="store_true",
+        default=None,
+        help="keep the gang running when the kernel ends; implies --detach",
+    )
+    add_display(parser)
+    if not is_cell:
+        _add_script(parser)
+    return parser
+
+
+def _add_comparison(parser: LineParser) -> None:
+    """Add options for several runs of a cell, which are compared."""
     parser.add_argument(
         "--sweep",
         action="append",
@@ -189,16 +204,6 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
         metavar="|".join(plugins.TRACKERS),
         help="send parameters and metrics to a tracking server",
     )
-    parser.add_argument(
-        "--outlive",
-        action="store_true",
-        default=None,
-        help="keep the gang running when the kernel ends; implies --detach",
-    )
-    add_display(parser)
-    if not is_cell:
-        _add_script(parser)
-    return parser
 
 
 def _add_script(parser: LineParser) -> None:
