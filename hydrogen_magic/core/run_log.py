@@ -49,6 +49,9 @@ RESULTS = "results-"
 CHECKPOINTS = "checkpoints"
 """Folder of a run, for the checkpoints of its gang."""
 
+ARRIVING = ".arriving"
+"""End of the name of a file that is not complete; the name begins with a dot."""
+
 _EVENTS = "events.jsonl"
 _METRICS = b'["Metrics",'
 """Beginning of the line of a ``Metrics`` event."""
@@ -460,7 +463,7 @@ def write_end(run_dir: Path, reason: str) -> None:
 def drop_incomplete(folder: Path) -> None:
     """Delete checkpoints that have not arrived completely, and ``folder`` if nothing else is in it."""
     with suppress(OSError):
-        for path in folder.glob(".*.arriving"):
+        for path in folder.glob(f".*{ARRIVING}"):
             path.unlink()
         folder.rmdir()
 

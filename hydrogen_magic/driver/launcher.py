@@ -77,7 +77,7 @@ _LAUNCH_FILES = 48
 
 _running: dict[str, tuple[Gang, Plan]] = {}
 _outliving: dict[str, Plan] = {}
-"""Plans of the gangs that this kernel has launched in an owner, by id; they may have ended."""
+"""Plans of gangs that this kernel has launched in an owner, by id, until it finds that they have ended."""
 _recent: deque[Gang] = deque(maxlen=4)
 """The gangs that were launched or ended last, kept for inspection; more would hold large results."""
 _keeping = threading.Lock()
@@ -141,9 +141,14 @@ def plan(spec: JobSpec) -> Plan:
 def _plans() -> list[Plan]:
     """Return the plans of the gangs that run, and of the sessions."""
     gangs = [plan for gang, plan in list(_running.values()) if not gang.wait(0)]
-    owned = [plan for gang_id, plan in list(_outliving.items()) if _is_owned(gang_id)]
+    for gang_id in [each for each in list(_outliving) if not _is_owned(each)]:
+        _outliving.pop(gang_id, None)
     named = [session for session in sessions.sessions() if session.name != sessions.UNNAMED]
-    return [*gangs, *owned, *(session.plan for session in named)]  # the ranks of %%infer make room
+    return [
+        *gangs,
+        *_outliving.values(),
+        *(session.plan for session in named),
+    ]  # the ranks of %%infer make room
 
 
 def note_outliving(gang_id: str, plan: Plan) -> None:

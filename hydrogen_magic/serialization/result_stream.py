@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core import run_log
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.identity import Originals, updating
@@ -204,7 +205,7 @@ def save(parts: Sequence[tuple[msg.ResultPart, Payload]], path: Path) -> None:
     labels = [asdict(part) for part, _ in parts]
     blocks = [block for _, section in parts for block in (section.pickled, *section.buffers)]
     content = Payload(json.dumps([labels, counts]).encode(), tuple(blocks))
-    arriving = path.with_name(f".{path.name}.arriving")
+    arriving = path.with_name(f".{path.name}{run_log.ARRIVING}")
     try:
         fd = os.open(arriving, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:

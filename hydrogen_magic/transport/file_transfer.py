@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core import run_log
 from hydrogen_magic.serialization.payload import memory_file, write_at
 
 PART_BYTES = 1 << 20
@@ -193,7 +194,7 @@ def write_part(part: msg.FilePart, data: memoryview, path: Path) -> bool:
     Parts of one file come in order. Until the last one, the file is ``.NAME.arriving``. An error, which is
     raised as OSError, deletes it, and its remaining parts are left out.
     """
-    arriving = path.with_name(f".{path.name}.arriving")
+    arriving = path.with_name(f".{path.name}{run_log.ARRIVING}")
     if part.offset > 0 and not arriving.exists():
         return False
     is_complete = part.offset + data.nbytes == part.size
