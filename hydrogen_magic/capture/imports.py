@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.capture.lines import code_in_magics, python_lines
-from hydrogen_magic.capture.modules import local_paths, only_defines
+from hydrogen_magic.capture.import_effects import only_defines
+from hydrogen_magic.capture.lines import code_in_magics, names_read_by_ranks, python_lines
+from hydrogen_magic.capture.modules import local_paths
 from hydrogen_magic.core import syntax
 from hydrogen_magic.serialization.pickler import importable_name
 
@@ -65,7 +66,7 @@ class _Cell:
     """At the top level."""
     futures: tuple[str, ...]
     loaded: frozenset[str]
-    """Names that it reads."""
+    """Names that it reads, or that a cell for ranks reads."""
     definitions: Mapping[str, str]
     """Sources of the functions and classes at the top level."""
 
@@ -133,14 +134,15 @@ def _read_cell(source: str) -> tuple[_Cell, ...]:
     tree = parsed(source)
     nodes, top = list(ast.walk(tree)), list(module_level(tree))
     futures = [n for n in top if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
-    loaded = (n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    loaded.update(name for call in calls for name in names_read_by_ranks(call))
     cell = _Cell(
         tuple(statement for node in top for statement in _statements(node)),
         tuple(alias.name for node in futures for alias in node.names),
-        frozenset(node.id for node in loaded),
+        frozenset(loaded),
         {node.name: _segment(source, node) for node in tree.body if isinstance(node, _DEFINITIONS)},
     )
-    calls = (node for node in nodes if isinstance(node, ast.Call))
     inner = (code for call in calls for code in code_in_magics(call))
     return (cell, *(found for code in inner for found in _read_cell(code)))
 

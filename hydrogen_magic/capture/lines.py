@@ -10,6 +10,7 @@ from hydrogen_magic.serialization.code_names import names_in_source
 
 _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun", "pinfo", "pinfo2"}
 """Magics whose line or body is Python; the last two are ``name?`` and ``name??``."""
+_RANK_MAGICS = {"distributed", "infer"}
 _BINDING_MAGICS = {"load_ext", "pylab", "run", "store"}
 """Magics that bind names which their line does not show."""
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
@@ -32,6 +33,12 @@ def code_in_magics(node: ast.Call) -> list[str]:
     """Return the Python in ``%time f(x)`` or a ``%%time`` cell, from their transformed call."""
     texts = _run_magic(node)
     return texts[1:] if texts and texts[0] in _CODE_MAGICS else []
+
+
+def names_read_by_ranks(node: ast.Call) -> list[str]:
+    """Return the names in the body of a ``%%distributed`` or ``%%infer`` cell, from its transformed call."""
+    texts = _run_magic(node)
+    return names_in_source(texts[-1]) if texts and texts[0] in _RANK_MAGICS else []
 
 
 def assigning_code(node: ast.Call) -> list[str]:

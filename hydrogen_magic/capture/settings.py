@@ -11,13 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.capture.imports import (
-    Imports,
-    module_level,
-    module_name,
-    parsed,
-    sources_of,
-)
+from hydrogen_magic.capture import module_state
+from hydrogen_magic.capture.imports import Imports, module_name, parsed, sources_of
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
@@ -119,9 +114,8 @@ class ModuleChanges:
                 found.setdefault(
                     (setting.module, setting.key), setting if is_sent else Stays(setting.label)
                 )
-        for home, module in local.items():
-            for name, shown in _differing_constants(home, module.source):
-                found.setdefault((home, name), Stays(shown))
+        for home, name, shown in module_state.differences(local):
+            found.setdefault((home, name), Stays(shown))
         return list(found.values())
 
     def _by_statements(self) -> Iterator[Setting]:
@@ -189,40 +183,6 @@ def _by_functions(modules: Iterable[str]) -> Iterator[Setting]:
                 for inner, method in list(vars(value).items()):
                     if _is_notebooks(method):
                         yield Setting("attribute", home, f"{value.__qualname__}.{inner}", method)
-
-
-def _differing_constants(home: str, source: str) -> Iterator[tuple[str, str]]:
-    """Yield constants of a local module that are not those of its file, and how to show them.
-
-    A function of the module has changed them, or the file was edited after the import.
-    """
-    if home not in sys.modules:
-        return
-    contents = _contents(sys.modules[home])
-    for name, constant in _constants_in(source).items():
-        value = contents.get(name, constant)
-        if type(value) in _SCALARS and (type(value), value) != (type(constant), constant):
-            yield name, f"{home}.{name} = {value!r} ({constant!r} in its file)"
-
-
-_SCALARS = (bool, int, float, str)
-
-
-@functools.lru_cache(maxsize=4096)
-def _constants_in(source: str) -> dict[str, Any]:
-    """Return the public names that a module binds to a number or text, and to nothing else."""
-    nodes = list(module_level(parsed(source)))
-    stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    found: dict[str, Any] = {}
-    for node in nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            found.update(dict.fromkeys(names, node.value.value))
-    return {
-        name: value
-        for name, value in found.items()
-        if type(value) in _SCALARS and not name.startswith("_") and stored.count(name) == 1
-    }
 
 
 def _is_notebooks(value: Any) -> bool:

@@ -40,6 +40,8 @@ LOCAL = {
         def set_steps(n):
             global STEPS
             STEPS = n
+            history.append(object())
+        history = []
         CONFIG = {"lr": 0.1}
         class Options: depth = 1
         options = Options()
@@ -266,6 +268,7 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     assert ranks.run(captured).value == ((0.5, 0.7, 4, 4, 3, True), False, True, 4)
     (warning,) = captured.hints
     assert "mylib.lock" in warning and "mylib.STEPS = 20 (10 in its file)" in warning
+    assert "mylib.history = <list of length 1> ([] in its file)" in warning
     assert "unused" not in {item.name for item in captured.inventory}
 
 

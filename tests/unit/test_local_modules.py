@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from hydrogen_magic.capture import module_state
+from hydrogen_magic.capture.import_effects import only_defines
+from hydrogen_magic.capture.imports import Imports
 from hydrogen_magic.capture.modules import LocalModules
+from hydrogen_magic.serialization.closure import ModuleSource
 
 IMPORTS = {
     "import {0}": True,
@@ -77,3 +86,126 @@ def test_a_link_leads_to_its_present_target(
         modules = LocalModules()
         modules.add(["linked_package"])
         assert modules.sources["linked_package"].source == version
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Modules]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = _Modules(tmp_path)
+    yield made
+    for name in made.sources:
+        sys.modules.pop(name, None)
+
+
+class _Modules:
+    """Local modules that are written and imported."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.sources: dict[str, ModuleSource] = {}
+
+    def add(self, name: str, text: str) -> ModuleType:
+        path = self._folder / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        self.sources[name] = ModuleSource(path.read_text(), str(path), False)
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    def differences(self) -> list[str]:
+        return [each.shown for each in module_state.differences(self.sources)]
+
+
+DEFINITIONS = [
+    "x, = 3,; y: int = 4",
+    "import abc, torch.utils.data\nclass A(abc.ABC, torch.nn.Module): n = 0\nclass B(A): pass",
+    "import enum, typing\nclass A(enum.Enum): X = enum.auto()\nclass B(typing.NamedTuple): n: int",
+    "class A:\n @property\n def x(self): return 1\n @x.setter\n def x(self, value): pass",
+    "from dataclasses import dataclass, field\n@dataclass(frozen=True)\nclass A: x: int = field()",
+    "import torch\n@torch.no_grad()\ndef f(m=torch.device('cpu')): return print(m)",
+    "import logging, pathlib as p\nlog = logging.getLogger(__name__)\nhere = p.Path(__file__).parent",
+    "try: import lzma\nexcept ImportError: lzma = None\nif __name__ == '__main__': print()",
+]
+EFFECTS = [
+    "print()",
+    "class B:\n def __init_subclass__(cls): pass\nclass A(B): pass",
+    "class M(type): pass\nclass A(metaclass=M): pass",
+    "def f(g): return g\n@f\ndef g(): pass",
+    "def list(): pass\nx = list()",
+    "import sys\nsys.of_test = 3",
+    "import torch\nx = torch.manual_seed(0)",
+    "class A:\n x = print()",
+    "if __name__ != 0: pass\nelse: print()",
+]
+
+
+@pytest.mark.parametrize("text", [*DEFINITIONS, *EFFECTS])
+def test_imports_with_other_effects_than_definitions(modules: _Modules, text: str) -> None:
+    number = [*DEFINITIONS, *EFFECTS].index(text)
+    modules.add(name := f"of_test_{number}", text)
+    modules.add(importer := f"{name}_importer", f"def f(): import {name}")
+    assert only_defines(name) == only_defines(importer) == (text in DEFINITIONS)
+
+
+def test_names_that_ranks_have_read_are_not_imported_for_effects_alone() -> None:
+    cells = [
+        "import ast, json",
+        "get_ipython().run_cell_magic('distributed', '--np 2', 'json.dumps(1)')",
+    ]
+    modules = [each.module for each in Imports(cells).for_side_effects(())]
+    assert modules == ["ast"]
+
+
+def test_what_functions_of_a_module_have_changed_in_it(modules: _Modules) -> None:
+    other = modules.add("of_others", "FILLED = []\nLATER = []\nONE = TWO = 1\ndef f(): pass")
+    module = modules.add(
+        "changing",
+        """
+        import collections, of_others
+        state = []
+        N = 0
+        model = None
+        config: dict = {"lr": 1}
+        groups = collections.defaultdict(list)
+        _private = {}
+        registry = {}
+        import_count = 0
+        def register(name):
+            return lambda f: registry.setdefault(name, f)
+        @register("x")
+        def x(): pass
+        def count():
+            global import_count
+            import_count += 1
+        count()
+        of_others.FILLED.append(1)
+        of_others.TWO = 2
+        class Base:
+            kinds = []
+            def __init_subclass__(cls): Base.kinds.append(cls)
+        class Net(Base):
+            n_made = 0
+            def __init__(self): Net.n_made += 1
+        def step():
+            global model, N
+            N += 1
+            model = Net()
+            state.append(model)
+            config["lr"] = 2
+            groups["a"].append(3)
+            _private["a"] = 1
+        """,
+    )
+    assert modules.differences() == []
+    module.step()
+    other.LATER += range(100)
+    other.ONE = 1.0
+    assert modules.differences() == [
+        "changing.state = <list of length 1> ([] in its file)",
+        "changing.N = 1 (0 in its file)",
+        "changing.model = <Net> (None in its file)",
+        "changing.config = {'lr': 2} ({'lr': 1} in its file)",
+        "changing.groups = <defaultdict of length 1> (empty in its file)",
+        "changing.Net.n_made = 1 (0 in its file)",
+        "of_others.LATER = <list of length 100> ([] in its file)",
+        "of_others.ONE = 1.0 (1 in its file)",
+    ]
