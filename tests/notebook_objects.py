@@ -5,6 +5,8 @@ An entry is a cell that makes ``x``, and behind the arrow another one whose valu
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 IMPORTS = """
 import abc, argparse, array, ast, asyncio, calendar, collections, collections.abc
 import concurrent.futures, configparser, contextlib, copy, dataclasses, datetime, decimal, difflib
@@ -961,6 +963,10 @@ x = torch.amp.GradScaler('cpu', enabled=False)
 d = torch.utils.data.TensorDataset(torch.arange(4)); x = torch.utils.data.DataLoader(d, 2)
 -> [b[0].tolist() for b in x]
 
+d = torch.utils.data.TensorDataset(torch.arange(4))
+x = torch.utils.data.DataLoader(d, 2, num_workers=1, persistent_workers=True)
+-> x.persistent_workers, x.num_workers, len(x), x.dataset[3][0].item()
+
 class D(torch.utils.data.Dataset):
     def __len__(self): return 3
     def __getitem__(self, i): return i * k
@@ -1114,6 +1120,12 @@ x = tqdm
 -> list(x([1], disable=True))
 """
 
+_JAX = r"""
+import jax
+x = jax.numpy.arange(6.0).reshape(2, 3); y = {'w': x, 'b': [x[0]]}
+-> np.asarray(x).tolist(), x.shape, str(x.dtype), float(y['b'][0].sum()), y['w'] is x
+"""
+
 _REFUSED = r"""
 x = (n for n in [1])
 -> generator
@@ -1235,6 +1247,7 @@ def _entries(*texts: str) -> dict[str, str]:
     return found
 
 
-OBJECTS = _entries(_PYTHON, _DATA, _FUNCTIONS, _STANDARD, _ARRAYS, _TORCH, _TABLES)
+_IF_INSTALLED = (_JAX,) if find_spec("jax") else ()
+OBJECTS = _entries(_PYTHON, _DATA, _FUNCTIONS, _STANDARD, _ARRAYS, _TORCH, _TABLES, *_IF_INSTALLED)
 REFUSED = _entries(_REFUSED)
 """Objects that are refused: a word of the refusal."""
