@@ -120,6 +120,8 @@ class GangLaunched(Event):
     """The owner is a process of its own, which outlives the kernel."""
     session: str = ""
     """Name of the session whose ranks run the cell, empty without one."""
+    gpus: tuple[str, ...] = ()
+    """GPUs of ranks on the owner's machine, as ``CUDA_VISIBLE_DEVICES`` names them: one for each rank."""
 
 
 @dataclass(frozen=True)

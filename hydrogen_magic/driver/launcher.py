@@ -76,8 +76,6 @@ _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
 
 _running: dict[str, tuple[Gang, Plan]] = {}
-_outliving: dict[str, Plan] = {}
-"""Plans of gangs that this kernel has launched in an owner, by id, until it finds that they have ended."""
 _recent: deque[Gang] = deque(maxlen=4)
 """The gangs that were launched or ended last, kept for inspection; more would hold large results."""
 _keeping = threading.Lock()
@@ -135,31 +133,29 @@ def plan(spec: JobSpec) -> Plan:
     plugins.check(spec)
     if (running := sessions.live(spec.session)) is not None:
         return running.plan
-    return plugins.placement(spec.placement).plan_beside(spec, _plans())
+    return plugins.placement(spec.placement).plan_beside(spec, _gpus_in_use)
 
 
-def _plans() -> list[Plan]:
-    """Return the plans of the gangs that run, and of the sessions."""
-    gangs = [plan for gang, plan in list(_running.values()) if not gang.wait(0)]
-    for gang_id in [each for each in list(_outliving) if not _is_owned(each)]:
-        _outliving.pop(gang_id, None)
-    named = [session for session in sessions.sessions() if session.name != sessions.UNNAMED]
+def _gpus_in_use() -> list[str]:
+    """Return the GPUs of this kernel's gangs and sessions, and of the user's other gangs on this machine.
+
+    Each GPU occurs once for every rank that uses it. Ranks that ``%%infer`` keeps make room.
+    """
+    plans = [plan for gang, plan in list(_running.values()) if not gang.wait(0)]
+    plans += [each.plan for each in sessions.sessions() if each.name != sessions.UNNAMED]
+    others = [
+        found.launched
+        for found in run_log.recent()
+        if found.ended is None and found.launched.owner != run_log.owner_of_this_process()
+    ]
     return [
-        *gangs,
-        *_outliving.values(),
-        *(session.plan for session in named),
-    ]  # the ranks of %%infer make room
+        *(gpu for plan in plans for gpu in _gpus(plan)),
+        *(gpu for each in others if run_log.is_alive(each.owner) for gpu in each.gpus),
+    ]
 
 
-def note_outliving(gang_id: str, plan: Plan) -> None:
-    """Take a gang that an owner runs into account in later plans, while it is attached and after that."""
-    _outliving[gang_id] = plan
-
-
-def _is_owned(gang_id: str) -> bool:
-    """Return whether the owner of a gang still runs it."""
-    found = run_log.summary(gang_id)
-    return found is not None and found.ended is None and run_log.is_alive(found.launched.owner)
+def _gpus(plan: Plan) -> tuple[str, ...]:
+    return tuple(slot.gpu for slot in plan.slots if slot.gpu is not None)
 
 
 def launch_captured(
@@ -195,7 +191,8 @@ def launch_captured(
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
         closure = ClosureFile(captured.payload)  # the notebook's arrays may change
         on_error.callback(closure.release)
-        run = _new_run(captured, spec, title, wall_time, known)
+        gpus = _gpus(planned) if placement.on_this_machine else ()
+        run = _new_run(captured, spec, title, wall_time, known, gpus)
         for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured, spec)):
             run.emit(ev.Notice(0.0, "warning", text))
         if spec.track is not None and tracker is not None:
@@ -245,7 +242,12 @@ def _check_file_limit(n_files: int) -> None:
 
 
 def _new_run(
-    captured: capture.Captured, spec: JobSpec, title: str, wall_time: float, known: Iterable[str]
+    captured: capture.Captured,
+    spec: JobSpec,
+    title: str,
+    wall_time: float,
+    known: Iterable[str],
+    gpus: tuple[str, ...],
 ) -> GangRun:
     """Return the run of a new gang, with its run log."""
     problems: list[str] = []
@@ -269,6 +271,7 @@ def _new_run(
             host=os.uname().nodename,
             outlives=spec.outlive,
             session=spec.session or "",
+            gpus=gpus,
         )
     )
     record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))

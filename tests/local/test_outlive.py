@@ -300,7 +300,7 @@ os.environ["CUDA_VISIBLE_DEVICES"]
 def test_it_uses_free_gpus_first_and_leaves_the_others(
     launched: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Like other gangs of its kernel: while it is attached, and after that."""
+    """As do gangs of any kernel: an owner and this process are as far apart as two kernels."""
     made_up_gpus.report(3, tmp_path, monkeypatch)
     go = tmp_path / "go"
     cell = VISIBLE.format(go=str(go))

@@ -298,8 +298,12 @@ def test_gangs_beside_each_other_have_gpus_of_their_own(
     placement, spec = LocalPlacement(), JobSpec(np=np, gpu=gpu)
     plans: list[Plan] = []
     for _ in range(placement.n_at_once(spec, most)):
-        plans.append(placement.plan_beside(spec, plans))
+        plans.append(placement.plan_beside(spec, lambda: _gpus(plans)))
     assert [[slot.gpu for slot in plan.slots] for plan in plans] == [list(part) for part in parts]
+
+
+def _gpus(plans: list[Plan]) -> list[str]:
+    return [slot.gpu for plan in plans for slot in plan.slots if slot.gpu is not None]
 
 
 def test_ranks_share_the_gpus_that_env_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,13 +311,13 @@ def test_ranks_share_the_gpus_that_env_names(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     placement, spec = LocalPlacement(), JobSpec(np=3)
     with_env = replace(spec, env=(("CUDA_VISIBLE_DEVICES", "1,0"),))
-    for plan in (placement.plan(with_env), placement.plan_beside(with_env, [])):
+    for plan in (placement.plan(with_env), placement.plan_beside(with_env, list)):
         assert [slot.gpu for slot in plan.slots] == ["1", "0", "1"] and plan.notes == ()
         first = plan.slots[0]
         assert devices.environment(plan, first) == {"CUDA_VISIBLE_DEVICES": "1,0"}
         names = [devices.device_name(plan, slot) for slot in plan.slots]
         assert names == ["cuda:0", "cuda:1", "cuda:0"]
-    for plan in (placement.plan(spec), placement.plan_beside(spec, [])):
+    for plan in (placement.plan(spec), placement.plan_beside(spec, list)):
         assert not plan.uses_gpu and "all ranks use the CPU" in plan.notes[0]
 
 

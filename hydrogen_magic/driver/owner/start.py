@@ -14,7 +14,6 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import OwnerConnection
 from hydrogen_magic.driver.placements import forkserver
@@ -60,9 +59,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str, planned: 
         shadowed=tuple(forkserver.shadowed_modules(around.sys_path)),
         placement_setup=plugins.placement(spec.placement).owner_setup(),
     )
-    gang = _started(request, captured).follow()
-    launcher.note_outliving(gang.id, planned)
-    return gang
+    return _started(request, captured).follow()
 
 
 def _with_gpus(spec: JobSpec, planned: Plan) -> JobSpec:

@@ -264,8 +264,11 @@ class Planner(ABC):
     def plan(self, spec: JobSpec) -> Plan:
         """Return who runs where; raises PlacementError when that is impossible. No effect."""
 
-    def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
-        """Return :meth:`plan` for a gang that runs beside those of the plans ``others``."""
+    def plan_beside(self, spec: JobSpec, gpus_in_use: Callable[[], Sequence[str]]) -> Plan:
+        """Return :meth:`plan` for a gang that runs beside others.
+
+        ``gpus_in_use``: returns the GPUs of the others on this machine, one for each of their ranks.
+        """
         return self.plan(spec)
 
     def owner_setup(self) -> Mapping[str, object]:

@@ -59,9 +59,11 @@ class LocalPlacement(Placement):
         )
         return Plan(slots, notes)
 
-    def plan_beside(self, spec: JobSpec, others: Sequence[Plan]) -> Plan:
+    def plan_beside(self, spec: JobSpec, gpus_in_use: Callable[[], Sequence[str]]) -> Plan:
         """Return :meth:`plan` with the GPUs that the fewest ranks of other gangs use."""
-        gpus = _free_first(_visible_gpus(spec), spec.np, others)
+        gpus = _visible_gpus(spec)
+        if len(gpus) > spec.np:
+            gpus = _free_first(gpus, spec.np, gpus_in_use())
         # Fewer, unless the user has named them, are not shared.
         visible = [("CUDA_VISIBLE_DEVICES", ",".join(gpus))] if len(gpus) >= spec.np else []
         return self.plan(replace(spec, env=(*spec.env, *visible)))
@@ -77,9 +79,9 @@ class LocalPlacement(Placement):
         return LocalAgentGroup(spec.n_at_once)
 
 
-def _free_first(gpus: Sequence[str], n: int, others: Sequence[Plan]) -> tuple[str, ...]:
+def _free_first(gpus: Sequence[str], n: int, in_use: Sequence[str]) -> tuple[str, ...]:
     """Return the ``n`` GPUs that are used least, in their order, and then the others."""
-    uses = Counter(slot.gpu for plan in others for slot in plan.slots)
+    uses = Counter(in_use)
     chosen = sorted(gpus, key=lambda gpu: uses[gpu])[:n]
     return tuple(sorted(gpus, key=lambda gpu: gpu not in chosen))
 
