@@ -9,57 +9,68 @@ import inspect
 import os
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.capture.modules import (
-    find_without_importing,
     imported_modules,
+    is_main_guard,
     local_paths,
 )
 from hydrogen_magic.core import syntax
+from hydrogen_magic.serialization.pickler import names_of
 
 _WITHOUT_EFFECT = {
     "abc": "abstractmethod",
-    "builtins": "bool bytes classmethod complex dict float frozenset int len list max min object "
-    "property range round set slice staticmethod str sum tuple",
+    "builtins": "bool bytes classmethod complex dict float frozenset int len list object "
+    "enumerate property range round set slice staticmethod str sum tuple zip",
     "collections": "Counter OrderedDict defaultdict deque namedtuple",
     "contextlib": "asynccontextmanager contextmanager",
     "dataclasses": "dataclass field",
     "enum": "auto unique",
-    "functools": "cache cached_property lru_cache partial total_ordering wraps",
+    "functools": "cache cached_property lru_cache partial singledispatch total_ordering wraps",
     "logging": "getLogger",
-    "os": "getenv",
+    "os": "cpu_count getcwd getenv",
+    "os.path": "abspath basename dirname exists expanduser isdir isfile join realpath splitext",
     "pathlib": "Path PurePath",
     "re": "compile",
     "torch": "device inference_mode no_grad",
+    "torch.cuda": "device_count is_available",
     "typing": "NewType ParamSpec TypeVar final overload runtime_checkable",
 }
 """Module -> functions and classes that modules call at their top level without effects on anything else."""
+_TRUSTED = {*sys.stdlib_module_names, "pydantic", "sklearn", "torch"}
+"""Packages whose bases and metaclasses change nothing but the class that is defined."""
 _ACCESSORS = {"getter", "setter", "deleter"}
+"""Decorators that a property has."""
+_METHODS = {"absolute", "expanduser", "format", "join", "resolve", "split"}
+"""Methods of texts and paths without effects, as in ``"a b".split()`` and ``Path(__file__).resolve()``."""
 
 
 def only_defines(module: str) -> bool:
     """Whether the import of a local module has no effect but the names that it defines.
 
     The top level of its files, and of the local modules that it imports, has only constants, functions and
-    classes. Classes may have bases that do not observe their subclasses; decorators and calls are limited to
-    :data:`_WITHOUT_EFFECT`. Effects of installed modules do not count.
+    classes. Bases that observe their subclasses are those of :data:`_TRUSTED`; decorators and calls are those
+    of :data:`_WITHOUT_EFFECT`. Effects of installed modules do not count.
     """
-    todo, seen = [module], set()
+    is_local = functools.cache(local_paths)
+    todo, seen = [module], set[str]()
     while todo:
         name = todo.pop()
-        if name in seen or not local_paths(name.partition(".")[0]):
-            continue
+        if name in seen or sys.modules.get(name) is None or not is_local(name.partition(".")[0]):
+            continue  # what the kernel's own import has not loaded, a rank's does not load either
         seen.add(name)
-        spec = find_without_importing(name)
-        if spec is None or spec.origin is None:
-            continue  # not a module, or one without a file
+        spec = names_of(name).get("__spec__")
+        if spec is None:
+            return False  # another object has the module's place
+        if spec.origin is None:
+            continue  # a package without a file
         try:
             version = os.stat(spec.origin).st_mtime_ns
             imported = _imported_by_definitions(name, spec.origin, version)
-        except (OSError, SyntaxError, ValueError):
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             return False
         if imported is None:
             return False
@@ -72,83 +83,105 @@ def _imported_by_definitions(name: str, path: str, version: int) -> tuple[str, .
     """Return what a module imports, None if its import does more. ``version``: of its file."""
     with tokenize.open(path) as file:
         tree = syntax.parse(file.read())
-    if not all(map(_Definitions(name).contain, tree.body)):
+    if not all(map(_LoadedModule(name).only_binds, tree.body)):
         return None
     is_package = Path(path).name == "__init__.py"
     return tuple(imported_modules(tree, name if is_package else name.rpartition(".")[0]))
 
 
-class _Definitions:
-    """Recognizes the statements of a loaded module that only bind its names."""
+class _LoadedModule:
+    """Recognizes statements at the top level of a loaded module that only bind names."""
 
-    def __init__(self, module: str) -> None:
-        loaded = sys.modules.get(module)
-        self._module = module
-        self._names: Mapping[str, Any] = (
-            object.__getattribute__(loaded, "__dict__") if loaded is not None else {}
-        )
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._contents = names_of(name)
 
-    def contain(self, statement: ast.stmt) -> bool:
+    def only_binds(self, statement: ast.stmt) -> bool:
+        """Return whether the statement has no effect on anything but the module's own names."""
         match statement:
-            case ast.Import() | ast.ImportFrom() | ast.Pass():
+            case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(ast.Constant()):
                 return True
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                return self._are_harmless(statement.decorator_list) and self._calls(statement.args)
-            case ast.ClassDef():
-                is_plain = not statement.bases and not statement.keywords
-                if not is_plain and _observes_definition(self._defined(statement)):
-                    return False
-                decorators_fit = self._are_harmless(statement.decorator_list)
-                return decorators_fit and all(map(self.contain, statement.body))
+            case ast.FunctionDef(decorator_list=decorators, args=arguments):
+                return self._may_decorate(decorators) and self._calls_harmless(arguments)
+            case ast.AsyncFunctionDef(decorator_list=decorators, args=arguments):
+                return self._may_decorate(decorators) and self._calls_harmless(arguments)
+            case ast.ClassDef(decorator_list=decorators, body=body):
+                if any(map(_is_derived, body)):
+                    return False  # a class in a class has no name by which it is found here
+                is_harmless = not _is_derived(statement) or self._has_harmless_bases(statement)
+                return is_harmless and self._may_decorate(decorators) and self._all_bind(body)
             case ast.Assign(targets=targets):
-                return not _has_owner(targets) and self._calls(statement)
+                return not _sets_attribute_or_item(targets) and self._calls_harmless(statement)
             case ast.AnnAssign(target=ast.Name()):
-                return self._calls(statement)
-            case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
-                return all(map(self.contain, statement.orelse))
-            case ast.If():
-                inner = [*statement.body, *statement.orelse]
-                return self._calls(statement.test) and all(map(self.contain, inner))
-            case ast.Try():
-                handled = (part for handler in statement.handlers for part in handler.body)
-                inner = [*statement.body, *handled, *statement.orelse, *statement.finalbody]
-                return all(map(self.contain, inner))
-        return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                return self._calls_harmless(statement)
+            case ast.If() if is_main_guard(statement):
+                return self._all_bind(statement.orelse)
+            case ast.If(test=test, body=body, orelse=other):
+                return self._calls_harmless(test) and self._all_bind([*body, *other])
+            case ast.Try(body, handlers, other, final):
+                handled = (each for handler in handlers for each in handler.body)
+                return self._all_bind([*body, *handled, *other, *final])
+        return False
 
-    def _calls(self, node: ast.AST) -> bool:
-        """Whether all calls in ``node`` are without effects."""
-        calls = (part for part in ast.walk(node) if isinstance(part, ast.Call))
-        return all(self._is_harmless(call.func) for call in calls)
+    def _all_bind(self, statements: Iterable[ast.stmt]) -> bool:
+        return all(map(self.only_binds, statements))
 
-    def _are_harmless(self, decorators: list[ast.expr]) -> bool:
+    def _may_decorate(self, decorators: Iterable[ast.expr]) -> bool:
         return all(
-            self._calls(each) if isinstance(each, ast.Call) else self._is_harmless(each)
+            self._calls_harmless(each) if isinstance(each, ast.Call) else self._is_harmless(each)
             for each in decorators
         )
 
+    def _calls_harmless(self, node: ast.AST) -> bool:
+        """Return whether ``node`` calls nothing else than harmless functions."""
+        return all(self._is_harmless(call.func) for call in _calls_in(node))
+
     def _is_harmless(self, function: ast.expr) -> bool:
-        if isinstance(function, ast.Attribute) and function.attr in _ACCESSORS:
-            return isinstance(function.value, ast.Name)  # ``@size.setter`` of a property
-        found = self._object(function)
+        match function:
+            case ast.Attribute(ast.Name(), attribute) if attribute in _ACCESSORS:
+                return True
+            case ast.Attribute(ast.Constant() | ast.Call(), attribute) if attribute in _METHODS:
+                return True
+        found = self._referent(function)
         return any(found is known for known in _without_effect())
 
-    def _object(self, node: ast.expr) -> Any:
+    def _referent(self, node: ast.expr) -> Any:
         """Return what a dotted name refers to, None if that is unknown."""
         if isinstance(node, ast.Name):
-            return self._names.get(node.id, vars(builtins).get(node.id))
+            return self._contents.get(node.id, vars(builtins).get(node.id))
         if isinstance(node, ast.Attribute):
-            return inspect.getattr_static(self._object(node.value), node.attr, None)
+            return inspect.getattr_static(self._referent(node.value), node.attr, None)
         return None
 
-    def _defined(self, statement: ast.ClassDef) -> Any:
-        """Return the class that a statement at the top level of the module has defined."""
-        found = self._names.get(statement.name)
-        is_same = isinstance(found, type) and found.__module__ == self._module
-        return found if is_same else None
+    def _has_harmless_bases(self, statement: ast.ClassDef) -> bool:
+        """Return whether no base or metaclass of a class runs code of others than :data:`_TRUSTED`."""
+        found: Any = self._contents.get(
+            statement.name
+        )  # not a class in a class: these are not looked up
+        if not issubclass(type(found), type) or found.__module__ != self._name:
+            return False
+        hooks = [base for base in found.__mro__[1:] if "__init_subclass__" in vars(base)]
+        packages = {each.__module__.partition(".")[0] for each in (type(found), *hooks)}
+        given = [*statement.bases, *statement.keywords]
+        return packages <= _TRUSTED and all(map(self._calls_harmless, given))
 
 
-def _has_owner(targets: list[ast.expr]) -> bool:
-    """Whether something is assigned to an attribute or an item."""
+def _is_derived(statement: ast.stmt) -> bool:
+    """Whether it defines a class with bases or a metaclass."""
+    return isinstance(statement, ast.ClassDef) and bool(statement.bases or statement.keywords)
+
+
+def _calls_in(node: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls that ``node`` makes; the body of a lambda function runs later."""
+    todo = [node]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, ast.Call):
+            yield each
+        todo += [each.args] if isinstance(each, ast.Lambda) else ast.iter_child_nodes(each)
+
+
+def _sets_attribute_or_item(targets: Iterable[ast.expr]) -> bool:
     parts = (part for target in targets for part in ast.walk(target))
     return any(isinstance(part, (ast.Attribute, ast.Subscript)) for part in parts)
 
@@ -157,15 +190,3 @@ def _without_effect() -> Iterator[Any]:
     for module, names in _WITHOUT_EFFECT.items():
         loaded = sys.modules.get(module)
         yield from (getattr(loaded, name) for name in names.split() if hasattr(loaded, name))
-
-
-def _observes_definition(found: Any) -> bool:
-    """Whether a base or metaclass of a class may run code of libraries or users when it is defined."""
-    if found is None:
-        return True
-    hooks = (base for base in found.__mro__[1:] if "__init_subclass__" in vars(base))
-    return not {_root(type(found)), _root(next(hooks, object))} <= {*sys.stdlib_module_names}
-
-
-def _root(kind: type) -> str:
-    return kind.__module__.partition(".")[0]

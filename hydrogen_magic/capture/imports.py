@@ -151,7 +151,8 @@ def parsed(source: str) -> ast.Module:
     """Return the syntax tree of a cell; an empty one if it is not Python."""
     try:
         tree: ast.Module = syntax.parse(source)
-    except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # a raw cell with IPython lines, which comes twice; or an expression of thousands of parts
         return ast.Module([], [])
     return tree
 

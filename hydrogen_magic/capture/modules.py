@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.units import size_text
@@ -321,6 +322,14 @@ def imported_by(nodes: Iterable[ast.AST], package: str = "") -> list[str]:
                 found[base] = None
                 found.update((f"{base}.{a.name}", None) for a in node.names if a.name != "*")
     return list(found)
+
+
+def is_main_guard(node: ast.AST) -> TypeGuard[ast.If]:
+    """Whether it is ``if __name__ == "__main__"``, whose body an import does not run."""
+    match node:
+        case ast.If(ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
+            return True
+    return False
 
 
 def _accessed(tree: ast.AST) -> Iterator[str]:

@@ -18,7 +18,7 @@ from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
 from hydrogen_magic.node.worker.settings.provider import Stays
 from hydrogen_magic.serialization.closure import ModuleSource, Setting
-from hydrogen_magic.serialization.pickler import is_main
+from hydrogen_magic.serialization.pickler import is_main, names_of
 
 _NOT_SENT = {"__main__", "IPython", "hydrogen_magic", "ipykernel", "ipywidgets", "os", "sys"}
 """Packages whose attributes belong to one process."""
@@ -32,6 +32,8 @@ _OF_PROVIDERS = {"matplotlib"}
 """Libraries whose own objects are read as settings: rcParams."""
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools.partial)
 """What notebooks replace in modules that a cell only uses by others: ``torch.load``, the context of ssl."""
+_MOST_LISTED = 10
+"""Settings that a note names."""
 _UNSENT: Any = object()
 """Stands for a value that cannot be given to ranks item by item."""
 
@@ -114,8 +116,11 @@ class ModuleChanges:
                 found.setdefault(
                     (setting.module, setting.key), setting if is_sent else Stays(setting.label)
                 )
-        for home, name, shown in module_state.differences(local):
-            found.setdefault((home, name), Stays(shown))
+        sent = [one.value for one in found.values() if isinstance(one, Setting)]
+        for each in module_state.differences(local):
+            is_sent = _is_container(each.value) and any(each.value is value for value in sent)
+            if not is_sent:  # under the name by which another module imports it
+                found.setdefault((each.module, each.name), Stays(each.shown))
         return list(found.values())
 
     def _by_statements(self) -> Iterator[Setting]:
@@ -176,7 +181,7 @@ def _part(owner: Any, name: str) -> Any:
 def _by_functions(modules: Iterable[str]) -> Iterator[Setting]:
     """Yield the functions and classes of the notebook that local modules and their classes contain."""
     for home in sorted(name for name in {*modules} if name in sys.modules):
-        for name, value in list(_contents(sys.modules[home]).items()):
+        for name, value in list(names_of(home).items()):
             if _is_notebooks(value):
                 yield Setting("attribute", home, name, value)
             elif isinstance(value, type) and value.__module__ == home:
@@ -287,5 +292,7 @@ def _is_users(setting: Setting) -> bool:
 def _stays_note(stays: Sequence[str]) -> str:
     if not stays:
         return ""
-    listed = ", ".join(dict.fromkeys(stays))
+    names = [*dict.fromkeys(stays)]
+    n_more = len(names) - _MOST_LISTED
+    listed = ", ".join(names[:_MOST_LISTED]) + (f" and {n_more:,} more" if n_more > 0 else "")
     return f"settings of the notebook that are not sent: {listed}; set them inside the cell"

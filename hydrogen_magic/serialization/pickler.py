@@ -427,7 +427,7 @@ def importable_name(module: types.ModuleType) -> str | None:
     if not isinstance(name, str) or name not in sys.modules:
         return None
     found = sys.modules[name]
-    is_same = found is module or _names_of(name).get("__file__") == attributes.get("__file__")
+    is_same = found is module or names_of(name).get("__file__") == attributes.get("__file__")
     return name if is_same else None
 
 
@@ -439,19 +439,21 @@ def exported_as(cls: type) -> tuple[str, str] | None:
     sent by value.
     """
     own = cls.__module__
-    names = _names_of(own)
+    names = names_of(own)
     if is_main(cls) or names.get(cls.__qualname__) is cls:
         return None
     if own == "builtins":
         places = ((name, cls.__name__) for name in list(sys.modules) if name != "__main__")
     else:
         places = ((own, name) for name, value in names.items() if value is cls)
-    return next((place for place in places if _names_of(place[0]).get(place[1]) is cls), None)
+    return next((place for place in places if names_of(place[0]).get(place[1]) is cls), None)
 
 
-def _names_of(module: str) -> dict[str, Any]:
+def names_of(module: str) -> dict[str, Any]:
+    """Return the contents of a loaded module as they are stored; none if another object has its place."""
     found = sys.modules.get(module)
-    return object.__getattribute__(found, "__dict__") if isinstance(found, types.ModuleType) else {}
+    is_module = issubclass(type(found), types.ModuleType)
+    return object.__getattribute__(found, "__dict__") if is_module else {}
 
 
 def _module_of(func: types.FunctionType) -> types.ModuleType | None:

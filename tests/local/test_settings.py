@@ -272,6 +272,15 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     assert "unused" not in {item.name for item in captured.inventory}
 
 
+def test_a_change_under_the_name_of_another_module_is_sent_and_not_listed(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(tmp_path, {"inner.py": "CONFIG = {'lr': 1}", "outer.py": "from inner import CONFIG"})
+    notebook.cell("import inner, outer\nouter.CONFIG['lr'] = 2")
+    captured = notebook.capture("inner.CONFIG['lr'], outer.CONFIG is inner.CONFIG")
+    assert captured.hints == () and ranks.run(captured).value == (2, True)
+
+
 def test_functions_in_modules_that_the_cell_does_not_mention(
     notebook: Notebook, ranks: Ranks
 ) -> None:

@@ -123,6 +123,9 @@ DEFINITIONS = [
     "from dataclasses import dataclass, field\n@dataclass(frozen=True)\nclass A: x: int = field()",
     "import torch\n@torch.no_grad()\ndef f(m=torch.device('cpu')): return print(m)",
     "import logging, pathlib as p\nlog = logging.getLogger(__name__)\nhere = p.Path(__file__).parent",
+    "import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\nkey = lambda b: sorted(b)",
+    "import os, pathlib\nx = pathlib.Path(__file__).resolve().parent, os.path.join('a', 'b'), 'a b'.split()",
+    "import sklearn.base\nclass A(sklearn.base.BaseEstimator): pass",
     "try: import lzma\nexcept ImportError: lzma = None\nif __name__ == '__main__': print()",
 ]
 EFFECTS = [
@@ -135,6 +138,12 @@ EFFECTS = [
     "import torch\nx = torch.manual_seed(0)",
     "class A:\n x = print()",
     "if __name__ != 0: pass\nelse: print()",
+    "if __name__ != '__main__': print()",
+    "class A(print() or object): pass",
+    "import typing\nT = typing.TypeVar('T')\n"
+    "class B:\n def __init_subclass__(cls): super().__init_subclass__()\n"
+    "class A(typing.Generic[T], B): pass",
+    "class B:\n def __init_subclass__(cls): pass\nclass Meta: pass\nclass A:\n class Meta(B): pass",
 ]
 
 
@@ -156,56 +165,107 @@ def test_names_that_ranks_have_read_are_not_imported_for_effects_alone() -> None
 
 
 def test_what_functions_of_a_module_have_changed_in_it(modules: _Modules) -> None:
-    other = modules.add("of_others", "FILLED = []\nLATER = []\nONE = TWO = 1\ndef f(): pass")
+    other = modules.add("of_others", "LATER: list = []\nONE = 1\ndef f(): pass")
     module = modules.add(
         "changing",
         """
         import collections, of_others
-        state = []
+        from collections import deque
+        numbers = [1]
         N = 0
         model = None
-        config: dict = {"lr": 1}
+        config: dict = {"lr": [1, {"a": 2}]}
         groups = collections.defaultdict(list)
+        recent = deque()
+        API_KEY = ""
         _private = {}
-        registry = {}
-        import_count = 0
-        def register(name):
-            return lambda f: registry.setdefault(name, f)
-        @register("x")
-        def x(): pass
-        def count():
-            global import_count
-            import_count += 1
-        count()
-        of_others.FILLED.append(1)
-        of_others.TWO = 2
-        class Base:
-            kinds = []
-            def __init_subclass__(cls): Base.kinds.append(cls)
-        class Net(Base):
-            n_made = 0
-            def __init__(self): Net.n_made += 1
         def step():
-            global model, N
-            N += 1
+            global model, N, API_KEY
+            N += 10**5000
             model = Net()
-            state.append(model)
-            config["lr"] = 2
+            config["lr"][1]["a"] = model
             groups["a"].append(3)
+            recent.append(1)
+            API_KEY = "hf_of_this_test"
             _private["a"] = 1
+        class Net: pass
+        if __name__ == "__main__":
+            step()
         """,
     )
     assert modules.differences() == []
     module.step()
+    module.numbers += [[float(n)] for n in range(100)]
     other.LATER += range(100)
     other.ONE = 1.0
     assert modules.differences() == [
-        "changing.state = <list of length 1> ([] in its file)",
-        "changing.N = 1 (0 in its file)",
+        "changing.numbers = <list of length 101> ([1] in its file)",
+        "changing.N = <int> (0 in its file)",
         "changing.model = <Net> (None in its file)",
-        "changing.config = {'lr': 2} ({'lr': 1} in its file)",
+        "changing.config = <dict of length 1> (<dict of length 1> in its file)",
         "changing.groups = <defaultdict of length 1> (empty in its file)",
-        "changing.Net.n_made = 1 (0 in its file)",
+        "changing.recent = <deque of length 1> (empty in its file)",
+        "changing.API_KEY",
         "of_others.LATER = <list of length 100> ([] in its file)",
         "of_others.ONE = 1.0 (1 in its file)",
     ]
+
+
+CHANGED_BY_IMPORTS = [
+    "import of_registry as r\n@r.register('x')\ndef x(): pass",
+    "from of_registry import register as r\n@r('x')\nclass A: pass",
+    "from of_registry import Base as B\nclass A(B): pass",
+    "import of_registry as r\nr.count()\nr.FILLED.append(1)\nr.SET = 2",
+    "import of_registry\nsetattr(of_registry, 'SET', 2)\ngetattr(of_registry, 'count')()",
+    "from of_registry import anything",
+    "class Counter: pass\nhits = Counter()\nfiles = [Counter() for _ in 'ab']",
+    "import enum, typing\nclass A(enum.Enum): RED = 1\nclass B(typing.NamedTuple): x: int = 0",
+    "x = None\ntry: from os import path as x\nexcept ImportError: pass",
+    "x = None\ndef x(): pass",
+    "a = b = []\na.append(1)\nN = 0\nany((N := v) for v in [1])\nc = 1\ndel c",
+    "N = 0\nglobals()['N'] = 3\nM = 0\nexec('M = 1')",
+    "from os.path import *\nsep = 3",
+    "def f(): return [1]\nclass C: dict = f\nx = C.dict()",
+]
+REGISTRY = """
+    FILLED = []
+    SET = 0
+    n_counted = 0
+    kinds = []
+    models = {}
+    def __getattr__(name):
+        if name != "anything": raise AttributeError(name)
+        FILLED.append(name)
+    def register(name): return lambda found: _add(name, found)
+    def _add(name, found):
+        models[name] = found
+        return found
+    class Base:
+        def __init_subclass__(cls): kinds.append(cls)
+    def count():
+        global n_counted
+        n_counted += 1
+"""
+
+
+@pytest.mark.parametrize("text", CHANGED_BY_IMPORTS)
+def test_what_an_import_changes_is_not_listed(modules: _Modules, text: str) -> None:
+    modules.add("of_registry", REGISTRY)
+    modules.add("of_imports", text)
+    assert modules.differences() == []
+
+
+def test_files_and_modules_that_are_not_as_they_were(
+    modules: _Modules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edit after the import, and other objects in the place of modules."""
+    for number, text in enumerate(
+        ["return", "from __future__ import of_later", "\0", "x = " + "1 + " * 3000 + "1", "x = ("]
+    ):
+        modules.add(name := f"edited_{number}", "x = 1")
+        path = modules.sources[name].path
+        modules.sources[name] = ModuleSource(text, path, False)
+    for number, other in enumerate([None, object(), {}]):
+        modules.add(name := f"replaced_{number}", "x = 1")
+        monkeypatch.setitem(sys.modules, name, other)
+    assert modules.differences() == []
