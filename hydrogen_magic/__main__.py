@@ -20,7 +20,7 @@ from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.views import pick_view
 
 COMMANDS = {
-    "gang list": "recorded gangs, and those that run without their kernel",
+    "gang list": "the ten newest recorded gangs, and those that run without their kernel",
     "gang show ID": "state of a gang, rank by rank",
     "gang attach ID": "follow output and state; Ctrl-C detaches, and the gang continues",
     "gang stop ID": "stop a gang (--kill: at once; --take: even if a kernel controls it)",

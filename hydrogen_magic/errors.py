@@ -1,17 +1,17 @@
-"""Exceptions of hydrogen_magic.
+"""Exceptions of hydrogen_magic::
 
-HydrogenError            a RuntimeError, as what other launchers raise
-├── CaptureError        the cell uses a name that is undefined, that cannot be sent, or that both the notebook
-│   │                   and the ranks of its session have changed; nothing was started
-│   └── CellSyntaxError  the cell is not valid Python; shown as Python shows a SyntaxError
-├── PlacementError      the ranks cannot run in the requested placement; nothing was started
-├── RendezvousError     the ranks could not find each other
-├── RankFailedError     a rank failed; the culprit, its traceback and its victims are named
-├── ResultError         the ranks finished, but a result could not be sent, unpickled or assigned
-├── GangStoppedError    the gang was stopped on request (button, interrupt, ``%gang stop``)
-├── GangTimeoutError    the gang ran longer than ``--timeout``
-├── SweepError          runs of ``--sweep`` failed; the others have finished
-└── InferError          ``%%infer``: this DataFrame, ``predict`` or its result is not supported
+    HydrogenError           a RuntimeError, as in other launchers
+    ├── CaptureError        the cell uses a name that is undefined, that cannot be sent, or that both the
+    │   │                   notebook and the ranks of its session have changed; nothing was started
+    │   └── CellSyntaxError the cell is not valid Python; shown as Python shows a SyntaxError
+    ├── PlacementError      the ranks cannot run in the requested placement
+    ├── RendezvousError     the ranks could not find each other
+    ├── RankFailedError     a rank failed; the culprit, its traceback and its victims are named
+    ├── ResultError         the ranks finished, but a result could not be sent, unpickled or assigned
+    ├── GangStoppedError    the gang was stopped on request, or because its kernel, session or owner ended
+    ├── GangTimeoutError    the gang was stopped at --timeout, or %gang wait reached its own --timeout
+    ├── SweepError          runs of --sweep failed; the others have finished
+    └── InferError          %%infer: this DataFrame, predict or its result is not supported
 
 Wrong arguments of a magic are IPython's own ``UsageError``, whose traceback IPython hides. Wrong arguments of
 a function are a TypeError or ValueError that a notebook shows as one line: OptionTypeError, OptionValueError.
@@ -111,11 +111,18 @@ class ResultError(HydrogenError):
 
 
 class GangStoppedError(HydrogenError):
-    """The gang was stopped on request before it finished."""
+    """The gang was stopped before it finished.
+
+    On request, because its kernel, session or owner process ended, or because the cell that waited for it
+    failed.
+    """
 
 
 class GangTimeoutError(HydrogenError):
-    """The gang was stopped because it reached its time limit."""
+    """The gang was stopped because it reached ``--timeout``.
+
+    ``%gang wait --timeout`` raises it, too, when its own time is over; the gang then continues.
+    """
 
 
 class SweepError(HydrogenError):

@@ -45,6 +45,7 @@ from hydrogen_magic.driver.placements import (
     Job,
     Placement,
     Planner,
+    SessionAgentGroup,
 )
 from hydrogen_magic.driver.rendezvous import (
     Diagnosis,
@@ -77,6 +78,7 @@ __all__ = [
     "RendezvousInfo",
     "RunInfo",
     "ServiceSpec",
+    "SessionAgentGroup",
     "Slot",
     "TRACKERS",
     "TrackedRun",

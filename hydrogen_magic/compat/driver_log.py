@@ -19,9 +19,9 @@ _LONGEST = 4000
 
 
 def log_to_driver(message: str) -> None:
-    """Print ``message`` in the notebook that started the gang, even where ranks' output is not shown.
+    """Print ``message`` in the notebook that started the gang, even if it does not show the ranks' output.
 
-    Does not wait for it. Only the first 4000 characters are used. In a plain process it is printed.
+    Returns at once. Only the first 4,000 characters are used. In a plain process, print it there.
     """
     text = str(message)[:_LONGEST]
     here = reporter.current()

@@ -34,11 +34,12 @@ class TorchDistributor:
     - The kernel's environment stays as it is, and that of Spark's Python workers too.
     - ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` count the ranks of a host; the original calls every Spark
       task a node, whose local rank is 0. So in both modes a rank's own GPU is ``cuda:LOCAL_RANK``.
-    - ``local_mode=True`` needs neither Spark nor pyspark. The GPUs are those that CUDA may use in this
-      process, the first ``num_processes`` of them; ``spark.driver.resource.gpu.*`` is not looked at.
+    - ``local_mode=True`` needs neither Spark nor pyspark. The GPUs are ``num_processes`` of those that CUDA
+      may use in this process, first those that none of your other gangs on this machine uses;
+      ``spark.driver.resource.gpu.*`` is ignored.
     - ``use_gpu=False`` hides GPUs from the ranks in local mode too.
     - ``local_mode=False`` gives every rank one GPU without ``spark.task.resource.gpu.amount`` where
-      Spark can do that for a single job. Its whole-number multiples are ignored.
+      Spark can do that for a single job. Amounts above 1 are ignored: a rank has one GPU.
     - Everything that a function uses from the notebook is sent with it, including imports and local
       modules.
 

@@ -167,7 +167,7 @@ class ClosureSent(Event):
     """Hosts on which it is complete."""
     hosts: int
     what: str = "closure"
-    """``"closure"`` or :data:`DATA`."""
+    """``"closure"`` or ``"data of hm.dataset()"``."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,8 @@ class RankStarted(RankEvent):
 class RankPhase(RankEvent):
     phase: str
     """``starting`` (process, imports of the forkserver), ``loading`` (closure), ``running`` (the cell's
-    own lines), ``finishing`` (result sent, exit handlers run); ``idle``: the cell leaves the rank out."""
+    own lines), ``finishing`` (its result is being sent, and exit handlers run); ``idle``: the cell leaves
+    the rank out."""
     detail: str = ""
     """Its current activity: ``importing torch``."""
 
@@ -273,7 +274,7 @@ class Output(RankEvent):
     """Text that a rank wrote to a file descriptor, decoded by its agent, or a message of the rank itself."""
 
     stream: str
-    """``stdout`` or ``stderr``; :data:`DRIVER`: addressed to the process that started the gang."""
+    """``stdout`` or ``stderr``; ``driver``: a message of :func:`hydrogen_magic.compat.log_to_driver`."""
     text: str
     skipped_bytes: int = 0
     """Bytes omitted from the live view just before ``text``; the rank's log file has them."""
@@ -340,7 +341,7 @@ class CollectivesEntered(RankEvent):
 
     count: int
     is_final: bool = False
-    """It has ended the cell, and enters no other one."""
+    """The rank has ended the cell and enters no further collective."""
 
 
 @dataclass(frozen=True)
@@ -415,7 +416,7 @@ class Spans(RankEvent):
     """How many spans of the same thread enclose it."""
     skipped: int = 0
     track: str = SPANS
-    """The track of the rank that it belongs to: one of :data:`TRACKS`, or any other name."""
+    """The track of the rank: ``spans``, ``coordinator``, ``collectives``, ``profiler``, or any other name."""
 
 
 @dataclass(frozen=True)

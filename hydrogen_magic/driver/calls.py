@@ -48,11 +48,13 @@ def launch(
 ) -> Gang:
     """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its Gang object at once.
 
+    A parameter of the function with the name of an option, such as ``env``, can be passed by position only.
+
     Args:
         function: may be defined in the notebook, a local module or a package; sent with all it uses.
         np: number of ranks; ``-N`` means N ranks on this machine. None: 2, or those of the session.
-        on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in. None:
-            ``"local"``, or that of the session.
+        on: name of a placement: ``"local"``, ``"spark"``, ``"inline"`` (``np=1``, in this process; returns
+            after the call has ended), or one of a plug-in. None: ``"local"``, or that of the session.
         rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides. None: ``"torch"``, or
             that of the session.
         gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
@@ -62,7 +64,7 @@ def launch(
         retries: how often to start all ranks again after a failure.
         timeout: seconds after which the gang is stopped; None: never.
         wait: seconds to wait for hosts and slots of a cluster. None: refuse a gang that is larger than the
-            cluster, and wait for slots that other jobs hold without limit.
+            cluster, and wait without limit for slots that other jobs hold.
         start_timeout: seconds a rank may take until the function is called.
         grace: seconds a rank that reacts to a stop may clean up.
         ports: range of ports to listen on for other machines, such as ``"40000-40100"``; None: any.
@@ -80,6 +82,7 @@ def launch(
     Raises:
         CaptureError: an object that the function uses cannot be sent.
         PlacementError: the ranks cannot run as requested.
+        HydrogenError: the session runs another cell.
         TypeError, ValueError: an option is invalid, or the function does not take these arguments.
     """
     options = locals().copy()  # the parameters: there are no other variables yet
@@ -188,7 +191,8 @@ def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options
     """Like :func:`launch`, but wait, show the gang meanwhile, and return rank 0's value.
 
     With ``quiet``, only output is shown. Raises the same errors as :func:`launch`, and RankFailedError,
-    GangStoppedError and GangTimeoutError.
+    RendezvousError, ResultError, GangStoppedError and GangTimeoutError; with ``on="inline"`` the function's
+    own exception.
     """
     with interrupts_held():
         gang = launch(function, *args, **options)

@@ -48,6 +48,7 @@ class Gang:
         self, run: GangRun, control: GangControl | None = None, picture: Picture | None = None
     ) -> None:
         self.id = run.id
+        """Its ID, as in ``%gang show ID``."""
         self._run = run
         self._control = control
         self._picture = picture
@@ -91,7 +92,7 @@ class Gang:
 
     @property
     def folder(self) -> Path:
-        """The directory of its run log."""
+        """The folder of its record."""
         return self._run.rank_logs.folder
 
     def log_path(self, rank: int) -> Path:
@@ -112,7 +113,10 @@ class Gang:
         return chrome_trace.library_timelines(self.folder)
 
     def stacks(self) -> dict[int, str]:
-        """Return the stacks of all threads of every running rank, by ``faulthandler``."""
+        """Return the stacks of all threads of every running rank, by ``faulthandler``.
+
+        After the end: the last ones that were taken.
+        """
         before = len(self.events())
         if self._running is not None:
             self.ask_stacks()
@@ -134,7 +138,8 @@ class Gang:
     def record(self, on: bool = True) -> None:
         """Start or stop recording spans (forward, backward, data wait, …) on the ranks.
 
-        Does not wait. ``--timeline`` records from the start.
+        Does not wait. ``--timeline`` records from the start. Raises HydrogenError if another process
+        controls the gang (``--outlive``).
         """
         if self._running is not None:
             self._running.record(bool(on))
@@ -144,7 +149,7 @@ class Gang:
 
         Does not wait: the merged trace of all ranks is in the gang's record when ``Profiling`` events
         say so, and its outermost spans are in the timeline. Raises ValueError for other than 1 to
-        1000 steps.
+        1000 steps, and HydrogenError if another process controls the gang (``--outlive``).
         """
         if not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
             raise ValueError(f"profile(steps=…) should be 1 to {MAX_STEPS}, got {steps!r}")
@@ -179,7 +184,10 @@ class Gang:
         return self._run.tracked.wait(timeout)
 
     def stop(self, kill: bool = False) -> None:
-        """Ask the ranks to end and then force them; with ``kill`` at once. Does not wait."""
+        """Ask the ranks to end and then force them; with ``kill`` at once. Does not wait.
+
+        Raises HydrogenError if another process controls the gang (``--outlive``).
+        """
         self.stop_for("user", kill)
 
     def stop_for(self, reason: str, kill: bool = False) -> None:

@@ -22,7 +22,8 @@ def history() -> pd.DataFrame:
     """Return one row for each recorded run, of all notebooks of this user, oldest first.
 
     ``%load_ext hydrogen_magic`` deletes old records: it keeps the 50 gangs that ended last, as many cells of
-    sessions, and for a week those with data that are in no notebook.
+    sessions, and for a week those with data that are in no notebook. If records have more than 10 GB, the
+    oldest are deleted, too, but none of the last 50 with such data.
 
     Columns: ``gang`` (its id, for ``%gang show``), ``name`` (of ``--name``, or of notebook and cell),
     ``state`` (``PENDING RUNNING SUCCEEDED FAILED STOPPED``), ``started`` (UTC), ``duration_s`` (so far, for

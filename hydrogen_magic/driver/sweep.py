@@ -116,8 +116,7 @@ class SweepRun:
 class Sweep:
     """The runs of one cell with each combination of values; the value of a cell with ``--sweep``.
 
-    ``len(sweep)`` is the number of combinations. Results of failed or stopped runs are missing, those of
-    the others are there.
+    ``len(sweep)`` is the number of combinations. The result of a failed or stopped run is None.
     """
 
     def __init__(

@@ -15,15 +15,16 @@ FOLDER = "HYDROGEN_MAGIC_DATASETS"
 
 @dataclass(frozen=True, eq=False)
 class DatasetHandle:
-    """What :func:`hydrogen_magic.dataset` returns: a few names and numbers, for data of any size.
+    """A handle to Parquet data, returned by :func:`hydrogen_magic.dataset`.
 
-    A context manager, which deletes the data at its end as :meth:`delete` does, unless
+    As a context manager it deletes the data at its end, as :meth:`delete` does, unless
     :func:`hydrogen_magic.dataset` has returned the same data more than once.
     """
 
     path: str | tuple[str, ...]
     """Folder, file, glob or URL of the Parquet data; all of them if a list was passed."""
     n_rows: int
+    """Number of rows."""
     n_bytes: int
     """Size of the files."""
     columns: tuple[tuple[str, str], ...]

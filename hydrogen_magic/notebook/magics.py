@@ -96,7 +96,9 @@ class Distributed(Magics):
         config=True
     )
     start_timeout = Float(
-        JobSpec.start_timeout_s, min=0.0, help="seconds that a rank may take to its first line"
+        JobSpec.start_timeout_s,
+        min=0.0,
+        help="seconds that a rank may take to reach the cell's first line",
     ).tag(config=True)
     grace = Float(JobSpec.grace_s, min=0.0, help="seconds that a stopped rank may clean up").tag(
         config=True

@@ -49,8 +49,8 @@ class Library:
     """How ranks use the library of a rendezvous. The functions run on ranks."""
 
     join: Callable[[float], int]
-    """Joins the other ranks; returns this one's number. No collective should wait longer than so many
-    seconds, where the library has such a setting."""
+    """Joins the other ranks; returns this one's number. The argument is a limit in seconds for every
+    collective, if the library has such a setting."""
     gather: Callable[[int], list[int]]
     """Returns the numbers that all ranks pass to it, in rank order."""
     all_reduce: Callable[[], object]

@@ -119,7 +119,7 @@ def test_a_frame_is_a_name_an_expression_or_a_path(line: str, frame: str) -> Non
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("df --out 1st", "a name for the result, like scored, or a path for Parquet data"),
+        ("df --out 1st", "a name for the result, like scored, or a path for data in files"),
         ("", "needs the name of a DataFrame"),
         ("df more", "takes one DataFrame, got df more"),
         ("df --out a,b", "should be one name"),

@@ -156,7 +156,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """``verbose``: 1 prints a line on rank 0 at the end; the others as in the base class."""
+        """``warmup_epochs``: number of epochs until the rate reaches ``initial_lr``.
+
+        ``verbose``: 1 prints a line on rank 0 then. The other arguments are those of the base class.
+        """
         super().__init__(
             initial_lr,
             self._warmup,

@@ -155,7 +155,7 @@ class GangState:
     state: str = "PENDING"
     """``PENDING RUNNING SUCCEEDED FAILED STOPPED``."""
     stop_reason: str = ""
-    """Reason of a requested end (``user timeout failure kernel``), empty without a request."""
+    """Reason of a requested end (``user timeout failure session owner kernel cell``), empty without one."""
     killed: bool = False
     attempt: int = 0
     queued: tuple[int, int] | None = None

@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "operator",
         metavar="OPERATOR",
         nargs="*",
-        help=f"such as cpu_adam; by default {_COMMUNICATION}, which every gang on CPUs uses",
+        help=f"such as cpu_adam; by default {_COMMUNICATION}, which DeepSpeed uses on CPUs",
     )
     return parser
 

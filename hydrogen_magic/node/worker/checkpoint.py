@@ -49,7 +49,7 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
         TypeError: Something in ``state`` cannot be saved, or is a rank's part of an optimizer's state
             (FSDP1, DeepSpeed's ZeRO); it is named.
         OSError: It cannot be written: the disk is full, the folder is not writable.
-        RuntimeError: The folder does not suit such a state, or there is none.
+        RuntimeError: The state is sharded and not all ranks share the folder, or there is no folder.
 
     Example::
 

@@ -194,8 +194,9 @@ class ParquetStream:
         """Return the epoch and the number of batches that were taken from it, for :meth:`load_state_dict`.
 
         An iteration inside the loop of another, such as one for evaluation, has a place of its own: after its
-        end the state is that of the outer one again. So is that of an iterator which is kept unfinished:
-        :meth:`set_epoch` forgets it.
+        end the state is that of the outer one again. An iterator that is kept unfinished counts as such an
+        outer one, until :meth:`set_epoch` is called.
+
         Ranks that take the same number of batches have equal states, so that the one that rank 0 saves
         with ``hm.checkpoint`` is right for all. In workers of a DataLoader each has its own:
         ``torchdata``'s ``StatefulDataLoader`` collects these, a plain ``DataLoader`` does not. To continue,

@@ -22,7 +22,7 @@ from hydrogen_magic.notebook.arguments.parsing import (
 )
 
 GANG_COMMANDS = {
-    "list": ("", "every gang of this kernel and the recent ones before it"),
+    "list": ("", "gangs of this kernel, and the ten newest other recorded ones"),
     "show": ("[ID]", "state of a gang, rank by rank"),
     "attach": ("[ID] [--take] [--out NAMES]", "show and control a gang that outlives its kernel"),
     "stop": ("[ID] [--all] [--kill] [--take]", "stop a gang"),
@@ -164,6 +164,6 @@ def _add_options(parser: LineParser, verb: str) -> None:
     if verb == "timeline":
         add("-o", "--output", dest="file", metavar="FILE", help="file to write")
     if verb == "wait":
-        text = "raise GangTimeoutError after S seconds (also 5m, 1h)"
+        text = "raise GangTimeoutError after S seconds (also 5m, 1h); the gang continues"
         seconds = typed(parse_duration_s)
         add("--timeout", dest="timeout_s", type=seconds, metavar="S", help=text)

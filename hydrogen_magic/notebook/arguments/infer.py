@@ -102,7 +102,7 @@ def infer_parser() -> LineParser:
     )
     parser.add_argument("frame", nargs="*", metavar="DF", help="the frame")
     add = parser.add_argument
-    add("--out", metavar="NAME|PATH", help="name of the result; for Parquet data also its path")
+    add("--out", metavar="NAME|PATH", help="name of the result, or its path for data in files")
     add("--batch-size", type=whole_number(), metavar="N", help="maximum rows per call of predict")
     add("--columns", type=_names, metavar="A[,B]", help="input columns to return")
     add("--replace", type=_names, metavar="A[,B]", help="input columns that predict may change")
@@ -164,7 +164,7 @@ def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
         names = variable_names(text)
     except ValueError:
         raise ArgumentsError(
-            "--out should be a name for the result, like scored, or a path for Parquet data, "
+            "--out should be a name for the result, like scored, or a path for data in files, "
             f"like ./scored.parquet; got {text!r}"
         ) from None
     if len(names) != 1:

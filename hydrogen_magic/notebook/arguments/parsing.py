@@ -136,7 +136,11 @@ def add_limits(parser: LineParser) -> None:
     add("--retries", type=whole_number(), metavar="N", help="restarts of the gang after a failure")
     for option, dest, text in (
         ("--timeout", "timeout_s", "stop the gang after S seconds (also 5m, 1h)"),
-        ("--start-timeout", "start_timeout_s", "how long a rank may take to its first line"),
+        (
+            "--start-timeout",
+            "start_timeout_s",
+            "how long a rank may take to reach the cell's first line",
+        ),
         ("--grace", "grace_s", "how long a stopped rank may clean up"),
     ):
         add(option, dest=dest, type=typed(parse_duration_s), metavar="S", help=text)

@@ -11,7 +11,7 @@ from hydrogen_magic.driver.placements.remote.provider import HostProvider
 
 
 class RemoteAgentGroup:
-    """See :class:`hydrogen_magic.driver.placements.SessionAgentGroup`."""
+    """See :class:`hydrogen_magic.plugins.SessionAgentGroup`."""
 
     def __init__(self, hosts: Callable[[], HostProvider]) -> None:
         """``hosts``: returns the provider of an attempt's hosts."""
