@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import collections
 import functools
 import sys
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
@@ -20,15 +20,9 @@ from hydrogen_magic.serialization.closure import ModuleSource
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import names_of
 
-_EMPTY: dict[str, Any] = {
-    kind.__name__: kind()
-    for kind in (
-        *(list, dict, set, collections.deque),
-        *(collections.OrderedDict, collections.Counter, collections.defaultdict),
-    )
-}
+_CONTAINERS = (list, dict, set, deque, OrderedDict, Counter, defaultdict)
+_EMPTY: dict[str, Any] = {kind.__name__: kind() for kind in _CONTAINERS}
 """What calls without items create, such as ``deque()`` and ``defaultdict(list)``."""
-_CONTAINERS = tuple(map(type, _EMPTY.values()))
 _DYNAMIC = {"exec", "globals", "locals", "vars"}
 """Builtins with which an import may assign any name."""
 _LONGEST = 40
@@ -66,7 +60,7 @@ def differences(modules: Mapping[str, ModuleSource]) -> Iterator[Difference]:
 
 
 def _is_comparable(value: Any, initial: Any) -> bool:
-    """Not an object of a class of the user whose name is ``Counter``, a submodule, or a definition."""
+    """Not a submodule, a definition, or an object of the user's own class with the name ``Counter``."""
     is_other_container = type(initial) in _CONTAINERS and type(value) is not type(initial)
     return not is_other_container and not issubclass(type(value), (types.ModuleType, *CODE))
 
@@ -76,7 +70,7 @@ def _differs(value: Any, initial: Any) -> bool:
     kind = type(initial)
     if type(value) is not kind:
         return True
-    if kind in (list, tuple, collections.deque):
+    if kind in (list, tuple, deque):
         return len(value) != len(initial) or any(map(_differs, value, initial))
     if issubclass(kind, dict):
         pairs = chain(*value.items()), chain(*initial.items())
@@ -116,9 +110,9 @@ def _initial_values(source: str) -> dict[str, Any]:
     return found
 
 
-def _bound_names(tree: ast.Module) -> collections.Counter[str]:
+def _bound_names(tree: ast.Module) -> Counter[str]:
     """Return how many times a module binds each of its names."""
-    found: collections.Counter[str] = collections.Counter()
+    found: Counter[str] = Counter()
     for node in module_level(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             found[node.id] += 1
@@ -149,7 +143,7 @@ def _used_by_imports(sources: tuple[str, ...]) -> set[str]:
 
     A function may run if its name is in such code, and a special method if its class is.
     """
-    by_caller: _ByCaller = collections.defaultdict(set)
+    by_caller: _ByCaller = defaultdict(set)
     for source in sources:
         for caller, names in _names_by_caller(source).items():
             by_caller[caller] |= names
@@ -163,7 +157,7 @@ def _used_by_imports(sources: tuple[str, ...]) -> set[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _names_by_caller(source: str) -> _ByCaller:
-    found: _ByCaller = collections.defaultdict(set)
+    found: _ByCaller = defaultdict(set)
     tree = parsed(source)
     _add_names(tree, "", "", found)
     for node in ast.walk(tree):
