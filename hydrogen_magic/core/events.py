@@ -121,7 +121,7 @@ class GangLaunched(Event):
     session: str = ""
     """Name of the session whose ranks run the cell, empty without one."""
     gpus: tuple[str, ...] = ()
-    """GPUs of ranks on the owner's machine, as ``CUDA_VISIBLE_DEVICES`` names them: one for each rank."""
+    """UUIDs of GPUs on the owner's machine, one for each rank that uses one; unknown names as they are."""
 
 
 @dataclass(frozen=True)

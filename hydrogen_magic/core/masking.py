@@ -50,7 +50,7 @@ _WORDS = """
 """Common words of programs and their settings: masking them would damage ordinary text."""
 _COMMON = frozenset((*_WORDS.split(), *sys.stdlib_module_names))
 _IDENTIFIERS = """
-    at_s cells device file gang host level owner path phase placement process_state rendezvous
+    at_s cells device file gang gpus host level owner path phase placement process_state rendezvous
     signal_name state stream track type unit
 """
 """Fields of events with identifiers, which code compares, instead of free text."""

@@ -390,6 +390,17 @@ def _last_line(fd: int) -> bytes:
         length *= 4
 
 
+def going_on() -> list[ev.GangLaunched]:
+    """Return the gangs of this machine that go on, by the records of the last minute.
+
+    The health of ranks is recorded once a second. A record that is silent for longer has lost its end.
+    """
+    since = time.time() - _OTHER_MACHINE_S
+    names = [name for name in recent_ids() if _GANG_ID.fullmatch(name) and written_at(name) > since]
+    found = [each for each in map(summary, names) if each is not None and each.ended is None]
+    return [each.launched for each in found if is_alive(each.launched.owner)]
+
+
 def unfinished() -> list[str]:
     """Return the unreported runs that ended because their kernel did, newest first.
 

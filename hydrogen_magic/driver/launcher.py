@@ -57,6 +57,7 @@ from hydrogen_magic.driver.placements import (
     Placement,
     SessionAgentGroup,
     WorkFeed,
+    devices,
 )
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
@@ -75,7 +76,8 @@ _FED_FILES = {True: 2, False: 8}
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
 
-_running: dict[str, tuple[Gang, Plan]] = {}
+_running: dict[str, tuple[Gang, tuple[str, ...]]] = {}
+"""Gangs by id, and the GPUs that they have beside those of sessions."""
 _recent: deque[Gang] = deque(maxlen=4)
 """The gangs that were launched or ended last, kept for inspection; more would hold large results."""
 _keeping = threading.Lock()
@@ -141,21 +143,18 @@ def _gpus_in_use() -> list[str]:
 
     Each GPU occurs once for every rank that uses it. Ranks that ``%%infer`` keeps make room.
     """
-    plans = [plan for gang, plan in list(_running.values()) if not gang.wait(0)]
-    plans += [each.plan for each in sessions.sessions() if each.name != sessions.UNNAMED]
-    others = [
-        found.launched
-        for found in run_log.recent()
-        if found.ended is None and found.launched.owner != run_log.owner_of_this_process()
-    ]
-    return [
-        *(gpu for plan in plans for gpu in _gpus(plan)),
-        *(gpu for each in others if run_log.is_alive(each.owner) for gpu in each.gpus),
-    ]
+    found = [gpus for gang, gpus in list(_running.values()) if not gang.wait(0)]
+    named = [each for each in sessions.sessions() if each.name != sessions.UNNAMED]
+    found += [_gpus(each.plan, plugins.placement(each.spec.placement)) for each in named]
+    own = run_log.owner_of_this_process()
+    found += [each.gpus for each in run_log.going_on() if each.owner != own]
+    return [gpu for gpus in found for gpu in gpus]
 
 
-def _gpus(plan: Plan) -> tuple[str, ...]:
-    return tuple(slot.gpu for slot in plan.slots if slot.gpu is not None)
+def _gpus(plan: Plan, placement: Placement | InKernelPlacement) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs of ranks on this machine, one for each rank."""
+    gpus = (slot.gpu for slot in plan.slots if slot.gpu is not None)
+    return devices.uuids(gpus) if placement.on_this_machine else ()
 
 
 def launch_captured(
@@ -191,7 +190,7 @@ def launch_captured(
         known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
         closure = ClosureFile(captured.payload)  # the notebook's arrays may change
         on_error.callback(closure.release)
-        gpus = _gpus(planned) if placement.on_this_machine else ()
+        gpus = _gpus(planned, placement)
         run = _new_run(captured, spec, title, wall_time, known, gpus)
         for text in (*notes, *_outdated(), *captured.warnings, *_new_hints(captured, spec)):
             run.emit(ev.Notice(0.0, "warning", text))
@@ -417,7 +416,8 @@ def _start_controller(
 ) -> Gang:
     controller = GangController(run, job, agent_group, loop)
     gang = register(Gang(run, controller, static_picture))
-    _running[gang.id] = gang, job.plan
+    gpus = _gpus(job.plan, plugins.placement(job.spec.placement))
+    _running[gang.id] = gang, gpus if job.session_cell is None else ()
     done = asyncio.run_coroutine_threadsafe(controller.run(), loop)
     done.add_done_callback(lambda future: _on_controller_end(run, future))
     return gang

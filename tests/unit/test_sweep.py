@@ -302,6 +302,16 @@ def test_gangs_beside_each_other_have_gpus_of_their_own(
     assert [[slot.gpu for slot in plan.slots] for plan in plans] == [list(part) for part in parts]
 
 
+def test_a_gpu_is_in_use_under_each_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another notebook may have set CUDA_VISIBLE_DEVICES to UUIDs, and this one to indices."""
+    monkeypatch.setattr(devices, "_installed_gpus", lambda path: (("0", "GPU-aa"), ("1", "GPU-bb")))
+    placement, spec = LocalPlacement(), JobSpec(np=1)
+    for visible, in_use in (("GPU-aa,GPU-bb", "0"), ("0,1", "GPU-aa"), ("GPU-a,1", "0")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        (slot,) = placement.plan_beside(spec, lambda in_use=in_use: [in_use]).slots
+        assert slot.gpu == visible.split(",")[1]
+
+
 def _gpus(plans: list[Plan]) -> list[str]:
     return [slot.gpu for plan in plans for slot in plan.slots if slot.gpu is not None]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
@@ -42,17 +42,32 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
         return names  # CUDA reports those that do not exist
     if names is None:
         return tuple(index for index, _ in installed)
-    known = {name for pair in installed for name in pair}
     visible = []
     for name in names:
         # CUDA stops at the first name it does not know (CUDA programming guide, environment variables).
-        is_slice = bool(known) and name.startswith("MIG-")  # the driver's list has whole GPUs
-        if not is_slice and not any(
-            full == name or (full.startswith(name) and name.startswith("GPU-")) for full in known
-        ):
+        is_slice = bool(installed) and name.startswith("MIG-")  # the driver's list has whole GPUs
+        if not is_slice and _uuid(name, installed) is None:
             break
         visible.append(name)
     return tuple(visible)
+
+
+def uuids(gpus: Iterable[str]) -> tuple[str, ...]:
+    """Return the UUIDs of GPUs, for which other processes may have other names; unknown names as they are."""
+    names = tuple(gpus)
+    try:
+        installed = _installed_gpus(os.environ.get("PATH", os.defpath)) if names else ()
+    except PlacementError:
+        installed = ()
+    return tuple(_uuid(name, installed) or name for name in names)
+
+
+def _uuid(name: str, installed: Iterable[tuple[str, str]]) -> str | None:
+    """Return the UUID of the GPU with this index, UUID or beginning of a UUID; None if there is none."""
+    for index, uuid in installed:
+        if name in (index, uuid) or (name.startswith("GPU-") and uuid.startswith(name)):
+            return uuid
+    return None
 
 
 _known_gpus: dict[str, tuple[tuple[str, str], ...]] = {}

@@ -62,7 +62,7 @@ class LocalPlacement(Placement):
     def plan_beside(self, spec: JobSpec, gpus_in_use: Callable[[], Sequence[str]]) -> Plan:
         """Return :meth:`plan` with the GPUs that the fewest ranks of other gangs use."""
         gpus = _visible_gpus(spec)
-        if len(gpus) > spec.np:
+        if spec.gpu is not False and len(gpus) > spec.np:
             gpus = _free_first(gpus, spec.np, gpus_in_use())
         # Fewer, unless the user has named them, are not shared.
         visible = [("CUDA_VISIBLE_DEVICES", ",".join(gpus))] if len(gpus) >= spec.np else []
@@ -81,8 +81,9 @@ class LocalPlacement(Placement):
 
 def _free_first(gpus: Sequence[str], n: int, in_use: Sequence[str]) -> tuple[str, ...]:
     """Return the ``n`` GPUs that are used least, in their order, and then the others."""
-    uses = Counter(in_use)
-    chosen = sorted(gpus, key=lambda gpu: uses[gpu])[:n]
+    uses = Counter(devices.uuids(in_use))
+    n_uses = {gpu: uses[uuid] for gpu, uuid in zip(gpus, devices.uuids(gpus), strict=True)}
+    chosen = sorted(gpus, key=n_uses.__getitem__)[:n]
     return tuple(sorted(gpus, key=lambda gpu: gpu not in chosen))
 
 
