@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = {
     "contextlib": "asynccontextmanager contextmanager",
     "dataclasses": "dataclass field",
     "enum": "auto unique",
-    "functools": "cache cached_property lru_cache partial singledispatch total_ordering wraps",
+    "functools": "cache cached_property lru_cache singledispatch total_ordering wraps",
     "logging": "getLogger",
     "os": "cpu_count getcwd getenv",
     "os.path": "abspath basename dirname exists expanduser isdir isfile join realpath splitext",
@@ -42,6 +42,8 @@ _WITHOUT_EFFECT = {
 """Module -> functions and classes that modules call at their top level without effects on anything else."""
 _TRUSTED = {*sys.stdlib_module_names, "pydantic", "sklearn", "torch"}
 """Packages whose bases and metaclasses change nothing but the class that is defined."""
+_HOOKS = {"__init_subclass__", "__pydantic_init_subclass__"}
+"""Methods of a base that are called when a class is derived from it."""
 _ACCESSORS = {"getter", "setter", "deleter"}
 """Decorators that a property has."""
 _METHODS = {"absolute", "expanduser", "format", "join", "resolve", "split"}
@@ -127,10 +129,15 @@ class _LoadedModule:
         return all(map(self.only_binds, statements))
 
     def _may_decorate(self, decorators: Iterable[ast.expr]) -> bool:
-        return all(
-            self._calls_harmless(each) if isinstance(each, ast.Call) else self._is_harmless(each)
-            for each in decorators
-        )
+        return all(map(self._is_harmless_decorator, decorators))
+
+    def _is_harmless_decorator(self, decorator: ast.expr) -> bool:
+        match decorator:
+            case ast.Attribute(ast.Name(), attribute) if attribute in _ACCESSORS:
+                return True
+            case ast.Name() | ast.Attribute():
+                return self._is_known(decorator)
+        return self._calls_harmless(decorator)
 
     def _calls_harmless(self, node: ast.AST) -> bool:
         """Return whether ``node`` calls nothing else than harmless functions."""
@@ -138,10 +145,11 @@ class _LoadedModule:
 
     def _is_harmless(self, function: ast.expr) -> bool:
         match function:
-            case ast.Attribute(ast.Name(), attribute) if attribute in _ACCESSORS:
-                return True
             case ast.Attribute(ast.Constant() | ast.Call(), attribute) if attribute in _METHODS:
                 return True
+        return self._is_known(function)
+
+    def _is_known(self, function: ast.expr) -> bool:
         found = self._referent(function)
         return any(found is known for known in _without_effect())
 
@@ -160,8 +168,8 @@ class _LoadedModule:
         )  # not a class in a class: these are not looked up
         if not issubclass(type(found), type) or found.__module__ != self._name:
             return False
-        hooks = [base for base in found.__mro__[1:] if "__init_subclass__" in vars(base)]
-        packages = {each.__module__.partition(".")[0] for each in (type(found), *hooks)}
+        hooks = [base for base in found.__mro__[1:] if not _HOOKS.isdisjoint(vars(base))]
+        packages = {str(each.__module__).partition(".")[0] for each in (type(found), *hooks)}
         given = [*statement.bases, *statement.keywords]
         return packages <= _TRUSTED and all(map(self._calls_harmless, given))
 

@@ -22,7 +22,7 @@ are created, for over a second in each rank."""
 
 _MISSING = object()
 
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 _FRONT_ENDS = {"IPython", "ipykernel", "ipywidgets", "jupyter", "nbformat", "hydrogen_magic"}
 """Imports for the notebook itself; a rank never needs their side effects."""
@@ -141,7 +141,7 @@ def _read_cell(source: str) -> tuple[_Cell, ...]:
         tuple(statement for node in top for statement in _statements(node)),
         tuple(alias.name for node in futures for alias in node.names),
         frozenset(loaded),
-        {node.name: _segment(source, node) for node in tree.body if isinstance(node, _DEFINITIONS)},
+        {node.name: _segment(source, node) for node in tree.body if isinstance(node, DEFINITIONS)},
     )
     inner = (code for call in calls for code in code_in_magics(call))
     return (cell, *(found for code in inner for found in _read_cell(code)))
@@ -178,10 +178,12 @@ def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cla
 
 def module_level(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below ``node`` that are not inside of functions and classes."""
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (*_DEFINITIONS, ast.Lambda)):
+    todo = [*ast.iter_child_nodes(node)][::-1]  # no recursion: an expression may have 2,900 parts
+    while todo:
+        child = todo.pop()
+        if not isinstance(child, (*DEFINITIONS, ast.Lambda)):
             yield child
-            yield from module_level(child)
+            todo += [*ast.iter_child_nodes(child)][::-1]
 
 
 def _statements(node: ast.AST) -> Iterator[Statement]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import reprlib
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -12,10 +13,9 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
-from hydrogen_magic.capture.imports import module_level, parsed
+from hydrogen_magic.capture.imports import DEFINITIONS, module_level, parsed
 from hydrogen_magic.capture.modules import is_main_guard
 from hydrogen_magic.core.masking import is_secret_name
-from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.closure import ModuleSource
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import names_of
@@ -25,8 +25,6 @@ _EMPTY: dict[str, Any] = {kind.__name__: kind() for kind in _CONTAINERS}
 """What calls without items create, such as ``deque()`` and ``defaultdict(list)``."""
 _DYNAMIC = {"exec", "globals", "locals", "vars"}
 """Builtins with which an import may assign any name."""
-_LONGEST = 40
-"""Characters or items of a value that is shown."""
 
 
 class Difference(NamedTuple):
@@ -35,8 +33,8 @@ class Difference(NamedTuple):
     module: str
     name: str
     value: Any
-    shown: str
-    """Both values, as the user sees them."""
+    label: str
+    """The user's text: it stays the same while the value changes, so that it is shown once."""
 
 
 def differences(modules: Mapping[str, ModuleSource]) -> Iterator[Difference]:
@@ -50,19 +48,14 @@ def differences(modules: Mapping[str, ModuleSource]) -> Iterator[Difference]:
     for home, source in sources.items():
         contents = names_of(home)
         for name, initial in _initial_values(source).items():
-            value = contents.get(name, initial)
-            if _is_comparable(value, initial) and _differs(value, initial):
+            value = contents.get(name, initial.value)
+            if initial.may_become(value) and _differs(value, initial.value):
                 used = _used_by_imports(tuple(sources.values()))
                 if name not in used and used.isdisjoint(_DYNAMIC):
-                    shown = f"{_brief(value)} ({_brief(initial)} in its file)"
-                    label = f"{home}.{name}" + ("" if is_secret_name(name) else f" = {shown}")
-                    yield Difference(home, name, value, label)
-
-
-def _is_comparable(value: Any, initial: Any) -> bool:
-    """Not a submodule, a definition, or an object of the user's own class with the name ``Counter``."""
-    is_other_container = type(initial) in _CONTAINERS and type(value) is not type(initial)
-    return not is_other_container and not issubclass(type(value), (types.ModuleType, *CODE))
+                    shown = (
+                        "" if is_secret_name(name) else f" ({_brief(initial.value)} in its file)"
+                    )
+                    yield Difference(home, name, value, f"{home}.{name}{shown}")
 
 
 def _differs(value: Any, initial: Any) -> bool:
@@ -73,32 +66,45 @@ def _differs(value: Any, initial: Any) -> bool:
     if kind in (list, tuple, deque):
         return len(value) != len(initial) or any(map(_differs, value, initial))
     if issubclass(kind, dict):
-        pairs = chain(*value.items()), chain(*initial.items())
-        return len(value) != len(initial) or any(map(_differs, *pairs))
+        if len(value) != len(initial):  # before a large one is copied
+            return True
+        return any(map(_differs, chain(*value.items()), chain(*initial.items())))
     if kind is set and not {*map(type, value)} <= {*map(type, initial)}:
         return True
     return bool(value != initial)
 
 
-def _brief(value: Any) -> str:
-    """Return a short plain value as a text, otherwise its type and length."""
-    kind = type(value)
-    is_sized = kind in (str, bytes, tuple, *_CONTAINERS)
-    if not (is_sized and len(value) > _LONGEST) and is_plain(value, with_sets=True, depth=2):
-        with suppress(ValueError):  # an integer of more than 4,300 digits
-            if len(text := repr(value)) <= _LONGEST:
-                return text
-    if not is_sized:
-        return f"<{kind.__name__}>"
-    return f"<{kind.__name__} of length {len(value):,}>" if value else "empty"
+def _brief(initial: Any) -> str:
+    """Return a short text for a value that a file assigns."""
+    if type(initial) in _CONTAINERS and not initial:
+        return "empty"
+    with suppress(ValueError):  # an integer of more than 4,300 digits
+        return reprlib.repr(initial)
+    return f"<{type(initial).__name__}>"
+
+
+# ── what a file assigns ──────────────────────────────────────────────────────────────────────────
+
+
+class _Initial(NamedTuple):
+    """The value that a file assigns to a name."""
+
+    value: Any
+    is_created: bool
+    """By a call: ``Counter()`` may be of a class of the user's own."""
+
+    def may_become(self, value: Any) -> bool:
+        """Return whether ``value`` may have replaced it, and not a submodule or a definition of that name."""
+        is_other_kind = self.is_created and type(value) is not type(self.value)
+        return not is_other_kind and not issubclass(type(value), (types.ModuleType, *CODE))
 
 
 @functools.lru_cache(maxsize=4096)
-def _initial_values(source: str) -> dict[str, Any]:
+def _initial_values(source: str) -> dict[str, _Initial]:
     """Return the values of public names to which a module assigns a literal, and nothing else."""
     tree = parsed(source)
     bound = _bound_names(tree)
-    found: dict[str, Any] = {}
+    found: dict[str, _Initial] = {}
     for node in [] if bound["*"] else tree.body:
         match node:
             case ast.Assign([ast.Name(name)], value) | ast.AnnAssign(
@@ -106,13 +112,13 @@ def _initial_values(source: str) -> dict[str, Any]:
             ):
                 if bound[name] == 1 and not name.startswith("_"):
                     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                        found[name] = _literal(value)
+                        found[name] = _Initial(_literal(value), isinstance(value, ast.Call))
     return found
 
 
 def _bound_names(tree: ast.Module) -> Counter[str]:
-    """Return how many times a module binds each of its names."""
-    found: Counter[str] = Counter()
+    """Return how many times a module binds each of its names; methods count as well."""
+    found = Counter(node.name for node in ast.walk(tree) if isinstance(node, DEFINITIONS))
     for node in module_level(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             found[node.id] += 1
@@ -173,6 +179,8 @@ def _add_names(node: ast.AST, caller: str, owner: str, found: _ByCaller) -> None
             is_special = child.name.startswith("__") and child.name.endswith("__")
             found[owner if is_special else child.name].update(*map(_names, child.body))
             found[caller].update(*map(_names, [*child.decorator_list, child.args]))
+            if child.decorator_list:  # which may call it
+                found[caller].add(child.name)
         elif isinstance(child, ast.ClassDef):
             outside = [*child.decorator_list, *child.bases, *child.keywords]
             found[caller].update(*map(_names, outside))
@@ -184,7 +192,7 @@ def _add_names(node: ast.AST, caller: str, owner: str, found: _ByCaller) -> None
 
 
 def _names(node: ast.AST) -> set[str]:
-    """Return the names that code reads, the attributes that it uses, and texts, which may be names."""
+    """Return the names, attributes and keywords that code uses, and texts in calls, which may be names."""
     found: set[str] = set()
     for each in ast.walk(node):
         match each:
@@ -192,6 +200,9 @@ def _names(node: ast.AST) -> set[str]:
                 found.add(name)
             case ast.Global(names=names):
                 found.update(names)
-            case ast.Constant(value=str(name)):
+            case ast.keyword(arg=str(name)):
                 found.add(name)
+            case ast.Call(args=arguments):
+                texts = (each.value for each in arguments if isinstance(each, ast.Constant))
+                found.update(text for text in texts if isinstance(text, str))
     return found

@@ -120,7 +120,7 @@ class ModuleChanges:
         for each in module_state.differences(local):
             is_sent = _is_container(each.value) and any(each.value is value for value in sent)
             if not is_sent:  # under the name by which another module imports it
-                found.setdefault((each.module, each.name), Stays(each.shown))
+                found.setdefault((each.module, each.name), Stays(each.label))
         return list(found.values())
 
     def _by_statements(self) -> Iterator[Setting]:
@@ -184,7 +184,7 @@ def _by_functions(modules: Iterable[str]) -> Iterator[Setting]:
         for name, value in list(names_of(home).items()):
             if _is_notebooks(value):
                 yield Setting("attribute", home, name, value)
-            elif isinstance(value, type) and value.__module__ == home:
+            elif issubclass(type(value), type) and value.__module__ == home:
                 for inner, method in list(vars(value).items()):
                     if _is_notebooks(method):
                         yield Setting("attribute", home, f"{value.__qualname__}.{inner}", method)

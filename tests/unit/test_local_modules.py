@@ -112,7 +112,7 @@ class _Modules:
         return importlib.import_module(name)
 
     def differences(self) -> list[str]:
-        return [each.shown for each in module_state.differences(self.sources)]
+        return [each.label for each in module_state.differences(self.sources)]
 
 
 DEFINITIONS = [
@@ -140,6 +140,8 @@ EFFECTS = [
     "if __name__ != 0: pass\nelse: print()",
     "if __name__ != '__main__': print()",
     "class A(print() or object): pass",
+    "import functools\n@functools.partial(print)\ndef f(): pass",
+    "class A: resolve = staticmethod(id)\ndef a(): return A\n@a().resolve\ndef f(): pass",
     "import typing\nT = typing.TypeVar('T')\n"
     "class B:\n def __init_subclass__(cls): super().__init_subclass__()\n"
     "class A(typing.Generic[T], B): pass",
@@ -165,7 +167,7 @@ def test_names_that_ranks_have_read_are_not_imported_for_effects_alone() -> None
 
 
 def test_what_functions_of_a_module_have_changed_in_it(modules: _Modules) -> None:
-    other = modules.add("of_others", "LATER: list = []\nONE = 1\ndef f(): pass")
+    other = modules.add("of_others", "__all__ = ['LATER']\nLATER: list = []\nONE = 1")
     module = modules.add(
         "changing",
         """
@@ -199,15 +201,15 @@ def test_what_functions_of_a_module_have_changed_in_it(modules: _Modules) -> Non
     other.LATER += range(100)
     other.ONE = 1.0
     assert modules.differences() == [
-        "changing.numbers = <list of length 101> ([1] in its file)",
-        "changing.N = <int> (0 in its file)",
-        "changing.model = <Net> (None in its file)",
-        "changing.config = <dict of length 1> (<dict of length 1> in its file)",
-        "changing.groups = <defaultdict of length 1> (empty in its file)",
-        "changing.recent = <deque of length 1> (empty in its file)",
+        "changing.numbers ([1] in its file)",
+        "changing.N (0 in its file)",
+        "changing.model (None in its file)",
+        "changing.config ({'lr': [1, {'a': 2}]} in its file)",
+        "changing.groups (empty in its file)",
+        "changing.recent (empty in its file)",
         "changing.API_KEY",
-        "of_others.LATER = <list of length 100> ([] in its file)",
-        "of_others.ONE = 1.0 (1 in its file)",
+        "of_others.LATER (empty in its file)",
+        "of_others.ONE (1 in its file)",
     ]
 
 
@@ -223,6 +225,9 @@ CHANGED_BY_IMPORTS = [
     "x = None\ntry: from os import path as x\nexcept ImportError: pass",
     "x = None\ndef x(): pass",
     "a = b = []\na.append(1)\nN = 0\nany((N := v) for v in [1])\nc = 1\ndel c",
+    "N = 0\ndef run(f): f()\n@run\ndef init():\n global N\n N = 3",
+    "import of_registry as r\ndef configure(**given): vars(r).update(given)\nconfigure(SET=2)",
+    "import functools\nf = None\nif True:\n @functools.cache\n def f(): pass",
     "N = 0\nglobals()['N'] = 3\nM = 0\nexec('M = 1')",
     "from os.path import *\nsep = 3",
     "def f(): return [1]\nclass C: dict = f\nx = C.dict()",
@@ -259,12 +264,13 @@ def test_files_and_modules_that_are_not_as_they_were(
     modules: _Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An edit after the import, and other objects in the place of modules."""
-    for number, text in enumerate(
-        ["return", "from __future__ import of_later", "\0", "x = " + "1 + " * 3000 + "1", "x = ("]
-    ):
+    sums = (f"x = {'1 + ' * n}1" for n in (1500, 3000))
+    texts = ["return", "from __future__ import of_later", "\0", "x = (", *sums]
+    for number, text in enumerate(texts):
         modules.add(name := f"edited_{number}", "x = 1")
         path = modules.sources[name].path
         modules.sources[name] = ModuleSource(text, path, False)
+    assert Imports([f"x = {'1 + ' * 1500}1"]).futures == []
     for number, other in enumerate([None, object(), {}]):
         modules.add(name := f"replaced_{number}", "x = 1")
         monkeypatch.setitem(sys.modules, name, other)
