@@ -8,7 +8,7 @@
 Two million rows of 16 float32 and a small perceptron, in turn: two bare processes that only run the
 model over arrays in memory, ``%%infer`` with two ranks, one process of pandas with two torch threads,
 joblib, and Spark's own ways on ``local[2]``. Then fewer rows and a ``predict`` that holds the GIL. Then
-frames of 3,000 float32 columns and a ``predict`` that only reads them: the way of the rows is the work.
+frames of 3,000 float32 columns and a ``predict`` that only reads them: transferring the rows is the work.
 "First batch" is the time from the call to the end of the first batch, with ranks that are set up. Last,
 actions on a lazy Spark frame, of which only some need predictions, beside ``predict_batch_udf``.
 """
@@ -233,7 +233,7 @@ def measure_wide(run: Run, name: str, n_rows: int, with_spark: bool) -> float | 
             peers.append(wide_peer(df, stack))
         peers = measured(chosen_peers(peers, peer_words(run)), run.rounds)
     first = {PRODUCT: statistics.median(begun[1:])} if product.seconds else {}
-    title = f"{n_rows:,} rows of {WIDE_COLUMNS:,} float32, the way of the rows"
+    title = f"{n_rows:,} rows of {WIDE_COLUMNS:,} float32, transfer of the rows"
     report(run, peer_table(name, title, peers, PANDAS, {"first batch, s": first}))
     return product.median_s if product.seconds else None
 

@@ -55,6 +55,10 @@ WAYS = {
     "unpaced": ("done + 100", "pass"),
 }
 """How far a rank has got by now, and what it does then."""
+TITLES = {
+    "paced": "ranks that log 1,000 steps a second each",
+    "unpaced": "ranks that log as fast as they can",
+}
 
 WATCH = """
 window.answers = [];
@@ -289,7 +293,7 @@ def table_of(way: str, shown: list[Measured], quiet: list[Measured]) -> Table:
         more = 100 * (statistics.median(a / b for a, b in pairs) - 1)
         rows.append([f"points {name[2:]}, millions", views, quiets, f"{more:.1f} %"])
     columns = {"": "", "view": "", "quiet": "", "difference": ""}
-    return Table(f"page_{way}", f"ranks that log {way}", columns, rows)
+    return Table(f"page_{way}", TITLES[way], columns, rows)
 
 
 def _medians(name: str, *runs: list[Measured]) -> list[float]:
