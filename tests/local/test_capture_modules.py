@@ -103,18 +103,21 @@ def test_local_modules_that_no_cell_uses_are_not_sent(notebook: Notebook, tmp_pa
             "reports.py": "def add(x): pass\nadd(1)",
             "registers.py": "import shapes\nshapes.n = 2",
             "derived.py": "from shapes import Circle\nclass C(Circle): pass",
+            "kinds.py": "class Kind:\n    def __init_subclass__(cls): pass",
+            "observed.py": "import kinds\nclass A(kinds.Kind): pass",
             "used.py": "X = 1",
         },
     )
     notebook.cell(
-        "import plots, shapes.round, loud, registers, derived\nfrom reports import add as a"
+        "import plots, shapes.round, loud, registers, derived, observed\n"
+        "from reports import add as a"
     )
     notebook.cell("from used import X")
     inventory = notebook.capture("X").inventory
     sent = {item.name.partition(".")[0] for item in inventory if item.kind == "module"}
-    assert sent == {"loud", "reports", "registers", "derived", "shapes", "used"}
-    notebook.names.pop("registers"), notebook.names.pop("derived")
-    for name in ("loud", "registers", "derived"):
+    assert sent == {"loud", "reports", "registers", "shapes", "observed", "kinds", "used"}
+    notebook.names.pop("registers"), notebook.names.pop("observed")
+    for name in ("loud", "registers", "observed"):
         del sys.modules[name]
     inventory = notebook.capture("X").inventory
     assert [item.name for item in inventory if item.kind == "module"] == ["used"]
