@@ -13,11 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.capture.modules import (
-    imported_modules,
-    is_main_guard,
-    local_paths,
-)
+from hydrogen_magic.capture.modules import imported_modules, is_main_guard, local_paths
 from hydrogen_magic.core import syntax
 from hydrogen_magic.serialization.pickler import names_of
 
@@ -103,9 +99,8 @@ class _LoadedModule:
         match statement:
             case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(ast.Constant()):
                 return True
-            case ast.FunctionDef(decorator_list=decorators, args=arguments):
-                return self._may_decorate(decorators) and self._calls_harmless(arguments)
-            case ast.AsyncFunctionDef(decorator_list=decorators, args=arguments):
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                decorators, arguments = statement.decorator_list, statement.args
                 return self._may_decorate(decorators) and self._calls_harmless(arguments)
             case ast.ClassDef(decorator_list=decorators, body=body):
                 if any(map(_is_derived, body)):
@@ -163,9 +158,7 @@ class _LoadedModule:
 
     def _has_harmless_bases(self, statement: ast.ClassDef) -> bool:
         """Return whether no base or metaclass of a class runs code of others than :data:`_TRUSTED`."""
-        found: Any = self._contents.get(
-            statement.name
-        )  # not a class in a class: these are not looked up
+        found: Any = self._contents.get(statement.name)
         if not issubclass(type(found), type) or found.__module__ != self._name:
             return False
         hooks = [base for base in found.__mro__[1:] if not _HOOKS.isdisjoint(vars(base))]

@@ -52,10 +52,10 @@ def differences(modules: Mapping[str, ModuleSource]) -> Iterator[Difference]:
             if initial.may_become(value) and _differs(value, initial.value):
                 used = _used_by_imports(tuple(sources.values()))
                 if name not in used and used.isdisjoint(_DYNAMIC):
-                    shown = (
-                        "" if is_secret_name(name) else f" ({_brief(initial.value)} in its file)"
-                    )
-                    yield Difference(home, name, value, f"{home}.{name}{shown}")
+                    label = f"{home}.{name}"
+                    if not is_secret_name(name):
+                        label += f" ({_brief(initial.value)} in its file)"
+                    yield Difference(home, name, value, label)
 
 
 def _differs(value: Any, initial: Any) -> bool:
@@ -163,6 +163,7 @@ def _used_by_imports(sources: tuple[str, ...]) -> set[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _names_by_caller(source: str) -> _ByCaller:
+    """Return the names in the code of one module; a name that an import renames runs what it stands for."""
     found: _ByCaller = defaultdict(set)
     tree = parsed(source)
     _add_names(tree, "", "", found)

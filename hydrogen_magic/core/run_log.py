@@ -64,8 +64,9 @@ _KEEP_DATA_S = 7 * 86400.0
 _KEEP_BYTES = 10 * 10**9
 """Events and output of many ranks that log for days take gigabytes."""
 
-_OTHER_MACHINE_S = 60.0
-"""Health is recorded about once a second: after this silence, a run on another machine seems over."""
+_SILENT_S = 60.0
+"""Health is recorded about once a second: after this silence, a run seems over whose owner is on another
+machine, or which could not record its end."""
 
 _TAIL_BYTES = 1 << 16
 """Number of bytes read first to find the last line; stacks of many threads can make a longer one."""
@@ -395,7 +396,7 @@ def going_on() -> list[ev.GangLaunched]:
 
     The health of ranks is recorded once a second. A record that is silent for longer has lost its end.
     """
-    since = time.time() - _OTHER_MACHINE_S
+    since = time.time() - _SILENT_S
     names = [name for name in recent_ids() if _GANG_ID.fullmatch(name) and written_at(name) > since]
     found = [each for each in map(summary, names) if each is not None and each.ended is None]
     return [each.launched for each in found if is_alive(each.launched.owner)]
@@ -640,7 +641,7 @@ def is_owner_gone(gang_id: str, owner: str) -> bool:
     if _machine_of(owner) == _machine():
         return True
     # A home directory shared between machines: only the file's age tells of that kernel.
-    return time.time() - written_at(gang_id) > _OTHER_MACHINE_S
+    return time.time() - written_at(gang_id) > _SILENT_S
 
 
 def is_elsewhere(owner: str, host: str) -> bool:
