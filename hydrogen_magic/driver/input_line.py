@@ -6,6 +6,7 @@ The cell asks in its own thread, as ``input()`` of any cell does; another thread
 from __future__ import annotations
 
 import getpass
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ class NotebookInputLine:
         self._while_asking = while_asking
         self._rank = -1
         """The rank that asked last."""
-        self._answered_at = 0.0
+        self._answered_at = -math.inf
         self._answered: dict[int, InputRequested] = {}
         """The last answered request of each rank, which the gang's state may still have for a moment."""
 
