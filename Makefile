@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all test-tensorflow checks lint unit bench bench-save docs front clean
+.PHONY: help demo quick test test-all test-tensorflow test-exhaustive checks lint unit bench bench-save docs front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -214,21 +214,26 @@ TENSORFLOW_TESTS = $(shell grep -rlE 'tensorflow|site_pages' --include='test_*.p
 
 test-tensorflow: $(BUNDLE) $(addprefix $(VENV)/.stamp-,spark horovod libraries deepspeed operator tensorflow)
 	@echo '· pytest, tests that need TensorFlow'
-	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS) $(TENSORFLOW_TESTS)
+	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(TENSORFLOW_WORKERS) $(TENSORFLOW_TESTS)
 
-# What uses pip comes first, as does .stamp-dev before .stamp-docs, which it would make out of date. The
-# documentation is built by one process, beside tests that wait for others.
-test-all: $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark docs kernels pythons libraries deepspeed operator tensorflow)
-	@$(MAKE) --no-print-directory --jobs docs test-tensorflow
+# Tests search the documentation. Its build occupies one processor, so that two of them are enough for
+# TensorFlow's tests meanwhile.
+TENSORFLOW_WORKERS := 2
+test-exhaustive: docs
 	@echo '· pytest, exhaustive tests, $(WORKERS) workers'
 	@$(PYTEST) -m exhaustive -n $(WORKERS) $(ARGS)
 
+# What uses pip comes first, as does .stamp-dev before .stamp-docs, which it would make out of date. The
+# longest test by far needs TensorFlow: the exhaustive tests begin beside it.
+test-all: $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark docs kernels pythons libraries deepspeed operator tensorflow)
+	@$(MAKE) --no-print-directory --jobs test-tensorflow test-exhaustive
+
 # Pages of other tests are loaded without those that no test needs.
-test-all: export JUPYTERLAB_EXTENSIONS := all
+test-exhaustive: export JUPYTERLAB_EXTENSIONS := all
 # The tests run every notebook, too, and search the documentation that was built.
-test-all: export DOCS_NOTEBOOKS := off
-test-all: export DOCS_SITE := $(CURDIR)/build/docs
-test-tensorflow test-all: export TORCH_EXTENSIONS_DIR := $(OPERATORS)
+test-exhaustive: export DOCS_NOTEBOOKS := off
+test-exhaustive: export DOCS_SITE := $(CURDIR)/build/docs
+test-tensorflow test-exhaustive: export TORCH_EXTENSIONS_DIR := $(OPERATORS)
 # TensorFlow's threads would spin while they wait, on processors that other tests need.
 test-tensorflow: export TF_NUM_INTRAOP_THREADS := 1
 

@@ -74,7 +74,11 @@ ORDER = ("spark", "browser", "notebooks", "horovod", "local", "unit")
 LONGEST = (
     "local/test_contract.py",
     "local/test_outlive_kills.py",
+    "local/test_closures_on_ranks.py",
+    "local/test_distribution.py",
+    "local/test_deepspeed.py",
     "local/test_random_results.py",
+    "local/test_remote_hosts.py",
     "local/test_site_code.py",
     "local/test_widget.py",
 )
