@@ -51,8 +51,9 @@ settings.load_profile("any_machine")
 TESTS = Path(__file__).parent
 SHARED = {
     "classic": "spark",
-    "standalone": "standalone",
     "connect_server": "connect",
+    "spark": "spark",
+    "standalone": "standalone",
     "browser": "browser",
 }
 """Fixture -> group of the tests that use it: one worker has it, and runs all of them. The first one counts:
@@ -82,7 +83,8 @@ LONGEST = (
     "local/test_site_code.py",
     "local/test_widget.py",
 )
-"""Files that come first in their folder: the last one to begin may run alone for its whole length."""
+"""Files that come before others without a cluster or a browser: the last one to begin may run alone for its
+whole length. The clusters of several machines, which take gigabytes, so begin one after the other."""
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups by the same hook
@@ -95,10 +97,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         _start_session_first(item)
     places = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
 
-    def place(item: pytest.Item) -> tuple[int, bool, int, bool]:
+    def place(item: pytest.Item) -> tuple[bool, bool, int, int, bool]:
+        has_own_group = item.get_closest_marker("xdist_group").args[0] not in SHARED.values()
         is_short = _file(item) not in LONGEST
         # In a module the users of a session come first: it must not start after the module's snapshot.
-        return ORDER.index(_folder(item)), is_short, places[item.path], not _has_session(item)
+        by_file = ORDER.index(_folder(item)), places[item.path], not _has_session(item)
+        return has_own_group, is_short, *by_file
 
     items.sort(key=place)
 

@@ -51,7 +51,6 @@ from tests.spark_gangs import agent_pids, launch
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.xdist_group("spark"),
     pytest.mark.usefixtures("spark", "warm_agents"),
     pytest.mark.timeout(300),
 ]
