@@ -374,11 +374,24 @@ def find_without_importing(module: str) -> importlib.machinery.ModuleSpec | None
     parts = module.split(".")
     for depth in range(len(parts)):
         name = ".".join(parts[: depth + 1])
-        spec = importlib.machinery.PathFinder.find_spec(name, path) if depth else _spec(name)
+        spec = _submodule_spec(name, path) if depth else _spec(name)
         if spec is None:
             return None
         path = list(spec.submodule_search_locations or [])
     return spec
+
+
+def _submodule_spec(name: str, path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module in a package whose submodules are at ``path``."""
+    try:
+        return importlib.machinery.PathFinder.find_spec(name, path)
+    except (
+        KeyError
+    ):  # a namespace package in one that is not loaded, such as google.cloud in google
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        folders = (Path(place, name.rpartition(".")[2]) for place in path)
+        spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
+        return spec
 
 
 def importable_parts(names: Iterable[str]) -> set[str]:
@@ -393,7 +406,7 @@ def importable_parts(names: Iterable[str]) -> set[str]:
         known, path = longest(package)
         if known != package:
             return known, ()
-        spec = importlib.machinery.PathFinder.find_spec(name, path) if path else None
+        spec = _submodule_spec(name, path) if path else None
         return (name, _places(spec)) if spec or name in sys.modules else (package, path)
 
     return {longest(name)[0] for name in names}

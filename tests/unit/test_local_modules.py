@@ -14,7 +14,11 @@ import pytest
 from hydrogen_magic.capture import module_state
 from hydrogen_magic.capture.import_effects import only_defines
 from hydrogen_magic.capture.imports import Imports
-from hydrogen_magic.capture.modules import LocalModules
+from hydrogen_magic.capture.modules import (
+    LocalModules,
+    find_without_importing,
+    importable_parts,
+)
 from hydrogen_magic.serialization.closure import ModuleSource
 
 IMPORTS = {
@@ -275,3 +279,19 @@ def test_files_and_modules_that_are_not_as_they_were(
         modules.add(name := f"replaced_{number}", "x = 1")
         monkeypatch.setitem(sys.modules, name, other)
     assert modules.differences() == []
+
+
+def test_a_namespace_package_in_one_that_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``google.cloud`` in ``google``: importlib would look for the outer one among the loaded modules."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "outer_space" / "inner_space" / "storage.py"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    name = "outer_space.inner_space.storage"
+    assert importable_parts([f"{name}.Client"]) == {name}
+    spec = find_without_importing(name)
+    assert spec is not None
+    assert spec.origin == str(file)
+    assert find_without_importing("outer_space.other_space.storage") is None
