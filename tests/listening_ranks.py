@@ -59,6 +59,20 @@ def ports_of_groups() -> list[int]:
     return found
 
 
+def ports_of_nccl() -> list[int]:
+    """Return the ports at which NCCL listens for others; for this it needs no GPU."""
+    import ctypes
+
+    import nvidia.nccl
+
+    os.environ["NCCL_SOCKET_IFNAME"] = "^lo"
+    nccl = ctypes.CDLL(str(Path(*nvidia.nccl.__path__, "lib", "libnccl.so.2")))
+    for _ in range(2):
+        error = nccl.ncclGetUniqueId(ctypes.create_string_buffer(128))  # and listens
+        assert error == 0, f"NCCL's error {error}"
+    return _listening_ports()
+
+
 def _listening_ports() -> list[int]:
     """Return the ports of this process's sockets that listen (proc_net_tcp.rst)."""
     mine = set()

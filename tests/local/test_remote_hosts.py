@@ -800,6 +800,17 @@ def test_ranks_listen_for_other_machines_in_the_range(directories: list[Path]) -
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("own_address")
+def test_nccl_listens_in_the_range(directories: list[Path]) -> None:
+    pytest.importorskip("nvidia.nccl")
+    ports = in_row(16)
+    found = ended(launch(listening_ranks.ports_of_nccl, np=2, ports=str(ports))).results
+    for of_rank in found:
+        assert len(set(of_rank)) == 2
+        assert all(ports.first < port <= ports.last for port in of_rank), of_rank
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("own_address")
 def test_ranks_that_find_no_free_port_say_so(directories: list[Path]) -> None:
     ports = in_row(2)  # of the kernel, and of the agent
     gang = ended(launch(listening_ranks.listen_anywhere, np=1, ports=str(ports)))
