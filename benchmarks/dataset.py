@@ -10,7 +10,8 @@ of a handle of ``hm.dataset``; a torch DataLoader over the pandas frame; Mosaic'
 loader of Spark's TorchDistributor, which does not shuffle. "In memory" is a bound and not a loader: tensors
 of the whole table, indexed by a random order. Torch has one thread in all of them. Processor time is given
 too: it says more on a machine that does other things. Then a table of 10 GB: rows per second, and the most
-memory.
+memory. The peers that handle one row at a time read a twentieth of it. A DataLoader over pandas is not among
+them: it holds the whole table.
 Mosaic's package (``mosaicml-streaming``) is used where it is installed. ``make bench`` does not install it:
 it would replace torch and NumPy.
 """
@@ -20,12 +21,12 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, chosen_peers, lacks, peer_table, round_robin, timed
+from _common import Peer, chosen, chosen_peers, lacks, peer_table, round_robin, timed
 from _results import Run, Table, parse_arguments, report
 
 N_FEATURES = 16
@@ -36,6 +37,10 @@ LARGE_BYTES = 10_000_000_000
 LARGE_FEATURES = 64
 LARGE_FILES = 40
 LARGE_GROUP_ROWS = 400_000
+PEER_FILES = LARGE_FILES // 20
+"""Of those that handle one row at a time, and take minutes for all."""
+SHUFFLE_ROWS = 10_000
+"""Buffer of a peer that shuffles by one."""
 
 
 def frame(n_rows: int) -> Any:
@@ -99,35 +104,54 @@ def of_tensors(df: Any) -> Callable[[], Iterable[Any]]:
     return lambda: ((x[places], label[places]) for places in torch.randperm(len(x)).split(BATCH))
 
 
-def of_mosaic(df: Any, folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
+def of_mosaic(
+    parts: Iterable[Any], n_features: int, folder: Path, workers: int
+) -> Callable[[], Iterable[Any]]:
     from streaming import MDSWriter, StreamingDataset
     from torch.utils.data import DataLoader
 
-    place = folder / f"mosaic-{workers}"
-    columns = {"x": f"ndarray:float32:{N_FEATURES}", "label": "int64"}
+    place = folder / f"mosaic-{n_features}"
+    columns = {"x": f"ndarray:float32:{n_features}", "label": "int64"}
     with MDSWriter(out=str(place), columns=columns) as writer:
-        for x, label in zip(df["x"], df["label"], strict=True):
-            writer.write({"x": x, "label": label})
+        for part in parts:
+            for x, label in zip(part["x"], part["label"], strict=True):
+                writer.write({"x": x, "label": label})
     rows = StreamingDataset(local=str(place), batch_size=BATCH, shuffle=True)
     loader = DataLoader(rows, BATCH, num_workers=workers)
     return lambda: loader
 
 
-def of_spark(df: Any, folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
+def of_spark(parts: Iterable[Any], folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
     import pyarrow as pa
     from pyspark.ml.torch.data import _SparkPartitionTorchDataset
     from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, StructType
     from torch.utils.data import DataLoader
 
-    table = pa.table({"x": pa.array(df["x"], pa.list_(pa.float32())), "label": df["label"]})
-    file = folder / "partition.arrow"
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table, max_chunksize=10_000)  # as Spark's tasks do
+    file, n_rows = folder / "partition.arrow", 0
+    columns = pa.schema({"x": pa.list_(pa.float32()), "label": pa.int64()})
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, columns) as stream:
+        for part in parts:
+            table = pa.table({"x": part["x"], "label": part["label"]}, schema=columns)
+            stream.write_table(table, max_chunksize=10_000)  # as Spark's tasks do
+            n_rows += len(table)
     schema = StructType(
         [StructField("x", ArrayType(FloatType())), StructField("label", LongType())]
     )
-    rows = _SparkPartitionTorchDataset(str(file), schema, len(df))
+    rows = _SparkPartitionTorchDataset(str(file), schema, n_rows)
     loader = DataLoader(rows, BATCH, num_workers=workers)
+    return lambda: loader
+
+
+def of_hugging_face(files: list[Path], folder: Path, workers: int) -> Callable[[], Iterable[Any]]:
+    from datasets import load_dataset
+    from torch.utils.data import DataLoader
+
+    names = [str(file) for file in files]
+    cache = str(folder / "hugging-face")
+    rows = load_dataset("parquet", data_files=names, split="train", streaming=True, cache_dir=cache)
+    mixed = rows.shuffle(seed=0, buffer_size=SHUFFLE_ROWS)
+    # The fastest way: tensors of each row take three times as long.
+    loader = DataLoader(mixed.with_format("numpy").batch(BATCH), None, num_workers=workers)
     return lambda: loader
 
 
@@ -140,8 +164,11 @@ def measure(run: Run, n_rows: int) -> None:
             IN_MEMORY: (lambda: of_tensors(df), ""),
             "DataLoader, pandas": (lambda: of_pandas(df, 0), ""),
             "DataLoader, pandas, 2 workers": (lambda: of_pandas(df, 2), ""),
-            "Mosaic, 2 workers": (lambda: of_mosaic(df, folder, 2), lacks("streaming")),
-            "Spark's loader, 1 worker": (lambda: of_spark(df, folder, 1), lacks("pyspark")),
+            "Mosaic, 2 workers": (
+                lambda: of_mosaic([df], N_FEATURES, folder, 2),
+                lacks("streaming"),
+            ),
+            "Spark's loader, 1 worker": (lambda: of_spark([df], folder, 1), lacks("pyspark")),
         }
         peers = chosen_peers(
             [Peer(name, lambda: 0.0, why) for name, (_, why) in makers.items()], run.only
@@ -194,29 +221,72 @@ def write_large(folder: Path, n_rows: int) -> None:
 
 
 def measure_large(run: Run) -> None:
-    import hydrogen_magic as hm
     from tests.memory import Memory
 
-    n_rows = LARGE_BYTES // (4 * LARGE_FEATURES + 8) // LARGE_FILES * LARGE_FILES
+    size = LARGE_BYTES // (4 * LARGE_FEATURES + 8) // LARGE_FILES
     rows: list[list[Any]] = []
     with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as place:
-        write_large(Path(place), n_rows)
-        n_bytes = sum(file.stat().st_size for file in Path(place).iterdir())
-        for shuffle in (False, True):
-            part = hm.shard(hm.dataset(place), batch_size=BATCH, shuffle=shuffle)
-            with Memory() as memory:
-                seconds = timed(partial(consume, part, n_rows))
-            rates = [n_rows / seconds / 1e3, n_bytes / seconds / 1e6]
-            grown_mb = (memory.peak - memory.before) / 1e6
-            rows.append(["shuffled" if shuffle else "in order", seconds, *rates, grown_mb])
-    columns = {"": "", "seconds": "", "thousand rows/s": "", "MB/s": "", "most memory": "MB"}
-    report(
-        run, Table("dataset_large", f"a table of {n_bytes / 1e9:.1f} GB, one epoch", columns, rows)
-    )
+        folder, table = Path(place), Path(place) / "table"
+        table.mkdir()
+        write_large(table, size * LARGE_FILES)
+        files = sorted(table.iterdir())
+        n_bytes, few = sum(file.stat().st_size for file in files), files[:PEER_FILES]
+        loaders: dict[str, tuple[Callable[[], Callable[[], Iterable[Any]]], int, str]] = {
+            f"{PRODUCT}, in order": (lambda: of_table(table, shuffle=False), LARGE_FILES, ""),
+            f"{PRODUCT}, shuffled": (lambda: of_table(table, shuffle=True), LARGE_FILES, ""),
+            "Mosaic, 2 workers, shuffled": (
+                lambda: of_mosaic(parts_of(few), LARGE_FEATURES, folder, 2),
+                PEER_FILES,
+                lacks("streaming"),
+            ),
+            "datasets, 2 workers, shuffled": (
+                lambda: of_hugging_face(few, folder, 2),
+                PEER_FILES,
+                lacks("datasets"),
+            ),
+            "Spark's loader, 1 worker, in order": (
+                lambda: of_spark(parts_of(few), folder, 1),
+                PEER_FILES,
+                lacks("pyspark"),
+            ),
+        }
+        names = chosen(loaders, run.only)
+        left_out = {name: why for name in names if (why := loaders[name][2])}
+        for name in names:
+            if name not in left_out:
+                make, n_files, _ = loaders[name]
+                batches, n_rows = make(), size * n_files
+                with Memory() as memory:
+                    seconds = timed(partial(consume_new, batches, n_rows))
+                speed = n_rows / seconds / 1e3, n_bytes / len(files) * n_files / seconds / 1e6
+                grown_mb = (memory.peak - memory.before) / 1e6
+                rows.append([name, n_rows / 1e6, seconds, *speed, grown_mb])
+    columns = {"": "", "million rows": "", "seconds": "", "thousand rows/s": "", "MB/s": ""}
+    title = f"a table of {n_bytes / 1e9:.1f} GB, one epoch"
+    columns["most memory"] = "MB"
+    report(run, Table("dataset_large", title, columns, rows, left_out))
+
+
+def of_table(table: Path, *, shuffle: bool) -> Callable[[], Iterable[Any]]:
+    import hydrogen_magic as hm
+
+    part: Iterable[Any] = hm.shard(hm.dataset(str(table)), batch_size=BATCH, shuffle=shuffle)
+    return lambda: part
+
+
+def parts_of(files: Iterable[Path]) -> Iterator[Any]:
+    """Yield the table in pieces of which each fits into memory."""
+    import numpy as np
+    import pyarrow.parquet as pq
+
+    for file in files:
+        for part in pq.ParquetFile(file).iter_batches(100_000):
+            x = np.asarray(part["x"].flatten()).reshape(-1, LARGE_FEATURES)
+            yield {"x": list(x), "label": part["label"].to_numpy()}
 
 
 def main() -> None:
-    packages = ("torch", "pandas", "pyarrow", "pyspark", "mosaicml-streaming")
+    packages = ("torch", "pandas", "pyarrow", "pyspark", "mosaicml-streaming", "datasets")
     tables = ["small", "large"]
     run = parse_arguments(
         __doc__.splitlines()[0],
