@@ -53,6 +53,9 @@ __all__ = [
     "write_script",
 ]
 
+_RUNS_TEXT = {"eval", "get_ipython"}
+"""Functions that run a text, or a magic, which may assign names."""
+
 
 def capture_cell(
     cell: CellText,
@@ -92,7 +95,12 @@ def capture_cell(
     )
     builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out, session)
     builder.add_names()
-    return replace(builder.finish(header, {cell.filename: cell.label}), source=cell.body)
+    may_assign_any = names.has_unknown_names or not _RUNS_TEXT.isdisjoint(names.attributes)
+    return replace(
+        builder.finish(header, {cell.filename: cell.label}),
+        source=cell.body,
+        assigned=None if may_assign_any else names.assigned,
+    )
 
 
 def capture_call(

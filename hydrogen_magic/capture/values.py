@@ -68,6 +68,8 @@ class Captured:
     """Returns those of settings that are objects and do not affect results."""
     source: str = ""
     """Text of the cell as typed; empty for a script or a function."""
+    assigned: frozenset[str] | None = None
+    """Every name that a cell may assign; None if its code does not show all of them."""
     datasets: Mapping[str, str] = field(default_factory=dict)
     """Data of ``hm.dataset`` that it refers to and only this machine has: its name -> its folder."""
     data_places: tuple[str, ...] = ()

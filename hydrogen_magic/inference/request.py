@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-import dis
 import os
-import warnings
 from collections.abc import Collection, Mapping
-from types import CodeType
 from typing import Any
 
 from hydrogen_magic.capture import Captured
@@ -21,10 +18,7 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.notebook.arguments.infer import InferArguments
-from hydrogen_magic.serialization.closure import unbundle
 
-_DYNAMIC = {"exec", "eval", "globals", "get_ipython"}
-"""A cell that uses one of these names may define any other name."""
 _PATH_CHARACTERS = ("/", "*", ".")
 
 
@@ -99,30 +93,12 @@ def _check_predict(captured: Captured, held: Collection[str] = ()) -> None:
 
     ``held``: names that the ranks of a session have.
     """
-    if "predict" in held:
-        return
-    header, _ = unbundle(captured.payload)
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the ranks report them
-        code = compile(header.code, header.filename, "exec", flags, dont_inherit=True)
-    if not _may_define(code, "STORE_NAME"):
+    assigned = captured.assigned
+    if assigned is not None and "predict" not in {*assigned, *held}:
         raise InferError(
             "the cell defines no predict: add a function def predict(batch): …, or assign a model, as in"
             " predict = model"
         )
-
-
-def _may_define(code: CodeType, store: str) -> bool:
-    """Return whether code may define ``predict``, also by names that only a rank knows."""
-    steps = [f"{each.opname} {each.argrepr}" for each in dis.get_instructions(code)]
-    is_stored = f"{store} predict" in steps or any("IMPORT_STAR" in step for step in steps)
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return (
-        is_stored
-        or not _DYNAMIC.isdisjoint(code.co_names)
-        or any(_may_define(each, "STORE_GLOBAL") for each in inner)
-    )
 
 
 def start(given: Any, captured: Captured, arguments: InferArguments, title: str) -> InferenceRun:
