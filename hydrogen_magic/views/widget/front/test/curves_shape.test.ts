@@ -4,7 +4,7 @@ import { airy, logLabels, logTicks, stepLabel } from "../src/curves/plot";
 import { FEW_LINES, firstBad, type Options, shape, smooth } from "../src/curves/shape";
 import { CurveStore, type Metric } from "../src/curves/store";
 import { wantedDetail } from "../src/curves/useDetail";
-import { extremes, readAt, readLast } from "../src/curves/values";
+import { readAt, readLast } from "../src/curves/values";
 import { figure, lapse, moment, percent, tickLabel } from "../src/numbers";
 import { ALL_RANKS } from "../src/protocol";
 import { bucketsOf, packCurve } from "./data";
@@ -191,15 +191,6 @@ describe("what is told beside a plot", () => {
     const metric = metricOf({ 0: [], 1: [], 2: [] }, 1, { 0: 150, 1: 120, 2: 120 });
     expect(firstBad(metric)).toEqual({ step: 120, ranks: [1, 2] });
     expect(firstBad(metricOf(TWO))).toBeNull();
-  });
-
-  it("is lowest and highest of many", () => {
-    const values = [3, 1, 7].map((value, rank) => ({ rank, value }));
-    expect(extremes(values)).toEqual([
-      { rank: 1, value: 1 },
-      { rank: 2, value: 7 },
-    ]);
-    expect(extremes([])).toBeNull();
   });
 });
 

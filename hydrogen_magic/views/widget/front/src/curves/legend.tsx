@@ -3,10 +3,10 @@ import { figure } from "../numbers";
 import { colorOf, dashOf } from "../theme";
 import { areAlike, type firstBad, isPositive } from "./shape";
 import type { Metric } from "./store";
-import { extremes, type RankValue, type Reading } from "./values";
+import type { RankValue, Reading } from "./values";
 
-/** Up to this many ranks, all values are shown; otherwise the lowest and the highest. */
-const MANY = 16;
+/** Of more ranks, the kernel sends no curves, only where values stop being finite. */
+const MOST_VALUES = 21;
 
 const stepsInWords = ([first, last]: readonly [number, number]) =>
   first === last ? `step ${count(first)}` : `steps ${count(first)}–${count(last)}`;
@@ -49,11 +49,10 @@ export function RankValues({ metric, reading, bad }: RankValuesProps) {
 }
 
 function Values({ metric, ranks }: { metric: Metric; ranks: readonly RankValue[] }) {
-  if (ranks.length > MANY) return <Extremes ranks={ranks} />;
   if (areAlike(metric)) {
     return ranks.length > 1 ? <span class="hm-chart-word">the same on all ranks</span> : null;
   }
-  return ranks.map((value) => <Value key={value.rank} {...value} />);
+  return ranks.slice(0, MOST_VALUES).map((value) => <Value key={value.rank} {...value} />);
 }
 
 /** Where values that are not finite begin; later ones may be finite. */
@@ -68,19 +67,6 @@ function Bad({ step, ranks }: { step: number; ranks: readonly number[] }) {
       </svg>
       {`NaN or infinite, first at step ${count(step)}, ${word} ${few}${more}`}
     </span>
-  );
-}
-
-function Extremes({ ranks }: { ranks: readonly RankValue[] }) {
-  const found = extremes(ranks);
-  if (found === null) return null;
-  return (
-    <>
-      <span class="hm-chart-word">lowest</span>
-      <Value {...found[0]} />
-      <span class="hm-chart-word">highest</span>
-      <Value {...found[1]} />
-    </>
   );
 }
 

@@ -4,8 +4,6 @@ import type { Buckets, Metric } from "./store";
 
 export type Mode = "mean" | "ranks" | "both";
 
-/** Number of lines of single ranks; if there are more, only the band is shown. */
-export const MAX_RANK_LINES = 32;
 /** Up to this many ranks, their lines are in front of the mean; with more, the mean is. */
 export const FEW_LINES = 8;
 /** Relative difference of values that are drawn as equal: that of sums in a different order. */
@@ -114,7 +112,7 @@ interface Chosen {
 /** The layers, from back to front. */
 function chosen(metric: Metric, all: Buckets, mode: Mode): Chosen[] {
   const drawn = mode === "mean" || areAlike(metric) ? [] : ranksWithCurve(metric);
-  const lines = drawn.slice(0, MAX_RANK_LINES).map((rank): Chosen => {
+  const lines = drawn.map((rank): Chosen => {
     return { role: "rank", rank, buckets: metric.series.get(rank) as Buckets };
   });
   if (mode === "ranks" && lines.length > 0) return lines;

@@ -68,14 +68,3 @@ const WORDS = { nan: Number.NaN, inf: Number.POSITIVE_INFINITY, "-inf": Number.N
 
 const numberOf = (figure: Figure | undefined): number | null =>
   figure === undefined ? null : typeof figure === "number" ? figure : WORDS[figure];
-
-/** Lowest and highest of many. */
-export function extremes(values: readonly RankValue[]): [RankValue, RankValue] | null {
-  const known = values.filter(({ value }) => !Number.isNaN(value));
-  const [first] = known;
-  if (first === undefined) return null;
-  return known.reduce<[RankValue, RankValue]>(
-    ([low, high], v) => [v.value < low.value ? v : low, v.value > high.value ? v : high],
-    [first, first],
-  );
-}
