@@ -1,7 +1,7 @@
+import { useMemo } from "preact/hooks";
 import { type Cut, cutOf } from "../lines";
 import type { Line } from "../protocol";
 import { colorOf } from "../theme";
-import { memo } from "./memo";
 import { type Mark, Text } from "./Text";
 
 /** Lines that are laid out together; the browser skips invisible chunks. */
@@ -18,16 +18,13 @@ interface Props {
   current: string;
 }
 
-/** Properties that change a chunk's appearance; lines themselves never change. */
-const isSame = (a: Props, b: Props) =>
-  a.first === b.first &&
-  a.lines.length === b.lines.length &&
-  a.lines[0] === b.lines[0] &&
-  a.rank === b.rank &&
-  a.wanted === b.wanted &&
-  a.current === b.current;
+/** Rendered again only if its appearance may change; lines themselves never change. */
+export function Chunk(props: Props) {
+  const { first, lines, rank, wanted, current } = props;
+  return useMemo(() => <Rows {...props} />, [first, lines.length, lines[0], rank, wanted, current]);
+}
 
-export const Chunk = memo(function Chunk({ first, lines, rank, marks }: Props) {
+function Rows({ first, lines, rank, marks }: Props) {
   const rows = lines.flatMap((line, i) => {
     if (rank !== null && line[0] !== rank) return [];
     const its = marks.filter((mark) => mark.line === first + i);
@@ -39,7 +36,7 @@ export const Chunk = memo(function Chunk({ first, lines, rank, marks }: Props) {
       {rows}
     </div>
   );
-}, isSame);
+}
 
 const STREAMS = ["stdout", "stderr", "note"] as const;
 

@@ -1,4 +1,4 @@
-import { useRef } from "preact/hooks";
+import { useMemo, useRef } from "preact/hooks";
 import type { Bar, Mark, Rank } from "../protocol";
 import {
   barTitle,
@@ -11,7 +11,6 @@ import {
   stateText,
   Widths,
 } from "./figures";
-import { memo } from "./memo";
 import { Shape, type ShapeName, Swatch, type Tone } from "./shapes";
 
 export function RankTable({ rows }: { rows: readonly Rank[] }) {
@@ -91,6 +90,7 @@ function Row({ before, after, row, i, best, hasBars }: RowProps) {
       {one.texts[i]}
     </td>
   );
+  const state = useMemo(() => <State row={row} />, [row]);
   return (
     <tr data-mark={row.mark} data-phase={row.phase}>
       <th scope="row">
@@ -104,9 +104,7 @@ function Row({ before, after, row, i, best, hasBars }: RowProps) {
         </td>
       )}
       {after.map(cell)}
-      <td class="hm-state">
-        <State row={row} />
-      </td>
+      <td class="hm-state">{state}</td>
     </tr>
   );
 }
@@ -164,7 +162,7 @@ const PHASE_SHAPES: Record<string, [ShapeName, Tone]> = {
   stopped: ["square", "faint"],
 };
 
-function StateOf({ row }: { row: Rank }) {
+function State({ row }: { row: Rank }) {
   const [shape, tone] = MARK_SHAPES[row.mark] ?? PHASE_SHAPES[row.phase] ?? [null, "faint"];
   const text = stateText(row);
   return (
@@ -174,5 +172,3 @@ function StateOf({ row }: { row: Rank }) {
     </span>
   );
 }
-
-const State = memo(StateOf, (before, now) => before.row === now.row);
