@@ -46,7 +46,10 @@ def write_chrome_trace(events: Sequence[ev.Event], path: str | os.PathLike[str])
     names += [metadata("process_sort_index", pid, sort_index=pid) for pid in pids]
     trace = {"traceEvents": [*names, *entries], "displayTimeUnit": "ms"}
     compressed = os.fspath(path).endswith(".gz")
-    with (gzip.open if compressed else open)(path, "wt", encoding="utf-8") as file:
+    # Level 5 is several times as fast as the default, for 5 % more bytes.
+    with (
+        gzip.open(path, "wt", 5, "utf-8") if compressed else open(path, "w", encoding="utf-8")
+    ) as file:
         json.dump(trace, file, separators=(",", ":"), allow_nan=False)
     return Path(path)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic.core.events import Metrics
-from hydrogen_magic.core.units import counted, size_text
-from hydrogen_magic.driver import chrome_trace
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views.widget.feed import PageMessage
@@ -73,10 +70,7 @@ def make_file(gang: Gang, request: PageCommand) -> DownloadFile:
 
     Raises HydrogenError if there is none, or if it is too large; the message then has its path.
     """
-    try:
-        return _MAKERS[request["do"]](gang, request)
-    except OSError as error:
-        raise HydrogenError(f"the file could not be created: {error}") from error
+    return _MAKERS[request["do"]](gang, request)
 
 
 def parts(file: DownloadFile, request: PageCommand) -> Iterator[PageMessage]:
@@ -120,11 +114,7 @@ def _check_table(gang: Gang) -> None:
 
 def _trace(gang: Gang, request: PageCommand) -> DownloadFile:
     with tempfile.TemporaryDirectory(prefix="hydrogen_magic-") as folder:
-        plain = chrome_trace.write_chrome_trace(gang.events(), Path(folder) / "trace.json")
-        packed = plain.with_suffix(".json.gz")
-        with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
-            shutil.copyfileobj(source, target)
-        data = packed.read_bytes()
+        data = gang.timeline(Path(folder) / "trace.json.gz").read_bytes()
     return _bounded(gang, DownloadFile(f"gang-{gang.id}-trace.json.gz", "application/gzip", data))
 
 
@@ -139,12 +129,7 @@ def _bounded(gang: Gang, file: DownloadFile) -> DownloadFile:
 
 def _log(gang: Gang, request: PageCommand) -> DownloadFile:
     rank = request["rank"]
-    known = [each.rank for each in gang.snapshot().ranks]
-    if rank is not None and rank not in known:
-        raise HydrogenError(
-            f"gang {gang.id} has no rank {rank}: it has {counted(len(known), 'rank')}"
-        )
-    chosen = known if rank is None else [rank]
+    chosen = [rank] if rank is not None else [each.rank for each in gang.snapshot().ranks]
     paths = [gang.log_path(each) for each in chosen]
     n_bytes = sum(path.stat().st_size for path in paths if path.exists())
     if n_bytes > _MOST_BYTES:
