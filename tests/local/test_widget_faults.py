@@ -20,13 +20,12 @@ class FakePage:
 
     interval_s = 0.1
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.sent: list[dict[str, Any]] = []
 
     def send(self, content: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
         self.sent.append(dict(content))
 
-    def open(self, *_: Any, **__: Any) -> None: ...
     def show(self, text: str) -> None: ...
     def pump(self) -> None: ...
     def unblock(self) -> None: ...
@@ -125,7 +124,7 @@ def test_requests_without_their_fields_are_refused_and_the_page_stays(
     assert refused == [str(number + 1) for number, _ in enumerate(wrong)]
 
 
-@pytest.mark.parametrize("fails_in", ["open", "show", "pump", "end"])
+@pytest.mark.parametrize("fails_in", ["__init__", "show", "pump", "end"])
 def test_whatever_of_the_page_fails_the_output_is_printed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -174,8 +174,9 @@ class WidgetView:
         if self._expected:
             from hydrogen_magic.views.widget.model import Page  # takes 0.2 s
 
-            self._page = Page(self._display, self._commands.take)
-            self._page.open(state.gang, blocking=self._blocking)
+            self._page = Page(
+                self._display, self._commands.take, state.gang, blocking=self._blocking
+            )
             self._page.show(text_while_running(state))
         else:
             self._text = self._new_text()

@@ -23,7 +23,7 @@ from hydrogen_magic.views.widget.display import (
     running_cell,
     send_under,
 )
-from hydrogen_magic.views.widget.shell_interceptor import ShellInterceptor, interceptor_of
+from hydrogen_magic.views.widget.shell_interceptor import interceptor_of
 
 _MADE_S = 2.0
 """Much more than the creation of a model takes after its messages have arrived."""
@@ -44,51 +44,54 @@ class GangModel(AnyWidget):
 class Page:
     """A widget in front ends that draw one, from its creation to the final picture.
 
-    ``receive`` gets the contents of messages from pages, in any thread.
+    ``receive`` gets the contents of messages from pages, in any thread. ``blocking``: a cell waits for the
+    gang until :meth:`unblock`.
     """
 
-    def __init__(self, shown: CellOutput, receive: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        shown: CellOutput,
+        receive: Callable[[Mapping[str, Any]], None],
+        gang_id: str,
+        *,
+        blocking: bool,
+    ) -> None:
         self._display = shown
-        self._receive = receive
         self._context = copy_context()
         self._comm_id = uuid.uuid4().hex
         self._place = f"hm-place-{self._comm_id}"
         """CSS class of the element for the live view."""
-        self._model: GangModel | None = None
         self._is_made = threading.Event()
-        self._interceptor: ShellInterceptor | None = None
-        self._is_pumped = False
-        self._cell: Any = None
+        self._interceptor = interceptor_of(kernel_here())
+        self._is_pumped = blocking and self._interceptor is not None and self._interceptor.is_pumped
+        self._cell = running_cell()
         """Parent message of the cell that shows the widget."""
         self._shown: dict[str, Any] = {}
         """Contents of the display by MIME type."""
-
-    def open(self, gang_id: str, *, blocking: bool) -> None:
-        """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
-        self._interceptor = interceptor_of(kernel_here())
-        self._cell = running_cell()
-        self._is_pumped = blocking and self._interceptor is not None and self._interceptor.is_pumped
         # First: a page may send messages as soon as it has the model.
         if self._interceptor is not None:
             self._interceptor.connect(self._comm_id, self._take, blocking=blocking)
-        model = GangModel(
-            model_id=self._comm_id,
-            _esm=display.BUNDLE.read_text("utf-8"),
-            gang_id=gang_id,
-            kernel_id=display.kernel_id(),
-            blocking=blocking,
-            place=self._place,
-            session=self._cell["header"].get("session", "") if self._cell else "",
-        )
-        model.on_msg(lambda _, content, buffers: self._receive(content))
+        try:
+            self._model = GangModel(
+                model_id=self._comm_id,
+                _esm=display.BUNDLE.read_text("utf-8"),
+                gang_id=gang_id,
+                kernel_id=display.kernel_id(),
+                blocking=blocking,
+                place=self._place,
+                session=self._cell["header"].get("session", "") if self._cell else "",
+            )
+        except BaseException:
+            self.unblock()
+            raise
+        self._model.on_msg(lambda _, content, buffers: receive(content))
         # The comm's own handler would run cell hooks in this thread (matplotlib draws).
-        model.comm.handle_msg = model._handle_msg
-        self._model = model
+        self._model.comm.handle_msg = self._model._handle_msg
         self._is_made.set()
 
     def _take(self, message: dict[str, Any]) -> None:
         """Handle a message that bypasses the kernel's main thread."""
-        if self._is_made.wait(_MADE_S) and self._model is not None:
+        if self._is_made.wait(_MADE_S):
             self._model._handle_msg(message)
 
     @property
@@ -113,8 +116,7 @@ class Page:
     def send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
         """Send a message to every page that shows the widget; from any thread."""
         # If a thread has no context of its own, ipykernel 7.0 does not know the parent message.
-        if self._model is not None:
-            self._context.copy().run(self._model.send, dict(content), list(buffers))
+        self._context.copy().run(self._model.send, dict(content), list(buffers))
 
     def unblock(self) -> None:
         """The cell continues: messages of pages arrive as for any other widget from now on."""
@@ -126,7 +128,7 @@ class Page:
 
         As long as a page gets messages of the gang, it shows the live view in place of the picture.
         """
-        self._context.copy().run(self._set_unblocked)
+        self._context.copy().run(setattr, self._model, "blocking", False)
         self._put(html, text)
 
     def show_again(self, *, as_new_output: bool) -> bool:
@@ -159,24 +161,17 @@ class Page:
         self._context.copy().run(self._announce)
 
     def _announce(self) -> None:
-        assert self._model is not None, "the view was opened before it is announced again"
         for widget in (self._model.layout, self._model):
             widget.comm.close(deleting=True)  # it stays the kernel's
             data = {"state": widget.get_state(), "buffer_paths": []}
             widget.comm.open(data, {"version": __protocol_version__})
 
-    def _set_unblocked(self) -> None:
-        assert self._model is not None, "the view was opened before its end"
-        self._model.blocking = False
-
     def close(self) -> None:
         """Close the widget; the caller decides on the display in its place."""
         self.unblock()
-        if self._model is not None:
-            self._context.copy().run(self._shut)
+        self._context.copy().run(self._shut)
 
     def _shut(self) -> None:
-        assert self._model is not None, "the view was opened before it is closed"
         layout = self._model.layout
         self._model.close()
         layout.close()  # a separate model, which nothing else closes
