@@ -33,16 +33,6 @@ class RunningSweep(Protocol):
     def runs(self) -> Sequence[Run]: ...
 
 
-class SweepView(Protocol):
-    """Shows a sweep from its first run to its end."""
-
-    def update(self, sweep: RunningSweep) -> None:
-        """Show the current state."""
-
-    def close(self, sweep: RunningSweep) -> None:
-        """Show the last state, which stays."""
-
-
 def pick_sweep_view(
     runs: Sequence[Run], planned: Sequence[GangState], *, quiet: bool = False
 ) -> SweepView:
@@ -121,6 +111,10 @@ class _TextSweep:
         self.update(sweep)
         noted = _warnings(self._comparison.states)
         print("\n".join([*noted, *self._comparison.lines(time.time())]), flush=True)
+
+
+SweepView = _NoView | _NotebookSweep | _TextSweep
+"""Shows a sweep from its first run to its end; the last state stays."""
 
 
 def _warnings(states: Sequence[GangState]) -> list[str]:

@@ -9,23 +9,19 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 
 PageCommand = Mapping[str, Any]
 """A command as a page sent it, with the fields that ``protocol.ts`` names."""
+PageSender = Callable[[Mapping[str, Any], Sequence[bytes]], None]
+"""Sends a message to the pages."""
 
 _REMEMBERED = 256
 """Commands remembered by their id: many more than pages repeat at a time."""
 _LONGEST_NAME = 200
-
-
-class PageSender(Protocol):
-    """Sends a message to the pages."""
-
-    def __call__(self, content: Mapping[str, Any], buffers: Sequence[bytes] = (), /) -> None: ...
 
 
 class CommandHandler:
@@ -69,7 +65,7 @@ class CommandHandler:
         ack |= {"pending": True} if pending else {}
         with self._lock:
             self._answers[command["id"]] = ack
-        self._send(ack)
+        self._send(ack, ())
 
     def refuse_unknown(self, command: PageCommand, error: Exception) -> None:
         """Answer a command that this version does not know, or not in this form."""
@@ -96,7 +92,7 @@ class CommandHandler:
             while len(self._answers) > _REMEMBERED:
                 self._answers.popitem(last=False)
         if known is not None:
-            self._send(known)
+            self._send(known, ())
         return is_new
 
     def _do(self, command: PageCommand) -> None:
