@@ -10,8 +10,6 @@ from typing import Any
 from hydrogen_magic.core.library_types import python_scalar
 from hydrogen_magic.core.masking import is_secret_name
 
-__all__ = ["Param", "among", "of_arguments"]
-
 Param = bool | int | float | str
 
 _LONGEST = 100

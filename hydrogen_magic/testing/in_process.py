@@ -22,8 +22,6 @@ from hydrogen_magic.driver.placements.inline import InlinePlacement
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["InProcessPlacement"]
-
 
 class InProcessPlacement(Placement):
     """One rank in a thread of this process."""

@@ -13,18 +13,6 @@ from hydrogen_magic.driver.state.gang_state import GangState
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = [
-    "ATTENDED_S",
-    "DETACHED_S",
-    "View",
-    "draws_html",
-    "draws_widgets",
-    "kernel_here",
-    "pick_view",
-    "shell_here",
-    "static_picture",
-]
-
 ATTENDED_S = 0.1
 """Interval between updates of text while a cell waits: output appears to be immediate."""
 DETACHED_S = 0.25

@@ -15,11 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import ServiceSpec
+from hydrogen_magic.core.messages import ServiceSpec as ServiceSpec
 from hydrogen_magic.core.timeline_files import LibraryTimeline
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES
-
-__all__ = ["Diagnosis", "Rendezvous", "RendezvousInfo", "ServiceSpec", "VictimErrors"]
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from hydrogen_magic.node.worker import spans as _spans
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Track", "device", "local_rank", "log", "rank", "span", "track", "world_size"]
-
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 

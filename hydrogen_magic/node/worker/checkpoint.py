@@ -21,8 +21,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker import api, checkpoint_files, rank_parts, sharded_checkpoint
 
-__all__ = ["environment", "install", "keep", "kept", "load", "save"]
-
 FOLDER = "HYDROGEN_MAGIC_CHECKPOINTS"
 """Environment variable: the directory of the gang's checkpoints on this rank's host."""
 IS_SHARED = "HYDROGEN_MAGIC_CHECKPOINTS_SHARED"

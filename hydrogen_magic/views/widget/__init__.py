@@ -51,8 +51,6 @@ from hydrogen_magic.views.widget.static_html import static_view
 if TYPE_CHECKING:
     from hydrogen_magic.views.widget.model import Page
 
-__all__ = ["WidgetView"]
-
 _HELLO_TIMEOUT_S = 3.0
 """A page with a widget manager says hello within a second, even for a large notebook."""
 _MESSAGE_S = 0.1

@@ -19,8 +19,6 @@ from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.worker.observe import metrics, tqdm
 
-__all__ = ["import_ahead", "install", "report_failures"]
-
 _OURS = __name__.partition(".")[0]
 _failed: list[tuple[str, Exception]] = []
 """Observed modules and why their observers failed, before there was a reporter."""
