@@ -14,21 +14,14 @@ _MAX_OBJECTS = 200_000
 """Maximum number of objects searched for the path of the culprit; more take over a second."""
 
 _REMEDIES = {
-    "_thread.lock": "create it inside the cell, or leave it out with __getstate__",
-    "_thread.RLock": "create it inside the cell, or leave it out with __getstate__",
-    "_thread._local": "create it inside the cell",
     "generator": "create it inside the cell, or turn it into a list first",
     "coroutine": "await it inside the cell",
-    "async_generator": "create it inside the cell",
     "socket.socket": "open it inside the cell",
     "sqlite3.Connection": "open the connection inside the cell",
     "sqlite3.Cursor": "open the connection inside the cell",
-    "select.epoll": "create it inside the cell",
     "mmap.mmap": "map the file inside the cell",
-    "weakref": "keep the object itself, or look it up inside the cell",
     "weakref.ReferenceType": "keep the object itself, or look it up inside the cell",
     "subprocess.Popen": "start the process inside the cell",
-    "types.FrameType": "do not keep frames or tracebacks",
     "frame": "do not keep frames or tracebacks",
     "traceback": "do not keep frames or tracebacks",
 }
@@ -41,12 +34,6 @@ _REMEDIES_BY_PACKAGE = {
     "psycopg": "open the connection inside the cell",
     "psycopg2": "open the connection inside the cell",
     "sqlalchemy": "connect inside the cell",
-    "multiprocessing": "create it inside the cell",
-    "concurrent": "create it inside the cell",
-    "threading": "create it inside the cell",
-    "asyncio": "create it inside the cell",
-    "ssl": "open it inside the cell",
-    "_ssl": "open it inside the cell",
 }
 
 
