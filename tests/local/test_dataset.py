@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -359,6 +360,12 @@ def test_a_store_that_does_not_answer_delays_nothing_else(
     assert not memory.find("/lake")
 
 
+def wait_for_pruning() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "hydrogen_magic datasets":
+            thread.join()
+
+
 WRITES = """
 import sys
 import pyarrow as pa
@@ -391,9 +398,11 @@ def test_a_process_leaves_nothing(tmp_path: Path, datasets: Callable[[], list[st
         ends.append(launcher.clean_up_abandoned)
         for n_left, process, clean_up in zip((2, 1), (second, third), ends, strict=True):
             clean_up()
+            wait_for_pruning()
             assert len(datasets()) == 2 * n_left, "those of processes that run"
             process.kill()
             process.wait()
             assert len(datasets()) == len(list(shared.iterdir())) * 2 == 2 * n_left
             clean_up()
+            wait_for_pruning()
             assert len(datasets()) == len(list(shared.iterdir())) * 2 == 2 * (n_left - 1)

@@ -68,8 +68,6 @@ class DatasetFolder:
         shutil.rmtree(self.record, ignore_errors=True)
 
 
-_is_pruning = threading.Lock()
-"""Held while a thread deletes data in other file systems."""
 _owned: dict[DatasetFolder, int] = {}
 """Folders of this process -> descriptor that holds the lock."""
 
@@ -111,33 +109,25 @@ def kept(places: Collection[str]) -> Iterator[None]:
 
 
 def prune(*, waits: bool = False) -> None:
-    """Delete what processes that have ended have left; in other file systems, in a thread.
+    """Have a thread delete what processes that have ended have left.
 
     What cannot be deleted now, in a store that does not answer or whose driver is not installed, stays for a
-    later process. ``waits``: return when the thread has ended, too.
+    later process. ``waits``: return when the thread has ended.
     """
     own = {folder.record for folder in _owned}
-    remote = []
     with suppress(OSError):
-        for record in set(run_log.state_dir("datasets").iterdir()) - own:
-            with suppress(Exception), _claimed(record) as folder:
-                if data_files.is_url(folder.data):
-                    remote.append(record)
-                else:
-                    folder.remove()
-    if remote and (waits or not _is_pruning.locked()):
-        name = "hydrogen_magic datasets"
-        thread = threading.Thread(target=_prune_remote, args=(remote,), name=name, daemon=True)
-        thread.start()
-        if waits:
-            thread.join()
+        if records := set(run_log.state_dir("datasets").iterdir()) - own:
+            name = "hydrogen_magic datasets"
+            thread = threading.Thread(target=_prune, args=(records,), name=name, daemon=True)
+            thread.start()
+            if waits:
+                thread.join()
 
 
-def _prune_remote(records: Iterable[Path]) -> None:
-    with _is_pruning:
-        for record in records:
-            with suppress(Exception), _claimed(record) as folder:
-                folder.remove()
+def _prune(records: Iterable[Path]) -> None:
+    for record in records:
+        with suppress(Exception), _claimed(record) as folder:
+            folder.remove()
 
 
 @contextmanager
@@ -169,6 +159,7 @@ def _locked_records() -> Iterator[Path]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield records
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has it, too
         os.close(descriptor)
 
 
