@@ -51,7 +51,7 @@ def bind(ports: PortRange | None, to_port: Callable[[int], object]) -> None:
                 raise
         else:
             return
-    text = f"all ports of {ports} are in use; set a larger range"
+    text = f"all ports of {ports} are in use; set a larger range (`%config Distributed.ports`)"
     raise OSError(errno.EADDRINUSE, text)
 
 

@@ -768,7 +768,8 @@ def test_listeners_for_other_machines_have_ports_of_the_range(directories: list[
 
 def test_a_range_without_a_free_port_is_named(directories: list[Path]) -> None:
     ports = in_row(1)
-    with pytest.raises(PlacementError, match=f"all ports of {ports} are in use at 127.0.0.1"):
+    expected = f"cannot listen on 127.0.0.1: all ports of {ports} are in use; set a larger range"
+    with pytest.raises(PlacementError, match=expected):
         rendezvous_port(np=1, ports=str(ports))  # the kernel itself has the only one
     taken = in_row(1)
     with socket.create_server(("127.0.0.1", taken.first)):

@@ -323,7 +323,7 @@ def _start_agent(
         "attempt": start["attempt"],
         "server_key": start["server_key"],
         "secret": agent_secret(start["seed"], about["number"]),
-        "bind": _bind_address(start["address"], own, start["ports"]),
+        "bind": _bind_address(start["address"], own),
         "ports": start["ports"],
         "env": env,
         "sys_path": sys_path,
@@ -361,38 +361,22 @@ def _start_agent(
         _send(ours, ["RemoteAgentConfig", config], [listening.fileno()])
 
 
-def _bind_address(given: str, on_the_way: str, ports: dict[str, int] | None) -> str:
+def _bind_address(given: str, on_the_way: str) -> str:
     """Return our address among hosts: the given one, if it really is ours.
 
-    Of a name's addresses IPv4 is preferred, as by the kernel. One of ``ports`` must be free there.
+    Of a name's addresses IPv4 is preferred, as by the kernel.
     """
     for candidate in filter(None, (given.strip("[]"), on_the_way)):
         try:
             found = socket.getaddrinfo(candidate, 0, type=socket.SOCK_STREAM)
             family, *_, where = min(found)
             address = str(where[0])
-            _try_port(family, address, 0)
+            with socket.socket(family) as probe:
+                probe.bind((address, 0))
         except OSError:
             continue
-        if ports is not None:
-            _check_ports(family, address, ports)
         return address
     return "127.0.0.1"
-
-
-def _try_port(family: int, address: str, port: int) -> None:
-    with socket.socket(family) as probe:
-        probe.bind((address, port))
-
-
-def _check_ports(family: int, address: str, ports: dict[str, int]) -> None:
-    """Report ports that are all in use here: the agent itself has no way to."""
-    for port in range(ports["first"], ports["last"] + 1):
-        with contextlib.suppress(OSError):
-            _try_port(family, address, port)
-            return
-    text = f"all ports of {ports['first']}-{ports['last']} are in use at {address}"
-    raise _ProblemError("ports", text)
 
 
 # ── messages: the JSON of classes in core/messages.py ───────────────────────────────────────────

@@ -55,7 +55,10 @@ class AgentServer:
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.Handle | None = None
         self._is_urgent = False
-        self._reserved_port = _reserved(kernel_link)
+        try:
+            self._reserved_port = _reserved(kernel_link)
+        except OSError as error:  # a range without a free port: the task reports our last output
+            sys.exit(f"cannot listen on {kernel_link.bind}: {error.strerror}")
         self._rank_ports = RankPorts(kernel_link.ports)
         self._closing = asyncio.Event()
         self._prepared_service: RunningService | None = None

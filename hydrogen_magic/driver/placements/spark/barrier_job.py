@@ -114,5 +114,4 @@ _ADVICE = {
     "unreachable": "set spark.driver.host to an address at which executors reach this machine; behind a "
     'firewall set `%config Distributed.ports = "40000-40100"` and open these ports; in a container also '
     "set spark.driver.bindAddress=0.0.0.0 and publish them",
-    "ports": "set a larger range by `%config Distributed.ports`",
 }
