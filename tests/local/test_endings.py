@@ -136,8 +136,8 @@ def test_killed_after_its_result_before_its_exit(tmp_path: Path) -> None:
     error = failure_of(gang)
     assert error.rank == 1
     assert "killed by SIGKILL after its result had arrived" in str(error)
-    how = "results that ranks 0 and 1 sent are saved in the record of the gang; load them with "
-    assert f"{how}hydrogen_magic.load_results('{gang.id}', RANK)" in error.report
+    how = "the results of ranks 0 and 1 (the value) are saved in the record of the gang; load them with "
+    assert f"{how}hydrogen_magic.load_results('{gang.id}')" in error.report
     assert hm.load_results(gang.id) == {"_": 7}
 
 

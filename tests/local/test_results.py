@@ -57,9 +57,9 @@ def test_results_of_a_failed_gang() -> None:
     n_bytes = 5 << 20
     gang = hm.launch(result_ranks.failure_after_others, n_bytes, np=3)
     assert isinstance(failure_of(gang), RankFailedError)
-    load = f"hydrogen_magic.load_results('{gang.id}', RANK)"
+    load = f"hydrogen_magic.load_results('{gang.id}')"
     assert (
-        f"results that ranks 0 and 1 sent are saved in the record of the gang; load them with {load}"
+        f"the results of ranks 0 and 1 (the value) are saved in the record of the gang; load them with {load}"
         in notices_of(gang)
     )
     for rank in range(2):

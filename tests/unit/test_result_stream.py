@@ -311,7 +311,7 @@ def test_results_are_of_one_attempt(
         results.add(rank, attempt, ResultPart(CELL_VALUE), packed(value)[CELL_VALUE])
     note = results.save(has_succeeded=False, n_attempts=4)
     (attempt,) = {attempt for attempt, _ in kept.values()}
-    assert f" sent in attempt {attempt + 1} are saved" in note
+    assert f"(the value) of attempt {attempt + 1} are saved" in note
     saved = SavedResults("3f2a", tmp_path)
     found = {rank: saved.value(rank) for rank in range(3) if saved.of(rank).parts}
     assert found == kept
@@ -327,8 +327,9 @@ def sent_by(first: int, results: GangResults) -> GangResults:
 @pytest.mark.parametrize(
     ("first", "note"),
     [
-        (0, "ranks 0, 1 and 2 sent{}('3f2a', RANK)"),
-        (2, "rank 2 sent{}('3f2a', 2)"),
+        (0, "ranks 0, 1 and 2 (the value){}('3f2a', RANK)"),
+        (1, "ranks 1 and 2 (the value){}('3f2a', 1) and hydrogen_magic.load_results('3f2a', 2)"),
+        (2, "rank 2 (the value){}('3f2a', 2)"),
     ],
 )
 def test_results_of_every_rank_are_saved_after_a_failure(
@@ -336,14 +337,14 @@ def test_results_of_every_rank_are_saved_after_a_failure(
 ) -> None:
     results = sent_by(first, GangResults("3f2a", tmp_path, first))
     where = " are saved in the record of the gang; load them with hydrogen_magic.load_results"
-    text = f"results that {note.format(where)}"
+    text = f"the results of {note.format(where)}"
     assert results.save(has_succeeded=False) == text == results.saved_note
     assert not results.are_worth_saving(False) and results.nbytes == 0, "nothing is held twice"
     saved = SavedResults("3f2a", tmp_path)
     assert [saved.value(rank) for rank in range(first, 3)] == [*range(first, 3)]
 
 
-def test_a_note_names_the_ranks_that_have_sent_results(tmp_path: Path) -> None:
+def test_a_note_tells_partial_results_from_those_that_are_complete(tmp_path: Path) -> None:
     """The value comes last, and is all that other ranks send."""
     results = GangResults("3f2a", tmp_path)
     results.add(0, 0, ResultPart("model"), packed({"model": [1]})["model"])
@@ -351,8 +352,9 @@ def test_a_note_names_the_ranks_that_have_sent_results(tmp_path: Path) -> None:
     results.add(2, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: 2})[CELL_VALUE])
     results.add(3, 0, ResultPart(CELL_VALUE), result_stream.NONE)
     assert results.save(has_succeeded=False) == (
-        "results that ranks 0 and 2 sent are saved in the record of the gang; "
-        "load them with hydrogen_magic.load_results('3f2a', RANK)"
+        "partial results of rank 0 (`model`) and the results of rank 2 (the value) are saved in the record "
+        "of the gang; load them with hydrogen_magic.load_results('3f2a') and "
+        "hydrogen_magic.load_results('3f2a', 2)"
     )
     saved = SavedResults("3f2a", tmp_path)
     assert saved.of(0).variables()["model"] == [1] and saved.value(2) == 2
@@ -379,12 +381,12 @@ def test_results_for_which_the_disk_has_no_space(
 
     monkeypatch.setattr(result_stream, "save", fails_for_rank_1)
     saved, lost = results.save(has_succeeded=False).split("gang; ")
-    assert saved == "results that ranks 0 and 2 sent are saved in the record of the "
+    assert saved == "the results of ranks 0 and 2 (the value) are saved in the record of the "
     calls, _, not_saved = lost.partition("; ")
-    assert calls.endswith("('3f2a', RANK)")
+    assert calls.endswith("('3f2a') and hydrogen_magic.load_results('3f2a', 2)")
     load = "hydrogen_magic.load_results('3f2a', 1)"
     why = rest.format("No space left on device", load)
-    assert not_saved == f"results that rank 1 sent are {why}"
+    assert not_saved == f"the results of rank 1 (the value) are {why}"
     assert SavedResults("3f2a", tmp_path).value(2) == 2 and results.value(1) == 1
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydrogen_magic.core import file_limit, run_log
 from hydrogen_magic.core import messages as msg
@@ -201,6 +201,25 @@ class _Variables(Mapping[str, Any]):
         return f"<variables of rank {self._results.rank}: {names or 'none'}>"
 
 
+class _Sent(NamedTuple):
+    """What :meth:`GangResults.save` says about the results of a rank."""
+
+    rank: int
+    names: str
+    is_complete: bool
+
+
+def _text_of(sent: Sequence[_Sent]) -> str:
+    """Return ``partial results of rank 0 (`model`) and the results of rank 1 (the value)``."""
+    groups: dict[tuple[bool, str], list[int]] = {}
+    for rank, names, is_complete in sent:
+        groups.setdefault((is_complete, names), []).append(rank)
+    return " and ".join(
+        f"{'the' if is_complete else 'partial'} results of {ranks_text(ranks)} ({names})"
+        for (is_complete, names), ranks in groups.items()
+    )
+
+
 class GangResults:
     """The results of all ranks, all from one attempt.
 
@@ -276,9 +295,11 @@ class GangResults:
         if not self.are_worth_saving(has_succeeded):
             return self.saved_note
         self._newer = self._attempt, self._ranks
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[_Sent]] = {}
         for rank in self._worth_saving(has_succeeded):
             results = self.of(rank)
+            is_all = results.has_ended and not (has_succeeded and rank == self._first_rank)
+            sent = _Sent(rank, ", ".join(map(label, results.names)), is_all)
             try:
                 result_stream.save(results.parts, saved_path(self._folder, rank))
             except OSError as error:
@@ -287,17 +308,20 @@ class GangResults:
                 where = _SAVED
                 if not has_succeeded:
                     del self._ranks[rank]  # before the next one is read: these are memory files
-            if results.names:  # else there are only the reasons why nothing was sent
-                found.setdefault(where, []).append(rank)
-        of = f" in attempt {self._attempt + 1}" if n_attempts > 1 and not has_succeeded else ""
-        self.saved_note = "; ".join(self._note(where, ranks, of) for where, ranks in found.items())
+            if sent.names:  # else there are only the reasons why nothing was sent
+                found.setdefault(where, []).append(sent)
+        of = f" of attempt {self._attempt + 1}" if n_attempts > 1 and not has_succeeded else ""
+        self.saved_note = "; ".join(self._note(where, sent, of) for where, sent in found.items())
         return self.saved_note
 
-    def _note(self, where: str, ranks: Sequence[int], of: str) -> str:
+    def _note(self, where: str, sent: Sequence[_Sent], of: str) -> str:
         """Return a sentence about results that are in one place."""
-        which = ranks[0] if len(ranks) == 1 else "RANK"
-        remedy = "" if where.startswith(LOST) else f"; load them with {self._load_call(which)}"
-        return f"results that {ranks_text(ranks)} sent{of} are {where}{remedy}"
+        note = f"{_text_of(sent)}{of} are {where}"
+        if where.startswith(LOST):
+            return note
+        calls = [self._load_call(one.rank) for one in sent]
+        which = " and ".join(calls) if len(calls) < 3 else self._load_call("RANK")
+        return f"{note}; load them with {which}"
 
     @property
     def load_call(self) -> str:
