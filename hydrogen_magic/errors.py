@@ -23,6 +23,22 @@ import sys
 from functools import partial
 from typing import Any
 
+__all__ = [
+    "CaptureError",
+    "CellSyntaxError",
+    "GangStoppedError",
+    "GangTimeoutError",
+    "HydrogenError",
+    "InferError",
+    "OptionTypeError",
+    "OptionValueError",
+    "PlacementError",
+    "RankFailedError",
+    "RendezvousError",
+    "ResultError",
+    "SweepError",
+]
+
 
 class HydrogenError(RuntimeError):
     """Base of all errors of this package.

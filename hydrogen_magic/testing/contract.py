@@ -36,6 +36,8 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.testing import ranks
 
+__all__ = ["GangContract", "SessionContract"]
+
 
 class GangContract:
     """The guarantees. Attributes of a subclass set the plug-in under test."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+__all__ = ["declare"]
+
 
 def declare(
     folder: Path, group: str, points: Mapping[str, str], distribution: str = "plug-in"

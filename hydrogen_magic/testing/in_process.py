@@ -22,6 +22,8 @@ from hydrogen_magic.driver.placements.inline import InlinePlacement
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization.payload import Payload
 
+__all__ = ["InProcessPlacement"]
+
 
 class InProcessPlacement(Placement):
     """One rank in a thread of this process."""

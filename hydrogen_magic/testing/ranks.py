@@ -18,6 +18,25 @@ from typing import Any, NoReturn
 
 from hydrogen_magic.node.worker import api, checkpoint
 
+__all__ = [
+    "JOIN_S",
+    "TORCH",
+    "Library",
+    "end_one",
+    "fail_once",
+    "finish_early",
+    "gather",
+    "gather_held",
+    "held",
+    "hold",
+    "join",
+    "raise_in_session",
+    "raise_on",
+    "sleep",
+    "stay_away",
+    "wait",
+]
+
 JOIN_S = 10.0
 """A short time limit of the library, for tests in which ranks must report that others are missing."""
 _LONG_S = 1800.0

@@ -9,6 +9,13 @@ from hydrogen_magic.compat.keras import collectives
 from hydrogen_magic.compat.keras_callback import KerasCallback
 from hydrogen_magic.node.worker import api
 
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
 Logs = dict[str, Any]
 
 
