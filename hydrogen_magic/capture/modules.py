@@ -229,7 +229,8 @@ def _files(
         if _is_directory(entry):
             if _may_be_package(entry):
                 yield from _packages(f"{name}.{each}", entry.path, above)
-        elif suffix == ".py" and stem.isidentifier():
+        # Only importlib.import_module imports 02-fit.
+        elif suffix == ".py" and (stem.isidentifier() or f"{name}.{stem}" in sys.modules):
             yield from _file(f"{name}.{stem}", entry.path, entry.stat)
 
 

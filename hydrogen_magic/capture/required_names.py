@@ -7,6 +7,7 @@ import copy
 import difflib
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, Statement, module_name
@@ -190,8 +191,7 @@ class RequiredNames:
         statements = self.imports.giving(name, value)
         module = module_name(value)
         if not statements and module:
-            text = f"import {module}" if module == name else f"import {module} as {name}"
-            statements = [Statement(text, name, module)]
+            statements = [Statement(_binding(name, module), name, module)]
         for statement in statements:
             if statement.name == "*":  # it would also bind other names, which may have newer values
                 text = f"from {statement.module} import {name}"
@@ -221,6 +221,13 @@ class RequiredNames:
             return not issubclass(type(self.namespace[name]), CODE), name not in out
 
         return sorted(self.values, key=place)
+
+
+def _binding(name: str, module: str) -> str:
+    """Return a statement that imports ``module`` as ``name``."""
+    if not all(part.isidentifier() and not iskeyword(part) for part in module.split(".")):
+        return f"{name} = __import__('importlib').import_module({module!r})"  # such as 01_prepare
+    return f"import {module}" if module == name else f"import {module} as {name}"
 
 
 def _is_ipythons(value: Any) -> bool:

@@ -92,6 +92,22 @@ def test_a_package_edited_after_its_import(
     assert type(model) is notebook.names["Model"]
 
 
+def test_modules_whose_names_are_no_names_of_python(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    files = {"01_prepare.py": "def double(x): return 2 * x", "steps/02-fit.py": "LAYERS = 3"}
+    write(tmp_path, files)
+    notebook.cell("""
+        from importlib import import_module
+        prepare = import_module("01_prepare")
+        fit = import_module("steps.02-fit")
+    """)
+    captured = notebook.capture("prepare.double(fit.LAYERS)")
+    for path in tmp_path.rglob("*.py"):
+        path.unlink()
+    assert ranks.run(captured).value == 6
+
+
 def test_local_modules_that_no_cell_uses_are_not_sent(notebook: Notebook, tmp_path: Path) -> None:
     write(
         tmp_path,
