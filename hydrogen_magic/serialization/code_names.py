@@ -13,6 +13,7 @@ import functools
 import heapq
 import re
 import types
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
@@ -246,6 +247,11 @@ def _graph(code: types.CodeType) -> _Graph:
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _as_python_reads(name: str) -> str:
+    """Return the name under which Python knows a variable: the micro sign is the Greek letter, too."""
+    return unicodedata.normalize("NFKC", name)
+
+
 def _names_in(constant: object, graph: _Graph) -> Iterator[str]:
     """Yield the global names in a text that the code may evaluate."""
     code = graph.code
@@ -254,7 +260,7 @@ def _names_in(constant: object, graph: _Graph) -> Iterator[str]:
             yield from _names_in(item, graph)
     elif isinstance(constant, str) and len(constant) <= _LONGEST_TEXT:
         if not _QUERIES.isdisjoint(code.co_names):
-            variables = dict.fromkeys(_VARIABLE_IN_QUERY.findall(constant))
+            variables = dict.fromkeys(map(_as_python_reads, _VARIABLE_IN_QUERY.findall(constant)))
             yield from (name for name in variables if name not in code.co_varnames)
         if not _SQL.isdisjoint(code.co_names):
             yield from (name for name in _tables_in(constant) if name not in code.co_varnames)

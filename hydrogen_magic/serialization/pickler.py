@@ -190,6 +190,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, types.ModuleType):
             return self._reduce_module(obj)
         if not issubclass(kind, (type, types.FunctionType)):
+            if kind.__reduce__ is not object.__reduce__ and _stands_for_a_function(obj):
+                return self._reduce_named(obj)
             return reduce_instance(obj, self.tracks_sharing)
         self._import_module_of(obj)
         reduced = super().reducer_override(obj)
@@ -554,7 +556,7 @@ _SET_BY_DISPATCH = {"__wrapped__", "_clear_cache", "dispatch", "register", "regi
 
 
 def _reduce_cached_function(obj: Any) -> Any:
-    if not is_main(obj):
+    if not is_main(obj) and _is_importable(obj, obj.__qualname__):
         return NotImplemented
     args = obj.__wrapped__, obj.cache_parameters()
     return reducers.restore_cached_function, args, _attributes_except(obj, _SET_BY_CACHE)
@@ -579,6 +581,12 @@ def _reduce_single_dispatch(func: Any) -> Any:
 
 def _reduce_part(part: Any) -> Any:
     return type(part), (part.__origin__,)  # since Python 3.12 pickle refuses them
+
+
+def _stands_for_a_function(obj: Any) -> bool:
+    """Whether a library has wrapped a function of the notebook: the wrapper may be pickled by its name."""
+    attributes = getattr(obj, "__dict__", None)
+    return type(attributes) is dict and attributes.get("__module__") == "__main__"
 
 
 def _is_importable(obj: Any, name: str) -> bool:

@@ -7,6 +7,7 @@ functions by name.
 from __future__ import annotations
 
 import builtins
+import enum
 import functools
 import importlib
 import os
@@ -168,10 +169,16 @@ def make_enum(
     library: Any = next(base for base in kind.__mro__ if base.__module__ != "__main__")
     body = library.__prepare__(name, bases)
     for member, value in members.items():
-        body[member] = value
+        body[member] = _as_member(value)
     cls = library.__new__(kind, name, bases, body)
     cls.__module__, cls.__qualname__ = module, qualname
     return track(tracker, cls)
+
+
+def _as_member(value: Any) -> Any:
+    """Return what makes a member of ``value`` in the body of an enum, where functions are methods."""
+    is_left_out = hasattr(value, "__get__") or isinstance(value, type)
+    return enum.member(value) if is_left_out and sys.version_info >= (3, 11) else value
 
 
 class _Quiet:

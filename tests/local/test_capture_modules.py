@@ -408,3 +408,44 @@ def test_files_that_cannot_be_read_concern_only_who_imports_them(
         ranks.run(notebook.capture("import mixed.latin"))
     with pytest.raises(RankError, match="No module named 'gone'"):
         ranks.run(notebook.capture("gone"))
+
+
+def test_what_pickle_finds_by_names_that_ranks_lack(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    """A decorator's wrapper, caches of local modules that are no attributes, functions that are members."""
+    write(
+        tmp_path,
+        {
+            "caching.py": """
+                import functools
+                class Wrapper:
+                    def __init__(self, function):
+                        functools.update_wrapper(self, function)
+                    def __call__(self, x): return self.__wrapped__(x) + 1
+                    def __reduce__(self): return self.__qualname__
+                class Words:
+                    def __init__(self): self.count = functools.lru_cache(maxsize=9)(self._count)
+                    def _count(self, text): return len(text.split())
+                def times(k):
+                    @functools.lru_cache
+                    def scaled(x): return x * k
+                    return scaled
+            """
+        },
+    )
+    notebook.cell("""
+        import caching, enum, sys
+        @caching.Wrapper
+        def wrapped(x): return x * 2
+        words, double = caching.Words(), caching.times(2)
+        def plus(a, b): return a + b
+        class Op(enum.Enum):
+            ADD = enum.member(plus) if sys.version_info >= (3, 11) else 2
+            ONE = 1
+        op = Op.ADD
+    """)
+    captured = notebook.capture(
+        "wrapped(3), words.count('a b'), double(4), op is Op.ADD, len(Op), words.count.cache_info().maxsize"
+    )
+    assert ranks.run(captured).value == (7, 2, 8, True, 2, 9)
