@@ -36,7 +36,7 @@ _DYNAMIC = {"eval", "exec", "globals", "locals", "vars"}
 """Builtins through which texts of the code may be names."""
 _QUERIES = {"query", "eval"}
 """Methods of pandas whose text may refer to variables of the caller, as ``@limit``."""
-_VARIABLE_IN_QUERY = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
+_VARIABLE_IN_QUERY = re.compile(r"(?<![\w@])@([^\W\d]\w*)")
 _SQL = {"duckdb", "sql"}
 """Names of code whose texts may be SQL over variables of the caller, as for DuckDB and Polars."""
 _TABLES_IN_SQL = re.compile(r"\b(?:from|join)\s+(?=([\w\s\",]+))", re.IGNORECASE)

@@ -639,6 +639,7 @@ def test_queries_of_pandas_name_variables(notebook: Notebook, ranks: Ranks) -> N
     notebook.cell("""
         import pandas as pd
         frame, low, high, twice = pd.DataFrame({"x": [1, 2, 3]}), 1, 3, 2
+        \N{MICRO SIGN} = 2  # the same name as with the Greek letter
         def below(frame):
             least = 0
             return frame.query("x < @high and x > @least")
@@ -646,10 +647,12 @@ def test_queries_of_pandas_name_variables(notebook: Notebook, ranks: Ranks) -> N
     rank = ranks.run(
         notebook.capture("""
         def scaled(frame): return frame.eval("x * @twice")
-        frame.query(f"x > @low").x.tolist(), below(frame).x.tolist(), scaled(frame).tolist()
+        frame.query(f"x > @low").x.tolist(), below(frame).x.tolist(), scaled(frame).tolist(), len(
+            frame.query("x > @\N{MICRO SIGN}")
+        )
     """)
     )
-    assert rank.value == ([2, 3], [1, 2], [2, 4, 6])
+    assert rank.value == ([2, 3], [1, 2], [2, 4, 6], 1)
     notebook.capture("frame.query('x > @nobody and x != \"me@low\"')")
 
 
