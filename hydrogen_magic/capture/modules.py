@@ -39,7 +39,11 @@ class LocalModules:
 
     def add(self, modules: Iterable[str]) -> None:
         """Add the whole top-level package of every local module in ``modules``."""
-        todo = [name.partition(".")[0] for name in modules]
+        names = list(modules)
+        for name in names:
+            if (file := loaded_alone(name)) is not None:
+                self._add_alone(file)
+        todo = [name.partition(".")[0] for name in names]
         while todo:
             root = todo.pop()
             if root in self._seen:
@@ -47,6 +51,15 @@ class LocalModules:
             self._seen.add(root)
             for path in local_paths(root):
                 todo += self._add_tree(root, path)
+
+    def _add_alone(self, file: _File) -> None:
+        """Add a module under packages that do not exist, which importing it needs."""
+        with suppress(OSError, SyntaxError, UnicodeDecodeError):
+            source, _ = _read(file)
+            self.sources[file.name] = ModuleSource(source, file.path)
+            while package := file.name.rpartition(".")[0]:
+                file = _File(package, str(Path(file.path).parent), is_package=True)
+                self.sources.setdefault(package, ModuleSource("", file.path, is_package=True))
 
     def is_local(self, module: str) -> bool:
         """Add the module's package if it is local; return whether it is."""
@@ -120,6 +133,21 @@ def local_paths(root: str) -> list[Path]:
     if any(_is_installation(path) for path in locations):
         return []
     return [path for path in locations if path.is_dir() or path.suffix == ".py"]
+
+
+def loaded_alone(name: str) -> _File | None:
+    """Return the file of a local module that was loaded without the package that its name begins with.
+
+    As by ``spec_from_file_location("module.name", path)``, the example of Python's documentation.
+    """
+    root, dot, _ = name.partition(".")
+    if not dot or root in sys.modules or name not in sys.modules or _spec(root) is not None:
+        return None
+    spec = _spec(name)
+    if spec is None or not spec.has_location or not spec.origin or spec.origin[-3:] != ".py":
+        return None
+    path = _resolved(spec.origin)
+    return None if _is_installation(path) else next(_file(name, str(path), path.stat), None)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from hydrogen_magic.capture.modules import loaded_alone
 from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.dataset_handle import DatasetHandle
@@ -166,9 +167,11 @@ class CapturePickler(Pickler):
 
     def _by_name(self, obj: Any) -> Any:
         module = getattr(obj, "__module__", None)
-        if isinstance(module, str):
-            self.modules.add(module)
-        return NotImplemented
+        if not isinstance(module, str):
+            return NotImplemented
+        self.modules.add(module)
+        # pickle would import the package, which there is on the ranks only.
+        return (resolve, (module, obj.__qualname__)) if loaded_alone(module) else NotImplemented
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
         reduced = super()._reduce_module(module)

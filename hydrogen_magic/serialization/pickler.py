@@ -190,7 +190,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, types.ModuleType):
             return self._reduce_module(obj)
         if not issubclass(kind, (type, types.FunctionType)):
-            if kind.__reduce__ is not object.__reduce__ and _stands_for_a_function(obj):
+            if _stands_for_a_function(obj):
                 return self._reduce_named(obj)
             return reduce_instance(obj, self.tracks_sharing)
         self._import_module_of(obj)
@@ -585,8 +585,13 @@ def _reduce_part(part: Any) -> Any:
 
 def _stands_for_a_function(obj: Any) -> bool:
     """Whether a library has wrapped a function of the notebook: the wrapper may be pickled by its name."""
-    attributes = getattr(obj, "__dict__", None)
-    return type(attributes) is dict and attributes.get("__module__") == "__main__"
+    try:  # past its own access to attributes: a proxy may load something
+        attributes = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return False
+    if type(attributes) is not dict or attributes.get("__module__") != "__main__":
+        return False
+    return isinstance(find_on_type(type(obj), "__reduce__"), types.FunctionType)
 
 
 def _is_importable(obj: Any, name: str) -> bool:

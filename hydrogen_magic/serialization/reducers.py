@@ -177,8 +177,9 @@ def make_enum(
 
 def _as_member(value: Any) -> Any:
     """Return what makes a member of ``value`` in the body of an enum, where functions are methods."""
-    is_left_out = hasattr(value, "__get__") or isinstance(value, type)
-    return enum.member(value) if is_left_out and sys.version_info >= (3, 11) else value
+    if sys.version_info >= (3, 11) and (hasattr(value, "__get__") or isinstance(value, type)):
+        return enum.member(value)
+    return value
 
 
 class _Quiet:

@@ -95,17 +95,36 @@ def test_a_package_edited_after_its_import(
 def test_modules_whose_names_are_no_names_of_python(
     notebook: Notebook, ranks: Ranks, tmp_path: Path
 ) -> None:
-    files = {"01_prepare.py": "def double(x): return 2 * x", "steps/02-fit.py": "LAYERS = 3"}
+    files = {"01_prepare.py": "def double(x): return 2 * x", "stages/02-fit.py": "LAYERS = 3"}
     write(tmp_path, files)
     notebook.cell("""
         from importlib import import_module
         prepare = import_module("01_prepare")
-        fit = import_module("steps.02-fit")
+        fit = import_module("stages.02-fit")
     """)
     captured = notebook.capture("prepare.double(fit.LAYERS)")
     for path in tmp_path.rglob("*.py"):
         path.unlink()
     assert ranks.run(captured).value == 6
+
+
+def test_a_module_that_was_loaded_from_its_file(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    """As in the documentation of importlib, whose example has the name of a package that does not exist."""
+    write(tmp_path, {"lib/tool.py": "K = 3\ndef f(x): return x + K\nclass T:\n    k = K"})
+    notebook.cell("""
+        import importlib.util, sys
+        spec = importlib.util.spec_from_file_location("recipes.tool", "lib/tool.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["recipes.tool"] = module
+        spec.loader.exec_module(module)
+        g, t = module.f, module.T()
+    """)
+    captured = notebook.capture("module.f(1), g(2), t.k, type(t) is module.T")
+    (tmp_path / "lib/tool.py").unlink()
+    assert ranks.run(captured).value == (4, 5, 3, True)
+    del sys.modules["recipes.tool"]
 
 
 def test_local_modules_that_no_cell_uses_are_not_sent(notebook: Notebook, tmp_path: Path) -> None:
