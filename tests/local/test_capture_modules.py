@@ -425,8 +425,10 @@ def test_files_that_cannot_be_read_concern_only_who_imports_them(
     assert ranks.run(notebook.capture("mixed.OK")).value == 1
     with pytest.raises(RankError, match="utf-8"):
         ranks.run(notebook.capture("import mixed.latin"))
-    with pytest.raises(RankError, match="No module named 'gone'"):
+    with pytest.raises(RankError, match="No module named 'gone'") as raised:
         ranks.run(notebook.capture("gone"))
+    assert "import mixed" not in str(raised.value), "the traceback has the statement that failed"
+    assert "    import gone\n" in str(raised.value)
 
 
 def test_what_pickle_finds_by_names_that_ranks_lack(

@@ -44,6 +44,8 @@ from hydrogen_magic.serialization.reducers import take_writers
 
 _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
+_IMPORTS = "<imports of the notebook>"
+"""File of its import statements in tracebacks."""
 _KEEP = "make sure that the first rank assigns it and does not delete it, or leave it out of --out"
 
 
@@ -146,9 +148,10 @@ class LoadedClosure:
         for line in self._header.imports:
             scope = namespace if line.binds else {}
             try:
-                exec(compile(line.text, "<imports of the notebook>", "exec"), scope)
+                exec(compile(line.text, _IMPORTS, "exec"), scope)
             except Exception as error:  # modules run arbitrary code on import
                 if line.required:
+                    module_importer.show_source(_IMPORTS, line.text)
                     raise
                 raised = f"{type(error).__name__}: {error}"
                 self.warnings.append(
