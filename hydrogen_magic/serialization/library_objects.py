@@ -285,6 +285,23 @@ def _reduce_limits(limits: Any) -> Any:
     return type(limits), (getattr(sys.modules["torch"], limits.dtype),)
 
 
+def _reduce_overload(overload: Any) -> Any:
+    """Reduce ``torch.ops.aten.add.Tensor`` to its names."""
+    return restore_operator, (*overload._schema.name.split("::"), overload._overloadname)
+
+
+def _reduce_operator(operator: Any) -> Any:
+    return restore_operator, tuple(operator._qualified_op_name.split("::"))
+
+
+def restore_operator(*names: str) -> Any:
+    """Return a namespace of ``torch.ops``, or what it has by these names."""
+    found = importlib.import_module("torch").ops
+    for name in names:
+        found = getattr(found, name)
+    return found
+
+
 def _reduce_script_module(module: Any) -> Any:
     own = dict((*module.named_parameters(), *module.named_buffers()))
     return restore_script, (_saved(module),), own, None, None, restore_script_tensors
@@ -492,6 +509,9 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("pydantic._internal._namespace_utils", "NamespacesTuple", _reduce_namespaces),
     ("pyspark.core.broadcast", "Broadcast", _reduce_broadcast),
     ("struct", "Struct", lambda form: (type(form), (form.format,))),
+    ("torch._ops", "OpOverload", _reduce_overload),
+    ("torch._ops", "OpOverloadPacket", _reduce_operator),
+    ("torch._ops", "_OpNamespace", lambda namespace: (restore_operator, (namespace.name,))),
     ("torch", "finfo", _reduce_limits),
     ("torch", "iinfo", _reduce_limits),
     ("torch.optim", "Optimizer", _reduce_optimizer),

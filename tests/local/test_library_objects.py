@@ -30,6 +30,19 @@ def test_a_loader_with_persistent_workers(notebook: Notebook, ranks: Ranks) -> N
     assert ranks.run(captured).value == ([6.0, 22.0], [6.0, 22.0])
 
 
+def test_operators_of_torch(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import torch
+        aten, add, mul = torch.ops.aten, torch.ops.aten.add.Tensor, torch.ops.aten.mul
+        table = {add: "sum", torch.ops.aten.relu.default: "relu"}
+        x = torch.ones(2)
+    """)
+    captured = notebook.capture(
+        "add(x, x).tolist(), mul(x, 3.0).tolist(), aten.neg(x).tolist(), table[torch.ops.aten.add.Tensor]"
+    )
+    assert ranks.run(captured).value == ([2.0, 2.0], [3.0, 3.0], [-1.0, -1.0], "sum")
+
+
 def test_normed_and_parametrized_modules(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("""
         import torch
