@@ -13,6 +13,9 @@ from typing import Any
 _MAX_OBJECTS = 200_000
 """Maximum number of objects searched for the path of the culprit; more take over a second."""
 
+_LONGEST_PATH = 100
+"""Characters of an expression; a longer one, through the insides of a library, helps no user."""
+
 _REMEDIES = {
     "generator": "create it inside the cell, or turn it into a list first",
     "coroutine": "await it inside the cell",
@@ -27,6 +30,8 @@ _REMEDIES = {
 }
 
 _REMEDIES_BY_PACKAGE = {
+    "botocore": "create the client inside the cell",
+    "ipywidgets": "assign what the cell needs of it, such as its value, to a variable first",
     "pyspark": (
         "it exists only in the notebook's process: for a DataFrame use hm.dataset(df), which ranks read "
         "with hm.shard(); or collect the data that they need (.toPandas(), .collect())"
@@ -78,10 +83,12 @@ def explain(
         )
     culprit = error.obj if isinstance(error, RefusedError) else last
     path = path_to(name, value, culprit)
+    if path is not None and len(path) > _LONGEST_PATH:
+        path = None
     found = f"`{path or name}` ({describe(culprit if path else value)})"
     inside = "" if path else f", because of a {describe(culprit)} inside it,"
     why = error.why if isinstance(error, RefusedError) else _reason(error)
-    remedy = error.remedy if isinstance(error, RefusedError) else advice or _remedy(culprit)
+    remedy = error.remedy if isinstance(error, RefusedError) else advice or _remedy(culprit, value)
     return f"{found}{inside} cannot be sent: {why}; {remedy}"
 
 
@@ -102,13 +109,15 @@ def describe(obj: Any) -> str:
     return kind.__qualname__ if kind.__qualname__.startswith(module) else module + kind.__qualname__
 
 
-def _remedy(obj: Any) -> str:
-    kind = type(obj)
+def _remedy(culprit: Any, value: Any) -> str:
+    """Return what to do about ``culprit``, which is somewhere in the variable's ``value``."""
+    kind = type(culprit)
     known = _REMEDIES.get(f"{kind.__module__}.{kind.__qualname__}") or _REMEDIES.get(
         kind.__qualname__
     )
-    by_package = _REMEDIES_BY_PACKAGE.get(str(kind.__module__).partition(".")[0])
-    return known or by_package or "create it inside the cell, or leave it out with __getstate__"
+    packages = (str(type(obj).__module__).partition(".")[0] for obj in (value, culprit))
+    by_package = next(filter(None, map(_REMEDIES_BY_PACKAGE.get, packages)), None)
+    return by_package or known or "create it inside the cell, or leave it out with __getstate__"
 
 
 def path_to(name: str, value: Any, wanted: Any) -> str | None:

@@ -109,6 +109,14 @@ UNPICKLABLE = {
         "`x[0]['e']._cond._lock` (_thread.lock)",
         "create it inside the cell",
     ),
+    "import threading\nclass Pool: __module__ = 'sqlalchemy.pool'\nx = Pool(); x.lock = threading.Lock()": (
+        "`x.lock` (_thread.lock)",
+        "connect inside the cell",
+    ),
+    "import threading\nx = threading.Lock()\nfor _ in range(50): x = [x]": (
+        "`x` (list), because of a _thread.lock inside it,",
+        "create it inside the cell",
+    ),
     "x = (i for i in [])": ("`x` (generator)", "list"),
     "import socket; x = s = socket.socket()": ("`x` (socket.socket)", "open it inside the cell"),
     "x = s = open('/etc/hostname')": ("`x` (_io.TextIOWrapper)", "open it inside the cell"),
