@@ -32,7 +32,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, overload
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import ObserverSpec
@@ -111,7 +111,11 @@ class _Group(Sequence[str]):
     option: str
     """Option of the magics that takes its names; empty for none."""
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
         return self._all()[index]
 
     def __len__(self) -> int:

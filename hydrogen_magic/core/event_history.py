@@ -8,7 +8,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import overload
 
 from hydrogen_magic.core.events import Display, Event, Output
 
@@ -69,6 +69,9 @@ class EventHistory(Sequence[Event]):
     def __iter__(self) -> Iterator[Event]:
         return iter(self[:])
 
+    def __reversed__(self) -> Iterator[Event]:
+        return reversed(self[:])
+
     @overload
     def __getitem__(self, index: int) -> Event: ...
     @overload
@@ -104,7 +107,11 @@ class _Slice(Sequence[Event]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
         if not isinstance(index, slice):
             return self._history.block_from(self._places[index])[0]
         return _Slice(self._history, _places(self._places, index))

@@ -74,8 +74,11 @@ class Reader(MLReader):  # type: ignore[misc]
         expected = f"{self._kind.__module__}.{self._kind.__name__}"
         metadata = DefaultParamsReader.loadMetadata(path, spark, expected)
         parts = spark.read.parquet(os.path.join(path, "objects")).orderBy("start")
-        ids = parts.select("saving").distinct().collect()
-        if [each[0] for each in ids] != [metadata["saving"]]:
+        # Instances that were saved before there were ids have none in both.
+        ids = (
+            parts.select("saving").distinct().collect() if "saving" in parts.columns else [(None,)]
+        )
+        if [each[0] for each in ids] != [metadata.get("saving")]:
             raise HydrogenError(
                 f"{path} has parts of two instances, since a save was interrupted: save it again"
             )

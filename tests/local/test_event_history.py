@@ -48,6 +48,7 @@ def test_every_part_is_that_of_a_list() -> None:
             assert part[-1] == expected[-1] and part[0] == expected[0]
         place = chance.randrange(-N, N)
         assert found[place] == events[place]
+    assert list(reversed(found)) == events[::-1]
     with pytest.raises(IndexError):
         found[N]
     with pytest.raises(ValueError, match=r"list\(events\) has any"):

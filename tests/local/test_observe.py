@@ -88,6 +88,7 @@ def test_notebook_bars_become_plain_ones(tmp_path: Path) -> None:
         for _ in trange(3): pass
         for _ in tqdm.tqdm_notebook(range(4)): pass
         assert isinstance(notebook([]), tqdm.tqdm)
+        assert not {"IPython", "ipywidgets"} & set(sys.modules)
         """,
         tmp_path,
     )

@@ -191,6 +191,11 @@ def test_what_is_too_large_for_a_page_stays_on_disk(
     assert path.parent == tmp_path and path.stat().st_size > 10
 
 
+def test_a_rank_there_is_not_is_refused(gang: FakeGang) -> None:
+    with pytest.raises(HydrogenError, match="no rank 9"):
+        downloads.make_file(gang, {"do": "log", "rank": 9, **ASKED})
+
+
 def test_a_table_of_nothing_is_refused_before_it_fills_the_memory(gang: FakeGang) -> None:
     gang._events += [ev.Metrics(1.0, 0, (n,), (1.0,), {f"loss {n}": (1.0,)}) for n in range(9000)]
     with pytest.raises(HydrogenError, match=r"9001 metrics over 9002 steps .* mostly empty"):

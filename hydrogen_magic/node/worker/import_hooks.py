@@ -15,6 +15,8 @@ class ImportHooks(MetaPathFinder):
     """Delegates to the other finders, and calls the hooks of a module after it has run."""
 
     def __init__(self) -> None:
+        self.replaced: dict[str, Callable[[], ModuleSpec]] = {}
+        """Specs of modules that are not searched for."""
         self._pending: dict[str, list[Hook]] = {}
 
     def add(self, name: str, hook: Hook) -> None:
@@ -46,6 +48,8 @@ class ImportHooks(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname in self.replaced:
+            return self.replaced[fullname]()
         if fullname not in self._pending:
             return None
         for finder in sys.meta_path:

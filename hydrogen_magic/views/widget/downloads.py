@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic.core.events import Metrics
-from hydrogen_magic.core.units import size_text
+from hydrogen_magic.core.units import counted, size_text
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views.widget.feed import PageMessage
@@ -129,7 +129,12 @@ def _bounded(gang: Gang, file: DownloadFile) -> DownloadFile:
 
 def _log(gang: Gang, request: PageCommand) -> DownloadFile:
     rank = request["rank"]
-    chosen = [rank] if rank is not None else [each.rank for each in gang.snapshot().ranks]
+    known = [each.rank for each in gang.snapshot().ranks]
+    if rank is not None and rank not in known:
+        raise HydrogenError(
+            f"gang {gang.id} has no rank {rank}: it has {counted(len(known), 'rank')}"
+        )
+    chosen = known if rank is None else [rank]
     paths = [gang.log_path(each) for each in chosen]
     n_bytes = sum(path.stat().st_size for path in paths if path.exists())
     if n_bytes > _MOST_BYTES:

@@ -17,7 +17,7 @@ from types import ModuleType
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import metrics, tqdm
 
 _OURS = __name__.partition(".")[0]
 _failed: list[tuple[str, Exception]] = []
@@ -33,7 +33,10 @@ def import_ahead(observers: Iterable[msg.ObserverSpec]) -> None:
 
 
 def install(observers: Iterable[msg.ObserverSpec]) -> None:
-    """Attach observers to libraries, now or after their import."""
+    """Attach observers to libraries, now or after their import. A second call has no effect."""
+    if hooks.replaced:
+        return
+    hooks.replaced["tqdm.notebook"] = tqdm.notebook_spec
     for one in observers:
         hooks.add(one.module, partial(_attach, one.function))
     hooks.put_first()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -149,3 +151,13 @@ def attach_to_notebook(module: ModuleType) -> None:
         IProgress=None,
         WARN_NOIPYW="",
     )
+
+
+def notebook_spec() -> ModuleSpec:
+    """Return the spec of a ``tqdm.notebook`` that does not import ipywidgets."""
+    return ModuleSpec("tqdm.notebook", _NotebookLoader())
+
+
+class _NotebookLoader(Loader):
+    def exec_module(self, module: ModuleType) -> None:
+        attach_to_notebook(module)
