@@ -261,9 +261,9 @@ def measure_large(run: Run) -> None:
                 speed = n_rows / seconds / 1e3, n_bytes / len(files) * n_files / seconds / 1e6
                 grown_mb = (memory.peak - memory.before) / 1e6
                 rows.append([name, n_rows / 1e6, seconds, *speed, grown_mb])
-    columns = {"": "", "million rows": "", "seconds": "", "thousand rows/s": "", "MB/s": ""}
+    headings = ("", "million rows", "seconds", "thousand rows/s", "MB/s")
+    columns = {**dict.fromkeys(headings, ""), "most memory": "MB"}
     title = f"a table of {n_bytes / 1e9:.1f} GB, one epoch"
-    columns["most memory"] = "MB"
     report(run, Table("dataset_large", title, columns, rows, left_out))
 
 

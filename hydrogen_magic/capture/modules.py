@@ -39,11 +39,12 @@ class LocalModules:
 
     def add(self, modules: Iterable[str]) -> None:
         """Add the whole top-level package of every local module in ``modules``."""
-        names = list(modules)
-        for name in names:
-            if (file := loaded_alone(name)) is not None:
-                self._add_alone(file)
-        todo = [name.partition(".")[0] for name in names]
+        todo: list[str] = []
+        for name in modules:
+            todo.append(name.partition(".")[0])
+            if name not in self._seen and (path := loaded_alone(name)) is not None:
+                self._seen.add(name)
+                todo += self._add_alone(name, path)
         while todo:
             root = todo.pop()
             if root in self._seen:
@@ -52,14 +53,13 @@ class LocalModules:
             for path in local_paths(root):
                 todo += self._add_tree(root, path)
 
-    def _add_alone(self, file: _File) -> None:
-        """Add a module under packages that do not exist, which importing it needs."""
-        with suppress(OSError, SyntaxError, UnicodeDecodeError):
-            source, _ = _read(file)
-            self.sources[file.name] = ModuleSource(source, file.path)
-            while package := file.name.rpartition(".")[0]:
-                file = _File(package, str(Path(file.path).parent), is_package=True)
-                self.sources.setdefault(package, ModuleSource("", file.path, is_package=True))
+    def _add_alone(self, name: str, path: Path) -> list[str]:
+        """Add a module and the packages of its name, which do not exist; return the roots of its imports."""
+        package = name
+        while package := package.rpartition(".")[0]:
+            source = ModuleSource("", str(path.parent), is_package=True)
+            self.sources.setdefault(package, source)
+        return self._add_tree(name, path)
 
     def is_local(self, module: str) -> bool:
         """Add the module's package if it is local; return whether it is."""
@@ -135,7 +135,7 @@ def local_paths(root: str) -> list[Path]:
     return [path for path in locations if path.is_dir() or path.suffix == ".py"]
 
 
-def loaded_alone(name: str) -> _File | None:
+def loaded_alone(name: str) -> Path | None:
     """Return the file of a local module that was loaded without the package that its name begins with.
 
     As by ``spec_from_file_location("module.name", path)``, the example of Python's documentation.
@@ -147,7 +147,7 @@ def loaded_alone(name: str) -> _File | None:
     if spec is None or not spec.has_location or not spec.origin or spec.origin[-3:] != ".py":
         return None
     path = _resolved(spec.origin)
-    return None if _is_installation(path) else next(_file(name, str(path), path.stat), None)
+    return None if _is_installation(path) else path
 
 
 @functools.lru_cache(maxsize=4096)
@@ -414,9 +414,7 @@ def _submodule_spec(name: str, path: Sequence[str]) -> importlib.machinery.Modul
     """Return the spec of a module in a package whose submodules are at ``path``."""
     try:
         return importlib.machinery.PathFinder.find_spec(name, path)
-    except (
-        KeyError
-    ):  # a namespace package in one that is not loaded, such as google.cloud in google
+    except KeyError:  # a namespace package in one that is not loaded: google.cloud in google
         spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
         folders = (Path(place, name.rpartition(".")[2]) for place in path)
         spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]

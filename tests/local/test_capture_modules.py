@@ -112,7 +112,8 @@ def test_a_module_that_was_loaded_from_its_file(
     notebook: Notebook, ranks: Ranks, tmp_path: Path
 ) -> None:
     """As in the documentation of importlib, whose example has the name of a package that does not exist."""
-    write(tmp_path, {"lib/tool.py": "K = 3\ndef f(x): return x + K\nclass T:\n    k = K"})
+    tool = "from constants import K\ndef f(x): return x + K\nclass T:\n    k = K"
+    write(tmp_path, {"lib/tool.py": tool, "constants.py": "K = 3"})
     notebook.cell("""
         import importlib.util, sys
         spec = importlib.util.spec_from_file_location("recipes.tool", "lib/tool.py")
@@ -122,7 +123,8 @@ def test_a_module_that_was_loaded_from_its_file(
         g, t = module.f, module.T()
     """)
     captured = notebook.capture("module.f(1), g(2), t.k, type(t) is module.T")
-    (tmp_path / "lib/tool.py").unlink()
+    for path in tmp_path.rglob("*.py"):
+        path.unlink()
     assert ranks.run(captured).value == (4, 5, 3, True)
     del sys.modules["recipes.tool"]
 
