@@ -16,6 +16,7 @@ from typing import Any
 from hydrogen_magic.capture import params
 from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, slow_on_first_use, sources_of, used_submodules
+from hydrogen_magic.capture.module_objects import ModuleObject, module_objects
 from hydrogen_magic.capture.modules import importable_parts, is_installed
 from hydrogen_magic.capture.notes import (
     definition_note,
@@ -80,6 +81,8 @@ class Builder:
         self._before = needs.copy()
         self._out = out
         self._settings = SortedSettings()
+        self._objects: list[ModuleObject] = []
+        """Objects of local modules that the values refer to."""
         self.names: list[str] = []
         self._perhaps: set[str] = set()
         """Of them, those that the code may not need."""
@@ -112,20 +115,29 @@ class Builder:
         self.stream.add(self.call.items())
         self.needs.check()
 
-    def _share_memory(self) -> None:
-        """Pickle everything again if arrays and tensors share memory that the stream does not share."""
+    def _share(self) -> None:
+        """Pickle everything again if the notebook shares more than the stream does.
+
+        That is memory of arrays and tensors, and objects with the local modules that are sent.
+        """
         earlier, layout = self.stream, self.stream.pickler.layout
-        if not layout.has_conflicts:
+        self._objects = module_objects(self.local.sources, earlier.pickler.written)
+        if not (layout.has_conflicts or self._objects):
             return
         vars(self.needs).update(vars(self._before.copy()))
         self.stream = self._new_stream(
-            self.needs, max_bytes=self._max_bytes, out=self._out, layout=MemoryLayout(layout)
+            self.needs,
+            max_bytes=self._max_bytes,
+            out=self._out,
+            layout=MemoryLayout(layout) if layout.has_conflicts else None,
+            objects=self._objects,
         )
         earlier.release()
         self.add_names()
         if self.call:
             self.add_call(self.call[""])
         self._add_possible()
+        self._find_settings()
         self._add_settings()
 
     def _add_possible(self) -> None:
@@ -166,7 +178,8 @@ class Builder:
         self.local.add(sorted(used))
         roots = {name.partition(".")[0] for name in used}
         changes = ModuleChanges(needs.namespace, needs.imports)
-        found = [*settings.read(), *changes.find(self.local.sources, roots.__contains__)]
+        changed = changes.find(self.local.sources, roots.__contains__, self._objects)
+        found = [*settings.read(), *changed]
         self._settings = sort(found, lambda s: self._is_picklable(s.value, self._max_bytes))
 
     def _add_settings(self) -> None:
@@ -204,7 +217,7 @@ class Builder:
         self._add_possible()
         self._find_settings()
         self._add_settings()
-        self._share_memory()
+        self._share()
         if self.use is not None:  # values that cannot be sent, of names that are perhaps read
             unsent = {*self.use.of(Action.SEND, Action.FILL)} - {*self.names}
             self.use = self.use.without(unsent)
@@ -226,6 +239,7 @@ class Builder:
             submodules=submodules,
             settings=self._settings.plain,
             names=tuple(self.names),
+            has_module_objects=bool(self._objects),
             unsent=self._unsent,
             session=self._session_names(),
             sources={**_sources(pickler.filenames), **header.sources},

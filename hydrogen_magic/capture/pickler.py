@@ -7,10 +7,11 @@ import importlib
 import pickle
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
 from hydrogen_magic.capture.modules import loaded_alone
 from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.required_names import RequiredNames
@@ -22,7 +23,7 @@ from hydrogen_magic.serialization.identity import (
     is_array,
     numbered,
 )
-from hydrogen_magic.serialization.instances import Reduced
+from hydrogen_magic.serialization.instances import Reduced, reduce_instance
 from hydrogen_magic.serialization.library_objects import (
     SharedRefs,
     copies_on_write,
@@ -136,6 +137,17 @@ class CapturePickler(Pickler):
             self.datasets[handle.name] = str(handle.path)
         self.data_places.update([handle.path] if isinstance(handle.path, str) else handle.path)
         return handle.__reduce__()
+
+    def dump_objects(self, objects: Sequence[ModuleObject]) -> None:
+        """Write the places of objects of modules: values that are written later refer to them."""
+        places = [Reduced((resolve, (each.module, each.name))) for each in objects]
+        self.dump(places)
+        memo = self.memo.copy()
+        for place, each in zip(places, objects, strict=True):
+            index, _ = memo.pop(id(place))
+            memo[id(each.value)] = index, each.value
+        self.memo = memo
+        self.modules.update(each.module for each in objects)
 
     def is_of_main(self, func: types.FunctionType) -> bool:
         return is_notebooks(func, self.needs.namespace)
@@ -304,9 +316,22 @@ class CapturePickler(Pickler):
         handler = super().handler_of(kind)
         if handler is reduce_closed_file and kind.__module__ == "_io":
             return self._reduce_file  # a subclass may say how its open files are pickled
-        if handler is None or handler not in _OVER_BLOCKS:
-            return handler
-        return partial(self._reduce_block, handler)
+        if handler is None:
+            return self._handler_of_constants(kind)
+        return partial(self._reduce_block, handler) if handler in _OVER_BLOCKS else handler
+
+    def _handler_of_constants(self, kind: type) -> Callable[[Any], Any] | None:
+        """Return what reduces objects of a class of which a module has a constant."""
+        if is_main(kind) or not (places := constants_of(kind)):
+            return None
+        return partial(self._reduce_constant, places)
+
+    def _reduce_constant(self, places: Mapping[int, tuple[str, str]], obj: Any) -> Any:
+        place = places.get(id(obj))
+        if place is None or find(*place) is not obj:
+            return reduce_instance(obj, self.tracks_sharing)
+        self.modules.add(place[0])
+        return resolve, place
 
     def _reduce_jax_array(self, array: Any) -> Any:
         """Reduce to a read-only NumPy array: making a jax.Array would start JAX's backend on the rank, and

@@ -9,10 +9,12 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from hydrogen_magic.capture import module_state
 from hydrogen_magic.capture.imports import Imports, module_name, parsed, sources_of
+from hydrogen_magic.capture.module_objects import ModuleObject
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
@@ -100,13 +102,18 @@ class ModuleChanges:
         self._cells = sources_of(namespace, imports)
 
     def find(
-        self, local: Mapping[str, ModuleSource], is_used: Callable[[str], bool]
+        self,
+        local: Mapping[str, ModuleSource],
+        is_used: Callable[[str], bool],
+        objects: Iterable[ModuleObject] = (),
     ) -> list[Setting | Stays]:
         """Return the changes that ranks need, and those that cannot be attributed to the notebook.
 
         ``local``: the local modules that are sent. ``is_used(module)``: whether ranks use other modules.
+        ``objects``: objects of local modules that the notebook has under names of its own.
         """
-        found: dict[tuple[str, str], Setting | Stays] = {}
+        contents = chain.from_iterable(each.contents() for each in objects)
+        found: dict[tuple[str, str], Setting | Stays] = {(s.module, s.key): s for s in contents}
         for setting in (*self._by_statements(), *_by_functions(local)):
             root = setting.module.partition(".")[0]
             is_small = is_plain(setting.value) or issubclass(type(setting.value), _CODE)
@@ -241,7 +248,7 @@ class SortedSettings:
 
 def _why(setting: Setting) -> str:
     is_attribute = setting.provider == "attribute"
-    return "changed in the notebook" if is_attribute else "differs from the default"
+    return "the notebook's value" if is_attribute else "differs from the default"
 
 
 def sort(

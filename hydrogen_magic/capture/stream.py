@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hydrogen_magic.capture.module_objects import ModuleObject
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.units import size_text
@@ -50,10 +51,12 @@ class NamedPickles:
         ranks_have_gpu: bool,
         out: Sequence[str] = (),
         layout: MemoryLayout | None = None,
+        objects: Sequence[ModuleObject] = (),
         originals: Originals | None = None,
         code_on_ranks: frozenset[str] = frozenset(),
         value_on_ranks: Callable[[Any], str | None] | None = None,
     ) -> None:
+        """``objects``: those of local modules that the values refer to."""
         self.max_bytes = max_bytes
         self.originals = Originals() if originals is None else originals
         """Objects that the variables in ``out`` refer to; in a session, all that have been sent."""
@@ -76,6 +79,8 @@ class NamedPickles:
         )
         self.pickler.code_on_ranks = code_on_ranks
         self.pickler.value_on_ranks = value_on_ranks
+        if objects:
+            self.pickler.dump_objects(objects)
 
     def add(self, items: Iterable[tuple[str, Any]]) -> None:
         """Pickle values. Raises CaptureError with the name of an unpicklable one, and a remedy."""

@@ -97,6 +97,8 @@ class ClosureManifest:
     """Rank r seeds its generators of random numbers with ``seed + r``."""
     names: tuple[str, ...] = ()
     """Names of the pickled values, in the order of the stream; empty name: the call itself."""
+    has_module_objects: bool = False
+    """The stream begins with a list of objects of local modules, to which the values refer."""
     unsent: dict[str, str] = field(default_factory=dict)
     """Names that the code may not need, and whose values were left out -> the types of the values."""
     sources: dict[str, str] = field(default_factory=dict)

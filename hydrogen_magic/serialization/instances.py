@@ -109,6 +109,22 @@ def _is_default(kind: type) -> bool:
     return len(builtin) > 1 or not _has_hidden_state(kind)
 
 
+def attributes_alone(obj: Any) -> dict[str, Any] | None:
+    """Return all that an instance has, if these are attributes that pickle saves and restores by itself.
+
+    None for others. A sentinel, which code compares by ``is``, has none: the dictionary is empty.
+    """
+    kind = type(obj)
+    if kind is object:
+        return {}
+    if not _is_default(kind) or issubclass(kind, (list, dict)):
+        return None
+    if find_on_type(kind, "__getstate__") is not find_on_type(object, "__getstate__"):
+        return None
+    attributes, slots, _ = _state(obj, False)
+    return None if slots else attributes or {}
+
+
 _IMMUTABLE = (tuple, str, bytes, int, float, complex)
 
 

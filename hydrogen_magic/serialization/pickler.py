@@ -25,7 +25,7 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from typing import Any
 
@@ -127,6 +127,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         held = gc.get_referents(self)
         super().clear_memo()
         del held
+
+    def written(self) -> Iterable[Any]:
+        """Return the objects that later ones can refer to, and a few others."""
+        if sys.version_info >= (3, 11):
+            return gc.get_referents(self)  # a copy of the memo takes a second for a million objects
+        return [obj for _, obj in self.memo.copy().values()]
 
     # ── hooks for subclasses ──────────────────────────────────────────────────────────────────────
 

@@ -480,6 +480,24 @@ def test_what_ranks_have_set_in_modules_stays(cells: Cells, tmp_path: Path) -> N
         cells.run("decimal.getcontext().prec = 28; del sys.path[0], sys.modules['kept_in_session']")
 
 
+def test_an_object_of_a_module_under_another_name_stays_one(cells: Cells, tmp_path: Path) -> None:
+    (tmp_path / "shared_in_session.py").write_text("CONFIG = {'lr': 1}\ndef lr(): return CONFIG['lr']\n")
+    try:
+        cells.run(f"sys.path.insert(0, {str(tmp_path)!r})\nimport shared_in_session as mylib")
+        cells.run("config = mylib.CONFIG; config['lr'] = 2")
+        seen = "(config['lr'], mylib.lr(), config is mylib.CONFIG)"
+        assert cells.on_ranks(seen, "--np 2") == (2, 2, True)
+        cells.on_ranks("config['lr'] = 3")
+        assert cells.on_ranks(seen) == (3, 3, True)
+        assert cells.on_ranks("mylib.lr()") == 3
+        cells.run("config['lr'] = 4")
+        assert cells.on_ranks(seen, "--push config") == (4, 4, True)
+        cells.run("def rate(config=config): return config['lr']\nconfig['lr'] = 5")
+        assert cells.on_ranks(f"rate(), *{seen}") == (5, 5, 5, True)
+    finally:
+        cells.run("del sys.path[0], sys.modules['shared_in_session']")
+
+
 def test_tasks_of_a_cell_go_on_in_later_cells(cells: Cells, tmp_path: Path) -> None:
     cells.run(f"import asyncio, pathlib; left = {str(tmp_path / 'left')!r}")
     cells.on_ranks(

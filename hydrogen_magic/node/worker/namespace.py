@@ -180,6 +180,8 @@ class LoadedClosure:
         ``before``: called with each name before its value is unpickled.
         """
         unpickler = pickle.Unpickler(io.BytesIO(body.pickled), buffers=body.buffers)
+        if self._header.has_module_objects:
+            unpickler.load()
         for name in self._header.names:
             before(name)
             value = unpickler.load()
