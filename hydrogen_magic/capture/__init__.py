@@ -244,10 +244,11 @@ def _required_names(
     for read in names.reads:
         may_lack = (read.line, read.name) in names.guarded
         needs.add(read.name, _where(read.line, code, offset), read.assigned, may_lack)
-    possible = RequiredNames(namespace, imports, labels, names.assigned, held=held)
-    for read in names.possible_reads:
-        possible.add(read.name, _where(read.line, code, offset), read.assigned, may_lack=True)
-    needs.add_possible(possible)
+    if names.possible_reads:
+        possible = RequiredNames(namespace, imports, labels, names.assigned, held=held)
+        for read in names.possible_reads:
+            possible.add(read.name, _where(read.line, code, offset), read.assigned, may_lack=True)
+        needs.add_possible(possible)
     for name in out:  # the cell may change it through an alias only
         if name in namespace and name not in names.assigned:
             needs.add(name, "--out")

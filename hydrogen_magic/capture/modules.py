@@ -34,8 +34,12 @@ class LocalModules:
         self.sources: dict[str, ModuleSource] = {}
         self.warnings: list[str] = []
         self._seen: set[str] = set()
-        self._path_version = _path_version()
         _resolved.cache_clear()  # a link may lead elsewhere than for the cell before
+
+    @functools.cached_property
+    def _path_version(self) -> tuple[object, ...]:
+        """The directories of the module path as they were for this cell."""
+        return tuple(_directory_version(entry) for entry in sys.path if isinstance(entry, str))
 
     def add(self, modules: Iterable[str]) -> None:
         """Add the whole top-level package of every local module in ``modules``."""
@@ -156,12 +160,8 @@ def _is_local_at(root: str, version: tuple[object, ...]) -> bool:
     return bool(local_paths(root))
 
 
-def _path_version() -> tuple[object, ...]:
-    """Return what differs once a directory of the module path has another entry, as importers see it."""
-    return tuple(_directory_version(entry) for entry in sys.path if isinstance(entry, str))
-
-
 def _directory_version(path: str) -> tuple[str, int, int]:
+    """Return what differs once a directory has another entry, as importers see it."""
     try:
         status = os.stat(path or os.curdir)
     except OSError:
@@ -187,6 +187,16 @@ def _locations(root: str) -> list[Path]:
 @functools.cache
 def _resolved(place: str) -> Path:
     """Return the path without symbolic links; a cell looks it up several times for every module."""
+    try:
+        found = os.stat(place)
+    except OSError:
+        return Path(place).resolve()
+    return _resolved_to(place, found.st_dev, found.st_ino)
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved_to(place: str, device: int, inode: int) -> Path:
+    """Return the path without symbolic links while this file is there: that takes ten times as long."""
     return Path(place).resolve()
 
 
@@ -428,13 +438,13 @@ def importable_parts(names: Iterable[str]) -> set[str]:
     def longest(name: str) -> tuple[str, Sequence[str]]:
         """Return that beginning, and where its submodules are."""
         package = name.rpartition(".")[0]
-        if not package:
+        if not package or name in sys.modules:
             return name, _places(_spec(name))
         known, path = longest(package)
         if known != package:
             return known, ()
         spec = _submodule_spec(name, path) if path else None
-        return (name, _places(spec)) if spec or name in sys.modules else (package, path)
+        return (name, _places(spec)) if spec else (package, path)
 
     return {longest(name)[0] for name in names}
 

@@ -55,7 +55,7 @@ class SessionCapture:
         self._add_definitions(needs)
         reader = VersionReader(needs, self.originals)
         for name in {statement.name for statement, _ in needs.statements.values()}:
-            if name in self.names.held and self.names.is_own(name, reader.read(name), self.ranks):
+            if self._may_be_own(name) and self.names.is_own(name, reader.read(name), self.ranks):
                 needs.send_imported(name)
         versions = reader.read_all()
         self._add_read_by_definitions(needs)
@@ -73,6 +73,11 @@ class SessionCapture:
             needs.values.pop(name, None)
             needs.possible.pop(name, None)
         return use.without([name for name in perhaps if _is_kept(name, use, needs)])
+
+    def _may_be_own(self, name: str) -> bool:
+        """Whether a rank has given a name that the notebook imports another value."""
+        changes = self.names.changes(name, self.ranks) if name in self.names.held else []
+        return not all(change.is_import for change in changes)
 
     def _add_outdated(self, needs: RequiredNames, assigned: Mapping[str, Version]) -> None:
         """Add the names that the cell may assign and of which the notebook has a newer value than the ranks.

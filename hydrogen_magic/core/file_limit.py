@@ -50,6 +50,7 @@ def explained(error: BaseException) -> str:
 def _n_open(if_full: int) -> int:
     """Return how many files this process has open."""
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # without the directory itself
+        n_open = os.stat("/proc/self/fd").st_size  # since Linux 6.2, see proc_pid_fd(5)
+        return n_open or len(os.listdir("/proc/self/fd")) - 1  # without the directory itself
     except OSError:  # not even the directory can be opened
         return if_full

@@ -95,11 +95,15 @@ def state_dir(name: str) -> Path:
         parent = _home().expanduser().absolute()
     except RuntimeError as error:  # no HOME, and no entry for this user
         raise FileNotFoundError(str(error)) from None
-    try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(f"{parent} is not a directory") from None
-    return _private_dir(parent / name)
+    path = parent / name
+    if not path.is_dir():
+        try:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(f"{parent} is not a directory") from None
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+    return _made_private(path)
 
 
 def _home() -> Path:
@@ -110,12 +114,8 @@ def _home() -> Path:
     return Path(state) / "hydrogen_magic"
 
 
-def _private_dir(path: Path) -> Path:
-    """Create ``path`` if needed; raise PermissionError if it belongs to another user."""
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
+def _made_private(path: Path) -> Path:
+    """Let only this user read a directory; raise PermissionError if it is another user's."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(f"{path} is not a directory of this user: delete it")
