@@ -332,6 +332,13 @@ def test_phases_alone_are_a_timeline() -> None:
     assert "Curves" not in parsed.text and "Where the time goes" not in parsed.text
 
 
+def test_the_phases_of_a_cell_of_milliseconds_are_no_timeline() -> None:
+    short = [replace(event, at_s=event.at_s / 1000) for event in ended(launched(2))]
+    assert checked(drawn(short)).alts() == []
+    span = ev.Spans(0.002, 0, ("step",), (1_000_000,), (2_000_000,), (0,))
+    assert checked(drawn([*short[:-1], span, short[-1]])).alts() != []
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -27,6 +27,8 @@ _MOST_BOXES = 1600
 _MOST_CELLS = 10_000
 """Number of stacked pieces in all rows, if spans are too many or too narrow: 8 bytes each."""
 _MOST_RANKS_WITH_ALL_TRACKS = 8
+_SHORT_S = 0.1
+"""The phases of a shorter gang are not worth a picture."""
 _PHASES = {
     "waiting": (0.15, INK),
     "starting": (0.4, EITHER[4]),
@@ -42,7 +44,7 @@ def timeline_html(
 ) -> list[str]:
     """Return caption, picture and list as lines of HTML, only of ``ranks``; empty without spans."""
     rows = _rows(tracks, ranks)
-    if not rows:
+    if not rows or (state.now_s < _SHORT_S and all(row.track == PHASES for row in rows)):
         return []
     picture = _Picture(state, tracks.names, times, rows)
     some = f" · {len(ranks)} of {len(state.ranks):,} ranks" if len(ranks) < len(state.ranks) else ""
