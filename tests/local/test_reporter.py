@@ -228,9 +228,9 @@ def test_a_command_that_fails_costs_no_event(reporter: reporters.Reporter, sent:
     reporter.start()
     sent.wait_for(lambda: sent.of(ev.Notice))
     assert "ZeroDivisionError: of ours" in sent.of(ev.Notice)[0].text
-    thread = reporter._sender._thread
-    assert thread is not None
-    thread.join(TIMEOUT_S)  # which nothing but the last failure ends
+    sending = reporter._sender._thread
+    assert sending is not None
+    sending.thread.join(TIMEOUT_S)  # which nothing but the last failure ends
     api.log(loss=1.0)
     reporter.close()
     assert sent.of(ev.Metrics)[0].values == {"loss": (1.0,)} and len(sent.of(ev.Notice)) == 1
@@ -248,11 +248,13 @@ def test_close_is_bounded_while_the_agent_does_not_read(monkeypatch: pytest.Monk
     reporter.start()
     reporter.log(None, {"v": 1.0})
     assert stuck.wait(TIMEOUT_S)
+    sending = reporter._sender._thread
+    assert sending is not None
     reporter.close()
-    thread = reporter._sender._thread
-    assert thread is not None and thread.is_alive(), "it is not waited for"
+    assert sending.is_busy, "it is not waited for"
     reads.set()
-    thread.join(TIMEOUT_S)
+    sending.wait(TIMEOUT_S)
+    sending.end()
 
 
 def test_the_end_of_the_agent_does_not_disturb_the_rank() -> None:

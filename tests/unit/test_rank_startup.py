@@ -79,7 +79,7 @@ def test_a_child_that_the_cell_has_forked_does_not_wait_for_displays(
         session=None,
         infer_options=None,
         closure_fd=os.open(os.devnull, os.O_RDONLY),
-        _load=lambda: types.SimpleNamespace(is_script=False, run=lambda: None),
+        _loaded=types.SimpleNamespace(is_script=False, run=lambda: None),
         _enter=lambda phase: None,
         _show_displays=pytest.fail,
     )

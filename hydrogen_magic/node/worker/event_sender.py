@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +21,49 @@ the time of grace of a stop, and than the agent's limit for a rank that does not
 
 _CLOSE_S = 2.0
 """How long a finished rank waits for an agent that does not read its last messages."""
+
+
+class _SendingThread:
+    """A daemon thread that runs one function after another: to start one takes half a millisecond."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._is_idle = threading.Event()
+        self.thread = threading.Thread(
+            target=self._run, name="hydrogen_magic.reporter", daemon=True
+        )
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            finally:
+                self._is_idle.set()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Let the thread call ``work``; it must be idle."""
+        self._is_idle.clear()
+        self._work.put(work)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its function has not returned, in the process that has this thread."""
+        return self.thread.is_alive() and not self._is_idle.is_set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the end of its function."""
+        self._is_idle.wait(timeout_s)
+
+    def end(self) -> None:
+        """End the idle thread."""
+        self._work.put(None)
+        self.thread.join()
+
+
+_idle: list[_SendingThread] = []
+"""The thread of the cell before, in a process that runs several cells."""
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 class EventSender:
@@ -42,7 +87,7 @@ class EventSender:
         self._tick = tick
         self._interval = interval
         self._posted: deque[tuple[ev.Event, threading.Event]] = deque()
-        self._thread: threading.Thread | None = None
+        self._thread: _SendingThread | None = None
         self._sending = threading.Lock()
         self._wake = threading.Event()
         self._gpu_wait_s = _GPU_WAIT_S
@@ -50,11 +95,9 @@ class EventSender:
         self._is_agent_gone = False
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(
-            target=self._run, name="hydrogen_magic.reporter", daemon=True
-        )
-        self._thread.start()
+        """Start sending in a thread."""
+        self._thread = _idle.pop() if _idle else _SendingThread()
+        self._thread.begin(self._run)
 
     def post_soon(self, event: ev.Event) -> None:
         """Send ``event`` at once, after all collected events, without waiting for that."""
@@ -67,30 +110,35 @@ class EventSender:
 
     def post(self, event: ev.Event) -> None:
         """Send ``event`` at once, after all collected events; return when it was sent."""
-        thread = self._thread
-        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+        sending = self._thread
+        is_own = sending is not None and sending.thread is threading.current_thread()
+        if sending is None or is_own or not sending.is_busy:
             self._flush(event)
             return
         done = threading.Event()
         self._posted.append((event, done))
         self._wake.set()
         while not done.wait(0.5):
-            if not thread.is_alive():  # the thread ended before it saw this
+            if not sending.is_busy:  # the thread ended before it saw this
                 self._send_posted()
 
-    def close(self, *, is_patient: bool = False) -> None:
+    def close(self, *, is_patient: bool = False, keeps_thread: bool = False) -> None:
         """Send all events and end the thread, within seconds even if the agent hangs.
 
-        ``is_patient``: wait longer for values of a GPU.
+        ``is_patient``: wait longer for values of a GPU. ``keeps_thread``: the next sender of this process
+        needs it.
         """
         if is_patient:
             self._gpu_wait_s = _LAST_GPU_WAIT_S
         self._is_closing = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S + self._gpu_wait_s)
-        if self._thread is None or not self._thread.is_alive():
+        sending, self._thread = self._thread, None
+        if sending is not None:
+            sending.wait(_CLOSE_S + self._gpu_wait_s)
+        if sending is None or not sending.is_busy:
             self._send_posted(is_last=True)  # if there was no thread, or it has failed
+        if sending is not None and not sending.is_busy:
+            _idle.append(sending) if keeps_thread and sending.thread.is_alive() else sending.end()
 
     def _run(self) -> None:
         while not (self._is_closing or self._is_agent_gone):

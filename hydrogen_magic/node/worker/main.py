@@ -261,8 +261,8 @@ class _Rank:
 
     def run(self) -> int:
         """Load, run, send the results; return the exit code."""
-        self.reporter.start()
         try:
+            self._start_reporting()
             code = self._work_or_debug()
         except BaseException as error:
             code = self._fail(error)
@@ -272,6 +272,16 @@ class _Rank:
         self.is_retained = stays and not is_child
         self._report_retained(code) if self.is_retained else self._finish(is_patient=code == 0)
         return code
+
+    def _start_reporting(self) -> None:
+        if self._loaded is None:  # the reporter's thread would take longer to send it
+            self._enter("loading")
+        self.reporter.start()
+
+    @property
+    def _loaded(self) -> namespace.LoadedClosure | None:
+        """What an earlier gang with the same closure has loaded."""
+        return self.set_up.loaded if self.set_up is not None and self.session is None else None
 
     def _work_or_debug(self) -> int:
         """Work; with ``--pdb``, let the user look at an exception before it is reported."""
@@ -298,7 +308,7 @@ class _Rank:
         self.reporter.report(
             self.names.report(now_s, self.rank, self.groups, n_collectives, self._warn)
         )
-        self.reporter.close(is_patient=code == 0)  # which sends it
+        self.reporter.close(is_patient=code == 0, keeps_thread=True)  # which sends it
         standard_streams.flush()
         files = self.set_up.files if self.set_up is not None and self.session is None else {}
         self._send(msg.WorkerRetained(files, code))
@@ -314,9 +324,8 @@ class _Rank:
             self._finish()
 
     def _work(self) -> int:
-        is_loaded = self.set_up is not None and self.session is None
         try:
-            loaded = self.set_up.loaded if is_loaded and self.set_up else self._load()
+            loaded = self._loaded or self._load()
         finally:  # a rank of a session stays when this fails
             os.close(self.closure_fd)
         self._enter("running")
@@ -332,7 +341,7 @@ class _Rank:
             os._exit(0)
         self._show_displays()
         self.profiler.finish()
-        self._enter("finishing")
+        self._enter("finishing", waits=False)
         self._deliver(loaded, value)
         return 0
 
@@ -340,7 +349,6 @@ class _Rank:
         from hydrogen_magic.node.worker import namespace, post_mortem, user_input
         from hydrogen_magic.serialization import payload
 
-        self._enter("loading")
         if self.session is not None:
             self.names.start(self.rank)
             for text in self.groups.renew(self.session):
@@ -383,9 +391,10 @@ class _Rank:
         if self.reporter.displays is not None:
             self.reporter.displays.drain()
 
-    def _enter(self, phase: str) -> None:
+    def _enter(self, phase: str, *, waits: bool = True) -> None:
+        """Report a phase. ``waits``: until it is sent, since the process may crash next."""
         self.phase = phase
-        self.reporter.post(ev.RankPhase(self.reporter.now_s(), self.rank, phase))
+        self.reporter.post(ev.RankPhase(self.reporter.now_s(), self.rank, phase), waits=waits)
 
     def _fail(self, error: BaseException) -> int:
         """Report ``error`` before any clean-up; return the exit code."""

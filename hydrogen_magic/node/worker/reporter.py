@@ -107,15 +107,18 @@ class Reporter:
         """Start sending events."""
         self._sender.start()
 
-    def post(self, event: ev.Event) -> None:
-        """Send ``event`` at once, after all earlier events; return when it was sent.
+    def post(self, event: ev.Event, *, waits: bool = True) -> None:
+        """Send ``event`` at once, after all earlier events; ``waits``: return when it was sent.
 
         Waits as long as the agent does not read. It waits at most half a second for values that are being
         computed on a GPU; later ones follow the event.
         """
         if isinstance(event, ev.RankPhase):
             self.phase = event.phase
-        self._sender.post(event)
+        if waits:
+            self._sender.post(event)
+        else:
+            self._sender.post_soon(event)
 
     def ask(self, event: ev.Event, has_answer: Callable[[float], bool], within_s: float) -> bool:
         """Post ``event`` and wait for its answer, which ``on_tick`` receives; return whether it came.
@@ -130,14 +133,15 @@ class Reporter:
             self._sender.wake()
         return False
 
-    def close(self, *, is_patient: bool = False) -> None:
+    def close(self, *, is_patient: bool = False, keeps_thread: bool = False) -> None:
         """Send all events and end the thread, within seconds even if the agent hangs.
 
-        ``is_patient``: wait longer for logged values that a GPU still computes.
+        ``is_patient``: wait longer for logged values that a GPU still computes. ``keeps_thread``: this
+        process runs another cell.
         """
         if current() is self:
             install(None)
-        self._sender.close(is_patient=is_patient)
+        self._sender.close(is_patient=is_patient, keeps_thread=keeps_thread)
 
     # ── on the sending thread ────────────────────────────────────────────────────────────────────
 
