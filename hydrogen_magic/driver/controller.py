@@ -140,9 +140,8 @@ class GangController:
             self._settled = "FAILED" if error and not self._is_unwanted() else self._outcome()
             self._finish_cell()
             await self._agent_group.release()
-            await _in_thread(
-                functools.partial(self._job.close, self._settled, self._run.state.stop_reason)
-            )
+            close = functools.partial(self._job.close, self._settled, self._run.state.stop_reason)
+            await _in_thread(close) if self._job.feed is not None else close()
             await self._profiling.close(is_wanted=self._settled == "SUCCEEDED")
             await self._save_results(self._settled == "SUCCEEDED")
             if self._settled == "SUCCEEDED":

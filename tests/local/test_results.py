@@ -224,6 +224,7 @@ def test_results_are_freed_with_the_notebooks_variables(
     notebook_shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "_LARGE_BYTES", 1 << 20)
+    wait_until(all_results_are_freed)  # those of the test before
     run_cell(notebook_shell, "import numpy as np\nold = np.zeros(2 << 20, np.uint8)")
     run_cell(notebook_shell, "%%distributed --np 1 --quiet --out old\nold += 1")
     assert mapped_results() == [], "the array has got the new values"
@@ -232,13 +233,18 @@ def test_results_are_freed_with_the_notebooks_variables(
     run_cell(notebook_shell, "del new")
     ended(hm.launch(len, [], np=1))
     # The hub lets go of a gang after its end.
-    wait_until(lambda: gc.collect() >= 0 and mapped_results() == [])
+    wait_until(all_results_are_freed)
 
 
 def mapped_results() -> list[str]:
     """Return the results of ranks whose bytes this process holds."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     return [line for line in maps if "hydrogen_magic:result" in line]
+
+
+def all_results_are_freed() -> bool:
+    gc.collect()
+    return mapped_results() == []
 
 
 def closure_files() -> list[str]:

@@ -481,7 +481,9 @@ def test_what_ranks_have_set_in_modules_stays(cells: Cells, tmp_path: Path) -> N
 
 
 def test_an_object_of_a_module_under_another_name_stays_one(cells: Cells, tmp_path: Path) -> None:
-    (tmp_path / "shared_in_session.py").write_text("CONFIG = {'lr': 1}\ndef lr(): return CONFIG['lr']\n")
+    (tmp_path / "shared_in_session.py").write_text(
+        "CONFIG = {'lr': 1}\ndef lr(): return CONFIG['lr']\n"
+    )
     try:
         cells.run(f"sys.path.insert(0, {str(tmp_path)!r})\nimport shared_in_session as mylib")
         cells.run("config = mylib.CONFIG; config['lr'] = 2")

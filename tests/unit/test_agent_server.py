@@ -94,16 +94,24 @@ def test_the_forkserver_imports_only_what_a_from_import_imports(
 def test_urgent_events_that_arrive_together_are_sent_together_and_at_once() -> None:
     async def run() -> None:
         agent = LonelyAgent()
+        loop = asyncio.get_running_loop()
         agent._group = SimpleNamespace()  # type: ignore[assignment]
         agent._emit(ev.RankPhase(0.1, 0, "finishing"))
-        for rank in range(2):
-            agent._emit(ev.RankResult(0.2, rank, 26))
-            agent._emit(ev.RankExited(0.3, rank, 0))
-        assert agent.sent == []
-        await asyncio.sleep(0)
+        assert agent._flushing is not None and agent._flushing.when() > loop.time() + 0.01
+        agent._emit(ev.RankResult(0.2, 0, 26))
+        agent._emit(ev.RankExited(0.3, 0, 0))
+        assert agent._flushing.when() < loop.time() + 0.01
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert agent.sent == [], "the results of other ranks come next"
+        for rank in range(1, 3):
+            agent._emit(ev.RankExited(0.3, rank, 1))
+        for _ in range(2):
+            await asyncio.sleep(0)
         assert agent.sent == [5]
         agent._emit(ev.RankPhase(0.4, 0, "finishing"))
-        await asyncio.sleep(0)
+        for _ in range(2):
+            await asyncio.sleep(0)
         assert agent.sent == [5], "this one may wait for others"
         agent._flush()
 

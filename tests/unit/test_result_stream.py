@@ -432,8 +432,8 @@ def test_a_folder_that_was_deleted_delays_nothing(
 def test_a_rank_announces_each_step_of_its_results_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed.tensor", raising=False)  # nothing to gather
     module = types.ModuleType("of_the_rank")
-    module.__dict__["a"] = 1
-    loaded = LoadedClosure(ClosureManifest("cell", out=("a",)), module, own_process=False)
+    module.__dict__["a"], module.__dict__["b"] = object(), 1
+    loaded = LoadedClosure(ClosureManifest("cell", out=("a", "b")), module, own_process=False)
     steps: list[str] = []
-    deliver(loaded, 2, True, lambda part, section, on_write: None, begin=steps.append)
-    assert steps == ["packing `a`", "packing the value"]
+    deliver(loaded, [object()], True, lambda part, section, on_write: None, begin=steps.append)
+    assert steps == ["packing `a`", "packing the value"], "a number is packed at once"

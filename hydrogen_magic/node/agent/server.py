@@ -31,8 +31,8 @@ from hydrogen_magic.transport.channel import AgentLink
 _BATCH_S = 0.05
 """Events that are not urgent are sent together: one message instead of fifty."""
 
-_URGENT = (ev.RankFailed, ev.RankExited, ev.RankResult, ev.RecordAwaited)
-"""Events that are sent as soon as all that has arrived with them is read, with those before them."""
+_SOON_S = 0.005
+"""Results and successful ends of several ranks come within milliseconds: one message for all of them."""
 
 _STACKS_S = 0.1
 """``faulthandler`` writes stacks within milliseconds of the time at which a rank gets the processor."""
@@ -53,8 +53,7 @@ class AgentServer:
         self._group: RankGroup | None = None
         self._link = AgentLink(config.endpoint, config.server_key, config.secret)
         self._outbox: list[list[Any]] = []
-        self._flushing: asyncio.Handle | None = None
-        self._is_urgent = False
+        self._flushing: asyncio.TimerHandle | None = None
         try:
             self._reserved_port = _reserved(kernel_link)
         except OSError as error:  # a range without a free port: the task reports our last output
@@ -225,19 +224,16 @@ class AgentServer:
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
         loop = asyncio.get_running_loop()
-        if isinstance(event, _URGENT) and not self._is_urgent:
+        at_s = loop.time() + _delay_s(event)
+        if self._flushing is None or at_s < self._flushing.when():
             if self._flushing is not None:
                 self._flushing.cancel()
-            self._is_urgent = True
-            self._flushing = loop.call_soon(self._flush)
-        elif self._flushing is None:
-            self._flushing = loop.call_later(_BATCH_S, self._flush)
+            self._flushing = loop.call_at(at_s, self._flush)
 
     def _flush(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        self._is_urgent = False
         if self._outbox and self._group is not None:
             batch, self._outbox = self._outbox, []
             self._send_events(self._group, batch)
@@ -337,6 +333,21 @@ class AgentServer:
         self._pool.end()
         # Such as what a session's ranks have started, whose parents have ended.
         await processes.end_descendants(os.getpid(), GIVE_UP_S)
+
+
+def _delay_s(event: ev.Event) -> float:
+    """Return how long an event may wait for others that are sent with it.
+
+    A failure waits only until all that has arrived with it is read.
+    """
+    match event:
+        case ev.RankFailed() | ev.RecordAwaited():
+            return 0.0
+        case ev.RankExited(exit_code=code):
+            return _SOON_S if code == 0 else 0.0
+        case ev.RankResult():
+            return _SOON_S
+    return _BATCH_S
 
 
 def _reserved(link: KernelLink) -> socket.socket:

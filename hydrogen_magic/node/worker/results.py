@@ -17,6 +17,7 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.worker import rank_parts
 from hydrogen_magic.node.worker.namespace import LoadedClosure
+from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.unsharding import Gathering
 from hydrogen_magic.serialization import pickling_errors
@@ -85,13 +86,13 @@ class _Delivery:
         results = {**variables, CELL_VALUE: value}
         later = {}
         for name, obj in results.items():
-            self._begin(f"packing {label(name)}")
+            self._begin_packing(name, obj)
             # The value is the last: objects shared with variables belong to the notebook.
             if self._gathering.concerns(name, obj) or name == CELL_VALUE:
                 later[name] = obj
             elif is_first:
                 self._pack(name, obj)
-        if self._gathering.is_possible:
+        if self._gathering.is_needed:
             self._begin("gathering sharded tensors")
         refused = self._gathering.gather()
         for name, obj in later.items():
@@ -102,13 +103,17 @@ class _Delivery:
                 self._fail(name, why)
         return self._nbytes
 
+    def _begin_packing(self, name: str, obj: Any) -> None:
+        if not is_plain(obj):  # a number can neither take long nor crash the process
+            self._begin(f"packing {label(name)}")
+
     def _begin(self, step: str) -> None:
         if step != self._step:
             self._step = step
             self._begin_step(step)
 
     def _pack(self, name: str, obj: Any) -> None:
-        self._begin(f"packing {label(name)}")
+        self._begin_packing(name, obj)
         self._progress.begin(name)
         try:
             section = self._packer.pack(name, obj)

@@ -61,6 +61,11 @@ class Gathering:
             self._found[name] = _find(name, obj, self._make_pickler)
         return bool(self._found.get(name))
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether the results of this rank contain sharded tensors."""
+        return any(self._found.values())
+
     def gather(self) -> dict[str, str]:
         """Gather the tensors; return the results for which that is impossible, and why.
 
