@@ -23,6 +23,7 @@ from hydrogen_magic.capture.notes import (
     gradient_note,
     graph_note,
     jax_note,
+    process_note,
     registration_note,
     seed_note,
 )
@@ -190,7 +191,7 @@ class Builder:
 
     def _warnings(self) -> tuple[str, ...]:
         unchanged = definition_note(self.needs.namespace, set(self._out) - self.needs.assigned)
-        noted = self.stream.check_size(), unchanged
+        noted = self.stream.check_size(), unchanged, process_note(self.stream.with_process_state)
         return (*filter(None, noted), *self.local.warnings)
 
     def _hints(self, seed: int | None) -> tuple[str, ...]:

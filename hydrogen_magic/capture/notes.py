@@ -110,6 +110,20 @@ def gradient_note(values: Mapping[str, Any], names: Set[str], in_cell: Sequence[
     )
 
 
+# ── Accelerate ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def process_note(names: Sequence[str]) -> str:
+    """Return that the values of ``names`` do not join the ranks; empty if there are none."""
+    if not names:
+        return ""
+    listed = _listed([name or "the call" for name in names])
+    return (
+        f"Accelerate has made {listed} for the notebook's process alone, so that the ranks do not train "
+        "together: create Accelerator and Trainer inside the cell"
+    )
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:3])
 

@@ -107,6 +107,8 @@ class CapturePickler(Pickler):
         """Names of the notebook's functions and classes that are sent by value."""
         self.n_gradients = 0
         """How many tensors have a gradient in the notebook, which is not sent."""
+        self.n_process_states = 0
+        """How many objects hold what Accelerate knows of the notebook's process."""
         self.n_jax_arrays = 0
         """How many arrays of JAX are NumPy arrays on the ranks."""
         self.attributes: set[str] = set()
@@ -129,8 +131,14 @@ class CapturePickler(Pickler):
         self._ranks_have_gpu = ranks_have_gpu
         for module, name in _SPARK_CLASSES:
             self._handle(module, name, _refuse_spark_object)
+        for name in ("PartialState", "AcceleratorState"):
+            self._handle("accelerate.state", name, self._reduce_process_state)
         for place in (("torch", "Tensor"), ("torch.nn", "Parameter")):
             self._handle(*place, self._reduce_tensor)
+
+    def _reduce_process_state(self, state: Any) -> Any:
+        self.n_process_states += 1
+        return reduce_instance(state, self.tracks_sharing)
 
     def _reduce_dataset(self, handle: DatasetHandle) -> Any:
         if handle.name:

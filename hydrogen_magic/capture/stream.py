@@ -67,6 +67,8 @@ class NamedPickles:
         """Bytes that each name added."""
         self.with_gradients: list[str] = []
         """Names whose tensors have gradients in the notebook, which are not sent."""
+        self.with_process_state: list[str] = []
+        """Names whose objects Accelerate has made for the notebook's process."""
         self._file = _Limited(max_bytes)
         self._buffers = Buffers()
         self.pickler = CapturePickler(
@@ -89,6 +91,7 @@ class NamedPickles:
 
     def _add(self, name: str, value: Any) -> None:
         before, n_gradients = self.nbytes, self.pickler.n_gradients
+        n_states = self.pickler.n_process_states
         # The arguments of a call are copies, as always.
         is_numbered = name in self._out or (self._numbers_all and name != "")
         self.pickler.originals = self.originals if is_numbered else None
@@ -103,6 +106,8 @@ class NamedPickles:
         self.sizes[name] = self.nbytes - before
         if self.pickler.n_gradients > n_gradients:
             self.with_gradients.append(name)
+        if self.pickler.n_process_states > n_states:
+            self.with_process_state.append(name)
 
     def _error_for(self, name: str, value: Any, error: Exception) -> CaptureError:
         shown = name or "the call"
