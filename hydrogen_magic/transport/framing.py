@@ -24,7 +24,8 @@ _CREDENTIALS = struct.Struct("3i")
 """Process, user and group (unix(7), ``SO_PEERCRED``)."""
 MAX_FDS = 250
 """Linux passes at most 253 descriptors with one message (``SCM_MAX_FD``)."""
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
+"""Python allocates so much for each read; malloc would map and unmap a larger one."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
