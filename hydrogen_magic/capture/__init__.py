@@ -25,7 +25,7 @@ from typing import Any
 from hydrogen_magic.capture import params, script
 from hydrogen_magic.capture.build import Builder
 from hydrogen_magic.capture.imports import Imports, imported_names
-from hydrogen_magic.capture.lines import python_lines
+from hydrogen_magic.capture.lines import cell_labels, python_lines
 from hydrogen_magic.capture.modules import (
     find_without_importing,
     imported_modules,
@@ -122,7 +122,7 @@ def capture_call(
     if session is not None:
         session = replace(session, where=f"{getattr(function, '__qualname__', function)}()")
     held = session.held if session else ()
-    needs = RequiredNames(namespace, Imports(()), _cell_labels(namespace), held=held)
+    needs = RequiredNames(namespace, Imports(()), cell_labels(namespace), held=held)
     _add_pushed(needs, session)
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
@@ -228,7 +228,7 @@ def _required_names(
     session: SessionCapture | None = None,
 ) -> tuple[ScopeAnalysis, RequiredNames]:
     """Return the names that the cell reads; raise CaptureError if one is undefined."""
-    imports, labels = Imports(history), _cell_labels(namespace)
+    imports, labels = Imports(history), cell_labels(namespace)
     tree, compiled = _compile(code, cell.filename, offset, imports.futures)
 
     @functools.cache
@@ -307,15 +307,6 @@ def _where(line: int, code: str, offset: int) -> str:
 def _visible(cell: CellText) -> str:
     """Return the text with the line numbers of the visible cell."""
     return "\n" * (cell.first_line - 1) + cell.body
-
-
-def _cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
-    """Return what IPython calls the cells of its notebook, by the file names of their code."""
-    shell_of = namespace.get("get_ipython")
-    shell = shell_of() if callable(shell_of) else None
-    # Private, and IPython's only place for it; without it, tracebacks show file names.
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return {filename: f"Cell In[{number}]" for filename, number in numbers.items()}
 
 
 def _check_out(out: Sequence[str], names: ScopeAnalysis, namespace: Collection[str]) -> None:

@@ -23,6 +23,7 @@ from hydrogen_magic.capture.notes import (
     gradient_note,
     graph_note,
     jax_note,
+    outdated_note,
     process_note,
     registration_note,
     seed_note,
@@ -210,6 +211,7 @@ class Builder:
             jax_note(pickler.n_jax_arrays, names),
             registration_note(sources, needs.namespace, pickler.definitions, names),
             self._settings.note,
+            outdated_note(needs.outdated),
         )
         return tuple(filter(None, notes))
 

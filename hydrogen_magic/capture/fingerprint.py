@@ -12,6 +12,7 @@ import secrets
 import types
 from typing import Any
 
+from hydrogen_magic.capture.class_statements import ClassStatement
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.worker.plain_values import is_plain
@@ -74,6 +75,10 @@ class FingerprintPickler(CapturePickler):
         if not attributes.get("__annotations__", True):  # there are none, and they have been read
             del attributes["__annotations__"]
         return super()._reduce_class(cls, reduced)
+
+    def _names_of(self, statement: ClassStatement) -> dict[str, Any]:
+        super()._names_of(statement)  # it requests them: they have digests of their own
+        return {}
 
 
 def _code_text(code: types.CodeType) -> tuple[Any, ...]:

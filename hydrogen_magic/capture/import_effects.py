@@ -36,7 +36,7 @@ _WITHOUT_EFFECT = {
     "typing": "NewType ParamSpec TypeVar final overload runtime_checkable",
 }
 """Module -> functions and classes that modules call at their top level without effects on anything else."""
-_TRUSTED = {*sys.stdlib_module_names, "pydantic", "sklearn", "torch"}
+TRUSTED = {*sys.stdlib_module_names, "pydantic", "sklearn", "torch"}
 """Packages whose bases and metaclasses change nothing but the class that is defined."""
 _HOOKS = {"__init_subclass__", "__pydantic_init_subclass__"}
 """Methods of a base that are called when a class is derived from it."""
@@ -50,7 +50,7 @@ def only_defines(module: str) -> bool:
     """Whether the import of a local module has no effect but the names that it defines.
 
     The top level of its files, and of the local modules that it imports, has only constants, functions and
-    classes. Bases that observe their subclasses are those of :data:`_TRUSTED`; decorators and calls are those
+    classes. Bases that observe their subclasses are those of :data:`TRUSTED`; decorators and calls are those
     of :data:`_WITHOUT_EFFECT`. Effects of installed modules do not count.
     """
     is_local = functools.cache(local_paths)
@@ -157,14 +157,14 @@ class _LoadedModule:
         return None
 
     def _has_harmless_bases(self, statement: ast.ClassDef) -> bool:
-        """Return whether no base or metaclass of a class runs code of others than :data:`_TRUSTED`."""
+        """Return whether no base or metaclass of a class runs code of others than :data:`TRUSTED`."""
         found: Any = self._contents.get(statement.name)
         if not issubclass(type(found), type) or found.__module__ != self._name:
             return False
         hooks = [base for base in found.__mro__[1:] if not _HOOKS.isdisjoint(vars(base))]
         packages = {str(each.__module__).partition(".")[0] for each in (type(found), *hooks)}
         given = [*statement.bases, *statement.keywords]
-        return packages <= _TRUSTED and all(map(self._calls_harmless, given))
+        return packages <= TRUSTED and all(map(self._calls_harmless, given))
 
 
 def _is_derived(statement: ast.stmt) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 import string
+from collections.abc import Mapping
+from typing import Any
 
 from hydrogen_magic.serialization.code_names import names_in_source
 
@@ -19,6 +22,16 @@ _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 def python_lines(source: str) -> list[str]:
     """Return the lines of ``source`` as Python counts them: ``str.splitlines`` also splits at form feeds."""
     return re.split("\r\n|\r|\n", source)
+
+
+def cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
+    """Return what IPython calls the cells of its notebook, oldest first, by the file names of their code."""
+    shell_of = namespace.get("get_ipython")
+    shell = shell_of() if callable(shell_of) else None
+    # Private, and IPython's only place for it; without it, tracebacks show file names.
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    in_order = sorted(numbers.items(), key=operator.itemgetter(1))
+    return {filename: f"Cell In[{number}]" for filename, number in in_order}
 
 
 def names_in_magic(node: ast.Call) -> list[str]:

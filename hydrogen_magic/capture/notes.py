@@ -205,6 +205,20 @@ def registration_note(
     return ""
 
 
+def outdated_note(outdated: Mapping[str, str]) -> str:
+    """Return a class that its statement may not make again on ranks; empty if there is none.
+
+    ``outdated``: names of such classes, and a name that each of them has read and that was assigned since.
+    """
+    name, read = next(iter(outdated.items()), ("", ""))
+    if not name:
+        return ""
+    return (
+        f"the class `{name}` has read `{read}`, which has been assigned since: the ranks rebuild the class"
+        " from its attributes, which its base does not see; run its cell again"
+    )
+
+
 @functools.lru_cache(maxsize=4096)
 def _registrations_in(source: str) -> tuple[_Registration, ...]:
     tree = parsed(source)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import operator
 import pickle
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from hydrogen_magic.capture.class_statements import ClassStatement, statement_of
 from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
 from hydrogen_magic.capture.modules import loaded_alone
 from hydrogen_magic.capture.reachable import is_notebooks
@@ -41,11 +43,15 @@ from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, ext
 from hydrogen_magic.serialization.pickler import Pickler, exported_as, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import (
+    BASES,
+    METACLASS,
     UNBOUND,
     Binding,
     find,
     resolve,
     restore_array,
+    restore_class_by_statement,
+    restore_later_state,
     restore_same,
 )
 
@@ -104,7 +110,7 @@ class CapturePickler(Pickler):
         self.filenames: set[str] = set()
         """Source files of functions that are sent by value."""
         self.definitions: set[str] = set()
-        """Names of the notebook's functions and classes that are sent by value."""
+        """Names of the notebook's functions and classes that are sent without what has registered them."""
         self.n_gradients = 0
         """How many tensors have a gradient in the notebook, which is not sent."""
         self.n_process_states = 0
@@ -116,6 +122,11 @@ class CapturePickler(Pickler):
         self.needs = needs
         self.originals: Originals | None = None
         """Numbers of objects in the current value, if the value is to be brought back."""
+        self._statements: dict[type, ClassStatement | None] = {}
+        """By the class that they make."""
+        self._begun: dict[int, list[list[str]]] = {}
+        """By the ``id`` of a class that its statement makes: for each time that it was begun, its name if it
+        was begun again, since what the statement reads contains the class."""
         self._block_depth = 0
         """How many of pandas' blocks and indices are being written."""
         self.code_on_ranks: frozenset[str] = frozenset()
@@ -223,14 +234,79 @@ class CapturePickler(Pickler):
             self.modules.add(place[0])
         if is_main(cls):
             self.definitions.add(name)
-        return self._on_ranks(cls) or super()._reduce_class(cls, reduced)
+        known = self._on_ranks(cls) or self._in_made_class(cls) or self._by_statement(cls, reduced)
+        return known or super()._reduce_class(cls, reduced)
+
+    def _by_statement(self, cls: type, reduced: Any) -> Any:
+        """Reduce a class that ranks make by its statement; None for others."""
+        statement = self._statement_of(cls)
+        if statement is None:
+            return None
+        begun, contains_itself = self._begun.setdefault(id(cls), []), list[str]()
+        for earlier in begun:
+            earlier.append(statement.name)
+        if len(begun) > len(statement.names):  # each time, one of them is known to the stream
+            return None
+        begun.append(contains_itself)
+        if statement.is_decorated:
+            self.definitions.discard(statement.name)
+        self._add_code(statement.code)
+        if self.needs.namespace.get(statement.name) is cls:  # a rank has it by then
+            self.needs.ignore(statement.name)
+        _, (kind, _, bases, *_), (attributes, _), *_, set_state = reduced
+        given = {BASES: bases, METACLASS: kind}
+        made = statement.code, statement.name, given, dict(statement.names)
+        binding = self.binding(cls, cls.__qualname__)
+        kept = statement.kept(cls, attributes, self.needs)
+        return (
+            restore_class_by_statement,
+            (*made, binding, contains_itself),
+            (set_state, kept, self._names_of(statement)),
+            None,
+            None,
+            restore_later_state,
+        )
+
+    def _names_of(self, statement: ClassStatement) -> dict[str, Any]:
+        """Return the notebook's names that the methods of a class read, and those in its texts."""
+        names, n_known = {*statement.mentioned}, len(self.needs.values)
+        for code in statement.functions():
+            cells = tuple(types.CellType() for _ in code.co_freevars)
+            space = cast(dict[str, Any], self.needs.namespace)
+            names |= {*self.globals_for(types.FunctionType(code, space, None, None, cells))}
+        for name in statement.mentioned:
+            self.needs.add(name, f"named in {statement.name}")
+        names |= {*list(self.needs.values)[n_known:]}
+        return {name: self.needs.namespace[name] for name in sorted(names)}
+
+    def _in_made_class(self, obj: Any) -> Any:
+        """Reduce a part of a class that ranks make by its statement; None for others."""
+        outer, dot, path = obj.__qualname__.partition(".")
+        owner = self.needs.namespace.get(outer)
+        if not dot or not is_main(obj) or not isinstance(owner, type):
+            return None
+        if find("__main__", obj.__qualname__) is not obj or self._statement_of(owner) is None:
+            return None
+        return operator.attrgetter(path), (owner,)
+
+    def _statement_of(self, cls: type) -> ClassStatement | None:
+        if cls not in self._statements:
+            self._statements[cls] = statement_of(cls, self.needs)
+        return self._statements[cls]
 
     def _on_ranks(self, obj: Any) -> Any:
         """Reduce a function or class that the ranks have; None for others."""
-        name = notebook_name(obj, self.needs.namespace) or self._name_of_ranks(obj)
+        name = self._notebook_name(obj) or self._name_of_ranks(obj)
         if name not in self.code_on_ranks:
             return None
         return resolve, ("__main__", obj.__qualname__)
+
+    def _notebook_name(self, obj: Any) -> str | None:
+        """Return the name under which the notebook has a function or class, or the class around it."""
+        if not isinstance(obj, type) or is_main(obj):
+            return notebook_name(obj, self.needs.namespace)
+        statement = self._statement_of(obj)
+        return statement.name if statement else None
 
     def _name_of_ranks(self, obj: Any) -> str | None:
         """Return the name of a class that the ranks have defined, and the notebook has not."""
@@ -241,15 +317,20 @@ class CapturePickler(Pickler):
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if (there := self._on_ranks(func)) is not None:
             return there
+        if (part := self._in_made_class(func)) is not None:
+            return part
         home = self._home_of(func)
         if home in (None, "__main__"):
             self.definitions.add(func.__qualname__)
-            self.filenames.add(func.__code__.co_filename)
-            self.attributes.update(*(code.co_names for code in code_objects(func.__code__)))
-            self.modules.update(imported_names(func.__code__))
+            self._add_code(func.__code__)
         else:
             self.modules.add(str(home))
         return super()._dynamic_function_reduce(func)
+
+    def _add_code(self, code: types.CodeType) -> None:
+        self.filenames.add(code.co_filename)
+        self.attributes.update(*(each.co_names for each in code_objects(code)))
+        self.modules.update(imported_names(code))
 
     def default_of(self, value: Any) -> Any:
         name = self._name_on_ranks(value)  # pickle asks about no list or dict

@@ -86,7 +86,7 @@ def _parts(obj: Any, namespace: Mapping[str, Any]) -> Iterable[Any]:
     if kind in (dict, list, tuple, set, frozenset):
         items = obj.values() if kind is dict else obj
         return list(items) if len(obj) <= _MAX_CONTAINER else []
-    return [kind, *_attributes(obj)] if _travels_by_attributes(kind) else [kind]
+    return [kind, *attributes_of(obj)] if _travels_by_attributes(kind) else [kind]
 
 
 def _travels_by_attributes(kind: type) -> bool:
@@ -111,7 +111,8 @@ def _function_parts(function: types.FunctionType, namespace: Mapping[str, Any]) 
     return parts
 
 
-def _attributes(obj: Any) -> Iterable[Any]:
+def attributes_of(obj: Any) -> Iterable[Any]:
+    """Return the values of the attributes of an object, without its code; none if there are many."""
     try:
         attributes = object.__getattribute__(obj, "__dict__")
     except AttributeError:

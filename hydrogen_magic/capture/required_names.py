@@ -65,6 +65,9 @@ class RequiredNames:
         """Names that are perhaps read, and why: their values are sent if they can be."""
         self.unsure: frozenset[str] = frozenset()
         """Names of :attr:`values` whose values are sent only if they can be."""
+        self.outdated: dict[str, str] = {}
+        """Classes that their statements may not make again -> a name that one reads, and that was assigned
+        since."""
         self._missing: dict[str, str] = {}
         """Name -> ``line 3: y = scale(x)``, or ``used by f() in Cell In[3], line 2``."""
         self._unread: list[tuple[Any, frozenset[str], bool]] = []
@@ -86,9 +89,9 @@ class RequiredNames:
             return
         if name in self.namespace:
             self._done[name] = bound, may_lack
-        if self._is_ranks_own(name):
+        if self.is_ranks_own(name):
             self.provided.add(name)
-        elif name in _MODULE_NAMES or self._is_builtin_here(name):
+        elif name in _MODULE_NAMES or self.is_builtin_here(name):
             return
         elif name in self.namespace:
             self._add_value(name, self.namespace[name], why, bound, may_lack)
@@ -176,12 +179,13 @@ class RequiredNames:
             return True
         return name not in self.namespace and hasattr(builtins, name)
 
-    def _is_ranks_own(self, name: str) -> bool:
+    def is_ranks_own(self, name: str) -> bool:
+        """Whether a rank provides ``name`` itself."""
         if name in PROVIDED:
             return name not in self.namespace or _is_ipythons(self.namespace[name])
         return False
 
-    def _is_builtin_here(self, name: str) -> bool:
+    def is_builtin_here(self, name: str) -> bool:
         """Whether the notebook has IPython's version of a name that plain Python has on the rank."""
         return name in ("open", "exit", "quit") and _is_ipythons(self.namespace.get(name))
 

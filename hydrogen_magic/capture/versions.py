@@ -7,8 +7,8 @@ from typing import Any
 
 from hydrogen_magic.capture.fingerprint import FingerprintPickler
 from hydrogen_magic.capture.imports import Imports
+from hydrogen_magic.capture.lines import cell_labels
 from hydrogen_magic.capture.ownership import SessionNames, Version
-from hydrogen_magic.capture.pickler import notebook_name
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.content_digest import DigestFile
@@ -85,7 +85,7 @@ class _VersionPickler(FingerprintPickler):
         return super().reducer_override(obj)
 
     def _on_ranks(self, obj: Any) -> Any:
-        name = notebook_name(obj, self.needs.namespace) or self._name_of_earlier(obj)
+        name = self._notebook_name(obj) or self._name_of_earlier(obj)
         if name is None or self.needs.namespace[name] is self._root:
             return None
         self.code.add(name)
@@ -109,7 +109,7 @@ def versions_of(
     names: Iterable[str], namespace: Mapping[str, Any], originals: Originals
 ) -> dict[str, Version]:
     """Return the versions of the notebook's ``names``."""
-    reader = VersionReader(RequiredNames(namespace, Imports(()), {}), originals)
+    reader = VersionReader(RequiredNames(namespace, Imports(()), cell_labels(namespace)), originals)
     return {name: reader.read(name) for name in names}
 
 

@@ -220,6 +220,60 @@ def restore_class_state(
     complete_classes.add(cls)
 
 
+BASES, METACLASS = ".bases", ".metaclass"
+"""Names in the code of a class statement that no other code has."""
+
+
+def restore_class_by_statement(
+    code: types.CodeType,
+    name: str,
+    given: dict[str, Any],
+    names: dict[str, Any],
+    binding: Binding,
+    contains_itself: list[str],
+) -> Any:
+    """Make a class by its statement. ``given``: its bases and metaclass. ``names``: globals that it reads.
+
+    ``contains_itself``: not empty if one of them refers to the class, which exists by now.
+    """
+    if contains_itself:
+        return None  # pickle drops it
+    main, own = vars(sys.modules["__main__"]), dict(given)
+    before = {each: main.get(each, UNBOUND) for each in names}
+    main.update(names)
+    try:
+        exec(code, main, own)
+    finally:
+        main.update(before)
+        for each in [each for each, value in before.items() if value is UNBOUND]:
+            del main[each]
+    cls = own[name]
+    _bind(cls, binding)
+    return cls
+
+
+def restore_later_state(
+    cls: Any, state: tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]
+) -> None:
+    """Set the attributes of a class that its statement has not given it, and names that its methods read."""
+    set_state, attributes, names = state
+    for name, value in names.items():
+        vars(sys.modules["__main__"]).setdefault(name, value)
+    own = vars(cls)
+    differing = {
+        name: value for name, value in attributes.items() if not _is_equal(own.get(name), value)
+    }
+    set_state(cls, (differing, {}))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether both are equal values of Python's own types."""
+    return type(one) is type(other) and type(one) in _ATOMS and bool(one == other)
+
+
+_ATOMS = (bool, bytes, complex, float, int, str, type(None))
+
+
 def _bind(obj: Any, binding: Binding) -> None:
     if binding.name:
         sys.modules["__main__"].__dict__.setdefault(binding.name, obj)

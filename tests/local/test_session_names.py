@@ -35,6 +35,29 @@ TRAIN = "model(torch.ones(1, 2)).sum().backward(); opt.step(); opt.zero_grad()\n
 WEIGHTS = "model.layer.weight.tolist()"
 
 
+def test_classes_that_their_statements_make(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = "class Meta(type):\n    def __new__(meta, name, bases, body):\n"
+    base += "        cls = type.__new__(meta, name, bases, body)\n        cls.seen = sorted(body)\n"
+    (tmp_path / "kinds.py").write_text(base + "        return cls\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    cells.run(
+        "import kinds\nsize = 2\nclass Row(metaclass=kinds.Meta):\n    width = size\nrow = Row()"
+    )
+    test = "row.width, row.total() if 'total' in Row.seen else 0, Row is type(row)"
+    assert cells.on_ranks(test, "--np 2") == (2, 0, True)
+    cells.on_ranks("row.mark = mark = id(Row)")
+    cells.run("size = 3")
+    assert cells.on_ranks("id(Row) == mark, row.mark == mark, row.width") == (True, True, 2)
+    cells.run(
+        "class Row(metaclass=kinds.Meta):\n    width = size\n    def total(self): return self.width"
+    )
+    assert cells.on_ranks(test) == (3, 3, True)
+    assert cells.run("type(row) is Row") is False
+    del sys.modules["kinds"]
+
+
 def test_trained_weights_are_overwritten_only_by_push(
     cells: Cells, capsys: pytest.CaptureFixture[str]
 ) -> None:
