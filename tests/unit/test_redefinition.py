@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 import sys
 import textwrap
@@ -46,14 +45,6 @@ class Net(Base):
 def scale(x, by=10): return x * by + 1
 """
 
-UNFREEZE = gc.unfreeze
-
-
-@pytest.fixture(autouse=True)
-def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep out of garbage collections what was loaded before the tests."""
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)
-
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -81,17 +72,6 @@ def test_existing_instances_get_the_new_class(main: dict[str, Any]) -> None:
     assert part.of() == 2
     assert not hasattr(net, "gone")
     assert pickle.loads(pickle.dumps(net)).added() == copy.deepcopy(net).added() == 3
-
-
-def test_instances_that_infer_has_frozen_get_the_new_class(
-    main: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    net = main["Net"]()
-    monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
-    gc.freeze()
-    redefine(main, LATER)
-    gc.freeze()
-    assert isinstance(net, main["Net"]) and net.name() == "new net of base"
 
 
 def test_classes_that_refuse_issubclass_stay_or_are_replaced(main: dict[str, Any]) -> None:

@@ -89,8 +89,7 @@ class Session:
 
 
 @pytest.fixture
-def session(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)  # what was loaded before stays frozen
+def session(notebook: Notebook) -> Session:
     return Session(notebook)
 
 

@@ -232,7 +232,6 @@ def _initialized() -> Any:
 
 def _data_parallel_models(group: Any) -> list[Any]:
     """Return the models of ``group``."""
-    gc.unfreeze()  # %%infer freezes what its cell has made
     module = sys.modules.get("torch.nn.parallel.distributed")
     kind = getattr(module, "DistributedDataParallel", ())
     # By its type: ``isinstance`` asks objects, and some of torch's warn when they are touched.

@@ -6,7 +6,6 @@ when one is done; decoding it takes a few percent of the time of a small model, 
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import socket
@@ -50,9 +49,6 @@ def set_up(loaded: LoadedClosure) -> SetUp:
     """Run the cell. Raises its errors."""
     with file_tracking.noted(loaded.texts()) as files:
         value = loaded.run()
-    # These objects stay. Otherwise the garbage collector visits them again and again, which takes a fifth
-    # of the time of a predict that makes a list of every row.
-    gc.freeze()
     return SetUp(loaded, loaded.predict(value), files)
 
 

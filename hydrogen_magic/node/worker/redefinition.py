@@ -113,7 +113,6 @@ def _unwrapped(obj: Any) -> Any:
 
 def _move_instances(classes: Mapping[type, type]) -> list[str]:
     """Make instances of the earlier classes instances of the new ones; return warnings."""
-    gc.unfreeze()  # %%infer freezes what its cell has made
     n_left: dict[type, int] = {}
     for obj in gc.get_objects():
         kind = type(obj)
