@@ -52,7 +52,7 @@ STUCK_S = 10.0
 """Time after which a cell that should end is given up."""
 _START_S = 120.0
 _SETTLE_S = 4.0
-"""After the starts: tools may go on in the background, as ours, which prepares for a gang beside the session."""
+"""After the starts: tools may go on in the background. Ours prepares for a gang beside the session."""
 _MARK = "HYDROGEN_MAGIC_BENCHMARK"
 """Environment variable of a kernel and all processes that it has started."""
 _LONG_S = 300.0
