@@ -30,6 +30,7 @@ from nbclient import NotebookClient
 from pexpect import fdpexpect
 
 from hydrogen_magic import capture
+from hydrogen_magic.capture.lines import cell_labels
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages, run_log
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
@@ -289,7 +290,7 @@ def test_the_cell_knows_its_number_its_lines_and_earlier_sources(
     sources = [source.strip() for source in launched.histories[0]]
     assert sources == ["import math as m", "def f(): return m.pi"]
     filename = shell.user_ns["f"].__code__.co_filename
-    assert capture._cell_labels(shell.user_ns)[filename] == "Cell In[2]"
+    assert cell_labels(shell.user_ns)[filename] == "Cell In[2]"
     assert shell.compile.format_code_name(cell.filename) == ("Cell", "In[3]")
 
 
