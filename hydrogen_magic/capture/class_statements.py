@@ -36,6 +36,9 @@ from hydrogen_magic.serialization.reducers import BASES, METACLASS
 
 _MAKING = {"__new__", "__init__", "__prepare__"}
 """Methods of a metaclass that are called when a class is made."""
+_NEEDING_BODIES = {"equinox", "msgspec", "sqlalchemy"}
+"""Packages whose classes are not complete without the body of their statement. Those of others are better
+rebuilt from their attributes, which may have changed since."""
 _FUTURE = __future__.annotations.compiler_flag
 
 
@@ -89,13 +92,13 @@ _found: weakref.WeakKeyDictionary[type, ClassStatement] = weakref.WeakKeyDiction
 def statement_of(cls: type, needs: RequiredNames) -> ClassStatement | None:
     """Return the statement by which ranks make ``cls``.
 
-    None if they make it of its attributes: only Python, the notebook and :data:`TRUSTED` packages observe how
-    it is made, or its statement is not found or might make another class now.
+    None if they make it of its attributes: that suffices, or its statement is not found or might make another
+    class now.
     """
-    if cls not in _found and _is_observed(cls):
+    is_current = needs.namespace.get(cls.__qualname__) is cls
+    if cls not in _found and _needs_body(cls, is_current):
         files = _files(needs)
         found = [file for file in files if _makes(file, cls, files)]
-        is_current = needs.namespace.get(cls.__qualname__) is cls
         if found and (is_current or (is_main(cls) and len(found) == 1)):
             statement = _statement(cls, found[-1], needs)
             if statement is not None:
@@ -106,17 +109,40 @@ def statement_of(cls: type, needs: RequiredNames) -> ClassStatement | None:
 # ── which classes ────────────────────────────────────────────────────────────────────────────────
 
 
-def _is_observed(cls: type) -> bool:
-    """Whether code of a library or a local module runs when ``cls`` is made, and none of the notebook."""
+def _needs_body(cls: type, is_current: bool) -> bool:
+    """Whether code that runs when ``cls`` is made, none of it the notebook's, needs its body or keywords.
+
+    A hook with keywords may register the class by them: an earlier class must not replace the present one.
+    """
     packages = _observers(cls)
-    return bool(packages) and "__main__" not in packages and not issubclass(cls, enum.Enum)
+    if not packages or "__main__" in packages or issubclass(cls, enum.Enum):
+        return False
+    needs_keyword = is_current and any(map(_needs_keyword, _hooks(cls)))
+    return needs_keyword or not packages.isdisjoint(_NEEDING_BODIES)
+
+
+def _hooks(cls: type) -> Iterator[Any]:
+    """Yield the functions that Python calls when ``cls`` is made."""
+    for kind in type.mro(type(cls)):
+        yield from (vars(kind)[name] for name in _MAKING & vars(kind).keys())
+    yield from (vars(base)["__init_subclass__"] for base in _observing_bases(cls))
+
+
+def _observing_bases(cls: type) -> list[type]:
+    return [base for base in cls.__mro__[1:] if "__init_subclass__" in vars(base)]
+
+
+def _needs_keyword(hook: Any) -> bool:
+    """Whether a class statement must have a keyword for ``hook``."""
+    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+    defaults = getattr(getattr(hook, "__func__", hook), "__kwdefaults__", None) or {}
+    return code is not None and code.co_kwonlyargcount > len(defaults)
 
 
 def _observers(cls: type) -> set[str]:
     """Return the packages whose code runs when ``cls`` is made, without those of :data:`TRUSTED`."""
     hooks = [kind for kind in type.mro(type(cls)) if not _MAKING.isdisjoint(vars(kind))]
-    hooks += [base for base in cls.__mro__[1:] if "__init_subclass__" in vars(base)]
-    return {*map(_package, hooks)} - TRUSTED
+    return {*map(_package, (*hooks, *_observing_bases(cls)))} - TRUSTED
 
 
 def _package(kind: type) -> str:

@@ -120,7 +120,7 @@ def process_note(names: Sequence[str]) -> str:
     listed = _listed([name or "the call" for name in names])
     return (
         f"Accelerate has made {listed} for the notebook's process alone, so that the ranks do not train "
-        "together: create Accelerator and Trainer inside the cell"
+        "together: create TrainingArguments, Accelerator and Trainer inside the cell"
     )
 
 

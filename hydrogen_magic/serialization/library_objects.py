@@ -143,27 +143,6 @@ def _reduce_of_parser(obj: Any) -> Any:
     return restore_object, (kind,), state
 
 
-_OF_ONE_PROCESS = {"_n_gpu", "_setup_devices", "__cached__setup_devices"}
-"""Where TrainingArguments keep the devices of the process that has asked for them, also in Transformers 4."""
-
-
-def _reduce_training_arguments(arguments: Any) -> Any:
-    """Reduce to the options alone."""
-    kind = type(arguments)
-    if not _is_reduced_as(object, kind):
-        return NotImplemented
-    options = {name: v for name, v in vars(arguments).items() if name not in _OF_ONE_PROCESS}
-    state = {**options, "distributed_state": None}
-    return restore_object, (kind,), state, None, None, restore_training_arguments
-
-
-def restore_training_arguments(arguments: Any, state: dict[str, Any]) -> None:
-    """Set the options; on a rank, ask for its device as their constructor does, which joins the others."""
-    vars(arguments).update(state)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        arguments.device  # noqa: B018  # a Trainer must find the process group
-
-
 def _is_reduced_as(base: type, kind: type) -> bool:
     """Whether a subclass of ``base`` does not change what pickle saves."""
     return all(
@@ -539,7 +518,6 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),
     ("torch.jit", "ScriptFunction", _reduce_script_function),
-    ("transformers.training_args", "TrainingArguments", _reduce_training_arguments),
 )
 
 

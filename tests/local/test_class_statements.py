@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydrogen_magic.capture import capture_call
+from hydrogen_magic.capture import capture_call, class_statements
 from hydrogen_magic.serialization.closure import unbundle
 from tests.capture_rig import Notebook, RankError, Ranks, write
 
@@ -57,7 +57,9 @@ KINDS = '''
 
 
 @pytest.fixture(autouse=True)
-def kinds(tmp_path: Path, in_folder: None) -> None:
+def kinds(tmp_path: Path, in_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a module with what equinox, msgspec and SQLAlchemy do."""
+    monkeypatch.setattr(class_statements, "_NEEDING_BODIES", {"kinds"})
     write(tmp_path, {"kinds.py": KINDS})
 
 

@@ -8,10 +8,8 @@ import sys
 
 import pytest
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 
 from tests.capture_rig import Notebook, Ranks
-from tests.result_checks import run_cell
 
 pytestmark = pytest.mark.xdist_group("capture")
 
@@ -153,29 +151,19 @@ for _ in range(4):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
-def test_arguments_of_transformers_join_the_ranks(notebook_shell: InteractiveShell) -> None:
+@pytest.mark.parametrize(
+    "made", ["accelerator = Accelerator(cpu=True)", "args = [Arguments('out')]"]
+)
+def test_what_accelerate_has_made_in_the_notebook_is_alone(notebook: Notebook, made: str) -> None:
     pytest.importorskip("transformers")
-    run_cell(notebook_shell, "import torch.distributed as dist")
-    run_cell(notebook_shell, "from transformers import TrainingArguments")
-    run_cell(
-        notebook_shell,
-        "args = TrainingArguments('out', use_cpu=True, report_to=[], learning_rate=0.5)\n"
-        "alone = args.world_size",
-    )
-    joined = run_cell(
-        notebook_shell,
-        "%%distributed --np 2 --quiet\n"
-        "alone, dist.get_world_size(), args.world_size, args.device.type, args.learning_rate",
-    )
-    assert joined == (1, 2, 2, "cpu", 0.5)
-    assert run_cell(notebook_shell, "args.world_size") == 1
-
-
-def test_an_accelerator_of_the_notebook_is_alone(notebook: Notebook) -> None:
-    pytest.importorskip("accelerate")
-    notebook.cell("from accelerate import Accelerator\naccelerator = Accelerator(cpu=True)")
+    notebook.cell("from accelerate import Accelerator, PartialState")
+    notebook.cell("import functools\nfrom transformers import TrainingArguments")
+    notebook.cell("Arguments = functools.partial(TrainingArguments, use_cpu=True, report_to=[])")
+    notebook.cell(made)
     try:
-        [warning] = notebook.capture("accelerator.num_processes").warnings
+        name = made.partition(" ")[0]
+        [warning] = notebook.capture(name).warnings
     finally:
-        notebook.cell("accelerator.state._reset_state(reset_partial_state=True)")
-    assert "Accelerate has made `accelerator` for the notebook's process alone" in warning
+        notebook.cell("PartialState._reset_state()")
+        notebook.cell("import accelerate.state as s; s.AcceleratorState._reset_state(True)")
+    assert f"Accelerate has made `{name}` for the notebook's process alone" in warning
