@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -29,6 +29,7 @@ from hydrogen_magic.capture.notes import (
     seed_note,
 )
 from hydrogen_magic.capture.ownership import Action
+from hydrogen_magic.capture.reachable import objects_in
 from hydrogen_magic.capture.required_names import MAX_POSSIBLE_BYTES, RequiredNames
 from hydrogen_magic.capture.scopes import ScopeAnalysis
 from hydrogen_magic.capture.session_cell import SessionCapture
@@ -83,6 +84,7 @@ class Builder:
         self._before = needs.copy()
         self._out = out
         self._settings = SortedSettings()
+        self._changes = ModuleChanges(needs.namespace, needs.imports)
         self._objects: list[ModuleObject] = []
         """Objects of local modules that the values refer to."""
         self.names: list[str] = []
@@ -97,8 +99,20 @@ class Builder:
         """Pickle the values of the names found so far."""
         self._drop_unsure()
         self.names = self.needs.ordered_values(self._out)
+        modules = {statement.module for statement, _ in self.needs.statements.values()}
+        self.local.add(sorted(modules.union(self.cell_modules)))
+        self._objects = self._objects or self._shared_objects(self._near_objects)
+        self.stream.refer_to([each for each in self._objects if not each.is_new])
         self.stream.add((name, self.needs.namespace[name]) for name in self.names)
         self.needs.check()
+
+    def _shared_objects(self, parts: Callable[[], Iterable[Any]]) -> list[ModuleObject]:
+        """Return the objects of the local modules that are sent which are among ``parts()``."""
+        return module_objects(self.local.sources, self._changes.assigned, parts)
+
+    def _near_objects(self) -> Iterator[Any]:
+        """Yield objects in the values: a second pass over them finds the others."""
+        return objects_in((self.needs.namespace[name] for name in self.names), self.needs.namespace)
 
     def _drop_unsure(self) -> None:
         """Leave out values that cannot be pickled: the cell probably replaces them before it reads them."""
@@ -123,16 +137,17 @@ class Builder:
         That is memory of arrays and tensors, and objects with the local modules that are sent.
         """
         earlier, layout = self.stream, self.stream.pickler.layout
-        self._objects = module_objects(self.local.sources, earlier.pickler.written)
-        if not (layout.has_conflicts or self._objects):
+        objects = self._shared_objects(earlier.pickler.written)
+        known = {id(each.value) for each in self._objects}
+        if not layout.has_conflicts and known.issuperset(id(each.value) for each in objects):
             return
+        self._objects = objects
         vars(self.needs).update(vars(self._before.copy()))
         self.stream = self._new_stream(
             self.needs,
             max_bytes=self._max_bytes,
             out=self._out,
             layout=MemoryLayout(layout) if layout.has_conflicts else None,
-            objects=self._objects,
         )
         earlier.release()
         self.add_names()
@@ -179,10 +194,11 @@ class Builder:
         used |= self.stream.pickler.modules
         self.local.add(sorted(used))
         roots = {name.partition(".")[0] for name in used}
-        changes = ModuleChanges(needs.namespace, needs.imports)
-        changed = changes.find(self.local.sources, roots.__contains__, self._objects)
+        contents = [setting for each in self._objects for setting in each.contents()]
+        changed = self._changes.find(self.local.sources, roots.__contains__, contents)
         found = [*settings.read(), *changed]
-        self._settings = sort(found, lambda s: self._is_picklable(s.value, self._max_bytes))
+        late = {(one.module, one.key) for one in contents}
+        self._settings = sort(found, lambda s: self._is_picklable(s.value, self._max_bytes), late)
 
     def _add_settings(self) -> None:
         """Pickle the settings that are objects, and the values that their functions may need."""
@@ -242,7 +258,7 @@ class Builder:
             submodules=submodules,
             settings=self._settings.plain,
             names=tuple(self.names),
-            has_module_objects=bool(self._objects),
+            has_module_objects=not all(each.is_new for each in self._objects),
             unsent=self._unsent,
             session=self._session_names(),
             sources={**_sources(pickler.filenames), **header.sources},

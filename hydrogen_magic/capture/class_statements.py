@@ -66,8 +66,8 @@ class ClassStatement:
     ) -> dict[str, Any]:
         """Return the attributes of the notebook's class that a rank's may lack, or have other values of.
 
-        They are those that other statements have set, and data of the body, which may have changed. What a
-        metaclass makes of the body is left to it.
+        They are those that other statements have set, and data, which may have changed. What a metaclass
+        makes of the body is left to it.
         """
         files = _files(needs)
         made = {*code_objects(self.code)}
@@ -79,7 +79,8 @@ class ClassStatement:
             codes = [f.__code__ for f in _functions(value)]
             if any(each.co_filename in files and each not in made for each in codes):
                 return True
-            is_data = name in stored and _is_data(value, packages)
+            may_be_set = name in stored or not name.startswith("__")
+            is_data = may_be_set and _is_data(value, packages)
             return is_data or name == "_abc_impl" or (self.name, name) in set_since
 
         return {name: value for name, value in attributes.items() if is_kept(name, value)}

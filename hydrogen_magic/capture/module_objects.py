@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,30 +33,40 @@ class ModuleObject:
     module: str
     name: str
     value: Any
+    is_new: bool = False
+    """The notebook has assigned it: a rank's module has another one."""
 
     def contents(self) -> Iterator[Setting]:
         """Yield the setting that gives the contents in the notebook to the object of a rank."""
-        if type(self.value) in _CONTAINERS:
+        if self.is_new:
+            yield Setting("assignment", self.module, self.name, self.value)
+        elif type(self.value) in _CONTAINERS:
             yield Setting("attribute", self.module, self.name, self.value.copy())
         elif attributes := attributes_alone(self.value):
             yield Setting("attribute", self.module, f"{self.name}.__dict__", attributes.copy())
 
 
 def module_objects(
-    modules: Iterable[str], pickled: Callable[[], Iterable[Any]]
+    modules: Iterable[str],
+    assigned: Callable[[], Container[tuple[str, str]]],
+    parts: Callable[[], Iterable[Any]],
 ) -> list[ModuleObject]:
-    """Return the objects of loaded ``modules`` that have been pickled as a part of the notebook's values.
+    """Return the objects of loaded ``modules`` that are parts of the notebook's values.
 
-    ``pickled``: returns what has been pickled. Arrays, models and other objects with a state of
-    their own kind are left out: what else the module refers to would not fit their state.
+    ``assigned``: returns the modules and attributes to which the notebook has assigned other objects.
+    Arrays, models and other objects with a state of their own kind are left out: what else the module
+    refers to would not fit their state.
     """
-    found: dict[int, ModuleObject] = {}
-    for home in sorted(name for name in modules if name in sys.modules):
-        for name, value in list(names_of(home).items()):
-            if not name.startswith("__") and _is_shared(value):
-                found.setdefault(id(value), ModuleObject(home, name, value))
-    keys = {key for key in map(id, pickled()) if key in found} if found else ()
-    return [each for key, each in found.items() if key in keys]
+    places = {
+        id(value): (home, name, value)
+        for home in sorted((name for name in modules if name in sys.modules), reverse=True)
+        for name, value in list(names_of(home).items())
+        if not name.startswith("__") and _is_shared(value)
+    }
+    keys = {key for key in map(id, parts()) if key in places} if places else ()
+    found = [place for key, place in places.items() if key in keys]
+    new = assigned() if found else ()
+    return [ModuleObject(home, name, value, (home, name) in new) for home, name, value in found]
 
 
 def _is_shared(value: Any) -> bool:

@@ -25,7 +25,7 @@ from hydrogen_magic.serialization.identity import (
     is_array,
     numbered,
 )
-from hydrogen_magic.serialization.instances import Reduced, reduce_instance
+from hydrogen_magic.serialization.instances import Reduced, attributes_alone, reduce_instance
 from hydrogen_magic.serialization.library_objects import (
     SharedRefs,
     copies_on_write,
@@ -52,7 +52,9 @@ from hydrogen_magic.serialization.reducers import (
     restore_array,
     restore_class_by_statement,
     restore_later_state,
+    restore_module_object,
     restore_same,
+    restore_sentinel,
 )
 
 _SPARSE = 2
@@ -159,7 +161,10 @@ class CapturePickler(Pickler):
 
     def dump_objects(self, objects: Sequence[ModuleObject]) -> None:
         """Write the places of objects of modules: values that are written later refer to them."""
-        places = [Reduced((resolve, (each.module, each.name))) for each in objects]
+        places = [
+            Reduced((restore_module_object, (each.module, each.name, type(each.value))))
+            for each in objects
+        ]
         self.dump(places)
         memo = self.memo.copy()
         for place, each in zip(places, objects, strict=True):
@@ -420,7 +425,8 @@ class CapturePickler(Pickler):
         if place is None or find(*place) is not obj:
             return reduce_instance(obj, self.tracks_sharing)
         self.modules.add(place[0])
-        return resolve, place
+        is_sentinel = attributes_alone(obj) is not None
+        return (restore_sentinel, (*place, type(obj))) if is_sentinel else (resolve, place)
 
     def _reduce_jax_array(self, array: Any) -> Any:
         """Reduce to a read-only NumPy array: making a jax.Array would start JAX's backend on the rank, and

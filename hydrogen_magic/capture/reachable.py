@@ -55,15 +55,21 @@ def is_notebooks(function: types.FunctionType, namespace: Mapping[str, Any]) -> 
 
 
 def _functions_in(value: Any, namespace: Mapping[str, Any]) -> Iterator[types.FunctionType]:
+    for obj in objects_in([value], namespace):
+        if type(obj) is types.FunctionType and is_notebooks(obj, namespace):
+            yield obj
+
+
+def objects_in(values: Iterable[Any], namespace: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield ``values`` and the objects in them, not all of a large one."""
     seen: dict[int, Any] = {}
-    todo = [value]
+    todo = [*values]
     while todo and len(seen) < _MAX_OBJECTS:
         obj = todo.pop()
         if id(obj) in seen or issubclass(type(obj), _LEAVES):
             continue
         seen[id(obj)] = obj  # kept alive, so that no id is reused
-        if type(obj) is types.FunctionType and is_notebooks(obj, namespace):
-            yield obj
+        yield obj
         todo.extend(_parts(obj, namespace))
 
 

@@ -7,14 +7,12 @@ import collections
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from hydrogen_magic.capture import module_state
 from hydrogen_magic.capture.imports import Imports, module_name, parsed, sources_of
-from hydrogen_magic.capture.module_objects import ModuleObject
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
@@ -105,30 +103,36 @@ class ModuleChanges:
         self,
         local: Mapping[str, ModuleSource],
         is_used: Callable[[str], bool],
-        objects: Iterable[ModuleObject] = (),
+        contents: Iterable[Setting] = (),
     ) -> list[Setting | Stays]:
         """Return the changes that ranks need, and those that cannot be attributed to the notebook.
 
         ``local``: the local modules that are sent. ``is_used(module)``: whether ranks use other modules.
-        ``objects``: objects of local modules that the notebook has under names of its own.
+        ``contents``: those of objects of local modules that the notebook has under names of its own.
         """
-        contents = chain.from_iterable(each.contents() for each in objects)
-        found: dict[tuple[str, str], Setting | Stays] = {(s.module, s.key): s for s in contents}
+        given = {(one.module, one.key): one for one in contents}
+        found: dict[tuple[str, str], Setting | Stays] = {**given}
         for setting in (*self._by_statements(), *_by_functions(local)):
             root = setting.module.partition(".")[0]
             is_small = is_plain(setting.value) or issubclass(type(setting.value), _CODE)
             is_wanted = is_small or setting.module in local or is_used(root)
             if is_wanted and root not in _NOT_SENT:
                 is_sent = setting.value is not _UNSENT
-                found.setdefault(
-                    (setting.module, setting.key), setting if is_sent else Stays(setting.label)
-                )
+                place = setting.module, setting.key
+                if setting.provider == "assignment" and place not in given:
+                    found[place] = setting
+                found.setdefault(place, setting if is_sent else Stays(setting.label))
         sent = [one.value for one in found.values() if isinstance(one, Setting)]
         for each in module_state.differences(local):
             is_sent = _is_container(each.value) and any(each.value is value for value in sent)
             if not is_sent:  # under the name by which another module imports it
                 found.setdefault((each.module, each.name), Stays(each.label))
         return list(found.values())
+
+    def assigned(self) -> set[tuple[str, str]]:
+        """Return the modules and attributes to which cells have assigned other objects."""
+        found = (one for one in self._by_statements() if one.provider == "assignment")
+        return {(one.module, one.key) for one in found}
 
     def _by_statements(self) -> Iterator[Setting]:
         changes = dict.fromkeys(c for source in self._cells for c in _changes_in(source))
@@ -143,7 +147,8 @@ class ModuleChanges:
                 if change.is_inside and not _is_container(value):
                     value = _UNSENT
                 if value is not _UNSENT or change.is_item:
-                    yield Setting("attribute", home, ".".join(path), value)
+                    provider = "attribute" if change.is_inside else "assignment"
+                    yield Setting(provider, home, ".".join(path), value)
 
     def _places(self, change: _Change) -> Iterator[tuple[str, list[str]]]:
         """Yield the module and the attributes below it that lead to a changed object."""
@@ -247,20 +252,23 @@ class SortedSettings:
 
 
 def _why(setting: Setting) -> str:
-    is_attribute = setting.provider == "attribute"
-    return "the notebook's value" if is_attribute else "differs from the default"
+    return "the notebook's value" if setting.is_own else "differs from the default"
 
 
 def sort(
-    found: Iterable[Setting | Stays], is_picklable: Callable[[Setting], bool]
+    found: Iterable[Setting | Stays],
+    is_picklable: Callable[[Setting], bool],
+    late: Collection[tuple[str, str]] = (),
 ) -> SortedSettings:
-    """Sort settings by how they travel."""
+    """Sort settings by how they travel. ``late``: places of those that follow the values in the stream."""
     plain: list[Setting] = []
     pickled: list[Setting] = []
     stays: list[str] = []
     for setting in found:
         if isinstance(setting, Stays):
             stays.append(setting.name)
+        elif (setting.module, setting.key) in late:
+            pickled.append(setting)
         elif is_plain(setting.value):
             plain.append(setting)
         elif is_picklable(setting):
@@ -270,7 +278,17 @@ def sort(
     return SortedSettings(tuple(plain), tuple(pickled), _stays_note(stays))
 
 
-_OF_RESULTS = ("attribute", "decimal", "jax", "keras", "locale", "pandas", "sklearn", "torch")
+_OF_RESULTS = (
+    "attribute",
+    "assignment",
+    "decimal",
+    "jax",
+    "keras",
+    "locale",
+    "pandas",
+    "sklearn",
+    "torch",
+)
 _NOT_OF_RESULTS = (
     "jax: jax_debug_",
     "pandas: display.",

@@ -51,12 +51,10 @@ class NamedPickles:
         ranks_have_gpu: bool,
         out: Sequence[str] = (),
         layout: MemoryLayout | None = None,
-        objects: Sequence[ModuleObject] = (),
         originals: Originals | None = None,
         code_on_ranks: frozenset[str] = frozenset(),
         value_on_ranks: Callable[[Any], str | None] | None = None,
     ) -> None:
-        """``objects``: those of local modules that the values refer to."""
         self.max_bytes = max_bytes
         self.originals = Originals() if originals is None else originals
         """Objects that the variables in ``out`` refer to; in a session, all that have been sent."""
@@ -81,6 +79,9 @@ class NamedPickles:
         )
         self.pickler.code_on_ranks = code_on_ranks
         self.pickler.value_on_ranks = value_on_ranks
+
+    def refer_to(self, objects: Sequence[ModuleObject]) -> None:
+        """Let the values refer to objects of local modules; call it before they are added."""
         if objects:
             self.pickler.dump_objects(objects)
 

@@ -51,8 +51,12 @@ class Setting:
     @property
     def label(self) -> str:
         """The name by which the user knows it; it is not the name of a variable."""
-        is_own = self.provider == "attribute"
-        return f"{self.module}.{self.key}" if is_own else f"{self.provider}: {self.key}"
+        return f"{self.module}.{self.key}" if self.is_own else f"{self.provider}: {self.key}"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the notebook itself has set it, in a module."""
+        return self.provider in ("attribute", "assignment")
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,33 @@ def find(module: str, qualname: str) -> Any:
         return None
 
 
+def restore_sentinel(module: str, name: str, kind: type) -> Any:
+    """Return the object of that name and class in this process; a new one if its module has another here."""
+    found = _loaded(module, name)
+    return found if type(found) is kind else restore_object(kind)
+
+
+def restore_module_object(module: str, name: str, kind: type) -> Any:
+    """Return the object that a module has; an empty one, which it gets, if it has none of that class.
+
+    A function of the module may have made it since the import.
+    """
+    found = _loaded(module, name)
+    if type(found) is kind:
+        return found
+    made = restore_object(kind)
+    if module in sys.modules:
+        setattr(sys.modules[module], name, made)
+    return made
+
+
+def _loaded(module: str, name: str) -> Any:
+    try:
+        return resolve(module, name)
+    except Exception:  # a module's code may raise anything: an import in the cell raises it again
+        return None
+
+
 def restore_cell() -> types.CellType:
     """Make an empty closure cell, to be filled later."""
     return types.CellType()

@@ -382,3 +382,16 @@ def test_classes_of_trusted_packages_are_made_of_their_attributes(notebook: Note
     notebook.cell(NET)
     _, body = unbundle(notebook.capture("Net").payload)
     assert b"by_statement" in bytes(body.pickled)
+
+
+def test_a_base_that_requires_a_keyword_gets_the_present_class(
+    notebook: Notebook, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(class_statements, "_NEEDING_BODIES", set())
+    notebook.cell("from kinds import Named\nclass A(Named, name='a'): n = 1\nearlier = A()")
+    notebook.cell("class A(Named, name='a'):\n    @classmethod\n    def set(cls): cls.n = 2")
+    notebook.cell("A.set(); a = A()")
+    captured = notebook.capture("Named.named['a'] is type(a) is A, a.n")
+    assert ranks.run(captured).value == (True, 2)
+    with pytest.raises(RankError, match="required keyword-only argument: 'name'"):
+        ranks.run(notebook.capture("earlier.n"))

@@ -139,3 +139,65 @@ def test_the_state_of_the_process(
     """)
     assert b"secret" not in bytes(captured.payload.buffers[0])
     assert ranks.run(captured).value == (True, ("1", True), True)
+
+
+LATER = {
+    "options.py": """
+        import argparse
+        args, state, backend = None, None, None
+        class Backend: pass
+        def parse(lr):
+            global args, state, added, backend
+            args, state, added = argparse.Namespace(lr=lr), {"f": parse}, [lr]
+            backend = Backend()
+            return args
+        def lr(): return 0.1 if args is None else args.lr
+    """,
+}
+
+
+def test_what_a_module_has_made_since_its_import(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(tmp_path, LATER)
+    notebook.cell("""
+        import options
+        args = options.parse(3)
+        state, added, backend = options.state, options.added, options.backend
+    """)
+    captured = notebook.capture("""
+        seen = args.lr, options.lr(), args is options.args, state["f"] is options.parse, added
+        *seen, type(backend) is options.Backend
+    """)
+    rank = ranks.run(captured)
+    assert rank.value == (3, 3, True, True, [3], True) and rank.warnings == []
+
+
+def test_a_constant_that_a_module_lacks_on_a_rank(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(tmp_path, {"edited.py": "UNSET = object()\nclass Kind: pass\nKIND = Kind()"})
+    notebook.cell("import edited\nunset, kind = [edited.UNSET] * 2, edited.KIND")
+    write(tmp_path, {"edited.py": "class Kind: pass"})
+    captured = notebook.capture("unset[0] is unset[1], type(kind) is edited.Kind")
+    assert ranks.run(captured).value == (True, True)
+
+
+def test_a_module_that_has_got_another_object(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(
+        tmp_path,
+        {
+            "config.py": "CONFIG = {'lr': 1.0}\nALIAS = CONFIG",
+            "user.py": "from config import CONFIG",
+        },
+    )
+    notebook.cell("import config, user\nbase, alias = user.CONFIG, config.ALIAS")
+    notebook.cell("config.CONFIG = {'lr': 7.0}\nnew = config.CONFIG")
+    captured = notebook.capture(
+        "base['lr'], base is alias, config.CONFIG['lr'], new is config.CONFIG, base is config.ALIAS"
+    )
+    assert ranks.run(captured).value == (1.0, True, 7.0, True, True)
+    captured = notebook.capture("config.CONFIG['lr'], config.ALIAS['lr'], user.CONFIG is not None")
+    assert ranks.run(captured).value == (7.0, 1.0, True)

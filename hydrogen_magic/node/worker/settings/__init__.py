@@ -95,7 +95,7 @@ class NotebookSettings:
             if self.is_applied(label, digest):
                 continue
             undo, is_first = ExitStack(), label not in self._undo
-            if setting.provider != "attribute" and (is_first or setting.module not in sys.modules):
+            if not setting.is_own and (is_first or setting.module not in sys.modules):
                 undo = self._undo.setdefault(label, undo)
             _apply_once_imported(setting, undo, warn)
             if digest is not None:

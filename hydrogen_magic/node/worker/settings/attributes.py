@@ -12,15 +12,19 @@ from hydrogen_magic.serialization.instances import find_on_type
 _MISSING = object()
 
 
-def _apply_attribute(module: Any, key: str, value: Any) -> Undo:
-    """Set an attribute that the notebook has set; a list or dict that it has changed keeps its identity."""
+def _apply_attribute(module: Any, key: str, value: Any, *, is_new: bool = False) -> Undo:
+    """Set an attribute that the notebook has set; a list or dict that it has changed keeps its identity.
+
+    ``is_new``: the notebook has assigned another one.
+    """
     *path, name = key.split(".")
     owner = module
     for part in path:
         owner = getattr(owner, part)
     is_stored = hasattr(owner, "__dict__") and not is_property(owner, name)
     before = vars(owner).get(name, _MISSING) if is_stored else getattr(owner, name)
-    if type(before) is type(value) and isinstance(value, (list, dict, set, deque)):
+    is_container = type(before) is type(value) and isinstance(value, (list, dict, set, deque))
+    if is_container and not is_new:
         copy = before.copy()
         _fill(before, value)
         return partial(_fill, before, copy)
@@ -43,4 +47,7 @@ def _fill(target: Any, content: Any) -> None:
     target.extend(content) if isinstance(target, (list, deque)) else target.update(content)
 
 
-PROVIDERS = {"attribute": Provider(lambda module: iter(()), _apply_attribute)}
+PROVIDERS = {
+    "attribute": Provider(lambda module: iter(()), _apply_attribute),
+    "assignment": Provider(lambda module: iter(()), partial(_apply_attribute, is_new=True)),
+}
