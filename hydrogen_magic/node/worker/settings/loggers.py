@@ -15,9 +15,11 @@ from hydrogen_magic.serialization.closure import Setting
 
 _OWN_LOGGERS = re.compile(
     r"(asyncio|IPython|ipykernel|jedi|parso|prompt_toolkit|tornado|traitlets|zmq|Comm|comm|"
-    r"hydrogen_magic|[A-Za-z]+App|alembic|huey|sqlalchemy\.engine)(\.|$)|c10d-|strobelight_"
+    r"hydrogen_magic|[A-Za-z]+App|alembic|huey|sqlalchemy\.engine|ContinuousBatchingLogger)(\.|$)"
+    r"|c10d-|strobelight_"
 )
-"""Those of the notebook's own machinery, of torch under other names, and those that MLflow configures."""
+"""Those of the notebook's own machinery, of torch and Transformers under other names, and those that MLflow
+configures."""
 _OWN_HANDLERS = {"absl", "_pytest", "ipykernel", "IPython", "hydrogen_magic", "mlflow"}
 """Packages that add handlers to the root logger, or to those of others, when they are imported."""
 
