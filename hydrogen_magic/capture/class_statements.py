@@ -118,32 +118,29 @@ def _needs_body(cls: type, is_current: bool) -> bool:
     packages = _observers(cls)
     if not packages or "__main__" in packages or issubclass(cls, enum.Enum):
         return False
-    needs_keyword = is_current and any(map(_needs_keyword, _hooks(cls)))
+    needs_keyword = is_current and any(_needs_keyword(hook) for _, hook in _hooks(cls))
     return needs_keyword or not packages.isdisjoint(_NEEDING_BODIES)
 
 
-def _hooks(cls: type) -> Iterator[Any]:
-    """Yield the functions that Python calls when ``cls`` is made."""
+def _hooks(cls: type) -> Iterator[tuple[type, Any]]:
+    """Yield what Python calls when ``cls`` is made, after the class that has it."""
     for kind in type.mro(type(cls)):
-        yield from (vars(kind)[name] for name in _MAKING & vars(kind).keys())
-    yield from (vars(base)["__init_subclass__"] for base in _observing_bases(cls))
-
-
-def _observing_bases(cls: type) -> list[type]:
-    return [base for base in cls.__mro__[1:] if "__init_subclass__" in vars(base)]
+        yield from ((kind, vars(kind)[name]) for name in _MAKING & vars(kind).keys())
+    for base in cls.__mro__[1:]:
+        if "__init_subclass__" in vars(base):
+            yield base, vars(base)["__init_subclass__"]
 
 
 def _needs_keyword(hook: Any) -> bool:
     """Whether a class statement must have a keyword for ``hook``."""
-    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-    defaults = getattr(getattr(hook, "__func__", hook), "__kwdefaults__", None) or {}
-    return code is not None and code.co_kwonlyargcount > len(defaults)
+    function = getattr(hook, "__func__", hook)
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_kwonlyargcount > len(function.__kwdefaults__ or ())
 
 
 def _observers(cls: type) -> set[str]:
     """Return the packages whose code runs when ``cls`` is made, without those of :data:`TRUSTED`."""
-    hooks = [kind for kind in type.mro(type(cls)) if not _MAKING.isdisjoint(vars(kind))]
-    return {*map(_package, (*hooks, *_observing_bases(cls)))} - TRUSTED
+    return {_package(kind) for kind, _ in _hooks(cls)} - TRUSTED
 
 
 def _package(kind: type) -> str:

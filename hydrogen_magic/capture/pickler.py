@@ -139,9 +139,12 @@ class CapturePickler(Pickler):
         """Data of ``hm.dataset`` that only this machine has: its name -> its folder."""
         self.data_places: set[str] = set()
         """Paths and URLs of all data of ``hm.dataset``."""
+        self._ranks_have_gpu = ranks_have_gpu
+        self._add_handlers()
+
+    def _add_handlers(self) -> None:
         self.handlers[type(sys.stdout)] = self._reduce_stream
         self.handlers[DatasetHandle] = self._reduce_dataset
-        self._ranks_have_gpu = ranks_have_gpu
         for module, name in _SPARK_CLASSES:
             self._handle(module, name, _refuse_spark_object)
         for name in ("PartialState", "AcceleratorState"):

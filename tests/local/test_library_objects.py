@@ -167,3 +167,31 @@ def test_what_accelerate_has_made_in_the_notebook_is_alone(notebook: Notebook, m
         notebook.cell("PartialState._reset_state()")
         notebook.cell("import accelerate.state as s; s.AcceleratorState._reset_state(True)")
     assert f"Accelerate has made `{name}` for the notebook's process alone" in warning
+
+
+def test_models_of_sqlalchemy(notebook: Notebook, ranks: Ranks) -> None:
+    pytest.importorskip("sqlalchemy")
+    notebook.cell("""
+        from sqlalchemy import ForeignKey, create_engine
+        from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+        class Base(DeclarativeBase): pass
+        class Run(Base):
+            __tablename__ = "runs"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            steps: Mapped[list["Step"]] = relationship()
+        class Step(Base):
+            __tablename__ = "steps"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            run: Mapped[int] = mapped_column(ForeignKey("runs.id"))
+            loss: Mapped[float]
+    """)
+    captured = notebook.capture("""
+        engine = create_engine("sqlite://")
+        Base.metadata.create_all(engine)
+        with Session(engine) as session:
+            session.add(Run(steps=[Step(loss=0.5), Step(loss=0.25)]))
+            session.commit()
+            found = session.query(Step).filter(Step.loss < 0.3).one().loss
+        found, sorted(Base.metadata.tables)
+    """)
+    assert ranks.run(captured).value == (0.25, ["runs", "steps"])

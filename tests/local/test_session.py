@@ -496,6 +496,10 @@ def test_an_object_of_a_module_under_another_name_stays_one(cells: Cells, tmp_pa
         assert cells.on_ranks(seen, "--push config") == (4, 4, True)
         cells.run("def rate(config=config): return config['lr']\nconfig['lr'] = 5")
         assert cells.on_ranks(f"rate(), *{seen}") == (5, 5, 5, True)
+        cells.run("mylib.CONFIG = {'lr': 6}")
+        assert cells.on_ranks("(config['lr'], mylib.lr())") == (5, 6), (
+            "the notebook has another one"
+        )
     finally:
         cells.run("del sys.path[0], sys.modules['shared_in_session']")
 
