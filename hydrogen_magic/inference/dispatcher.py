@@ -466,9 +466,10 @@ class Dispatcher:
                 channel.send_columns(self._queue.schema)
         for n_chunks in range(MAX_IN_FLIGHT):
             for channel in ready:
-                has_room = channel.is_ready and len(channel.in_flight) <= n_chunks
-                if has_room and not self._is_closing and self._alone.may_send(channel.rank):
-                    chunk = self._queue.next(channel.limit.rows)
+                in_flight = len(channel.in_flight)
+                has_room = channel.is_ready and in_flight <= n_chunks and not self._is_closing
+                if has_room and self._alone.may_send(channel.rank, in_flight):
+                    chunk = self._queue.next(self._alone.most_rows(channel.limit.rows))
                     if chunk is not None:
                         channel.send_chunk(chunk, is_alone=not self._alone.is_over)
                         if not channel.rows:

@@ -1,10 +1,12 @@
 """Whether the ranks are faster than one process, which is measured on the first chunks.
 
-Until a rank has answered some chunks alone, with the threads of all cores, the others get none.
+Until a rank has answered some chunks alone, with the threads of all cores, the others get none. It has one
+chunk at a time: a second one would still use these threads while the other ranks predict.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +21,9 @@ _MORE_LIMIT_S = 0.25
 _LONG_S = 0.05
 """Chunks that take as long are measured well enough, without a first one that is shorter: warming up takes
 most of it."""
-_MOST_CHUNKS = 5
-"""Of a fast predict they have 1, 1, 8, 8 and 64 batches; sending takes most of the time of a single one."""
+_MOST_CHUNKS = 3
+"""Of a fast predict they have 1, 8 and 64 batches; sending takes most of the time of a single one. The chunks
+of a slower one are as small as :data:`_LONG_S` allows: a predict that holds the GIL uses one core of many."""
 _SHARED_S = 5.0
 """How long all ranks predict before their rate is compared."""
 _MIN_LOSS_S = 1.0
@@ -54,15 +57,22 @@ class OneProcessTiming:
     def __post_init__(self) -> None:
         self.is_over = self.is_over or self.n_ranks == 1
 
-    def may_send(self, rank: int) -> bool:
-        """Return whether ``rank`` may get a chunk now."""
+    def may_send(self, rank: int, in_flight: int) -> bool:
+        """Return whether ``rank`` may get a chunk now; ``in_flight``: how many it has."""
         if self.rank is None:
             many = _MANY_BATCHES * self.n_ranks * self.batch_size
             has_many = self.n_rows is not None and self.n_rows >= many
             limit_s = _FIRST_LIMIT_OF_MANY_S if has_many else _FIRST_LIMIT_S
             self.rank, self._until_s = rank, self.clock() + limit_s
         self.is_over = self.is_over or self.clock() > self._until_s
-        return self.is_over or rank == self.rank
+        return self.is_over or (rank == self.rank and not in_flight)
+
+    def most_rows(self, limit: int) -> int:
+        """Return how many rows the next chunk may have: whole batches, at most ``limit``."""
+        if self.is_over or self.row_s is None:
+            return limit
+        n_batches = math.ceil(_LONG_S / self.row_s / self.batch_size)
+        return min(limit, n_batches * self.batch_size)
 
     def answered(self, rank: int, seconds: float, n_rows: int) -> None:
         """Take note of an answer."""
