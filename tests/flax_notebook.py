@@ -33,16 +33,20 @@ class Net(nn.Module):
         return nn.Dense(1)(nn.tanh(nn.Dense(16)(x)))
 
 
-def step(state: TrainState, x: Any, y: Any, axis: str | None = None) -> Any:
+class Scaled(TrainState):
+    scale: Any
+
+
+def step(state: Scaled, x: Any, y: Any, axis: str | None = None) -> Any:
     def loss_of(params: Any) -> Any:
-        loss = jnp.mean((state.apply_fn(params, x) - y) ** 2)
+        loss = jnp.mean((state.scale * state.apply_fn(params, x) - y) ** 2)
         return loss if axis is None else jax.lax.pmean(loss, axis)
 
     loss, grads = jax.value_and_grad(loss_of)(state.params)
     return state.apply_gradients(grads=grads), loss
 
 
-def train(step: Any, state: TrainState, x: Any, y: Any) -> Any:
+def train(step: Any, state: Scaled, x: Any, y: Any) -> Any:
     losses = []
     for _ in range(N_STEPS):
         state, loss = step(state, x, y)
@@ -53,8 +57,11 @@ def train(step: Any, state: TrainState, x: Any, y: Any) -> Any:
 NET = Net()
 STATE, _ = train(
     jax.jit(step),
-    TrainState.create(
-        apply_fn=NET.apply, params=NET.init(jax.random.key(0), X), tx=optax.adamw(1e-2)
+    Scaled.create(
+        apply_fn=NET.apply,
+        params=NET.init(jax.random.key(0), X),
+        tx=optax.adamw(1e-2),
+        scale=jnp.full((), 1.25),
     ),
     X,
     Y,

@@ -5,6 +5,7 @@ A process of its own: JAX keeps its threads for ever.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import partial
 from typing import Any
@@ -30,6 +31,16 @@ Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
 PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(()), "half": jnp.ones(2000, jnp.bfloat16)}
 KEY = jax.random.key(0)
 Array = jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Line:
+    slope: Any
+    name: str = dataclasses.field(default="", metadata={"static": True})
+
+
+LINE = Line(jnp.ones(2), "first")
 
 
 @jax.jit
@@ -80,6 +91,8 @@ def train_on_ranks() -> Any:
     assert (halved.__name__, halved.__doc__, halved.__wrapped__(3)) == ("halved", "Half of x.", 1.5)
     assert halved(3.0) == 1.5 and halved.lower(3.0).compile()(3.0) == 1.5
     assert jax.grad(lambda x: 5 * clipped(x))(2.0) == 1
+    twice = jax.jit(lambda line: jax.tree.map(lambda x: 2 * x, line))(LINE)
+    assert isinstance(twice, Line) and (twice.slope.tolist(), twice.name) == ([2, 2], "first")
     try:
         Packer(Pickler).pack("", {"x": x})
     except RefusedError as error:

@@ -225,7 +225,7 @@ class Builder:
             graph_note(certain, names),
             gradient_note({name: values[name] for name in gradients}, names, self.cell_attributes),
             jax_note(pickler.n_jax_arrays, names),
-            registration_note(sources, needs.namespace, pickler.definitions, names),
+            registration_note(sources, needs.namespace, pickler.sent, names),
             self._settings.note,
             outdated_note(needs.outdated),
         )

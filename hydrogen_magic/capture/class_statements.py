@@ -1,7 +1,8 @@
 """Statements of the notebook that make classes: ranks execute those whose making a library observes.
 
 Other classes are rebuilt from their attributes. But a metaclass or an ``__init_subclass__`` of a library or a
-local module needs the body of the class and its keywords: it may register fields, or check them.
+local module needs the body of the class and its keywords: it may register fields, or check them. A decorator
+may have registered the class.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import __future__
 import ast
 import builtins
 import copy
+import dataclasses
 import enum
 import functools
 import inspect
 import linecache
+import sys
 import types
 import warnings
 import weakref
@@ -97,12 +100,12 @@ def statement_of(cls: type, needs: RequiredNames) -> ClassStatement | None:
     class now.
     """
     is_current = needs.namespace.get(cls.__qualname__) is cls
-    if cls not in _found and _needs_body(cls, is_current):
+    if cls not in _found and (_needs_body(cls, is_current) or is_node_of_jax(cls)):
         files = _files(needs)
         found = [file for file in files if _makes(file, cls, files)]
         if found and (is_current or (is_main(cls) and len(found) == 1)):
             statement = _statement(cls, found[-1], needs)
-            if statement is not None:
+            if statement is not None and (statement.is_decorated or _observers(cls)):
                 _found[cls] = statement
     return _found.get(cls)
 
@@ -120,6 +123,16 @@ def _needs_body(cls: type, is_current: bool) -> bool:
         return False
     needs_keyword = is_current and any(_needs_keyword(hook) for _, hook in _hooks(cls))
     return needs_keyword or not packages.isdisjoint(_NEEDING_BODIES)
+
+
+def is_node_of_jax(cls: type) -> bool:
+    """Whether a class is a pytree node of JAX, which ranks do not see if they rebuild it from its attributes.
+
+    A base that registers every class, such as ``flax.nnx.Module``, does so on ranks, too; the fields of a
+    dataclass are registered by name, and are not known there when its base does it.
+    """
+    registry = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
+    return cls in registry and (dataclasses.is_dataclass(cls) or not _observers(cls))
 
 
 def _hooks(cls: type) -> Iterator[tuple[type, Any]]:

@@ -8,8 +8,8 @@ import ast
 import functools
 import re
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydrogen_magic.capture.imports import parsed
@@ -19,6 +19,7 @@ from hydrogen_magic.serialization.pickler import is_main
 
 _SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
 _REGISTERS = re.compile(r"register(_\w+)?")
+_REGISTERS_NODE = re.compile(r"register_(pytree|dataclass|static)\w*")
 _OF_TQDM = ("progress_apply", "progress_map", "progress_applymap", "progress_transform")
 """Methods that ``tqdm.pandas()`` gives the classes of pandas."""
 _PARTS_OF_LIBRARIES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
@@ -169,6 +170,17 @@ def jax_note(n_arrays: int, names: Set[str]) -> str:
 # ── registrations ──────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass
+class SentDefinitions:
+    """The notebook's functions and classes that ranks get."""
+
+    names: set[str] = field(default_factory=set)
+    with_decorators: set[str] = field(default_factory=set)
+    """Classes whose decorators ranks execute."""
+    lost_nodes: set[str] = field(default_factory=set)
+    """Pytree nodes of JAX that ranks do not register."""
+
+
 @dataclass(frozen=True)
 class _Registration:
     """A call such as ``jax.tree_util.register_pytree_node(Point, …)``, or a decorator."""
@@ -179,21 +191,31 @@ class _Registration:
     """What it may register: names of the notebook, and texts, such as the name of an accessor of pandas."""
     target: str = ""
     """The first of its arguments, if it is a name: an object that may be what gets the others."""
+    decorated: str = ""
+    """The function or class whose decorator it is."""
 
 
 def registration_note(
-    cells: Sequence[str], namespace: Mapping[str, Any], sent: Collection[str], names: Iterable[str]
+    cells: Sequence[str],
+    namespace: Mapping[str, Any],
+    sent: SentDefinitions,
+    names: Iterable[str],
 ) -> str:
     """Return which registrations of the notebook the ranks lack; empty if the cell uses none of them.
 
-    ``cells``: sources of earlier cells. ``sent``: names of the notebook's functions and classes that ranks
-    get. ``names``: those in the code that the ranks run, which may register them itself.
+    ``cells``: sources of earlier cells. ``names``: those in the code that the ranks run, which may register
+    them itself.
     """
     used = set(names)
     for one in dict.fromkeys(found for source in cells for found in _registrations_in(source)):
         parts = one.function.split(".")
         library = namespace.get(parts[0])
-        registered = [name for name in one.names if name in sent or name in used - {*namespace}]
+        registered = [
+            name
+            for name in one.names
+            if (name in sent.names and one.decorated not in sent.with_decorators)
+            or name in used - {*namespace}
+        ]
         is_of_library = issubclass(type(library), _PARTS_OF_LIBRARIES) and not is_main(library)
         target = namespace.get(one.target, library)
         is_in_object = not issubclass(type(target), _PARTS_OF_LIBRARIES)  # which is sent with it
@@ -202,6 +224,11 @@ def registration_note(
                 f"the notebook registered `{registered[0]}` by {one.function}(), and the ranks do not: call "
                 "it inside the cell"
             )
+    if sent.lost_nodes and not any(map(_REGISTERS_NODE.fullmatch, used)):
+        return (
+            f"`{min(sent.lost_nodes)}` is a pytree node of JAX in the notebook, and a leaf on the ranks:"
+            " define the class in the cell or in a local module"
+        )
     return ""
 
 
@@ -223,14 +250,15 @@ def outdated_note(outdated: Mapping[str, str]) -> str:
 def _registrations_in(source: str) -> tuple[_Registration, ...]:
     tree = parsed(source)
     calls = (node for node in _run_at_once(tree) if isinstance(node, ast.Call))
-    found = [registration for call in calls for registration in _of_call(call, ())]
+    found = [registration for call in calls for registration in _of_call(call)]
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found += [one for each in node.decorator_list for one in _of_call(each, (node.name,))]
+            found += [one for each in node.decorator_list for one in _of_call(each, node.name)]
     return tuple(found)
 
 
-def _of_call(node: ast.expr, names: tuple[str, ...]) -> Iterator[_Registration]:
+def _of_call(node: ast.expr, decorated: str = "") -> Iterator[_Registration]:
+    names: tuple[str, ...] = (decorated,) if decorated else ()
     function = node.func if isinstance(node, ast.Call) else node
     text = ast.unparse(function)
     if text == "tqdm.pandas":
@@ -244,4 +272,5 @@ def _of_call(node: ast.expr, names: tuple[str, ...]) -> Iterator[_Registration]:
             elif isinstance(value, ast.Constant) and isinstance(value.value, str):
                 names += (value.value,)
     first = node.args[0] if isinstance(node, ast.Call) and node.args else None
-    yield _Registration(text, names, first.id if isinstance(first, ast.Name) else "")
+    target = first.id if isinstance(first, ast.Name) else ""
+    yield _Registration(text, names, target, decorated)

@@ -12,9 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from hydrogen_magic.capture.class_statements import ClassStatement, statement_of
+from hydrogen_magic.capture.class_statements import (
+    ClassStatement,
+    is_node_of_jax,
+    statement_of,
+)
 from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
 from hydrogen_magic.capture.modules import loaded_alone
+from hydrogen_magic.capture.notes import SentDefinitions
 from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.dataset_handle import DatasetHandle
@@ -111,8 +116,7 @@ class CapturePickler(Pickler):
         """Modules that the stream refers to by name."""
         self.filenames: set[str] = set()
         """Source files of functions that are sent by value."""
-        self.definitions: set[str] = set()
-        """Names of the notebook's functions and classes that are sent without what has registered them."""
+        self.sent = SentDefinitions()
         self.n_gradients = 0
         """How many tensors have a gradient in the notebook, which is not sent."""
         self.n_process_states = 0
@@ -241,7 +245,7 @@ class CapturePickler(Pickler):
         if (place := exported_as(cls)) is not None:
             self.modules.add(place[0])
         if is_main(cls):
-            self.definitions.add(name)
+            self.sent.names.add(name)
         known = self._on_ranks(cls) or self._in_made_class(cls) or self._by_statement(cls, reduced)
         return known or super()._reduce_class(cls, reduced)
 
@@ -249,6 +253,8 @@ class CapturePickler(Pickler):
         """Reduce a class that ranks make by its statement; None for others."""
         statement = self._statement_of(cls)
         if statement is None:
+            if is_main(cls) and is_node_of_jax(cls):
+                self.sent.lost_nodes.add(cls.__qualname__)
             return None
         begun, contains_itself = self._begun.setdefault(id(cls), []), list[str]()
         for earlier in begun:
@@ -257,7 +263,7 @@ class CapturePickler(Pickler):
             return None
         begun.append(contains_itself)
         if statement.is_decorated:
-            self.definitions.discard(statement.name)
+            self.sent.with_decorators.add(statement.name)
         self._add_code(statement.code)
         if self.needs.namespace.get(statement.name) is cls:  # a rank has it by then
             self.needs.ignore(statement.name)
@@ -329,7 +335,7 @@ class CapturePickler(Pickler):
             return part
         home = self._home_of(func)
         if home in (None, "__main__"):
-            self.definitions.add(func.__qualname__)
+            self.sent.names.add(func.__qualname__)
             self._add_code(func.__code__)
         else:
             self.modules.add(str(home))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from tests.capture_rig import Notebook, RankError, Ranks, write
 pytestmark = [pytest.mark.xdist_group("capture"), pytest.mark.usefixtures("in_folder")]
 
 KINDS = '''
-    import functools
+    import dataclasses, functools
 
     class Field:
         def __init__(self, size=0): self.size = size
@@ -53,6 +55,21 @@ KINDS = '''
         def __init_subclass__(cls):
             if not cls.layers: raise TypeError(f"{cls.__name__} has no layers")
             cls.depth = len(cls.layers)
+
+    nodes = {}
+
+    def node(cls, fields=("x",)):
+        """Register a class with a stand-in for JAX."""
+        nodes[cls] = fields
+        return cls
+
+    class Node:
+        def __init_subclass__(cls): node(dataclasses.dataclass(cls), (*cls.__dataclass_fields__,))
+
+    register_node = node
+
+    class Registering:
+        def __init_subclass__(cls): node(cls, ())
 '''
 
 
@@ -395,3 +412,57 @@ def test_a_base_that_requires_a_keyword_gets_the_present_class(
     assert ranks.run(captured).value == (True, 2)
     with pytest.raises(RankError, match="required keyword-only argument: 'name'"):
         ranks.run(notebook.capture("earlier.n"))
+
+
+NODES = """
+    import dataclasses, kinds
+    from kinds import node
+    @node
+    class Point:
+        def __init__(self, x): self.x = x
+    @node
+    @dataclasses.dataclass
+    class Row: x: int = 1
+    class State(kinds.Node): y: int = 2
+    class Wider(State): z: int = 3
+    class Model(kinds.Registering):
+        def __init__(self): self.w = 1
+    @dataclasses.dataclass
+    class Later: x: int = 1
+    kinds.register_node(Later)
+    values = [Point(1), Row(), State(), Wider(), Model(), Later()]
+"""
+
+
+def test_pytree_nodes_of_jax_are_nodes_on_ranks(
+    notebook: Notebook, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(class_statements, "_NEEDING_BODIES", set())
+    notebook.cell("import kinds, sys, types")
+    registry = types.SimpleNamespace(_registry=notebook.names["kinds"].nodes)
+    monkeypatch.setitem(sys.modules, "jax._src.tree_util", registry)
+    notebook.cell(NODES)
+    captured = notebook.capture("import kinds\n[kinds.nodes.get(type(each)) for each in values]")
+    assert ranks.run(captured).value == [("x",), ("x",), ("y",), ("y", "z"), (), None]
+    hint = captured.hints[0]
+    assert hint.startswith("the notebook registered `Later` by kinds.register_node()"), hint
+
+
+def test_a_node_of_jax_that_is_a_leaf_on_ranks_is_named(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes: dict[type, object] = {}
+    registry = types.SimpleNamespace(_registry=nodes)
+    monkeypatch.setitem(sys.modules, "jax._src.tree_util", registry)
+    notebook.cell("""
+        def made():
+            class Local: pass
+            return Local
+        x = made()()
+    """)
+    nodes[type(notebook.names["x"])] = ()
+    (hint,) = notebook.capture("x").hints
+    assert hint.startswith("`made.<locals>.Local` is a pytree node of JAX in the notebook")
+    assert not notebook.capture(
+        "def register_pytree_node(x): return x\nregister_pytree_node(x)"
+    ).hints

@@ -65,7 +65,7 @@ def test_a_model_of_flax_is_trained_with_optax_and_continued_by_orbax(tmp_path: 
     found = _found_by("tests.flax_notebook", str(tmp_path))
     assert found.pop("arrived") == ["ndarray"]
     assert (found.pop("n_devices"), found.pop("n_steps")) == (2, 30)
-    assert found.pop("type") == "TrainState"
+    assert found.pop("type") == "Scaled"
     assert found == dict.fromkeys(found, True)
 
 
