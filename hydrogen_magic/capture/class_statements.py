@@ -35,7 +35,7 @@ from hydrogen_magic.serialization.code_names import (
     names_in_source,
 )
 from hydrogen_magic.serialization.pickler import is_main
-from hydrogen_magic.serialization.reducers import BASES, METACLASS
+from hydrogen_magic.serialization.reducers import BASES, METACLASS, functions_in
 
 _MAKING = {"__new__", "__init__", "__prepare__"}
 """Methods of a metaclass that are called when a class is made."""
@@ -79,7 +79,7 @@ class ClassStatement:
         packages = _observers(cls)
 
         def is_kept(name: str, value: Any) -> bool:
-            codes = [f.__code__ for f in _functions(value)]
+            codes = [f.__code__ for f in functions_in(value)]
             if any(each.co_filename in files and each not in made for each in codes):
                 return True
             may_be_set = name in stored or not name.startswith("__")
@@ -247,7 +247,7 @@ def _code(file: str, cls: type, files: Sequence[str]) -> types.CodeType:
 def _methods(cls: type, files: Sequence[str]) -> list[types.FunctionType]:
     """Return the functions in cells that the body of a class has defined as its methods."""
     values = [each for value in vars(cls).values() for each in (value, *attributes_of(value))]
-    own = [f for value in values for f in _functions(value)]
+    own = [f for value in values for f in functions_in(value)]
     own = [f for f in own if f.__qualname__ == f"{cls.__qualname__}.{f.__name__}"]
     return [f for f in map(inspect.unwrap, own) if f.__code__.co_filename in files]
 
@@ -373,16 +373,6 @@ def _attributes_set_in(text: str) -> frozenset[tuple[str, str]]:
     nodes = (node for node in ast.walk(parsed(text)) if isinstance(node, ast.Attribute))
     stored = [(node.value, node.attr) for node in nodes if isinstance(node.ctx, ast.Store)]
     return frozenset((of.id, name) for of, name in stored if isinstance(of, ast.Name))
-
-
-def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """Yield the functions in a method, class method or property."""
-    parts = [value]
-    if isinstance(value, property):
-        parts = [value.fget, value.fset, value.fdel]
-    elif isinstance(value, (staticmethod, classmethod)):
-        parts = [value.__func__]
-    yield from (each for each in parts if type(each) is types.FunctionType)
 
 
 def _is_data(value: Any, packages: Set[str]) -> bool:

@@ -52,6 +52,7 @@ from hydrogen_magic.serialization.reducers import (
     METACLASS,
     UNBOUND,
     Binding,
+    defaults_of,
     find,
     resolve,
     restore_array,
@@ -275,7 +276,7 @@ class CapturePickler(Pickler):
         return (
             restore_class_by_statement,
             (*made, binding, contains_itself),
-            (set_state, kept, self._names_of(statement)),
+            (set_state, kept, self._names_of(statement), defaults_of(attributes)),
             None,
             None,
             restore_later_state,

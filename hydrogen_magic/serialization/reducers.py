@@ -14,7 +14,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 SKELETON_CLASS_ARGS = 4
@@ -31,6 +31,9 @@ class Binding(NamedTuple):
 
 
 UNBOUND = Binding("", False)
+
+_Defaults = dict[Any, Any]
+"""Default values of arguments, by position or keyword."""
 
 complete_classes: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes that need no state from a stream: defined here, or restored by an earlier stream."""
@@ -280,10 +283,11 @@ def restore_class_by_statement(
 
 
 def restore_later_state(
-    cls: Any, state: tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]
+    cls: Any,
+    state: tuple[Callable[..., Any], dict[str, Any], dict[str, Any], dict[str, list[_Defaults]]],
 ) -> None:
-    """Set the attributes of a class that its statement has not given it, and names that its methods read."""
-    set_state, attributes, names = state
+    """Set what a statement has not given its class: attributes, names that its methods read, and defaults."""
+    set_state, attributes, names, defaults = state
     for name, value in names.items():
         vars(sys.modules["__main__"]).setdefault(name, value)
     own = vars(cls)
@@ -291,6 +295,47 @@ def restore_later_state(
         name: value for name, value in attributes.items() if not _is_equal(own.get(name), value)
     }
     set_state(cls, (differing, {}))
+    for name, of_functions in defaults.items():
+        for function, values in zip(functions_in(own.get(name)), of_functions, strict=False):
+            _set_defaults(function, values)
+
+
+def functions_in(value: Any) -> Iterator[types.FunctionType]:
+    """Yield the functions in a method, class method or property."""
+    parts = [value]
+    if isinstance(value, property):
+        parts = [value.fget, value.fset, value.fdel]
+    elif isinstance(value, (staticmethod, classmethod)):
+        parts = [value.__func__]
+    yield from (each for each in parts if type(each) is types.FunctionType)
+
+
+def defaults_of(attributes: Mapping[str, Any]) -> dict[str, list[_Defaults]]:
+    """Return the default arguments of the functions in the attributes of a class that are constants.
+
+    An expression may have another value when it is evaluated again.
+    """
+    found = {
+        name: [_defaults_in(function) for function in functions_in(value)]
+        for name, value in attributes.items()
+    }
+    return {name: of_functions for name, of_functions in found.items() if any(of_functions)}
+
+
+def _defaults_in(function: types.FunctionType) -> _Defaults:
+    found: _Defaults = {**dict(enumerate(function.__defaults__ or ())), **_keywords_of(function)}
+    return {key: value for key, value in found.items() if type(value) in _ATOMS}
+
+
+def _set_defaults(function: types.FunctionType, values: _Defaults) -> None:
+    positional, keywords = function.__defaults__ or (), _keywords_of(function)
+    function.__defaults__ = tuple(values.get(n, one) for n, one in enumerate(positional)) or None
+    keywords.update({name: values[name] for name in keywords if name in values})
+
+
+def _keywords_of(function: types.FunctionType) -> dict[str, Any]:
+    keywords: dict[str, Any] | None = function.__kwdefaults__
+    return {} if keywords is None else keywords
 
 
 def _is_equal(one: Any, other: Any) -> bool:

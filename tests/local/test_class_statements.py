@@ -209,6 +209,22 @@ CASES = {
         "x.f(), Net.extra['k'] is Net.g is kept, Net.count, Net.seen == [Net], x.leaves()",
         ("new", True, 1, True, [1]),
     ),
+    "expressions that have another value now": (
+        """
+        import dataclasses, kinds
+        config = {"n": 1, "k": "a"}
+        @dataclasses.dataclass
+        class Net(kinds.Module):
+            n: int = config["n"]
+            def f(self, x=config["n"], *, key=config["k"]): return x, key
+            @classmethod
+            def g(cls, x=config["n"]): return x
+        config.update(n=2, k="b")
+        x = Net()
+        """,
+        "x.n, Net().n, x.f(), Net.g(), Net(n=5).n, Net.f(x, 7, key='c')",
+        (1, 1, (1, "a"), 1, 5, (7, "c")),
+    ),
     "random": (
         """
         import kinds, random
