@@ -241,7 +241,7 @@ class Builder:
             unsent = {*self.use.of(Action.SEND, Action.FILL)} - {*self.names}
             self.use = self.use.without(unsent)
         pickler = self.stream.pickler
-        attributes = pickler.attributes.union(self.cell_attributes)
+        attributes = pickler.attributes.union(self.cell_attributes, pickler.sent.in_decorators)
         used = [statement for statement, _ in self.needs.statements.values()]
         effects = self.needs.imports.for_side_effects(self.needs.read, self.cell_modules)
         lines = self._import_lines(used, effects)

@@ -34,6 +34,7 @@ from hydrogen_magic.serialization.code_names import (
     names_bound_by,
     names_in_source,
 )
+from hydrogen_magic.serialization.library_objects import is_jax_array
 from hydrogen_magic.serialization.pickler import is_main
 from hydrogen_magic.serialization.reducers import BASES, METACLASS, functions_in
 
@@ -42,6 +43,7 @@ _MAKING = {"__new__", "__init__", "__prepare__"}
 _NEEDING_BODIES = {"equinox", "msgspec", "sqlalchemy"}
 """Packages whose classes are not complete without the body of their statement. Those of others are better
 rebuilt from their attributes, which may have changed since."""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _FUTURE = __future__.annotations.compiler_flag
 
 
@@ -59,6 +61,9 @@ class ClassStatement:
     """Names of the notebook's classes in its texts and annotations."""
     is_decorated: bool
     """It has decorators, which ranks execute, too."""
+    may_register: bool
+    """Decorators, or a base, may make its class a pytree node of JAX, and nothing in it starts JAX's backend,
+    which ``jax.distributed.initialize()`` would refuse."""
 
     def functions(self) -> Iterator[types.CodeType]:
         """Yield the code of the functions in the body."""
@@ -100,12 +105,13 @@ def statement_of(cls: type, needs: RequiredNames) -> ClassStatement | None:
     class now.
     """
     is_current = needs.namespace.get(cls.__qualname__) is cls
-    if cls not in _found and (_needs_body(cls, is_current) or is_node_of_jax(cls)):
+    needs_body = _needs_body(cls, is_current)
+    if cls not in _found and (needs_body or _registers_itself(cls)):
         files = _files(needs)
         found = [file for file in files if _makes(file, cls, files)]
         if found and (is_current or (is_main(cls) and len(found) == 1)):
             statement = _statement(cls, found[-1], needs)
-            if statement is not None and (statement.is_decorated or _observers(cls)):
+            if statement is not None and (needs_body or statement.may_register):
                 _found[cls] = statement
     return _found.get(cls)
 
@@ -128,11 +134,18 @@ def _needs_body(cls: type, is_current: bool) -> bool:
 def is_node_of_jax(cls: type) -> bool:
     """Whether a class is a pytree node of JAX, which ranks do not see if they rebuild it from its attributes.
 
-    A base that registers every class, such as ``flax.nnx.Module``, does so on ranks, too; the fields of a
-    dataclass are registered by name, and are not known there when its base does it.
+    A base of a library that registers every class, such as ``flax.nnx.Module``, does so on ranks, too; the
+    fields of a dataclass are registered by name, and are not known there when its base does it.
     """
     registry = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
-    return cls in registry and (dataclasses.is_dataclass(cls) or not _observers(cls))
+    packages = _observers(cls)
+    is_registered_again = packages and "__main__" not in packages
+    return cls in registry and (dataclasses.is_dataclass(cls) or not is_registered_again)
+
+
+def _registers_itself(cls: type) -> bool:
+    """Whether the statement of a class, with its decorators, makes it a pytree node."""
+    return is_node_of_jax(cls) and "__main__" not in _observers(cls)
 
 
 def _hooks(cls: type) -> Iterator[tuple[type, Any]]:
@@ -217,7 +230,8 @@ def _compiled(text: str, name: str, file: str, flags: int) -> types.CodeType:
     node = copy.copy(_node(text, name))
     assert node is not None
     if isinstance(node, ast.ClassDef):
-        node.bases = [ast.Starred(ast.Name(BASES, ast.Load()), ast.Load())]
+        if node.bases:  # a decorator may have added some to a class without any
+            node.bases = [ast.Starred(ast.Name(BASES, ast.Load()), ast.Load())]
         given = ast.keyword("metaclass", ast.Name(METACLASS, ast.Load()))
         node.keywords = [given if one.arg == "metaclass" else one for one in node.keywords]
     return _compile(ast.fix_missing_locations(ast.Module([node], [])), file, flags)
@@ -288,7 +302,29 @@ def _statement(cls: type, file: str, needs: RequiredNames) -> ClassStatement | N
         needs.outdated[name] = outdated[0]
         return None
     names, is_decorated = _with_reads(given, cls, needs), bool(getattr(node, "decorator_list", ()))
-    return ClassStatement(name, code, names, tuple(sorted(classes)), is_decorated)
+    may_register = is_decorated or bool(_observers(cls))
+    may_register = may_register and not _computes_with_jax(node, given)
+    return ClassStatement(name, code, names, tuple(sorted(classes)), is_decorated, may_register)
+
+
+def _computes_with_jax(node: ast.ClassDef | ast.Assign, given: Mapping[str, Any]) -> bool:
+    """Whether a body calls JAX, or reads its arrays, which are NumPy's on ranks."""
+    if any(is_jax_array(type(value)) for value in given.values()):
+        return True
+    todo: list[ast.AST] = [*node.body] if isinstance(node, ast.ClassDef) else [node.value]
+    for one in todo:
+        if not isinstance(one, _FUNCTIONS):
+            todo += ast.iter_child_nodes(one)
+        if isinstance(one, ast.Call):
+            root = given.get(next(_names(one.func), ""))
+            home = root.__name__ if isinstance(root, types.ModuleType) else _module_of(root)
+            if home.partition(".")[0] == "jax":
+                return True
+    return False
+
+
+def _module_of(value: Any) -> str:
+    return str(getattr(value, "__module__", ""))
 
 
 def _is_notebooks(name: str, needs: RequiredNames) -> bool:

@@ -177,6 +177,8 @@ class SentDefinitions:
     names: set[str] = field(default_factory=set)
     with_decorators: set[str] = field(default_factory=set)
     """Classes whose decorators ranks execute."""
+    in_decorators: set[str] = field(default_factory=set)
+    """Names in these decorators, with attributes."""
     lost_nodes: set[str] = field(default_factory=set)
     """Pytree nodes of JAX that ranks do not register."""
 
@@ -226,8 +228,8 @@ def registration_note(
             )
     if sent.lost_nodes and not any(map(_REGISTERS_NODE.fullmatch, used)):
         return (
-            f"`{min(sent.lost_nodes)}` is a pytree node of JAX in the notebook, and a leaf on the ranks:"
-            " define the class in the cell or in a local module"
+            f"`{min(sent.lost_nodes)}` is a pytree node of JAX in the notebook, and may be a leaf on the"
+            " ranks: define the class in the cell or in a local module"
         )
     return ""
 

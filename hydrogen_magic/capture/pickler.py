@@ -265,7 +265,7 @@ class CapturePickler(Pickler):
         begun.append(contains_itself)
         if statement.is_decorated:
             self.sent.with_decorators.add(statement.name)
-        self._add_code(statement.code)
+        self._add_code(statement.code, is_statement=True)
         if self.needs.namespace.get(statement.name) is cls:  # a rank has it by then
             self.needs.ignore(statement.name)
         _, (kind, _, bases, *_), (attributes, _), *_, set_state = reduced
@@ -342,9 +342,12 @@ class CapturePickler(Pickler):
             self.modules.add(str(home))
         return super()._dynamic_function_reduce(func)
 
-    def _add_code(self, code: types.CodeType) -> None:
+    def _add_code(self, code: types.CodeType, is_statement: bool = False) -> None:
+        """``is_statement``: it makes a class, and its own names are those of decorators."""
         self.filenames.add(code.co_filename)
-        self.attributes.update(*(each.co_names for each in code_objects(code)))
+        for each in code_objects(code):
+            is_outer = is_statement and each is code
+            (self.sent.in_decorators if is_outer else self.attributes).update(each.co_names)
         self.modules.update(imported_names(code))
 
     def default_of(self, value: Any) -> Any:

@@ -63,6 +63,11 @@ KINDS = '''
         nodes[cls] = fields
         return cls
 
+    def mapping(cls):
+        """Return a node with a base more than the class has, as chex does."""
+        body = {name: each for name, each in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        return node(type(cls.__name__, (dict,), body))
+
     class Node:
         def __init_subclass__(cls): node(dataclasses.dataclass(cls), (*cls.__dataclass_fields__,))
 
@@ -446,7 +451,9 @@ NODES = """
     @dataclasses.dataclass
     class Later: x: int = 1
     kinds.register_node(Later)
-    values = [Point(1), Row(), State(), Wider(), Model(), Later()]
+    @kinds.mapping
+    class Mapped: x: int = 1
+    values = [Point(1), Row(), State(), Wider(), Model(), Later(), Mapped()]
 """
 
 
@@ -459,7 +466,7 @@ def test_pytree_nodes_of_jax_are_nodes_on_ranks(
     monkeypatch.setitem(sys.modules, "jax._src.tree_util", registry)
     notebook.cell(NODES)
     captured = notebook.capture("import kinds\n[kinds.nodes.get(type(each)) for each in values]")
-    assert ranks.run(captured).value == [("x",), ("x",), ("y",), ("y", "z"), (), None]
+    assert ranks.run(captured).value == [("x",), ("x",), ("y",), ("y", "z"), (), None, ("x",)]
     hint = captured.hints[0]
     assert hint.startswith("the notebook registered `Later` by kinds.register_node()"), hint
 
@@ -479,6 +486,27 @@ def test_a_node_of_jax_that_is_a_leaf_on_ranks_is_named(
     nodes[type(notebook.names["x"])] = ()
     (hint,) = notebook.capture("x").hints
     assert hint.startswith("`made.<locals>.Local` is a pytree node of JAX in the notebook")
+    notebook.cell("import kinds\n@kinds.node\nclass Good: pass\nboth = [Good(), x]")
+    nodes[notebook.names["Good"]] = ()
+    assert len(notebook.capture("both").hints) == 1
     assert not notebook.capture(
         "def register_pytree_node(x): return x\nregister_pytree_node(x)"
     ).hints
+
+
+def test_a_node_of_jax_that_computes_is_made_of_its_attributes(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX must be initialized before."""
+    nodes: dict[type, object] = {}
+    registry = types.SimpleNamespace(_registry=nodes)
+    monkeypatch.setitem(sys.modules, "jax._src.tree_util", registry)
+    jnp = types.ModuleType("jax.numpy")
+    vars(jnp)["ones"] = lambda n: [1] * n
+    notebook.names["jnp"] = jnp
+    monkeypatch.setitem(sys.modules, "jax.numpy", jnp)
+    for default, is_lost in (("jnp.ones(2)", True), ("lambda: jnp.ones(2)", False)):
+        notebook.cell(f"import kinds\n@kinds.node\nclass A: x = {default}")
+        nodes[notebook.names["A"]] = ()
+        hints = notebook.capture("A").hints
+        assert any("`A` is a pytree node of JAX" in hint for hint in hints) == is_lost, hints

@@ -104,6 +104,10 @@ def _apply_matplotlib(matplotlib: Any, key: str, value: Any) -> Undo:
 
 _KERAS = {
     "floatx": functions("config.floatx", "config.set_floatx", "float32"),
+    "epsilon": functions("config.epsilon", "config.set_epsilon", 1e-7),
+    "image data format": functions(
+        "config.image_data_format", "config.set_image_data_format", "channels_last"
+    ),
     "dtype policy": Value(
         lambda keras: keras.config.dtype_policy().name,
         lambda keras, value: keras.config.set_dtype_policy(value),
@@ -114,7 +118,7 @@ _KERAS = {
 
 def _jax_option(name: str, default: Any) -> Value:
     return Value(
-        lambda jax: getattr(jax.config, name),
+        lambda jax: getattr(jax.config, name, default),  # each version has its own options
         lambda jax, value: jax.config.update(name, value),
         default,
     )
@@ -129,6 +133,10 @@ _JAX = {
         "jax_numpy_dtype_promotion": "standard",
         "jax_debug_nans": False,
         "jax_debug_infs": False,
+        "jax_disable_jit": False,
+        "jax_numpy_rank_promotion": "allow",
+        "jax_random_seed_offset": 0,
+        "jax_threefry_partitionable": True,
     }.items()
 }
 
