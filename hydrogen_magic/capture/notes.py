@@ -20,6 +20,9 @@ from hydrogen_magic.serialization.pickler import is_main
 _SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
 _REGISTERS = re.compile(r"register(_\w+)?")
 _REGISTERS_NODE = re.compile(r"register_(pytree|dataclass|static)\w*")
+_OF_KERAS = "register_keras_serializable"
+_NEEDS_KERAS = ("load_model", "model_from_json", "deserialize_keras_object", "deserialize")
+"""What looks for the classes that it registers; those of models of the notebook are sent with them."""
 _OF_TQDM = ("progress_apply", "progress_map", "progress_applymap", "progress_transform")
 """Methods that ``tqdm.pandas()`` gives the classes of pandas."""
 _PARTS_OF_LIBRARIES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
@@ -221,7 +224,8 @@ def registration_note(
         is_of_library = issubclass(type(library), _PARTS_OF_LIBRARIES) and not is_main(library)
         target = namespace.get(one.target, library)
         is_in_object = not issubclass(type(target), _PARTS_OF_LIBRARIES)  # which is sent with it
-        if registered and is_of_library and not is_in_object and parts[-1] not in used:
+        is_sent = parts[-1] == _OF_KERAS and used.isdisjoint(_NEEDS_KERAS)
+        if registered and is_of_library and not (is_in_object or is_sent or parts[-1] in used):
             return (
                 f"the notebook registered `{registered[0]}` by {one.function}(), and the ranks do not: call "
                 "it inside the cell"

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic.serialization.instances import Reduced, find_on_type, restore_attributes
+from hydrogen_magic.serialization.keras_objects import reduce_keras_object
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
     restore_dead_reference,
@@ -500,6 +501,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("io", "FileIO", reduce_closed_file),
     ("jax", "Array", _reduce_jax_array),
     ("jaxlib._jax", "PjitFunction", _reduce_jitted),
+    ("keras.src.saving.keras_saveable", "KerasSaveable", reduce_keras_object),
     ("pandas.core.internals.blocks", "Block", reduce_block),
     ("pandas.core.internals.managers", "SingleBlockManager", reduce_single_manager),
     ("pandas._libs.arrays", "NDArrayBacked", _reduce_backed_array),

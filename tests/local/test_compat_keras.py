@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -168,3 +169,13 @@ def test_ranks_that_have_not_joined_by_jax_do_not_train_alone(
 def test_horovod_runners_example_trains_with_averaged_gradients() -> None:
     HorovodRunner(np=-N_RANKS).run(train, x=X, y=Y)
     check(list(launcher.gangs().values())[-1].results, [RATE] * EPOCHS * N_STEPS)
+
+
+def test_models_with_custom_objects_of_the_notebook_travel_both_ways() -> None:
+    environ = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.keras_notebook"], capture_output=True, text=True, env=environ
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == dict.fromkeys(found, True)
