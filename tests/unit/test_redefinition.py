@@ -244,3 +244,20 @@ def test_a_broken_edit_raises_in_each_cell_until_it_is_repaired(
             finder.update(sources(low_level="1 / 0"))
     finder.update(sources(low_level="x = 2"))
     assert main["low_level"].x == 2
+
+
+def test_jax_traces_again_with_an_instance_of_a_redefined_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An argument that is static has the same identity as before."""
+    cleared: list[str] = []
+    jax = types.SimpleNamespace(clear_caches=lambda: cleared.append("all"))
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    earlier: dict[str, Any] = {"__name__": "__main__"}
+    later = dict(earlier)
+    for names, body in ((earlier, "def f(): return 1"), (later, "def f(): return 2")):
+        exec(f"{body}\nclass Net: pass", names)
+    redefinition.replace({"f": earlier["f"]}, later)
+    assert not cleared
+    redefinition.replace(earlier, later)
+    assert cleared == ["all"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import gc
+import sys
 import types
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ def replace(
         _move_subclasses(old, new)
         if issubclass(new, enum.Enum) and new.__eq__ is object.__eq__:
             new.__eq__ = _is_same_member
+    if classes and "jax" in sys.modules:  # its caches find instances, whose code is another now
+        sys.modules["jax"].clear_caches()
     for old, new in pairs:
         if isinstance(old, types.FunctionType):
             followers = {each for each in (old, *_followers.pop(old, ())) if id(each) not in kept}
