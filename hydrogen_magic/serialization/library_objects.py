@@ -437,7 +437,10 @@ def values_of_jax_array(array: Any) -> Any:
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         why = "it is a typed key of random numbers, which only JAX's backend can hold"
         raise RefusedError(
-            array, why, "use jax.random.key_data(key) and jax.random.wrap_key_data()"
+            array,
+            why,
+            "use jax.random.key_data(key) and jax.random.wrap_key_data(), or create the object with the key"
+            " inside the cell",
         )
     if not (array.is_fully_addressable or array.is_fully_replicated):
         why = "it is sharded over the ranks, and every rank holds only a part of it"
@@ -466,6 +469,18 @@ def restore_jitted(function: Any, state: tuple[Any, dict[str, Any]]) -> None:
     vars(function).update(state[1])
 
 
+def _reduce_tf_function(function: Any) -> Any:
+    """Reduce a ``tf.function`` as it was before its first call: it is traced again where it is read.
+
+    Otherwise a call would change it, which a session takes for a change by the user.
+    """
+    make, args, state, *_ = function.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    fresh = function._clone(None).__getstate__()
+    named = ("__", "_tf_decorator")  # what the decorator has copied from the function
+    kept = {name: value for name, value in state.items() if name.startswith(named)}
+    return make, args, {**kept, **fresh}
+
+
 def _reduce_jax_array(array: Any) -> Any:
     return restore_jax_array, (values_of_jax_array(array),)
 
@@ -490,6 +505,7 @@ def _uses_cpu(platforms: str | None) -> bool:
     return not any(map(importlib.util.find_spec, ("jax_plugins", "libtpu")))
 
 
+_TF_FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function"
 _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("argparse", "Action", _reduce_of_parser),
     ("argparse", "_ActionsContainer", _reduce_of_parser),
@@ -510,6 +526,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("numpy", "ndarray", _reduce_subclass),
     ("pydantic._internal._namespace_utils", "NamespacesTuple", _reduce_namespaces),
     ("pyspark.core.broadcast", "Broadcast", _reduce_broadcast),
+    (_TF_FUNCTION, "Function", _reduce_tf_function),
     ("struct", "Struct", lambda form: (type(form), (form.format,))),
     ("torch._ops", "OpOverload", _reduce_overload),
     ("torch._ops", "OpOverloadPacket", _reduce_operator),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,37 @@ def test_the_guides_cell_learns_what_one_process_learns(notebook_shell: Interact
     np.testing.assert_allclose(bias, expected[1], rtol=1e-4)
     gang = list(launcher.gangs().values())[-1]
     np.testing.assert_allclose(gang.metrics.query("rank == 0")["loss"], expected[2], rtol=1e-4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("warm_agents")
+def test_functions_that_were_called_travel_and_are_no_conflict(
+    notebook_shell: InteractiveShell,
+) -> None:
+    def run(cell: str) -> Any:
+        done = notebook_shell.run_cell(textwrap.dedent(cell))
+        done.raise_error()
+        return done.result
+
+    run("""
+        import tensorflow as tf
+        weight = tf.Variable(2.0)
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+        def step(x):
+            "Doc."
+            return x * weight
+        assert float(step(1.0)) == 2
+    """)
+    cell = (
+        "%%distributed --np 1 --with tensorflow --session --quiet\nfloat(step(3.0)), step.__doc__"
+    )
+    assert run(cell) == (6.0, "Doc.")
+    assert float(run("step(4.0)")) == 8
+    assert run(cell) == (6.0, "Doc.")
+    run("@tf.function\ndef step(x):\n    'New.'\n    return 2 * x * weight")
+    assert run(cell) == (12.0, "New.")
+    notebook_shell.run_line_magic("gang", "end")
 
 
 def plan(ports: tuple[int, ...]) -> Plan:
