@@ -439,6 +439,17 @@ def test_one_column_without_a_name(returned: Returning, kind: pa.DataType) -> No
     assert found["prediction"].to_pylist() == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("bfloat16", pa.float32()), ("float8_e4m3fn", pa.float32()), ("int4", pa.int8())],
+)
+def test_types_of_jax_that_arrow_lacks(kind: str, expected: pa.DataType) -> None:
+    dtype = getattr(pytest.importorskip("ml_dtypes"), kind)
+    found = run(lambda batch: np.minimum(batch["x"].to_numpy(), 7).astype(dtype), frame())
+    assert found.schema.field("prediction").type == expected
+    assert found["prediction"].to_pylist() == [*range(8), 7, 7]
+
+
 def test_an_embedding_is_one_column() -> None:
     def predict(batch: np.ndarray) -> Any:
         return {"e": np.repeat(batch[:, :1], 4, axis=1).reshape(-1, 2, 2).squeeze(), "version": "a"}

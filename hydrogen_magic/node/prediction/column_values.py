@@ -145,6 +145,8 @@ def of_tensor(tensor: Any) -> Any:
 
 def _of_numpy(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
     array = value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
+    if array.dtype.type.__module__ == "ml_dtypes":  # JAX's bfloat16 and small types
+        array = array.astype(np.int8 if "int" in array.dtype.name else np.float32)
     wanted = _shape_of(field)
     if n_rows == 1 and array.shape != (1, *wanted) and array.shape == wanted:
         array = array[np.newaxis]  # a batch of one row, squeezed
