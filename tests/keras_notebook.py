@@ -12,6 +12,8 @@ import keras
 import numpy as np
 
 import hydrogen_magic as hm
+from hydrogen_magic.capture import capture_call
+from hydrogen_magic.errors import CaptureError
 
 
 @keras.saving.register_keras_serializable("mine")
@@ -65,10 +67,38 @@ def shifted(x: Any) -> Any:  # type: ignore[no-redef]
     return x - 100
 
 
+class Subclassed(keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = Scaled(2.0)
+
+    def call(self, x: Any) -> Any:
+        return self.scaled(x)
+
+
+class Revived(Subclassed):
+    def __init__(self, **options: Any) -> None:
+        keras.Model.__init__(self, **options)
+        self.scaled = Scaled(2.0)
+
+
+SUBCLASSED, REVIVED = Subclassed(), Revived()
+REVIVED(X)
+
+
+def refusal() -> str:
+    try:
+        capture_call(lambda: SUBCLASSED, (), {})
+    except CaptureError as error:
+        return str(error)
+    return ""
+
+
 def on_rank() -> Any:
     found = MODEL.predict(X, verbose=0)
     is_same = isinstance(MODEL.layers[0], Doubled) and isinstance(ALONE, Doubled)
     again = MODEL.fit(X, np.zeros((2, 1), np.float32), verbose=0).history["loss"]
+    is_same = is_same and np.allclose(REVIVED(X), 2 * X)
     return found, is_same, softplus(0), MODEL, again
 
 
@@ -82,6 +112,7 @@ def main() -> None:
         "is the trained one": not np.allclose(after, EXPECTED) and len(losses) == 1,
         "keeps functions": model.layers[2].activation(0) == 1,
         "keeps attributes": model.layers[1].by == 3.0,
+        "is refused if it cannot be loaded": "let __init__ accept **kwargs" in refusal(),
     }
     print(json.dumps({name: bool(value) for name, value in results.items()}))
 

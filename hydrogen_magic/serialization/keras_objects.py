@@ -6,6 +6,7 @@ has not executed their definitions does not find them.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import types
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hydrogen_magic.serialization.instances import find_on_type
+from hydrogen_magic.serialization.pickling_errors import RefusedError
 
 _CONFIG = "config.json"
 """Of an archive."""
@@ -24,6 +26,8 @@ def reduce_keras_object(obj: Any) -> Any:
     saveable = sys.modules["keras.src.saving.keras_saveable"].KerasSaveable
     if find_on_type(type(obj), "__reduce__") is not vars(saveable)["__reduce__"]:
         return NotImplemented
+    for part in _layers_of(obj):
+        _check_config(part)
     make, (archive,) = obj.__reduce__()
     with zipfile.ZipFile(archive) as file:
         config = json.loads(file.read(_CONFIG))
@@ -62,9 +66,31 @@ def _parts_of(obj: Any) -> Iterator[Any]:
 
     The notebook may have other ones of these names by now.
     """
-    layers = obj._flatten_layers() if hasattr(obj, "_flatten_layers") else ()
-    for each in (obj, *layers):
+    for each in _layers_of(obj):
         yield from filter(_is_custom, (type(each), *vars(each).values()))
+
+
+def _layers_of(obj: Any) -> list[Any]:
+    """Return a model and its layers, also those of its layers."""
+    return [*obj._flatten_layers()] if hasattr(obj, "_flatten_layers") else [obj]
+
+
+def _check_config(part: Any) -> None:
+    """Raise RefusedError for a layer or model of the notebook that Keras saves, but cannot load."""
+    makes = find_on_type(type(part), "from_config")
+    if not _is_custom(type(part)) or _is_custom(getattr(makes, "__func__", None)):
+        return
+    config = part.get_config()
+    try:
+        if "layers" not in config:  # those of a functional model are no arguments
+            inspect.signature(type(part)).bind(**config)
+    except TypeError as error:
+        raise RefusedError(
+            part,
+            f"Keras cannot create it again from its get_config(): {error}",
+            "let __init__ accept **kwargs, pass these to super().__init__ and return its own arguments from"
+            " get_config, or build it inside the cell and send its get_weights()",
+        ) from None
 
 
 def _custom_object(name: str, parts: Mapping[str, Any]) -> Any:
