@@ -17,12 +17,12 @@ from hydrogen_magic.errors import CaptureError
 
 
 @keras.saving.register_keras_serializable("mine")
-class Doubled(keras.layers.Layer):  # type: ignore[misc]
+class Doubled(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         return 2 * x
 
 
-class Scaled(keras.layers.Layer):  # type: ignore[misc]
+class Scaled(keras.layers.Layer):
     def __init__(self, by: float, **options: Any) -> None:
         super().__init__(**options)
         self.by = by
@@ -62,12 +62,12 @@ def softplus(x: Any) -> Any:
     return x - 100
 
 
-def shifted(x: Any) -> Any:  # type: ignore[no-redef]
+def shifted(x: Any) -> Any:
     """Defined again: the model has the earlier one."""
     return x - 100
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.scaled = Scaled(2.0)

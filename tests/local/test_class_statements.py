@@ -471,12 +471,18 @@ def test_pytree_nodes_of_jax_are_nodes_on_ranks(
     assert hint.startswith("the notebook registered `Later` by kinds.register_node()"), hint
 
 
-def test_a_node_of_jax_that_is_a_leaf_on_ranks_is_named(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes: dict[type, object] = {}
-    registry = types.SimpleNamespace(_registry=nodes)
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[type, object]:
+    """Return the registry of a stand-in for JAX."""
+    found: dict[type, object] = {}
+    registry = types.SimpleNamespace(_registry=found)
     monkeypatch.setitem(sys.modules, "jax._src.tree_util", registry)
+    return found
+
+
+def test_a_node_of_jax_that_is_a_leaf_on_ranks_is_named(
+    notebook: Notebook, nodes: dict[type, object]
+) -> None:
     notebook.cell("""
         def made():
             class Local: pass
@@ -495,12 +501,9 @@ def test_a_node_of_jax_that_is_a_leaf_on_ranks_is_named(
 
 
 def test_a_node_of_jax_that_computes_is_made_of_its_attributes(
-    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+    notebook: Notebook, nodes: dict[type, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """JAX must be initialized before."""
-    nodes: dict[type, object] = {}
-    registry = types.SimpleNamespace(_registry=nodes)
-    monkeypatch.setitem(sys.modules, "jax._src.tree_util", registry)
     jnp = types.ModuleType("jax.numpy")
     vars(jnp)["ones"] = lambda n: [1] * n
     notebook.names["jnp"] = jnp
