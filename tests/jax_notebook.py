@@ -25,6 +25,9 @@ from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.result_stream import Packer
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_threefry_partitionable", False)
+jax.config.update("jax_random_seed_offset", 7)
+DRAWN = np.asarray(jax.random.uniform(jax.random.PRNGKey(0), (3,)))
 N_STEPS = 5
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
@@ -91,6 +94,7 @@ def train_on_ranks() -> Any:
     assert (halved.__name__, halved.__doc__, halved.__wrapped__(3)) == ("halved", "Half of x.", 1.5)
     assert halved(3.0) == 1.5 and halved.lower(3.0).compile()(3.0) == 1.5
     assert jax.grad(lambda x: 5 * clipped(x))(2.0) == 1
+    assert np.array_equal(DRAWN, jax.random.uniform(jax.random.PRNGKey(0), (3,)))
     twice = jax.jit(lambda line: jax.tree.map(lambda x: 2 * x, line))(LINE)
     assert isinstance(twice, Line) and (twice.slope.tolist(), twice.name) == ([2, 2], "first")
     try:

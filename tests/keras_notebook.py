@@ -42,6 +42,8 @@ def error_of(y: Any, found: Any) -> Any:
     return keras.ops.mean((y - found) ** 2)
 
 
+keras.config.set_epsilon(0.1)
+keras.config.set_image_data_format("channels_first")
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 MODEL = keras.Sequential(
     [
@@ -99,6 +101,7 @@ def on_rank() -> Any:
     is_same = isinstance(MODEL.layers[0], Doubled) and isinstance(ALONE, Doubled)
     again = MODEL.fit(X, np.zeros((2, 1), np.float32), verbose=0).history["loss"]
     is_same = is_same and np.allclose(REVIVED(X), 2 * X)
+    assert (keras.config.epsilon(), keras.config.image_data_format()) == (0.1, "channels_first")
     return found, is_same, softplus(0), MODEL, again
 
 

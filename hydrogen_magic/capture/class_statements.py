@@ -36,7 +36,13 @@ from hydrogen_magic.serialization.code_names import (
 )
 from hydrogen_magic.serialization.library_objects import is_jax_array
 from hydrogen_magic.serialization.pickler import is_main
-from hydrogen_magic.serialization.reducers import BASES, METACLASS, functions_in
+from hydrogen_magic.serialization.reducers import (
+    ATOMS,
+    BASES,
+    METACLASS,
+    Defaults,
+    functions_in,
+)
 
 _MAKING = {"__new__", "__init__", "__prepare__"}
 """Methods of a metaclass that are called when a class is made."""
@@ -61,9 +67,6 @@ class ClassStatement:
     """Names of the notebook's classes in its texts and annotations."""
     is_decorated: bool
     """It has decorators, which ranks execute, too."""
-    may_register: bool
-    """Decorators, or a base, may make its class a pytree node of JAX, and nothing in it starts JAX's backend,
-    which ``jax.distributed.initialize()`` would refuse."""
 
     def functions(self) -> Iterator[types.CodeType]:
         """Yield the code of the functions in the body."""
@@ -106,12 +109,12 @@ def statement_of(cls: type, needs: RequiredNames) -> ClassStatement | None:
     """
     is_current = needs.namespace.get(cls.__qualname__) is cls
     needs_body = _needs_body(cls, is_current)
-    if cls not in _found and (needs_body or _registers_itself(cls)):
+    if cls not in _found and (needs_body or is_node_of_jax(cls)):
         files = _files(needs)
         found = [file for file in files if _makes(file, cls, files)]
         if found and (is_current or (is_main(cls) and len(found) == 1)):
-            statement = _statement(cls, found[-1], needs)
-            if statement is not None and (needs_body or statement.may_register):
+            statement = _statement(cls, found[-1], needs, needs_body)
+            if statement is not None:
                 _found[cls] = statement
     return _found.get(cls)
 
@@ -141,11 +144,6 @@ def is_node_of_jax(cls: type) -> bool:
     packages = _observers(cls)
     is_registered_again = packages and "__main__" not in packages
     return cls in registry and (dataclasses.is_dataclass(cls) or not is_registered_again)
-
-
-def _registers_itself(cls: type) -> bool:
-    """Whether the statement of a class, with its decorators, makes it a pytree node."""
-    return is_node_of_jax(cls) and "__main__" not in _observers(cls)
 
 
 def _hooks(cls: type) -> Iterator[tuple[type, Any]]:
@@ -280,8 +278,13 @@ def _annotated(node: ast.ClassDef) -> Iterator[str]:
 # ── what it reads ────────────────────────────────────────────────────────────────────────────────
 
 
-def _statement(cls: type, file: str, needs: RequiredNames) -> ClassStatement | None:
-    """Return the statement; None if it is not certain that it makes the same class now."""
+def _statement(
+    cls: type, file: str, needs: RequiredNames, needs_body: bool
+) -> ClassStatement | None:
+    """Return the statement; None if it is not certain that it makes the same class now.
+
+    Without ``needs_body`` it is only wanted if it makes the class a pytree node of JAX.
+    """
     name, files, space = cls.__qualname__, _files(needs), needs.namespace
     node, code = _node(_text(file), name), _code(file, cls, files)
     assert node is not None
@@ -297,14 +300,24 @@ def _statement(cls: type, file: str, needs: RequiredNames) -> ClassStatement | N
     is_lacking = is_lacking or any(map(needs.is_ranks_own, reads))
     if is_lacking or any(value is cls for value in given.values()) or _calls_notebook(node, space):
         return None
+    if not needs_body and not _registers_node(cls, node, given):
+        return None
     values = {each for each in given if not isinstance(given[each], types.ModuleType)}
     if outdated := sorted(values.intersection(_bound_since(node, file, files))):
         needs.outdated[name] = outdated[0]
         return None
     names, is_decorated = _with_reads(given, cls, needs), bool(getattr(node, "decorator_list", ()))
-    may_register = is_decorated or bool(_observers(cls))
-    may_register = may_register and not _computes_with_jax(node, given)
-    return ClassStatement(name, code, names, tuple(sorted(classes)), is_decorated, may_register)
+    return ClassStatement(name, code, names, tuple(sorted(classes)), is_decorated)
+
+
+def _registers_node(cls: type, node: ast.ClassDef | ast.Assign, given: Mapping[str, Any]) -> bool:
+    """Whether a decorator or a base may make the class a node, and nothing starts JAX's backend before.
+
+    ``jax.distributed.initialize()`` would refuse that. A base of the notebook is not called again.
+    """
+    packages = _observers(cls)
+    is_registered = bool(packages or getattr(node, "decorator_list", ()))
+    return is_registered and "__main__" not in packages and not _computes_with_jax(node, given)
 
 
 def _computes_with_jax(node: ast.ClassDef | ast.Assign, given: Mapping[str, Any]) -> bool:
@@ -409,6 +422,24 @@ def _attributes_set_in(text: str) -> frozenset[tuple[str, str]]:
     nodes = (node for node in ast.walk(parsed(text)) if isinstance(node, ast.Attribute))
     stored = [(node.value, node.attr) for node in nodes if isinstance(node.ctx, ast.Store)]
     return frozenset((of.id, name) for of, name in stored if isinstance(of, ast.Name))
+
+
+def defaults_of(attributes: Mapping[str, Any]) -> dict[str, list[Defaults]]:
+    """Return the default arguments of the functions in the attributes of a class that are constants.
+
+    An expression may have another value when it is evaluated again.
+    """
+    found = {
+        name: [_constant_defaults(function) for function in functions_in(value)]
+        for name, value in attributes.items()
+    }
+    return {name: of_functions for name, of_functions in found.items() if any(of_functions)}
+
+
+def _constant_defaults(function: types.FunctionType) -> Defaults:
+    found: Defaults = dict(enumerate(function.__defaults__ or ()))
+    found |= function.__kwdefaults__ or {}
+    return {key: value for key, value in found.items() if type(value) in ATOMS}
 
 
 def _is_data(value: Any, packages: Set[str]) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from hydrogen_magic.capture.class_statements import (
     ClassStatement,
+    defaults_of,
     is_node_of_jax,
     statement_of,
 )
@@ -52,7 +53,6 @@ from hydrogen_magic.serialization.reducers import (
     METACLASS,
     UNBOUND,
     Binding,
-    defaults_of,
     find,
     resolve,
     restore_array,

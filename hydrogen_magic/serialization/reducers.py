@@ -14,7 +14,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 SKELETON_CLASS_ARGS = 4
@@ -32,7 +32,7 @@ class Binding(NamedTuple):
 
 UNBOUND = Binding("", False)
 
-_Defaults = dict[Any, Any]
+Defaults = dict[Any, Any]
 """Default values of arguments, by position or keyword."""
 
 complete_classes: weakref.WeakSet[type] = weakref.WeakSet()
@@ -284,7 +284,7 @@ def restore_class_by_statement(
 
 def restore_later_state(
     cls: Any,
-    state: tuple[Callable[..., Any], dict[str, Any], dict[str, Any], dict[str, list[_Defaults]]],
+    state: tuple[Callable[..., Any], dict[str, Any], dict[str, Any], dict[str, list[Defaults]]],
 ) -> None:
     """Set what a statement has not given its class: attributes, names that its methods read, and defaults."""
     set_state, attributes, names, defaults = state
@@ -310,40 +310,19 @@ def functions_in(value: Any) -> Iterator[types.FunctionType]:
     yield from (each for each in parts if type(each) is types.FunctionType)
 
 
-def defaults_of(attributes: Mapping[str, Any]) -> dict[str, list[_Defaults]]:
-    """Return the default arguments of the functions in the attributes of a class that are constants.
-
-    An expression may have another value when it is evaluated again.
-    """
-    found = {
-        name: [_defaults_in(function) for function in functions_in(value)]
-        for name, value in attributes.items()
-    }
-    return {name: of_functions for name, of_functions in found.items() if any(of_functions)}
-
-
-def _defaults_in(function: types.FunctionType) -> _Defaults:
-    found: _Defaults = {**dict(enumerate(function.__defaults__ or ())), **_keywords_of(function)}
-    return {key: value for key, value in found.items() if type(value) in _ATOMS}
-
-
-def _set_defaults(function: types.FunctionType, values: _Defaults) -> None:
-    positional, keywords = function.__defaults__ or (), _keywords_of(function)
+def _set_defaults(function: types.FunctionType, values: Defaults) -> None:
+    positional, keywords = function.__defaults__ or (), function.__kwdefaults__ or {}
     function.__defaults__ = tuple(values.get(n, one) for n, one in enumerate(positional)) or None
     keywords.update({name: values[name] for name in keywords if name in values})
 
 
-def _keywords_of(function: types.FunctionType) -> dict[str, Any]:
-    keywords: dict[str, Any] | None = function.__kwdefaults__
-    return {} if keywords is None else keywords
-
-
 def _is_equal(one: Any, other: Any) -> bool:
     """Whether both are equal values of Python's own types."""
-    return type(one) is type(other) and type(one) in _ATOMS and bool(one == other)
+    return type(one) is type(other) and type(one) in ATOMS and bool(one == other)
 
 
-_ATOMS = (bool, bytes, complex, float, int, str, type(None))
+ATOMS = (bool, bytes, complex, float, int, str, type(None))
+"""Types whose values have neither parts nor an identity that matters."""
 
 
 def _bind(obj: Any, binding: Binding) -> None:

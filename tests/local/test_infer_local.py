@@ -115,10 +115,13 @@ def test_ranks_share_the_cores_and_report_their_rows() -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_the_rank_that_predicts_alone_has_the_threads_of_all_cores() -> None:
-    """Unless the cell has chosen a number: a model with threads of its own is timed as in the notebook."""
+    """Unless the cell has chosen a number: a model with threads of its own is timed as in the notebook.
+
+    No chunk with these threads is left when the other rank begins.
+    """
     n_cores = len(os.sched_getaffinity(0))
     threads = ended(begin(frame(2_000), infer_ranks.torch_threads, 0)).result["threads"]
-    assert threads[0] == n_cores and set(threads[200:]) == {n_cores // 2}
+    assert set(threads[:100]) == {n_cores} and set(threads[100:]) == {n_cores // 2}
     chosen = n_cores + 1
     assert set(ended(begin(frame(500), infer_ranks.torch_threads, chosen)).result["threads"]) == {
         chosen

@@ -55,6 +55,10 @@ def test_definitions_do_not_come_back(notebook: Notebook) -> None:
 
 
 REGISTRATIONS = {
+    "@library.register_keras_serializable('p')\ndef f(x): return x": (
+        "def load_model(x): return f(x)\nload_model(1)",
+        "`f` by library.register_keras_serializable()",
+    ),
     "def f(x): return x\nlibrary.register(f)": ("f(1)", "`f` by library.register()"),
     "class Point: pass\nlibrary.tree.register_node(Point, len, print)\nx = Point()": (
         "print(x)",
@@ -83,12 +87,14 @@ SILENT = {
     ),
     "def f(x): return x\ndef never():\n    library.register(f)": "f(1)",
     "def register(f): return f\n@register\ndef f(x): return x": "f(1)",
+    "@library.register_keras_serializable('p')\ndef f(x): return x": "f(1)",  # models bring it
 }
 LIBRARY = """
 import sys, types
 library = sys.modules["library"] = types.ModuleType("library")
 exec("def register(*x, **k): return register_kind\\ndef register_kind(x): return x", vars(library))
 library.register_accessor = library.pandas = library.register
+library.register_keras_serializable = library.register
 library.tree = types.SimpleNamespace(register_node=print)
 """
 
