@@ -100,7 +100,7 @@ def _writes(value: Any, spark: Any) -> Iterator[list[tuple[int, bytearray]]]:
     """Yield the parts of one write after the other."""
     file = io.BytesIO()
     Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
-    data = file.getbuffer()
+    data = memoryview(file.getvalue())
     task_bytes = int(spark.conf.get("spark.rpc.message.maxSize", "128")) << 20
     n_parts = max(1, min(_WRITE_BYTES, task_bytes // 2) // _PART_BYTES)
     starts = range(0, len(data), _PART_BYTES)
