@@ -279,15 +279,16 @@ def hide_our_frames() -> None:
 
     def show_users_part(args: Any) -> None:
         kind, error, found, *rest = args
-        if kind is KeyboardInterrupt and _is_of_library(args.object):
+        if kind is KeyboardInterrupt and _is_of_library(found):
             return
         show(type(args)((kind, error, users_part(found), *rest)))
 
     sys.unraisablehook = show_users_part
 
 
-def _is_of_library(function: Any) -> bool:
-    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+def _is_of_library(found: TracebackType | None) -> bool:
+    """Whether the function that Python called is of a library."""
+    file = "" if found is None else found.tb_frame.f_code.co_filename
     return "-packages" in file or file.startswith(_STANDARD_LIBRARY)
 
 
