@@ -246,7 +246,7 @@ def mean_of(values, count):
 # %%
 %%distributed --np 2
 dist.init_process_group()
-total = torch.tensor([mean_of([1.0, 2.0, 3.0], batch_sizes[hm.rank()])])
+total = torch.tensor([mean_of([1, 2, 3], batch_sizes[hm.rank()])])
 dist.all_reduce(total)
 # %%
 %gang show

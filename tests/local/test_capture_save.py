@@ -324,6 +324,7 @@ def test_a_script_imports_for_effects_and_names_settings_that_it_lacks(
         notebook_shell.run_cell("np.seterr(all='warn', under='ignore')")  # numpy's defaults
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="inspect finds the right statement")
 def test_a_source_that_does_not_define_the_function_is_refused(notebook: Notebook) -> None:
     """IPython also splits the lines of a cell at form feeds, so Python finds another statement."""
     notebook.cell("import math\n\f\ndef scale(x):\n    y = x * 3\n    return y")

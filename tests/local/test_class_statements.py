@@ -15,7 +15,7 @@ from tests.capture_rig import Notebook, RankError, Ranks, write
 pytestmark = [pytest.mark.xdist_group("capture"), pytest.mark.usefixtures("in_folder")]
 
 KINDS = '''
-    import dataclasses, functools
+    import dataclasses, functools, inspect
 
     class Field:
         def __init__(self, size=0): self.size = size
@@ -28,11 +28,11 @@ KINDS = '''
     class Meta(type):
         fields = {}
         def __new__(meta, name, bases, body, **options):
-            known = tuple(body.get("__annotations__", ()))
             found = {key: each.size for key, each in body.items() if isinstance(each, Field)}
             body.update({key: Column(key, size) for key, size in found.items()})
             body = {key: Meta.wrapped(each) if key == "call" else each for key, each in body.items()}
             cls = super().__new__(meta, name, bases, body)
+            known = tuple(inspect.get_annotations(cls))
             Meta.fields[cls] = (*known, *found.items(), *options.items())
             return cls
         def __init__(cls, name, bases, body, **options): super().__init__(name, bases, body)

@@ -19,7 +19,8 @@ def test_a_loader_with_persistent_workers(notebook: Notebook, ranks: Ranks) -> N
         import torch
         from torch.utils.data import DataLoader, TensorDataset
         data = TensorDataset(torch.arange(8.0))
-        loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+        options = {"persistent_workers": True, "multiprocessing_context": "fork"}
+        loader = DataLoader(data, batch_size=4, num_workers=1, **options)
         before = [batch.sum().item() for batch, in loader]
     """)
     try:

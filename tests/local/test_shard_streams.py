@@ -308,7 +308,11 @@ def test_processes_of_a_loader_divide_tensors(parquet: Path) -> None:
 
     part = hm.shard(parquet, batch_size=5, shuffle=True).to_torch()
     loader = torch.utils.data.DataLoader(
-        part, batch_size=None, num_workers=2, persistent_workers=True
+        part,
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",
     )
     for epoch in range(2):
         part.set_epoch(epoch)
@@ -334,7 +338,8 @@ def test_workers_of_a_loader_read_what_another_dataset_wraps(parquet: Path) -> N
         def __iter__(self) -> Any:
             yield from part
 
-    assert sorted(rows_of(DataLoader(Wrapped(), batch_size=None, num_workers=1))) == list(range(23))
+    loader = DataLoader(Wrapped(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert sorted(rows_of(loader)) == list(range(23))
     with pytest.raises(RuntimeError, match="workers of the DataLoader take the batches"):
         part.state_dict()
 

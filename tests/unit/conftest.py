@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch  # noqa: F401  # a build for CUDA starts a process when it is imported
 
 from tests.capture_rig import Notebook, open_notebook
 

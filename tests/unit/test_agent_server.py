@@ -122,6 +122,7 @@ def test_the_end_of_the_kernel_is_handled_once(monkeypatch: pytest.MonkeyPatch) 
     """Its descriptor stays readable, while the ranks are ended."""
 
     async def run() -> None:
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: kernel)
         link: Any = Mock(lost=AsyncMock())
         kernel_link = LocalLink(Mock(), Mock())
         kernel_link.begin(link, over := Mock(), Mock())
@@ -132,5 +133,4 @@ def test_the_end_of_the_kernel_is_handled_once(monkeypatch: pytest.MonkeyPatch) 
 
     kernel, other = os.pipe()
     os.close(other)
-    monkeypatch.setattr(os, "pidfd_open", lambda pid: kernel)
     asyncio.run(run())
