@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import linecache
 import os
 import sys
@@ -40,6 +39,7 @@ from hydrogen_magic.capture.settings import (
 )
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem
+from hydrogen_magic.core.lazy_annotations import signature_of
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, SessionSends, bundle
@@ -303,7 +303,7 @@ class Builder:
             with suppress(
                 TypeError, ValueError
             ):  # no signature, or none that fits: the rank says so
-                found |= inspect.signature(function).bind_partial(*args, **kwargs).arguments
+                found |= signature_of(function).bind_partial(*args, **kwargs).arguments
         return params.among(found)
 
     def _digests(self) -> dict[str, str]:

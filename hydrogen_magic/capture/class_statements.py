@@ -28,6 +28,7 @@ from hydrogen_magic.capture.import_effects import TRUSTED
 from hydrogen_magic.capture.imports import imported_names, parsed
 from hydrogen_magic.capture.reachable import attributes_of, reads_of
 from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.core.lazy_annotations import annotations_of
 from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
     code_objects,
@@ -244,13 +245,13 @@ def _makes(file: str, cls: type, files: Sequence[str]) -> bool:
     return (
         is_main(cls)
         and max(len(node.bases), 1) == len(vars(cls).get("__orig_bases__", cls.__bases__))
-        and _annotations(cls).keys() == {*_annotated(node)}
+        and annotations_of(cls).keys() == {*_annotated(node)}
         and all(method.__code__ in made for method in _methods(cls, files))
     )
 
 
 def _code(file: str, cls: type, files: Sequence[str]) -> types.CodeType:
-    texts = {*map(type, _annotations(cls).values())} == {str}
+    texts = {*map(type, vars(cls).get("__annotations__", {}).values())} == {str}
     flags = [method.__code__.co_flags & _FUTURE for method in _methods(cls, files)]
     is_future = any(flags) if flags else texts
     return _compiled(_text(file), cls.__qualname__, file, _FUTURE if is_future else 0)
@@ -262,11 +263,6 @@ def _methods(cls: type, files: Sequence[str]) -> list[types.FunctionType]:
     own = [f for value in values for f in functions_in(value)]
     own = [f for f in own if f.__qualname__ == f"{cls.__qualname__}.{f.__name__}"]
     return [f for f in map(inspect.unwrap, own) if f.__code__.co_filename in files]
-
-
-def _annotations(cls: type) -> Mapping[str, Any]:
-    found = vars(cls).get("__annotations__")
-    return found if isinstance(found, dict) else {}
 
 
 def _annotated(node: ast.ClassDef) -> Iterator[str]:
@@ -293,7 +289,7 @@ def _statement(
         each for each in mentioned if issubclass(type(space[each]), type) and is_main(space[each])
     }
     reads = _executed(code)
-    if code.co_flags & _FUTURE:  # a library may evaluate the annotations
+    if code.co_flags & _FUTURE or sys.version_info >= (3, 14):  # a library may evaluate annotations
         reads |= mentioned - classes
     given = {each: space[each] for each in sorted(reads) if _is_notebooks(each, needs)}
     is_lacking = any(each not in space and not hasattr(builtins, each) for each in reads)

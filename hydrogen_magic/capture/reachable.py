@@ -18,6 +18,9 @@ _MAX_OBJECTS = 5000
 _MAX_CONTAINER = 200
 """Number of items of a list or dict that are searched: data sets contain no functions."""
 
+_ANNOTATE = "__annotate_func__"
+"""From Python 3.14 on a class has a function that evaluates its annotations. They need not be valid."""
+
 
 @dataclass(frozen=True)
 class FunctionRead:
@@ -82,7 +85,8 @@ def _parts(obj: Any, namespace: Mapping[str, Any]) -> Iterable[Any]:
     if kind is types.FunctionType:
         return _function_parts(obj, namespace)
     if issubclass(kind, type):
-        return [*vars(obj).values(), *obj.__bases__, kind] if is_main(obj) else []
+        own = [value for name, value in vars(obj).items() if name != _ANNOTATE]
+        return [*own, *obj.__bases__, kind] if is_main(obj) else []
     if kind in (staticmethod, classmethod, types.MethodType):
         return [obj.__func__, getattr(obj, "__self__", None)]
     if kind is property:

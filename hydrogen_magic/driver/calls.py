@@ -11,6 +11,7 @@ from typing import Any
 
 from hydrogen_magic import capture
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, variables
+from hydrogen_magic.core.lazy_annotations import signature_of
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver import launcher
@@ -138,7 +139,7 @@ def _check_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             advice = f"run a script by the magic: %distributed {function}"
         raise OptionTypeError(f"hm.run and hm.launch expect a function, got {function!r}; {advice}")
     try:  # a decorator may pass other arguments than it takes
-        signature = inspect.signature(function, follow_wrapped=False)
+        signature = signature_of(function, follow_wrapped=False)
     except Exception:  # C functions may have none, and annotations are any code
         return
     try:

@@ -31,6 +31,7 @@ from typing import Any
 
 import cloudpickle
 
+from hydrogen_magic.core.lazy_annotations import annotations_of
 from hydrogen_magic.serialization import library_objects, reducers
 from hydrogen_magic.serialization.code_names import global_names
 from hydrogen_magic.serialization.instances import (
@@ -231,7 +232,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if module is None:
             # cloudpickle gives each function variables of its own.
             make, args, (attributes, slots), _, _, set_state = super()._dynamic_function_reduce(
-                func
+                _with_readable_annotations(func)
             )
             slots = {**slots, "__closure__": None}
             copied = set_state, (attributes, slots), self._cell_contents(func)
@@ -247,7 +248,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reducers.restore_function, args, state, None, None, reducers.restore_function_state
 
     def _function_slots(self, func: types.FunctionType) -> dict[str, Any]:
-        names = ["__name__", "__qualname__", "__module__", "__doc__", "__annotations__"]
+        names = ["__name__", "__qualname__", "__module__", "__doc__"]
         if sys.version_info >= (3, 12):
             names.append("__type_params__")
         defaults, keywords = func.__defaults__, func.__kwdefaults__
@@ -256,6 +257,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             "__kwdefaults__": keywords
             and {name: self.default_of(each) for name, each in keywords.items()},
             **{name: getattr(func, name) for name in names},
+            "__annotations__": annotations_of(func),
         }
 
     def _home_of(self, func: types.FunctionType) -> str | None:
@@ -501,6 +503,20 @@ def _is_empty(cell: types.CellType) -> bool:
     return False
 
 
+def _with_readable_annotations(func: types.FunctionType) -> types.FunctionType:
+    """Return ``func``, or a copy of it if its annotations cannot be evaluated."""
+    try:
+        func.__annotations__  # noqa: B018  # cloudpickle reads them
+    except Exception:  # they may be any expressions
+        args = func.__code__, func.__globals__, func.__name__, func.__defaults__, func.__closure__
+        copied = types.FunctionType(*args)
+        for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", "__dict__"):
+            setattr(copied, name, getattr(func, name))
+        copied.__annotations__ = annotations_of(func)
+        return copied
+    return func
+
+
 def _layout_of(cls: type) -> dict[str, Any]:
     """Return what a class must be made with, since it cannot be set later."""
     slots = vars(cls).get("__slots__", UNBOUND)
@@ -527,7 +543,11 @@ def _own_attributes(cls: type, found: dict[str, Any]) -> dict[str, Any]:
         if name not in found and name not in left_out and _is_of_a_base(cls, name, value):
             # A copy of the name, as cloudpickle makes: streams must not depend on what Python interns.
             attributes[name] = "".join(name), value
-    return dict(attributes[name] for name in vars(cls) if name in attributes)
+    own = dict(attributes[name] for name in vars(cls) if name in attributes)
+    if sys.version_info >= (3, 14):  # cloudpickle sends them only if they have been read
+        own.pop("__annotations_cache__", None)
+        own |= {"__annotations__": found} if (found := annotations_of(cls)) else {}
+    return own
 
 
 def _is_special(name: str) -> bool:
@@ -601,7 +621,10 @@ def _stands_for_a_function(obj: Any) -> bool:
 
 
 def _is_importable(obj: Any, name: str) -> bool:
-    module = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]  # typeshed lacks it
+    try:
+        module = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]  # typeshed lacks it
+    except pickle.PicklingError:  # Python 3.14: another object has the name
+        return False
     return module != "__main__" and find(module, name) is obj
 
 

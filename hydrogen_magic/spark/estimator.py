@@ -17,6 +17,7 @@ from pyspark.ml.param import Param
 from pyspark.ml.util import MLReadable, MLWritable
 
 from hydrogen_magic.core.argument_types import not_one_of
+from hydrogen_magic.core.lazy_annotations import signature_of
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver import attending, calls, launcher
 from hydrogen_magic.driver.gang import Gang
@@ -357,7 +358,7 @@ def _takes_any(train: Callable[..., Any]) -> bool:
 
 
 def _signature(train: Callable[..., Any]) -> inspect.Signature:
-    signature = inspect.signature(train)
+    signature = signature_of(train)
     try:
         signature.bind_partial(None, None)
     except TypeError:

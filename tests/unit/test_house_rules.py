@@ -172,7 +172,7 @@ def _outside() -> Iterator[tuple[Import, str]]:
     """Yield the imports of third parties, with the top-level name."""
     for found in imports():
         head = found.target.split(".")[0]
-        if head != "hydrogen_magic" and head not in sys.stdlib_module_names:
+        if head not in {"hydrogen_magic", "annotationlib", *sys.stdlib_module_names}:  # of 3.14
             yield found, head
 
 

@@ -74,6 +74,16 @@ def test_existing_instances_get_the_new_class(main: dict[str, Any]) -> None:
     assert pickle.loads(pickle.dumps(net)).added() == copy.deepcopy(net).added() == 3
 
 
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Python evaluates annotations at once")
+def test_annotations_that_cannot_be_evaluated(main: dict[str, Any]) -> None:
+    scale = main["scale"]
+    later = compile("def scale(x: Missing): return -x", "<cell>", "exec", dont_inherit=True)
+    earlier = dict(main)
+    exec(later, main)
+    redefinition.replace(earlier, main)
+    assert scale(1) == -1 and scale.__annotations__ == {"x": "Missing"}
+
+
 def test_classes_that_refuse_issubclass_stay_or_are_replaced(main: dict[str, Any]) -> None:
     typed = """
 import typing

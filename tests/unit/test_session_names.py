@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import replace
@@ -147,6 +148,21 @@ def test_globals_whose_classes_pickle_them_by_name_follow_the_notebook(session: 
     assert session.cell("get(known[0]), Id.__supertype__") == (True, str)
     session.cell("found = MISSING, Id", out=("found",))
     run("assert found[0] is MISSING and found[1] is Id")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Python evaluates annotations at once")
+def test_annotations_that_cannot_be_evaluated_are_text(session: Session) -> None:
+    session.notebook.cell("""
+        class Known: size: int
+        class Net: layer: Missing
+        def get(value: Missing = 1) -> int: return value
+    """)
+    cell = "get(), Known.__annotations__, Net.__annotations__, get.__annotations__"
+    texts = {"layer": "Missing"}, {"value": "Missing", "return": "int"}
+    assert session.cell(cell) == (1, {"size": int}, *texts)
+    assert session.cell(cell) == (1, {"size": int}, *texts) and session.sent == []
+    session.cell("def made(value: Missing = 2): return value", out=("made",))
+    session.notebook.cell("assert made() == 2 and made.__annotations__ == {'value': 'Missing'}")
 
 
 def test_a_name_with_two_underscores_is_a_variable(session: Session) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hydrogen_magic.core.lazy_annotations import signature_of
 from hydrogen_magic.errors import InferError
 
 PANDAS = "pandas"
@@ -88,7 +89,7 @@ def batch_type_of(function: Callable[..., Any], default: str = PANDAS) -> BatchT
 def _only_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
     """Return the parameter for the batch; None if Python does not know it."""
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):  # built in
         return None
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from hydrogen_magic.core.lazy_annotations import signature_of
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import TENSOR, BatchType, batch_type_of
@@ -76,7 +77,7 @@ def _function_of(predict: Any) -> Any:
 
 
 def _check_takes_iterator(predict: Any, batch_type: BatchType) -> None:
-    parameters = inspect.signature(predict).parameters.values()
+    parameters = signature_of(predict).parameters.values()
     is_annotated = any(each.annotation is not inspect.Parameter.empty for each in parameters)
     if is_annotated and not batch_type.is_stream:
         raise InferError(

@@ -15,9 +15,10 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from hydrogen_magic.core.lazy_annotations import annotations_of
 from hydrogen_magic.core.units import counted
 
-_SLOTS = ("__defaults__", "__kwdefaults__", "__doc__", "__annotations__", "__dict__")
+_SLOTS = ("__defaults__", "__kwdefaults__", "__doc__", "__dict__")
 _Pair = tuple[Any, Any]
 _followers: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
 """Functions of earlier definitions, which objects may still refer to, by the present one."""
@@ -157,3 +158,4 @@ def _replace_code(old: types.FunctionType, new: types.FunctionType) -> None:
     old.__code__ = new.__code__
     for name in _SLOTS:
         setattr(old, name, getattr(new, name))
+    old.__annotations__ = annotations_of(new)
