@@ -7,14 +7,14 @@ import functools
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydrogen_magic.capture.import_effects import only_defines
 from hydrogen_magic.capture.lines import code_in_magics, names_read_by_ranks, python_lines
 from hydrogen_magic.capture.modules import local_paths
 from hydrogen_magic.core import syntax
-from hydrogen_magic.serialization.pickler import importable_name
+from hydrogen_magic.serialization.pickler import importable_name, names_of
 
 IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo", "torch.nn.parallel": "torch._dynamo"}
 """Module -> what it imports when it is used: optimizers and ``DistributedDataParallel`` do that when they
@@ -56,6 +56,21 @@ class Statement:
             return False
         attribute = name if self.name == "*" else self.attribute
         return _attribute(module, attribute) is value
+
+    def names(self) -> Iterable[str]:
+        """Return the names that it binds."""
+        if self.name != "*":
+            return (self.name,)
+        defined = names_of(self.module)
+        public = [name for name in defined if not name.startswith("_")]
+        return [name for name in defined.get("__all__", public) if isinstance(name, str)]
+
+    def of_submodule(self) -> Statement:
+        """Return it as one of the submodule that it binds, ``from sklearn import svm``; else unchanged."""
+        submodule = f"{self.module}.{self.attribute}"
+        if not self.attribute or not _is_module(submodule):
+            return self
+        return replace(self, module=submodule, attribute="")
 
 
 @dataclass(frozen=True)
@@ -113,9 +128,8 @@ class Imports:
         read, own = self._loaded.union(used), set(imported)
         return [
             s
-            for s in self._statements.values()
-            if s.name not in read
-            and s.name != "*"
+            for s in (each.of_submodule() for each in self._statements.values())
+            if read.isdisjoint(s.names())
             and s.module not in own
             and s.module in sys.modules
             and s.module.partition(".")[0] not in _FRONT_ENDS

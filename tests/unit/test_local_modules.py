@@ -170,6 +170,17 @@ def test_names_that_ranks_have_read_are_not_imported_for_effects_alone() -> None
     assert modules == ["ast"]
 
 
+def test_a_submodule_or_all_names_of_a_module_may_be_imported_for_their_effects() -> None:
+    import concurrent.futures
+    import fractions
+    import xml.dom
+
+    assert xml.dom and concurrent.futures and fractions
+    cells = ["from xml import dom\nfrom fractions import *\nfrom concurrent.futures import *", "wait"]
+    modules = [each.module for each in Imports(cells).for_side_effects(())]
+    assert modules == ["xml.dom", "fractions"], "a name of concurrent.futures has been read"
+
+
 def test_what_functions_of_a_module_have_changed_in_it(modules: _Modules) -> None:
     other = modules.add("of_others", "__all__ = ['LATER']\nLATER: list = []\nONE = 1")
     module = modules.add(
