@@ -50,6 +50,7 @@ class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: igno
         """Predicted column -> its type in Spark's DDL; ``""`` is ``predictionCol``."""
 
     def _transform(self, dataset: Any) -> Any:
+        rows.check_is_frame(dataset, "TorchModel.transform")
         session = sessions.of(dataset)
         check_version(session, "TorchModel.transform", "use %%infer with the attribute model there")
         features, column = self.getOrDefault("featuresCols"), self.getPredictionCol()

@@ -127,6 +127,15 @@ def _delete(written: dict[RowSpec, TrainingRows]) -> None:
         rows.delete()
 
 
+def check_is_frame(frame: Any, method: str) -> None:
+    """Raise TypeError for an argument of ``method`` that is no DataFrame of Spark."""
+    if sources.kind_of(frame) != "spark":
+        raise OptionTypeError(
+            f"{method}() takes a Spark DataFrame, not a {describe(frame)}: create one with "
+            "spark.createDataFrame(…)"
+        )
+
+
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -167,11 +176,7 @@ def _is_numeric(kind: Any) -> bool:
 
 
 def _write(frame: Any, spec: RowSpec) -> TrainingRows:
-    if sources.kind_of(frame) != "spark":
-        raise OptionTypeError(
-            f"TorchEstimator.fit() takes a Spark DataFrame, not a {describe(frame)}: create one with "
-            "spark.createDataFrame(…)"
-        )
+    check_is_frame(frame, "TorchEstimator.fit")
     if frame.isStreaming:
         raise OptionTypeError("TorchEstimator.fit() does not support a streaming DataFrame")
     chosen = columns(frame, spec.features, "featuresCols")
@@ -184,17 +189,38 @@ def _write(frame: Any, spec: RowSpec) -> TrainingRows:
     # Rows must not change sides between the two jobs: a column of the user may be random, too.
     marked.persist()
     try:
+        if isinstance(spec.validation, str):
+            _check_marks(marked, spec.validation)
         return _divided(marked, spec)
     finally:
         marked.unpersist()
 
 
 def _is_validation(frame: Any, spec: RowSpec) -> Any:
+    """Return a column of booleans; it is null for a number that is neither 0 nor 1."""
+    from pyspark.sql.types import BooleanType, NumericType
+
     functions = sessions.of(frame).sql_module("functions")
     if not isinstance(spec.validation, str):
         return functions.rand(spec.seed) < spec.validation
     (column,) = columns(frame, [spec.validation], "validation")
-    return functions.coalesce(column.cast("boolean"), functions.lit(False))
+    kind = frame.schema[spec.validation].dataType
+    if not isinstance(kind, (BooleanType, NumericType)):
+        raise OptionTypeError(
+            f"validation: column {spec.validation!r} is {kind.simpleString()}, but should be a boolean, or 0 "
+            "and 1"
+        )
+    is_mark = functions.coalesce(column, functions.lit(0).cast(kind)).isin(0, 1)
+    value = functions.coalesce(column.cast("boolean"), functions.lit(False))
+    return value if isinstance(kind, BooleanType) else functions.when(is_mark, value)
+
+
+def _check_marks(marked: Any, name: str) -> None:
+    if marked.where(marked[quoted(_IS_VALIDATION)].isNull()).limit(1).count():
+        raise OptionValueError(
+            f"validation: column {name!r} has numbers other than 0 and 1: use a column that is true, or 1, "
+            f"for the validation rows, such as frame[{name!r}] == 4"
+        )
 
 
 def _divided(marked: Any, spec: RowSpec) -> TrainingRows:

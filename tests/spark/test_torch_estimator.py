@@ -230,6 +230,26 @@ def test_null_vectors_are_null_arrays(spark: Any) -> None:
 
 
 @on_classic
+def test_a_column_for_validation_has_booleans_or_0_and_1(spark: Any, hydrogen_home: Path) -> None:
+    from hydrogen_magic.spark import TorchModel
+
+    frame = spark.range(0, 4, 1, 1).selectExpr(
+        "id", "double(id) as label", "array(id) as list", "if(id = 0, double('NaN'), 1D) as nan"
+    )
+    for name, message in (
+        ("id", "column 'id' has numbers other than 0 and 1"),
+        ("nan", "column 'nan' has numbers other than 0 and 1"),
+        ("list", "column 'list' is array<bigint>, but should be a boolean, or 0 and 1"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            estimator(train=estimator_ranks.fail, featuresCols=["id"], validation=name).fit(frame)
+    fitted = TorchModel(estimator_ranks.one(), {"": "double"}, None)
+    with pytest.raises(TypeError, match=r"TorchModel.transform\(\) takes a Spark DataFrame, not a"):
+        fitted.transform(frame.toPandas())
+    assert datasets(hydrogen_home) == []
+
+
+@on_classic
 def test_a_thread_that_writes_rows_ends_with_the_other_trainings(
     spark: Any, hydrogen_home: Path
 ) -> None:
