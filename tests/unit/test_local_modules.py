@@ -176,7 +176,10 @@ def test_a_submodule_or_all_names_of_a_module_may_be_imported_for_their_effects(
     import xml.dom
 
     assert xml.dom and concurrent.futures and fractions
-    cells = ["from xml import dom\nfrom fractions import *\nfrom concurrent.futures import *", "wait"]
+    cells = [
+        "from xml import dom\nfrom fractions import *\nfrom concurrent.futures import *",
+        "wait",
+    ]
     modules = [each.module for each in Imports(cells).for_side_effects(())]
     assert modules == ["xml.dom", "fractions"], "a name of concurrent.futures has been read"
 

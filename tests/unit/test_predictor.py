@@ -223,6 +223,24 @@ def test_a_module_gets_floats_where_its_parameters_are_and_leaves_training() -> 
     assert found["prediction"].to_pylist() == expected[:, 0].tolist()
 
 
+def test_a_module_of_doubles_gets_all_digits() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows.flatten() * self.one
+
+    class WithDict(Scaled):
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return batch["x"] * self.one
+
+    values = [2.0**24 + 1, 0.1]
+    for module in (Scaled(), WithDict()):
+        assert run(module, pa.table({"x": values}))["prediction"].to_pylist() == values
+
+
 def test_a_module_can_be_trained_after_it_has_predicted() -> None:
     class Caching(torch.nn.Module):
         scale: torch.Tensor | None = None

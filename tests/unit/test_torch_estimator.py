@@ -307,11 +307,33 @@ def test_columns_that_are_no_tensor_are_named(model: torch.nn.Module) -> None:
 
 def test_a_model_predicts_in_eval_mode() -> None:
     model = torch.nn.Sequential(torch.nn.Dropout(1.0), torch.nn.Flatten(0))
-    found = ModelPredict(model, ["a"], "p", None)(batch())
+    table = pa.table({"a": [1, 2], "other": ["x", "y"]})
+    found = ModelPredict(model, ["a"], "p", None)(table)
     assert found["p"].tolist() == [1, 2] and not model.training
-    both = ModelPredict(model, ["a"], "p", lambda model, features: {"x": features, "y": 1})(batch())
+    both = ModelPredict(model, ["a"], "p", lambda model, features: {"x": features, "y": 1})(table)
     assert list(both) == ["x", "y"]
-    assert ModelPredict(model, ["a"], "p", lambda model, features: None)(batch()) is None
+    assert ModelPredict(model, ["a"], "p", lambda model, features: None)(table) is None
+
+
+def test_models_of_doubles_get_all_digits() -> None:
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    model.weight.data = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    table = pa.table({"n": [2**24 + 1, 2**53 - 1], "x": pa.array([0.1, 0.2], pa.float32())})
+    assert ModelPredict(model, ["n", "x"], "p", None)(table)["p"].tolist() == [
+        [2**24 + 1],
+        [2**53 - 1],
+    ]
+    columns = FeatureColumns(model, ["n"])
+    assert columns.label(torch.tensor(0.1, dtype=torch.float64)).item() == 0.1
+    rounded = FeatureColumns(MODEL, ["n"]).label(torch.tensor(0.1, dtype=torch.float64))
+    assert rounded.dtype == torch.float32
+
+
+def test_nulls_among_integers_are_refused_where_a_model_predicts() -> None:
+    with pytest.raises(
+        ValueError, match=r"^column 'a' is int64 and has nulls, .* in the DataFrame$"
+    ):
+        ModelPredict(MODEL, ["a"], "p", None)(pa.table({"a": [1, None]}))
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────

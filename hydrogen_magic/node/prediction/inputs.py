@@ -91,8 +91,10 @@ class BatchConverter:
         part = rows.slice(start, stop - start)
         if self._kind == kinds.PANDAS:
             return arrow_to_pandas.whole(part, first_row + start)
-        value = _CONVERSIONS[self._kind](part)
-        return value if self._module is None else ModuleInput(self._module).moved(value)
+        if self._module is None:
+            return _CONVERSIONS[self._kind](part)
+        convert = _FOR_MODULES.get(self._kind, _CONVERSIONS[self._kind])
+        return ModuleInput(self._module).moved(convert(part))
 
 
 def _index_of(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
@@ -208,29 +210,37 @@ def _numeric_places(schema: pa.Schema) -> list[int]:
     return places
 
 
-def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
-    """Return a tensor for each column of numbers or lists of them; a list of tensors if they are ragged."""
-    found = {}
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        if is_number(field.type):
-            found[field.name] = tensor_of(shaped(column, field.name))
-        elif is_list_of_numbers(field.type):
-            array = array_of(column, field.name)
-            is_ragged = array.dtype == object
-            found[field.name] = list(map(tensor_of, array)) if is_ragged else tensor_of(array)
-    return found
-
-
 def tensor_of(array: Any) -> Any:
     """Return a tensor in its own memory; float64 becomes torch's default type."""
+    import torch
+
+    tensor = exact_tensor_of(array)
+    is_double = tensor is not None and tensor.dtype == torch.float64
+    return tensor.to(torch.get_default_dtype()) if is_double else tensor
+
+
+def exact_tensor_of(array: Any) -> Any:
+    """Return a tensor in its own memory with the same values."""
     import torch
 
     if array is None:
         return None
     array = np.asarray(array, dtype=_FOR_TORCH.get(str(array.dtype)))
     owned = array if array.flags.writeable and array.base is None else array.copy()
-    tensor = torch.from_numpy(owned)
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+    return torch.from_numpy(owned)
+
+
+def _to_tensors(rows: pa.RecordBatch, convert: Callable[[Any], Any] = tensor_of) -> dict[str, Any]:
+    """Return a tensor for each column of numbers or lists of them; a list of tensors if they are ragged."""
+    found = {}
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if is_number(field.type):
+            found[field.name] = convert(shaped(column, field.name))
+        elif is_list_of_numbers(field.type):
+            array = array_of(column, field.name)
+            is_ragged = array.dtype == object
+            found[field.name] = list(map(convert, array)) if is_ragged else convert(array)
+    return found
 
 
 class ModuleInput:
@@ -242,7 +252,7 @@ class ModuleInput:
         parameters = [*module.parameters(), *module.buffers()]
         floats = [part.dtype for part in parameters if part.is_floating_point()]
         self._device = parameters[0].device if parameters else torch.device("cpu")
-        self._dtype = floats[0] if floats else torch.get_default_dtype()
+        self.dtype = floats[0] if floats else torch.get_default_dtype()
         self._has_indices = _begins_with_embedding(module)
 
     def moved(self, value: Any) -> Any:
@@ -256,7 +266,7 @@ class ModuleInput:
         if not isinstance(value, torch.Tensor):
             return value
         is_index = self._has_indices and not value.is_floating_point()
-        return value.to(device=self._device, dtype=torch.int64 if is_index else self._dtype)
+        return value.to(device=self._device, dtype=torch.int64 if is_index else self.dtype)
 
 
 def _begins_with_embedding(module: Any) -> bool:
@@ -276,6 +286,11 @@ _CONVERSIONS: dict[str, Callable[[pa.RecordBatch], Any]] = {
     kinds.TENSOR: lambda rows: tensor_of(_array(rows)),
     kinds.TENSORS: _to_tensors,
 }
+_FOR_MODULES: dict[str, Callable[[pa.RecordBatch], Any]] = {
+    kinds.TENSOR: lambda rows: exact_tensor_of(_array(rows)),
+    kinds.TENSORS: lambda rows: _to_tensors(rows, exact_tensor_of),
+}
+"""Those whose float64 values are still to get the type of a module, which may be float64."""
 _SHARING = {kinds.PANDAS, kinds.TABLE, kinds.RECORD_BATCH, kinds.POLARS, kinds.ARRAYS}
 """Kinds whose conversion may share memory with the rows; for arrays, the cells of structs do."""
 _WITH_UNIQUE_NAMES = {kinds.POLARS, kinds.ARRAYS, kinds.TENSORS}

@@ -13,9 +13,10 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import TENSOR, TENSORS, batch_type_of
 from hydrogen_magic.node.prediction.inputs import ModuleInput
 from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker.batch_kinds import ColumnError, arrays_of, exact_tensors_of
 
 if TYPE_CHECKING:
-    import torch
+    import pyarrow as pa
 
 
 class FeatureColumns:
@@ -37,7 +38,16 @@ class FeatureColumns:
         columns = {name: batch[name] for name in self._names}
         for name, column in columns.items():
             _check(name, column)
-        return self._input.moved(_side_by_side(columns) if self._is_one_tensor else columns)
+        # Moved first, since torch makes float32 of an int64 beside a float32.
+        moved = self._input.moved(columns)
+        return _side_by_side(moved) if self._is_one_tensor else moved
+
+    def label(self, values: Any) -> Any:
+        """Return labels in torch's default type if they are float64 and the model is not."""
+        import torch
+
+        is_wide = values.dtype == torch.float64 != self._input.dtype
+        return values.to(torch.get_default_dtype()) if is_wide else values
 
     def call(self, model: Any, features: Any) -> Any:
         """Return the output of ``model`` for :meth:`of`."""
@@ -112,13 +122,17 @@ class ModelPredict:
         self.names_columns = False
         """Whether the last output was a dict of columns."""
 
-    def __call__(self, batch: dict[str, torch.Tensor]) -> Any:
+    def __call__(self, batch: pa.Table) -> Any:
         import torch
 
         columns = self._ready()
+        try:
+            tensors = exact_tensors_of(arrays_of(batch.select(self._names)))
+        except ColumnError as error:
+            raise error.of_frame() from None
         with torch.no_grad():  # inference_mode would mark caches of a model that is trained next
             call = self._predict or columns.call
-            output = call(self._model, columns.of(batch))
+            output = call(self._model, columns.of(tensors))
         self.names_columns = isinstance(output, Mapping)
         is_whole = output is None or self.names_columns
         return output if is_whole else {self._column: output}

@@ -20,6 +20,22 @@ _MOST_TAKEN_BYTES = (1 << 31) - 1
 """Of a column of text, bytes or lists: its offsets have 32 bits. Larger ones get those of 64."""
 
 
+class ColumnError(ValueError):
+    """A column has values that form no batch."""
+
+    def __init__(self, name: str, problem: str, remedy: str, alternative: str = "") -> None:
+        """``alternative``: to the remedy, for streams alone."""
+        self.name, self.problem, self.remedy = name, problem, remedy
+        super().__init__(
+            f"hm.shard(): column {name!r} {problem}: {remedy} before hm.dataset(){alternative}"
+        )
+
+    def of_frame(self) -> ValueError:
+        """Return it for a user who has a DataFrame, and has called neither function."""
+        remedy = self.remedy.removesuffix(",")
+        return ValueError(f"column {self.name!r} {self.problem}: {remedy} in the DataFrame")
+
+
 @dataclass(frozen=True)
 class BatchKind:
     """How batches are made: from blocks of many, since decoding has a fixed cost per column."""
@@ -94,7 +110,8 @@ def check_shapes(block: Any, known: dict[str, Any]) -> None:
                 raise _without_lists(name) if 0 in (*shape, *known[name]) else _ragged(name)
 
 
-def _arrays(rows: Any) -> dict[str, Any]:
+def arrays_of(rows: Any) -> dict[str, Any]:
+    """Return the columns of a table as NumPy arrays. Raises ColumnError for one that forms none."""
     columns = enumerate(rows.column_names)
     return {name: _array(_whole(rows.column(place)), name) for place, name in columns}
 
@@ -113,6 +130,13 @@ def _to_torch(arrays: dict[str, Any]) -> dict[str, Any]:
     from hydrogen_magic.node.prediction.inputs import tensor_of
 
     return {name: _converted(array, name, tensor_of) for name, array in arrays.items()}
+
+
+def exact_tensors_of(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a batch of NumPy arrays, without the conversion of float64."""
+    from hydrogen_magic.node.prediction.inputs import exact_tensor_of
+
+    return {name: _converted(array, name, exact_tensor_of) for name, array in arrays.items()}
 
 
 def _to_jax(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -160,10 +184,10 @@ def _same(value: Any) -> Any:
 
 KINDS = {
     "arrow": BatchKind(_same, _same),
-    "numpy": BatchKind(_arrays, _to_numpy),
-    "torch": BatchKind(_arrays, _to_torch),
-    "jax": BatchKind(_arrays, _to_jax),
-    "tf": BatchKind(_arrays, _to_tf),
+    "numpy": BatchKind(arrays_of, _to_numpy),
+    "torch": BatchKind(arrays_of, _to_torch),
+    "jax": BatchKind(arrays_of, _to_jax),
+    "tf": BatchKind(arrays_of, _to_tf),
 }
 
 
@@ -189,9 +213,10 @@ def _array(column: Any, name: str) -> Any:
         numbers = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
         column = numbers.cast(pa.int64()).cast(pa.duration(kind.unit))
     if _lacks_values(column):
-        raise ValueError(
-            f"hm.shard(): column {name!r} is {kind} and has nulls, which only floats have a value for: "
-            "fill them, or cast the column to double, before hm.dataset()"
+        raise ColumnError(
+            name,
+            f"is {kind} and has nulls, which only floats have a value for",
+            "fill them, or cast the column to double,",
         )
     array = array_of(column, name)
     if array.dtype == object and is_list_of_numbers(kind):
@@ -213,18 +238,14 @@ def _lacks_values(column: Any, has_nulls: bool = False) -> bool:
     return has_nulls and family(column.type) in ("integer", "boolean")
 
 
-def _without_lists(name: str) -> ValueError:
-    return ValueError(
-        f"hm.shard(): column {name!r} has only nulls or empty lists in a row group, and longer lists in "
-        "others, which form no tensor: fill them before hm.dataset(), or use to_arrow()"
-    )
+def _without_lists(name: str) -> ColumnError:
+    problem = "has only nulls or empty lists in a row group, and longer lists in others, which form no tensor"
+    return ColumnError(name, problem, "fill them", ", or use to_arrow()")
 
 
-def _ragged(name: str) -> ValueError:
-    return ValueError(
-        f"hm.shard(): column {name!r} has lists of different lengths, which form no tensor: pad them before "
-        "hm.dataset(), or use to_arrow()"
-    )
+def _ragged(name: str) -> ColumnError:
+    problem = "has lists of different lengths, which form no tensor"
+    return ColumnError(name, problem, "pad them", ", or use to_arrow()")
 
 
 def _converted(array: Any, name: str, convert: Callable[[Any], Any] = _same) -> Any:
@@ -235,9 +256,11 @@ def _converted(array: Any, name: str, convert: Callable[[Any], Any] = _same) -> 
         return array.tolist()
     if array.dtype.kind in "mM":
         if np.isnat(array).any():
-            raise ValueError(
-                f"hm.shard(): column {name!r} is {array.dtype} and has nulls, which integers have no value "
-                "for: fill them before hm.dataset(), or use to_numpy(), which has NaT for them"
+            raise ColumnError(
+                name,
+                f"is {array.dtype} and has nulls, which integers have no value for",
+                "fill them",
+                ", or use to_numpy(), which has NaT for them",
             )
         array = array.view("int64")
     return convert(array)

@@ -17,6 +17,7 @@ from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.node.worker import api, shard
+from hydrogen_magic.node.worker.batch_kinds import ColumnError, exact_tensors_of
 from hydrogen_magic.node.worker.rank_parts import dtensor_class
 
 
@@ -77,15 +78,20 @@ class TrainingData:
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         self._stream.set_epoch(self._epoch)
         self._epoch += 1
-        return map(self._batch, self._stream)
+        return self._batches()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the random order of the next iteration, on all ranks alike; by default they are counted."""
         self._epoch = epoch
 
-    def _batch(self, columns: Mapping[str, Any]) -> tuple[Any, Any]:
-        features = self._columns.of(columns)
-        return features, columns[self._label].to(api.device())
+    def _batches(self) -> Iterator[tuple[Any, Any]]:
+        try:
+            for arrays in self._stream:
+                columns = exact_tensors_of(arrays)
+                label = self._columns.label(columns[self._label])
+                yield self._columns.of(columns), label.to(api.device())
+        except ColumnError as error:
+            raise error.of_frame() from None
 
 
 def train_on_rank(task: TrainingTask) -> TrainedModel | None:
@@ -113,8 +119,9 @@ def _data(task: TrainingTask, model: Any) -> TrainingData:
 
 
 def _stream(task: TrainingTask, rows: DatasetHandle, *, shuffle: bool = False) -> Any:
+    options: Any = {"batch_size": task.batch_size, "shuffle": shuffle, "seed": task.seed}
     try:
-        return shard.shard(rows, batch_size=task.batch_size, shuffle=shuffle, seed=task.seed)
+        return shard.shard(rows, **options).to_numpy()
     except FileNotFoundError as error:
         called, remedy = "call hm.dataset(frame, path=…)", "set TorchEstimator(dataPath=…)"
         raise FileNotFoundError(str(error).replace(called, remedy)) from None
