@@ -68,6 +68,8 @@ class NameState:
     """What the rank did since; None: nothing."""
     is_assigned: bool = False
     """The notebook's cells assigned it since, possibly the same value again."""
+    returned: frozenset[int] = frozenset()
+    """Parts of it that ``--out`` has brought back since the change, within other names."""
 
     def is_outdated(self, now: Version) -> bool:
         """Whether the rank has an earlier value of the notebook, which it has not changed."""
@@ -309,7 +311,8 @@ class SessionNames:
         for other in filter(name.__ne__, self.held):
             ranks = found[name].ranks - found.get(other, nothing).ranks
             for state in self.states(other, ranks).values():
-                if state.change and state.version and mine & state.version.parts:
+                theirs = state.version.parts - state.returned if state.version else set[int]()
+                if state.change and mine & theirs:
                     overwritten[other] = state.change
         if not overwritten:
             return found[name]
@@ -359,8 +362,9 @@ class SessionNames:
 
     def _change(self, name: str, rank: int, change: RanksChange) -> None:
         state = self.states(name, {rank}).get(rank)
-        if state is not None and state.change is None:
-            self._set(name, rank, replace(state, change=change))
+        if state is not None:
+            changed = replace(state, change=state.change or change, returned=frozenset())
+            self._set(name, rank, changed)
 
     def brought_back(self, name: str, version: Version, ranks: frozenset[int]) -> None:
         """Note that ``--out`` has made the value of those ``ranks`` that have one the notebook's.
@@ -396,14 +400,31 @@ class SessionNames:
         for state in self.held.get(name, {}).values():
             yield from state.version.parts if state.version else ()
 
-    def follow(self, name: str, before: Version, now: Version, ranks: frozenset[int]) -> None:
+    def follow(
+        self,
+        name: str,
+        before: Version,
+        now: Version,
+        ranks: frozenset[int],
+        *,
+        returned: frozenset[int],
+        is_whole: bool,
+    ) -> None:
         """Note that ``--out`` has changed the notebook's value of ``name`` from ``before`` to ``now``.
 
         It shares objects with the values that ``ranks`` have sent: the user has not changed it.
+        ``returned``: the parts of it that came back. ``is_whole``: it is one of them itself.
         """
         for rank, state in self.held.get(name, {}).items():
-            if not state.is_touched(before) and (state.change or rank in ranks):
+            if state.is_touched(before) or not (state.change or rank in ranks):
+                continue
+            if rank not in ranks or (state.change and state.change.verb == "assigned"):
                 self._set(name, rank, replace(state, version=now))
+            elif is_whole:
+                self._set(name, rank, NameState(now))
+            else:
+                known = replace(state, version=now, returned=state.returned | returned)
+                self._set(name, rank, known)
 
 
 def _is_same(one: Version, other: Version) -> bool:

@@ -132,8 +132,11 @@ def note_brought_back(
         names.brought_back(name, versions[name], ranks)
         if len(originals) > n_earlier:
             names.match(name, _numbers_in(namespace[name], originals, n_earlier), ranks)
+    sent = {part for name in brought for part in versions[name].parts}
     for name, before in sharing.items():
-        names.follow(name, before, versions[name], ranks)
+        now, is_whole = versions[name], originals.number(namespace[name]) in sent
+        returned = now.parts & sent
+        names.follow(name, before, now, ranks, returned=returned, is_whole=is_whole)
 
 
 def _numbers_in(value: Any, originals: Originals, first: int) -> dict[Path, int]:

@@ -231,7 +231,7 @@ def test_a_rank_outside_of_the_cell_gets_what_out_has_changed_of_other_names() -
     run(names, use, changed=("model", "opt"))
     assert names.sharing(["model"]) == ["opt"]
     names.brought_back("model", after, frozenset({0}))
-    names.follow("opt", before, after, frozenset({0}))
+    names.follow("opt", before, after, frozenset({0}), returned=part, is_whole=False)
     (found,) = names.decide(CellNames({"opt": after}, BOTH)).values()
     assert found.action is Action.FILL and found.ranks == {1}
 

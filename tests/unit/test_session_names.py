@@ -150,6 +150,29 @@ def test_globals_whose_classes_pickle_them_by_name_follow_the_notebook(session: 
     run("assert found[0] is MISSING and found[1] is Id")
 
 
+def test_what_came_back_within_another_object_is_the_notebooks_again(session: Session) -> None:
+    session.notebook.cell("""
+        import torch
+        net = torch.nn.Linear(1, 1, bias=False)
+        class State: pass
+        state, other = State(), torch.nn.Linear(1, 1, bias=False)
+        state.model, pair = net, [net, 1]
+    """)
+    session.cell("state.model.weight.data.fill_(3); other = net; pair[1] = 2; net is state.model")
+    session.cell("state", out=("state",))
+    session.notebook.cell("assert net is state.model and net.weight.item() == 3\nstate.lr = 0.5")
+    cell = "state.lr, net is state.model is pair[0], net.weight.item(), pair[1]"
+    assert session.cell(cell) == (0.5, True, 3, 2)
+    for change in ("pair[1] = 3", "other = 4"):  # these have not come back
+        session.notebook.cell(change)
+        with pytest.raises(CaptureError, match=r"the ranks .*, and the notebook"):
+            session.cell(change.replace("[1]", "").partition(" ")[0])
+    session.cell("net.weight.data.fill_(5)")
+    session.notebook.cell("state.lr = 0.7")
+    with pytest.raises(CaptureError, match="`state`: the ranks changed it"):
+        session.cell("state")
+
+
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="Python evaluates annotations at once")
 def test_annotations_that_cannot_be_evaluated_are_text(session: Session) -> None:
     session.notebook.cell("""
