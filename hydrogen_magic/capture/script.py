@@ -167,6 +167,8 @@ class _ScriptParts:
         self.sources: dict[str, str] = {}
         self.literals: dict[str, str] = {}
         self.pickled: dict[str, Any] = {}
+        self._unsure: set[str] = set()
+        """Names that functions read, probably after the cell has assigned them."""
 
     def text(self, body: str, futures: Iterable[str]) -> str:
         """Return imports, literals, definitions and pickled values as source.
@@ -227,7 +229,8 @@ class _ScriptParts:
         while rest := [name for name in self.needs.values if name not in self.values]:
             for name in rest:
                 value = self.needs.namespace[name]
-                if name in self.needs.unsure and not self._can_be_saved(name):
+                is_unsure = name in self.needs.unsure or name in self._unsure
+                if is_unsure and not self._can_be_saved(name):
                     self.values[name] = value  # most likely the cell replaces it
                 else:
                     self._add(name, value)
@@ -275,7 +278,13 @@ class _ScriptParts:
         own = {name: source}
         self.sources = {**own, **self.sources} if is_earlier else {**self.sources, **own}
         for read in reads_in_source(source):  # including decorators, which nothing else reads
-            self.needs.add(read, f"in the source of {name}", may_lack=True)
+            self._request(read, f"in the source of {name}", may_lack=True)
+
+    def _request(self, name: str, why: str, *, may_lack: bool = False) -> None:
+        """Request a name, and what its functions read: the cell may assign that before it calls them."""
+        known = {*self.needs.values} if may_lack else {name, *self.needs.values}
+        self.needs.add(name, why, may_lack=may_lack)
+        self._unsure |= self.needs.assigned.intersection(self.needs.values) - known
 
     def _pickle(self) -> None:
         """Try to pickle the values; the source of the classes they refer to is written."""
@@ -283,13 +292,22 @@ class _ScriptParts:
         try:
             pickler.dump(self.pickled)
         except Exception as error:  # pickling runs the classes' own code
-            raise CaptureError(explain("values", self.pickled, error, pickler.last)) from error
+            name = next(filter(self._cannot_be_pickled, self.pickled), "values")
+            value = self.pickled.get(name, self.pickled)
+            raise CaptureError(explain(name, value, error, pickler.last)) from error
         before = len(self.pickled)
         for obj in pickler.referred:
-            self.needs.add(obj.__qualname__.partition(".")[0], "a captured value's class")
+            self._request(obj.__qualname__.partition(".")[0], "a captured value's class")
         self._add_all()
         if len(self.pickled) > before:
             self._pickle()
+
+    def _cannot_be_pickled(self, name: str) -> bool:
+        try:
+            _SavePickler(NullFile(), self.needs.namespace).dump(self.pickled[name])
+        except Exception:  # pickling runs the classes' own code
+            return True
+        return False
 
     def _split_definitions(self) -> tuple[list[str], list[str]]:
         """Return definitions in dependency order: those before the pickled values, those after."""

@@ -117,7 +117,7 @@ def test_data_that_is_deleted_with_the_notebook(notebook: Notebook, tmp_path: Pa
     with hm.dataset(table) as rows:
         notebook.names["parts"] = {"train": rows}
         with pytest.raises(
-            CaptureError, match=r"\['parts'\]\['train'\]`.*deleted with the notebook; write"
+            CaptureError, match=r"^`parts\['train'\]`.*deleted with the notebook; write"
         ):
             save(notebook, "print(parts)\n", "train.py")
     assert not list(tmp_path.glob("train*"))
@@ -322,6 +322,24 @@ def test_a_script_imports_for_effects_and_names_settings_that_it_lacks(
     finally:
         sys.path.remove(str(tmp_path))
         notebook_shell.run_cell("np.seterr(all='warn', under='ignore')")  # numpy's defaults
+
+
+def test_what_functions_read_of_the_cell_is_not_saved(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.cell("""
+        import threading
+        class Meter:
+            def __init__(self): self.lock, self.n = threading.Lock(), 0
+        meter = Meter()
+        def count(): meter.n += 1; return meter.n
+        class Model:
+            def forward(self): return count()
+        model = Model()
+    """)
+    save(notebook, "meter = Meter()\nprint(count(), model.forward(), Model().forward())", "s.py")
+    done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "1 2 3\n", done.stderr
+    with pytest.raises(CaptureError, match=r"^`meter.lock` \(_thread.lock\) cannot be sent"):
+        save(notebook, "print(model.forward())", "s.py")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="inspect finds the right statement")
