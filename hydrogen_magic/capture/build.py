@@ -66,6 +66,7 @@ class Builder:
         self.needs = needs
         self.cell_modules = names.modules if names else ()
         self.cell_attributes = names.attributes if names else ()
+        self.cell_functions = names.functions if names else frozenset[str]()
         self.local = needs.local
         self.use = session.choose(needs, out) if session else None
         code, find = frozenset[str](), None
@@ -225,7 +226,7 @@ class Builder:
             graph_note(certain, names),
             gradient_note({name: values[name] for name in gradients}, names, self.cell_attributes),
             jax_note(pickler.n_jax_arrays, names),
-            registration_note(sources, needs.namespace, pickler.sent, names),
+            registration_note(sources, needs.namespace, pickler.sent, names, self.cell_functions),
             self._settings.note,
             outdated_note(needs.outdated),
         )

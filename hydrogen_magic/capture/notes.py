@@ -18,11 +18,18 @@ from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import is_main
 
 _SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
-_REGISTERS = re.compile(r"register(_\w+)?")
+_REGISTERS = re.compile(r"register(_\w+)?|add_safe_globals|custom_op")
 _REGISTERS_NODE = re.compile(r"register_(pytree|dataclass|static)\w*")
-_OF_KERAS = "register_keras_serializable"
-_NEEDS_KERAS = ("load_model", "model_from_json", "deserialize_keras_object", "deserialize")
-"""What looks for the classes that it registers; those of models of the notebook are sent with them."""
+_USERS = {
+    "register_keras_serializable": {
+        "load_model",
+        "model_from_json",
+        "deserialize_keras_object",
+        "deserialize",
+    },
+    "add_safe_globals": {"load"},
+}
+"""What alone looks for what these register. Keras models of the notebook bring their custom objects."""
 _OF_TQDM = ("progress_apply", "progress_map", "progress_applymap", "progress_transform")
 """Methods that ``tqdm.pandas()`` gives the classes of pandas."""
 _PARTS_OF_LIBRARIES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
@@ -123,8 +130,8 @@ def process_note(names: Sequence[str]) -> str:
         return ""
     listed = _listed([name or "the call" for name in names])
     return (
-        f"Accelerate has made {listed} for the notebook's process alone, so that the ranks do not train "
-        "together: create TrainingArguments, Accelerator and Trainer inside the cell"
+        f"Accelerate has made {listed} for the notebook's process alone: ranks that train with it do not "
+        "train together; create TrainingArguments, Accelerator and Trainer inside the cell"
     )
 
 
@@ -193,7 +200,8 @@ class _Registration:
     function: str
     """``jax.tree_util.register_pytree_node``"""
     names: tuple[str, ...]
-    """What it may register: names of the notebook, and texts, such as the name of an accessor of pandas."""
+    """What it may register: names of the notebook, and texts, such as the name of an accessor of pandas, or
+    ``library::operator`` of torch."""
     target: str = ""
     """The first of its arguments, if it is a name: an object that may be what gets the others."""
     decorated: str = ""
@@ -205,13 +213,15 @@ def registration_note(
     namespace: Mapping[str, Any],
     sent: SentDefinitions,
     names: Iterable[str],
+    functions: Set[str],
 ) -> str:
     """Return which registrations of the notebook the ranks lack; empty if the cell uses none of them.
 
     ``cells``: sources of earlier cells. ``names``: those in the code that the ranks run, which may register
-    them itself.
+    them itself. ``functions``: those that the cell calls.
     """
     used = set(names)
+    lacking: dict[str, str] = {}
     for one in dict.fromkeys(found for source in cells for found in _registrations_in(source)):
         parts = one.function.split(".")
         library = namespace.get(parts[0])
@@ -220,22 +230,39 @@ def registration_note(
             for name in one.names
             if (name in sent.names and one.decorated not in sent.with_decorators)
             or name in used - {*namespace}
+            or ("::" in name and used.issuperset(name.split("::")))
         ]
         is_of_library = issubclass(type(library), _PARTS_OF_LIBRARIES) and not is_main(library)
         target = namespace.get(one.target, library)
         is_in_object = not issubclass(type(target), _PARTS_OF_LIBRARIES)  # which is sent with it
-        is_sent = parts[-1] == _OF_KERAS and used.isdisjoint(_NEEDS_KERAS)
-        if registered and is_of_library and not (is_in_object or is_sent or parts[-1] in used):
-            return (
-                f"the notebook registered `{registered[0]}` by {one.function}(), and the ranks do not: call "
-                "it inside the cell"
-            )
+        is_needed = not used.isdisjoint(_USERS.get(parts[-1], used))
+        is_lacking = registered and is_of_library and is_needed and not is_in_object
+        if is_lacking and not _is_called(parts, used, functions):
+            lacking.setdefault(one.function, registered[0])
+    if lacking:
+        listed = [f"`{name}` by {function}()" for function, name in lacking.items()]
+        it = "it" if len(listed) == 1 else "them"
+        return (
+            f"the notebook registered {' and '.join(listed[:3])}, and the ranks do not: call {it} inside the"
+            " cell"
+        )
     if sent.lost_nodes and not any(map(_REGISTERS_NODE.fullmatch, used)):
         return (
             f"`{min(sent.lost_nodes)}` is a pytree node of JAX in the notebook, and may be a leaf on the"
             " ranks: define the class in the cell or in a local module"
         )
     return ""
+
+
+def _is_called(parts: Sequence[str], used: Set[str], functions: Set[str]) -> bool:
+    """Whether the code of the ranks calls a function itself. ``parts``: of its name, ``AutoModel.register``.
+
+    If the cell calls functions of that name, it is one of these; otherwise another function may call it.
+    """
+    alike = [each for each in (name.split(".") for name in functions) if each[-1] == parts[-1]]
+    lengths = [min(len(each), len(parts), 2) for each in alike]
+    is_one = any(each[-n:] == [*parts[-n:]] for each, n in zip(alike, lengths, strict=True))
+    return is_one if alike else parts[-1] in used
 
 
 def outdated_note(outdated: Mapping[str, str]) -> str:
@@ -272,7 +299,9 @@ def _of_call(node: ast.expr, decorated: str = "") -> Iterator[_Registration]:
     if not _REGISTERS.fullmatch(text.rpartition(".")[2]) or not re.fullmatch(r"[\w.]+", text):
         return
     if isinstance(node, ast.Call):
-        for value in (*node.args, *(keyword.value for keyword in node.keywords)):
+        values = [*node.args, *(keyword.value for keyword in node.keywords)]
+        values += [part for value in values if isinstance(value, ast.List) for part in value.elts]
+        for value in values:
             if isinstance(value, ast.Name):
                 names += (value.id,)
             elif isinstance(value, ast.Constant) and isinstance(value.value, str):

@@ -53,6 +53,8 @@ class ScopeAnalysis:
     attributes: tuple[str, ...]
     """Every name in the cell's code, attributes included: those of the cell in the order of first use, then
     those of its functions."""
+    functions: frozenset[str]
+    """Names of the functions that it calls, or decorates with: ``AutoModel.register``."""
 
 
 def analyse(
@@ -92,7 +94,23 @@ def analyse(
         or any(map(binds_unknown_names, calls)),
         tuple(imported_by(nodes)),
         tuple(names),
+        frozenset(_functions(nodes)),
     )
+
+
+def _functions(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        called = [node.func] if isinstance(node, ast.Call) else getattr(node, "decorator_list", ())
+        yield from filter(None, map(_dotted, called))
+
+
+def _dotted(node: ast.expr) -> str:
+    """Return a name with attributes, ``a.b.c``; empty for other expressions."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *parts[::-1]]) if isinstance(node, ast.Name) else ""
 
 
 def _used_by_others(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -286,6 +286,14 @@ def _reduce_limits(limits: Any) -> Any:
     return type(limits), (getattr(sys.modules["torch"], limits.dtype),)
 
 
+def _refuse_custom_operator(operator: Any) -> Any:
+    raise RefusedError(
+        operator,
+        "it is a custom operator of torch, which each process registers",
+        "define it inside the cell, with its register_fake and register_autograd, or in a local module",
+    )
+
+
 def _reduce_overload(overload: Any) -> Any:
     """Reduce ``torch.ops.aten.add.Tensor`` to its names."""
     return restore_operator, (*overload._schema.name.split("::"), overload._overloadname)
@@ -527,6 +535,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("pydantic._internal._namespace_utils", "NamespacesTuple", _reduce_namespaces),
     ("pyspark.core.broadcast", "Broadcast", _reduce_broadcast),
     (_TF_FUNCTION, "Function", _reduce_tf_function),
+    ("torch._library.custom_ops", "CustomOpDef", _refuse_custom_operator),
     ("struct", "Struct", lambda form: (type(form), (form.format,))),
     ("torch._ops", "OpOverload", _reduce_overload),
     ("torch._ops", "OpOverloadPacket", _reduce_operator),

@@ -77,6 +77,22 @@ REGISTRATIONS = {
         "b()",
         "`b` by register()",
     ),
+    "class A: pass\nclass B: pass\nlibrary.register('a', A)\nlibrary.pandas.register(A, B)": (
+        "library.register('a', A); B()",
+        "`A` by library.pandas.register()",
+    ),
+    "class A: pass\nlibrary.register(A)\nlibrary.register_kind(A)": (
+        "A()",
+        "`A` by library.register() and `A` by library.register_kind()",
+    ),
+    "class A: pass\nlibrary.add_safe_globals([A])": (
+        "A, library.load",
+        "`A` by library.add_safe_globals()",
+    ),
+    "@library.custom_op('own::scale')\ndef scale(x): pass": (
+        "library.own.scale",
+        "`own::scale` by library.custom_op()",
+    ),
 }
 SILENT = {
     "def f(x): return x\nbox = [1]\nlibrary.register(box, 'append', f)": "box.append(f(1))",
@@ -88,12 +104,17 @@ SILENT = {
     "def f(x): return x\ndef never():\n    library.register(f)": "f(1)",
     "def register(f): return f\n@register\ndef f(x): return x": "f(1)",
     "@library.register_keras_serializable('p')\ndef f(x): return x": "f(1)",  # models bring it
+    "class A: pass\nlibrary.add_safe_globals([A])": "A()",
+    "class A: pass\nlibrary.pandas.register(A)": "from library import pandas\npandas.register(A)",
 }
 LIBRARY = """
 import sys, types
 library = sys.modules["library"] = types.ModuleType("library")
 exec("def register(*x, **k): return register_kind\\ndef register_kind(x): return x", vars(library))
-library.register_accessor = library.pandas = library.register
+library.register_accessor = library.pandas = library.add_safe_globals = library.register
+library.custom_op, library.load = library.register, print
+library.own = types.SimpleNamespace(scale=1)
+library.pandas.register = library.register
 library.register_keras_serializable = library.register
 library.tree = types.SimpleNamespace(register_node=print)
 """
