@@ -138,6 +138,15 @@ torch.multiprocessing.set_sharing_strategy("file_descriptor")
 """
 
 
+def test_the_cache_of_datasets_is_off_on_ranks_too(notebook: Notebook, ranks: Ranks) -> None:
+    """With it, ``map`` with a random function returns rows of an earlier run."""
+    notebook.cell("import datasets; datasets.disable_caching()")
+    try:
+        assert ranks.run(notebook.capture("datasets.is_caching_enabled()")).value is False
+    finally:
+        notebook.cell("datasets.enable_caching()")
+
+
 def test_libraries_have_the_notebooks_settings(
     notebook: Notebook, ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:

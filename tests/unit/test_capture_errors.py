@@ -268,6 +268,15 @@ def test_names_of_functions_that_the_cell_only_defines_may_come_later(notebook: 
         notebook.capture("def predict(batch): return device")
 
 
+def test_a_rank_names_a_class_that_a_file_refers_to(notebook: Notebook) -> None:
+    notebook.cell("import pickle\nclass Net: pass\nsaved = pickle.dumps(Net())")
+    with pytest.raises(AttributeError, match="Can't get attribute 'Net'") as caught:
+        inline(notebook.capture("pickle.loads(saved)"))
+    (note,) = caught.value.__notes__
+    assert note.startswith("`Net` was not sent, since the cell does not use it")
+    assert inline(notebook.capture("Net; type(pickle.loads(saved)) is Net")) is True
+
+
 def test_a_rank_says_why_it_lacks_a_value_that_the_cell_seemed_not_to_need(
     notebook: Notebook,
 ) -> None:

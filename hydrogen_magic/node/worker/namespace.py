@@ -13,6 +13,7 @@ import inspect
 import io
 import os
 import pickle
+import re
 import runpy
 import sys
 import types
@@ -42,6 +43,8 @@ from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.reducers import take_writers
 
+_NOT_IN_MAIN = re.compile(r"Can't get attribute '([\w.]+)' on <module '__main__'")
+"""The error of pickle for a class or function of the notebook that this process lacks."""
 _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
 _IMPORTS = "<imports of the notebook>"
@@ -206,19 +209,31 @@ class LoadedClosure:
         with self.as_main():
             try:
                 return runs.get(self._header.kind, self._run_script)()
-            except NameError as error:
-                self._explain(error)
+            except (NameError, AttributeError) as error:
+                if note := self._note_on(error):
+                    vars(error).setdefault("__notes__", []).append(
+                        note
+                    )  # add_note() of Python 3.11
                 raise
 
-    def _explain(self, error: NameError) -> None:
-        """Add a note to the error about a name of the notebook whose value was left out."""
-        kind = self._header.unsent.get(error.name or "")
-        if kind is not None and not isinstance(error, UnboundLocalError):
-            note = (
-                f"the notebook's `{error.name}`, a {kind}, was not sent: it cannot be pickled or is large,"
-                " and the cell seemed not to need it; assign it in the cell before it is read"
+    def _note_on(self, error: NameError | AttributeError) -> str:
+        """Return that a name of the notebook was left out; empty for other errors."""
+        if isinstance(error, AttributeError):  # of pickle, for a class that a file refers to
+            found = _NOT_IN_MAIN.match(str(error))
+            if found is None:
+                return ""
+            name = found[1].partition(".")[0]
+            return (
+                f"`{name}` was not sent, since the cell does not use it: if the notebook defines it, write"
+                f" `{name}` in a line of the cell, before the object is loaded"
             )
-            vars(error).setdefault("__notes__", []).append(note)  # add_note(), from Python 3.11 on
+        kind = self._header.unsent.get(error.name or "")
+        if kind is None or isinstance(error, UnboundLocalError):
+            return ""
+        return (
+            f"the notebook's `{error.name}`, a {kind}, was not sent: it cannot be pickled or is large,"
+            " and the cell seemed not to need it; assign it in the cell before it is read"
+        )
 
     def _run_cell(self) -> Any:
         namespace = self._module.__dict__
