@@ -286,6 +286,17 @@ def _reduce_limits(limits: Any) -> Any:
     return type(limits), (getattr(sys.modules["torch"], limits.dtype),)
 
 
+def _reduce_loguru_core(core: Any) -> Any:
+    """Reduce what all loggers of loguru share to that of the other process, which has its own sinks."""
+    is_own = core is sys.modules["loguru"].logger._core
+    return (restore_loguru_core, ()) if is_own else NotImplemented
+
+
+def restore_loguru_core() -> Any:
+    """Return what the loggers of loguru share here."""
+    return importlib.import_module("loguru").logger._core
+
+
 def _refuse_custom_operator(operator: Any) -> Any:
     raise RefusedError(
         operator,
@@ -531,6 +542,7 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("pandas._libs.arrays", "NDArrayBacked", _reduce_backed_array),
     ("pandas._libs.internals", "BlockValuesRefs", _reduce_refs),
     ("pandas", "Index", reduce_index),
+    ("loguru._logger", "Core", _reduce_loguru_core),
     ("numpy", "ndarray", _reduce_subclass),
     ("pydantic._internal._namespace_utils", "NamespacesTuple", _reduce_namespaces),
     ("pyspark.core.broadcast", "Broadcast", _reduce_broadcast),

@@ -138,6 +138,27 @@ torch.multiprocessing.set_sharing_strategy("file_descriptor")
 """
 
 
+def test_loggers_of_loguru_share_the_notebooks_sinks(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import sys
+        from loguru import logger
+        before = logger._core.__getstate__()
+        logger.remove()
+        logger.add(sys.stderr, level="WARNING", format="{message}")
+        logger.add("lines.log")
+        log = logger.bind(job=1)
+    """)
+    try:
+        captured = notebook.capture(
+            "[h.levelno for h in logger._core.handlers.values()], log._core is logger._core"
+        )
+    finally:
+        notebook.cell("logger.remove(); logger._core.__setstate__(before)")
+    (hint,) = captured.hints
+    assert "the file sinks of loguru; set them inside the cell" in hint
+    assert ranks.run(captured).value == ([30], True)
+
+
 def test_the_cache_of_datasets_is_off_on_ranks_too(notebook: Notebook, ranks: Ranks) -> None:
     """With it, ``map`` with a random function returns rows of an earlier run."""
     notebook.cell("import datasets; datasets.disable_caching()")
