@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,22 @@ def test_vectors_and_unsupported_columns(spark: Any) -> None:
     assert batch["v"].tolist() == [[1.0, 2.0]] and rows_of([batch]) == [1]
     with pytest.raises(TypeError, match=r"hm\.dataset\(\): column 'gap' has type interval"):
         hm.dataset(spark.sql("select make_interval(1) as gap"))
+    with pytest.raises(TypeError, match="the DataFrame has more than one column 'a': rename one"):
+        hm.dataset(spark.sql("select 1 as a, 2 as a"))
+
+
+@on_classic
+def test_timestamps_keep_their_time_zone(spark: Any, shared: Path) -> None:
+    frame = spark.sql("select timestamp'2024-03-10 01:30:00 UTC' t, timestamp_ntz'2024-03-10' n")
+    option = "spark.sql.parquet.outputTimestampType"
+    before = spark.conf.get(option)
+    for path in (None, shared):
+        (table,) = hm.shard(hm.dataset(frame, path=path)).to_arrow()
+        assert (table.schema.field("t").type.tz is None, table.schema.field("n").type.tz) == (
+            False,
+            None,
+        )
+        (row,) = table.to_pylist()
+        assert row["t"] == datetime(2024, 3, 10, 1, 30, tzinfo=timezone.utc)
+        assert row["n"] == datetime(2024, 3, 10)
+    assert spark.conf.get(option) == before

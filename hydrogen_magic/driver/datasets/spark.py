@@ -30,11 +30,13 @@ from hydrogen_magic.inference.spark.prepared import refuse_unsupported, with_arr
 from hydrogen_magic.node import data_files
 from hydrogen_magic.node.data_files import AnyPath
 from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.node.prediction.column_names import refuse_repeated
 from hydrogen_magic.views.row_progress import RowProgress
 
 T = TypeVar("T")
 
 _POLL_S = 0.25
+_TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
 _DATABRICKS = ("/Volumes/", "/Workspace/")
 """Folders that Spark knows by the same path there."""
 
@@ -89,6 +91,7 @@ def _check(frame: Any) -> None:
             " what spark.read has of it"
         )
     try:
+        refuse_repeated(frame.columns, "the DataFrame has", "rename one")
         refuse_unsupported(frame.schema)
     except InferError as error:
         raise TypeError(f"hm.dataset(): {error}") from error
@@ -128,8 +131,23 @@ def _by_tasks(frame: Any, session: Session, folder: str, tag: str, progress: Row
     counted = session.sql_module("observation").Observation()
     rows = frame.observe(counted, functions.count(functions.lit(1)).alias("n"))
     writer = rows.write.option("parquet.block.size", writing.GROUP_BYTES)
-    _run(session, lambda: writer.parquet(_path_for_spark(folder)), tag, progress)
+    with _timestamps_with_zone(session.spark.conf):
+        _run(session, lambda: writer.parquet(_path_for_spark(folder)), tag, progress)
     _check_visible(folder, int(counted.get["n"]))
+
+
+@contextmanager
+def _timestamps_with_zone(conf: Any) -> Iterator[None]:
+    """Let Spark write timestamps in microseconds of UTC: it has no option of a single writer for that.
+
+    By default it writes INT96, which does not tell them from ``timestamp_ntz``.
+    """
+    before = conf.get(_TIMESTAMP_TYPE)
+    conf.set(_TIMESTAMP_TYPE, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        conf.set(_TIMESTAMP_TYPE, before)
 
 
 def _path_for_spark(folder: str) -> str:
