@@ -41,6 +41,7 @@ _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _PACKAGES = {"abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs", "s3": "s3fs"}
 """Packages by which fsspec reads a scheme. It does not know those of Azure before they are installed."""
 _BY_ARROW = ("abfs", "abfss", "gs", "hdfs", "s3", "viewfs")
+_WRITE_ALIKE = "write the files alike, or read each kind on its own, for example with a glob"
 INT96_UNIT = "us"
 """Of timestamps of INT96, as Spark writes them: in PyArrow's own ns, those outside 1677 to 2262 overflow."""
 
@@ -162,15 +163,30 @@ def unified(common: Any, schema: Any, path: str) -> Any:
 
     if common is None:
         return schema
-    remedy = "write the files alike, or read each kind on its own, for example with a glob"
     different = sorted(set(common.names) ^ set(schema.names))
     if different:
-        raise ValueError(f"{path} and the files before it differ in {listed(different)}: {remedy}")
+        raise ValueError(
+            f"{path} and the files before it differ in {listed(different)}: {_WRITE_ALIKE}"
+        )
     try:
         return pa.unify_schemas([common, schema], promote_options="permissive")
     except pa.ArrowException as error:
         raise ValueError(
-            f"{path} has a column of another type than the files before it ({error}): {remedy}"
+            f"{path} has a column of another type than the files before it ({error}): {_WRITE_ALIKE}"
+        ) from None
+
+
+def check_types(path: str, own: Any, common: Any, error: Exception) -> None:
+    """Raise ValueError for an ``error`` of reading a file with other types than the common ones."""
+    kinds = {field.name: field.type for field in own}
+    changed = [
+        f"{field.name!r} is {kinds[field.name]} in this file and {field.type} in all files"
+        for field in common
+        if kinds.get(field.name, field.type) != field.type
+    ]
+    if changed:
+        raise ValueError(
+            f"{path} cannot be read: column {'; '.join(changed[:3])} ({error}): {_WRITE_ALIKE}"
         ) from None
 
 

@@ -680,6 +680,22 @@ def test_files_of_other_types_or_columns(tmp_path: Path) -> None:
             read(tmp_path)
 
 
+def test_a_value_that_the_common_type_does_not_hold(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [0.5]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [2**53 + 1]}), tmp_path / "b.parquet")
+    stream = hm.shard(tmp_path, batch_size=1)
+    with pytest.raises(
+        ValueError, match=r"b\.parquet cannot be read: column 'x' is int64 in this file "
+    ):
+        rows_of(stream)
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes())
+    damaged = bytearray((tmp_path / "a.parquet").read_bytes())
+    damaged[4:40] = bytes(36)
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    with pytest.raises(Exception, match=r"^(?!.*in all files)"):
+        rows_of(hm.shard(tmp_path, batch_size=1))
+
+
 def test_a_column_of_files_and_of_folders(tmp_path: Path) -> None:
     """PyArrow takes a number in a folder's name for an int32."""
     ds = pytest.importorskip("pyarrow.dataset")

@@ -165,8 +165,14 @@ class RowGroups:
 
     def _table(self, groups: list[RowGroup]) -> Any:
         """Return the rows of row groups of one file."""
-        numbers = [group.number for group in groups]
-        return groups[0].fragment.subset(row_group_ids=numbers).to_table(schema=self.schema)
+        import pyarrow as pa
+
+        numbers, fragment = [group.number for group in groups], groups[0].fragment
+        try:
+            return fragment.subset(row_group_ids=numbers).to_table(schema=self.schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            data_files.check_types(fragment.path, fragment.physical_schema, self.schema, error)
+            raise
 
 
 def _fragments(dataset: Any) -> Iterator[Any]:
