@@ -142,12 +142,15 @@ def _timestamps_with_zone(conf: Any) -> Iterator[None]:
 
     By default it writes INT96, which does not tell them from ``timestamp_ntz``.
     """
-    before = conf.get(_TIMESTAMP_TYPE)
-    conf.set(_TIMESTAMP_TYPE, "TIMESTAMP_MICROS")
+    before = None
+    with suppress(Exception):  # a server of Spark Connect may refuse it
+        before = conf.get(_TIMESTAMP_TYPE)
+        conf.set(_TIMESTAMP_TYPE, "TIMESTAMP_MICROS")
     try:
         yield
     finally:
-        conf.set(_TIMESTAMP_TYPE, before)
+        with suppress(Exception):
+            conf.set(_TIMESTAMP_TYPE, before)
 
 
 def _path_for_spark(folder: str) -> str:

@@ -210,10 +210,8 @@ class LoadedClosure:
             try:
                 return runs.get(self._header.kind, self._run_script)()
             except (NameError, AttributeError) as error:
-                if note := self._note_on(error):
-                    vars(error).setdefault("__notes__", []).append(
-                        note
-                    )  # add_note() of Python 3.11
+                if note := self._note_on(error):  # Python 3.10 has no add_note()
+                    vars(error).setdefault("__notes__", []).append(note)
                 raise
 
     def _note_on(self, error: NameError | AttributeError) -> str:
