@@ -50,8 +50,9 @@ MODEL = keras.Sequential(
         keras.Input((4,)),
         Doubled(),
         Scaled(3.0),
-        keras.layers.Dense(2, activation=shifted),
-        keras.layers.Dense(1, activation="softplus"),
+        # With random weights, softplus may be 0 for all rows, and no step changes that.
+        keras.layers.Dense(2, activation=shifted, kernel_initializer="ones"),
+        keras.layers.Dense(1, activation="softplus", kernel_initializer="ones"),
     ]
 )
 MODEL.compile("sgd", error_of)
