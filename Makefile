@@ -38,7 +38,7 @@ PYTEST_OPTIONS := -p no:nbval --dist loadgroup --no-loadscope-reorder --duration
 PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 # Tried in this order; a version manager's shim may exist for a Python that does not start.
-CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3
+CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3.15 python3
 
 help:
 	@sed -n '3,14s/^# *//p' Makefile

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 OTHERS = tuple(v for v in SUPPORTED if v != f"{sys.version_info.major}.{sys.version_info.minor}")
 
 

@@ -424,7 +424,8 @@ def _submodule_spec(name: str, path: Sequence[str]) -> importlib.machinery.Modul
     """Return the spec of a module in a package whose submodules are at ``path``."""
     try:
         return importlib.machinery.PathFinder.find_spec(name, path)
-    except KeyError:  # a namespace package in one that is not loaded: google.cloud in google
+    except (KeyError, ModuleNotFoundError):
+        # A namespace package in one that is not loaded: google.cloud in google.
         spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
         folders = (Path(place, name.rpartition(".")[2]) for place in path)
         spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]

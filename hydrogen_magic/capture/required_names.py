@@ -7,6 +7,7 @@ import copy
 import difflib
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from keyword import iskeyword
 from typing import Any
 
@@ -16,6 +17,7 @@ from hydrogen_magic.capture.reachable import FunctionRead, reads_of, stored_name
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.code_names import CODE
 
+_LAZY_IMPORT = getattr(types, "LazyImportType", None)
 PROVIDED = frozenset({"get_ipython", "display"})
 """Names that IPython provides for every cell, and the rank provides too."""
 
@@ -89,6 +91,7 @@ class RequiredNames:
             return
         if name in self.namespace:
             self._done[name] = bound, may_lack
+            _import_lazy(self.namespace, name)
         if self.is_ranks_own(name):
             self.provided.add(name)
         elif name in _MODULE_NAMES or self.is_builtin_here(name):
@@ -225,6 +228,14 @@ class RequiredNames:
             return not issubclass(type(self.namespace[name]), CODE), name not in out
 
         return sorted(self.values, key=place)
+
+
+def _import_lazy(namespace: Mapping[str, Any], name: str) -> None:
+    """Make a ``lazy import`` of Python 3.15, as Python does when code first uses the name."""
+    value = namespace[name]
+    if type(value) is _LAZY_IMPORT and isinstance(namespace, dict):
+        with suppress(Exception):  # modules run any code; the value is refused by name
+            namespace[name] = value.resolve()
 
 
 def _binding(name: str, module: str) -> str:

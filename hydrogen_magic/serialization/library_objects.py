@@ -50,6 +50,7 @@ OF_CONSTANTS: dict[type, Handler] = {
     type(getattr(module, name)): lambda obj, module=module, name=name: (getattr, (module, name))  # type: ignore[misc]  # defaults
     for module, names in _CONSTANTS
     for name in names
+    if type(getattr(module, name)).__module__ != "builtins"  # a sentinel of Python 3.15
 }
 """Reduces the only objects of their classes: the classes of ``sys`` have no name to be found by, and the
 constants of ``dataclasses`` are compared by identity."""

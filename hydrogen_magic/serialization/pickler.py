@@ -16,6 +16,7 @@ Subclasses define how functions and classes of ``__main__`` are pickled. Streams
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import gc
@@ -102,7 +103,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             Memory: lambda memory: (reducers.restore_same, (memory.buffer(),)),
             functools.cached_property: _reduce_cached_property,
             _CachedFunction: _reduce_cached_function,
-            **dict.fromkeys(_OF_TYPING, self._reduce_named),
+            **dict.fromkeys(_PICKLED_BY_NAME, self._reduce_named),
             typing.ParamSpecArgs: _reduce_part,
             typing.ParamSpecKwargs: _reduce_part,
             memoryview: library_objects.reduce_memoryview,
@@ -285,10 +286,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _reduce_global(self, obj: Any, name: str) -> Any:
         kind, binding = type(obj), self.binding(obj, name)
-        if kind not in _OF_TYPING:
+        if kind not in _PICKLED_BY_NAME:
             _, _, *parts = reduce_by_value(obj)
             return reducers.restore_global, (kind, binding, (), None), *parts
-        names, keywords = _OF_TYPING[kind]
+        names, keywords = _PICKLED_BY_NAME[kind]
         args = tuple(getattr(obj, f"__{each}__") for each in names)
         options = {each: getattr(obj, f"__{each}__") for each in keywords}
         return reducers.restore_global, (kind, binding, args, options)
@@ -628,7 +629,7 @@ def _is_importable(obj: Any, name: str) -> bool:
     return module != "__main__" and find(module, name) is obj
 
 
-_OF_TYPING: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_PICKLED_BY_NAME: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
     getattr(typing, kind): parameters
     for kind, parameters in {
         "NewType": (("name", "supertype"), ()),
@@ -642,3 +643,5 @@ _OF_TYPING: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 cloudpickle has the same for ``TypeVar`` alone.
 """
+if sys.version_info >= (3, 15):
+    _PICKLED_BY_NAME[vars(builtins)["sentinel"]] = ("name",), ()

@@ -150,6 +150,27 @@ def test_globals_whose_classes_pickle_them_by_name_follow_the_notebook(session: 
     run("assert found[0] is MISSING and found[1] is Id")
 
 
+@pytest.mark.skipif(sys.version_info < (3, 15), reason="Python has no lazy imports")
+def test_lazy_imports_of_the_notebook_are_imports_of_ranks(session: Session) -> None:
+    session.notebook.cell("""
+        lazy import colorsys
+        lazy from collections import Counter
+        def count(text): return colorsys.__name__, Counter(text)["a"]
+    """)
+    assert session.cell("count('aab'), colorsys.__name__") == (("colorsys", 2), "colorsys")
+    assert session.sent == ["count"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 15), reason="Python has no sentinels")
+def test_a_sentinel_of_the_notebook_is_one_on_ranks(session: Session) -> None:
+    session.notebook.cell(
+        "MISSING = sentinel('MISSING')\ndef get(value=MISSING): return value is MISSING"
+    )
+    assert session.cell("get(), get(MISSING), get(1)") == (True, True, False)
+    session.cell("found = [MISSING]", out=("found",))
+    session.notebook.cell("assert found[0] is MISSING and get(found[0])")
+
+
 def test_what_came_back_within_another_object_is_the_notebooks_again(session: Session) -> None:
     session.notebook.cell("""
         import torch

@@ -43,8 +43,11 @@ from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.reducers import take_writers
 
-_NOT_IN_MAIN = re.compile(r"Can't get attribute '([\w.]+)' on <module '__main__'")
-"""The error of pickle for a class or function of the notebook that this process lacks."""
+_NOT_IN_MAIN = re.compile(
+    r"Can't get attribute '([\w.]+)' on <module '__main__'|module '__main__' has no attribute '(\w+)'"
+)
+"""The error of pickle for a class or function of the notebook that this process lacks; from Python 3.15 on
+the second one."""
 _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
 _IMPORTS = "<imports of the notebook>"
@@ -220,7 +223,7 @@ class LoadedClosure:
             found = _NOT_IN_MAIN.match(str(error))
             if found is None:
                 return ""
-            name = found[1].partition(".")[0]
+            name = (found[1] or found[2]).partition(".")[0]
             return (
                 f"`{name}` was not sent, since the cell does not use it: if the notebook defines it, write"
                 f" `{name}` in a line of the cell, before the object is loaded"

@@ -164,8 +164,7 @@ _ALWAYS = (
     SourcePatch(
         "CMakeLists.txt",
         '-pthread -fPIC -Wall -ftree-vectorize")',
-        "-pthread -fPIC -w -ftree-vectorize -Wno-template-body "
-        '-include cstdint -include string")',
+        '-pthread -fPIC -w -ftree-vectorize -Wno-template-body -include cstdint -include string")',
         "since GCC 13 other headers no longer include <cstdint>, which Gloo relies on, and since "
         "GCC 16 <string>; from GCC 15 on FlatBuffers has an error in a template that is not used; "
         "and warnings about unmaintained code would hide the errors",
