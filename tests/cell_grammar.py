@@ -23,6 +23,7 @@ from typing import Any
 
 from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.capture.scopes import assigned_in
+from hydrogen_magic.core.lazy_annotations import annotations_of
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import namespace
 from tests.capture_rig import as_sent
@@ -392,7 +393,7 @@ def _contents(value: Any, kind: type, depth: int) -> Any:
     if issubclass(kind, dict):
         return [(canonical(k, depth), canonical(v, depth)) for k, v in dict.items(value)]
     if kind is types.FunctionType:
-        defaults = value.__defaults__, value.__kwdefaults__, value.__annotations__
+        defaults = value.__defaults__, value.__kwdefaults__, annotations_of(value)
         return value.__qualname__, canonical(defaults, depth)
     if kind is types.MethodType:
         return canonical((value.__func__, value.__self__), depth)

@@ -15,7 +15,8 @@ from tests.capture_rig import Notebook, RankError, Ranks, write
 pytestmark = [pytest.mark.xdist_group("capture"), pytest.mark.usefixtures("in_folder")]
 
 KINDS = '''
-    import dataclasses, functools, inspect
+    import dataclasses, functools
+    from hydrogen_magic.core.lazy_annotations import annotations_of
 
     class Field:
         def __init__(self, size=0): self.size = size
@@ -32,7 +33,7 @@ KINDS = '''
             body.update({key: Column(key, size) for key, size in found.items()})
             body = {key: Meta.wrapped(each) if key == "call" else each for key, each in body.items()}
             cls = super().__new__(meta, name, bases, body)
-            known = tuple(inspect.get_annotations(cls))
+            known = tuple(annotations_of(cls))
             Meta.fields[cls] = (*known, *found.items(), *options.items())
             return cls
         def __init__(cls, name, bases, body, **options): super().__init__(name, bases, body)

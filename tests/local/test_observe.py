@@ -274,7 +274,9 @@ def build(folder: str) -> str:
 
 
 def test_extensions_are_compiled_visibly(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
+    if not hasattr(cpp_extension, "FileBaton"):
+        pytest.skip("torch uses locks of the operating system since 2.15")
     gang = hm.launch(build, str(tmp_path), np=1)
     until(gang, lambda: "which no process of this machine has open" in notices_of(gang))
     (tmp_path / "lock").unlink()  # as the notice says

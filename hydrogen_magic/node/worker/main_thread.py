@@ -281,7 +281,10 @@ def hide_our_frames() -> None:
         kind, error, found, *rest = args
         if kind is KeyboardInterrupt and _is_of_library(found):
             return
-        show(type(args)((kind, error, users_part(found), *rest)))
+        part = users_part(found)
+        if error is not None:
+            error.__traceback__ = part  # which Python 3.15 prints
+        show(type(args)((kind, error, part, *rest)))
 
     sys.unraisablehook = show_users_part
 

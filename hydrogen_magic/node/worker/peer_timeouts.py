@@ -11,8 +11,8 @@ from typing import Any
 
 from hydrogen_magic.node.worker.import_hooks import hooks
 
-_PATIENCE = timedelta(days=1, milliseconds=1)
-"""A time that no user has chosen."""
+_PATIENCE = timedelta(days=1, seconds=1)
+"""A time that no user has chosen. Since torch 2.15 groups have whole seconds."""
 _MODULE = "torch.distributed.distributed_c10d"
 _DEFAULTS = ("default_pg_timeout", "default_pg_nccl_timeout")
 

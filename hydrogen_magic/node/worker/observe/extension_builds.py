@@ -30,7 +30,12 @@ def attach(module: ModuleType) -> None:
 
 
 def explain_waits(module: ModuleType, say: Callable[[str], None]) -> None:
-    """Call ``say`` with an explanation when this process waits for a lock file that was left behind."""
+    """Call ``say`` with an explanation when this process waits for a lock file that was left behind.
+
+    Since torch 2.15 none is: the operating system releases the lock of a process that has ended.
+    """
+    if not hasattr(module, "FileBaton"):
+        return
     wait = module.FileBaton.wait
 
     @functools.wraps(wait)
