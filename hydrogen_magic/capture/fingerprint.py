@@ -38,7 +38,7 @@ def digest_of(value: Any, needs: RequiredNames) -> str:
     except Exception:  # pickling runs the classes' own code: it may raise anything
         return secrets.token_hex()  # equals no other one
     finally:
-        pickler.clear_memo()  # which keeps the values alive: a pickler is part of a reference cycle
+        pickler.release()  # which keeps the values alive: a pickler is part of a reference cycle
     return file.sha.hexdigest()
 
 

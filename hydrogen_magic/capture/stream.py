@@ -147,7 +147,5 @@ class NamedPickles:
 
     def release(self) -> None:
         """Drop the references to the values, at once: the pickler is part of a reference cycle."""
-        self.pickler.clear_memo()
-        self.pickler.last = None
-        self.pickler.layout = MemoryLayout()
+        self.pickler.release()
         self._buffers.taken.clear()

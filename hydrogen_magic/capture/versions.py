@@ -59,7 +59,7 @@ class VersionReader:
         except Exception:  # pickling runs the classes' own code: it may raise anything
             digest = _NOT_PICKLABLE
         finally:
-            pickler.clear_memo()  # which keeps the values alive: a pickler is part of a cycle
+            pickler.release()  # which keeps the values alive: a pickler is part of a cycle
         parts, is_code = frozenset(pickler.parts), isinstance(value, CODE)
         return Version(digest, ObjectIdentity(value), parts, file.nbytes, is_code), pickler.code
 
@@ -77,6 +77,10 @@ class _VersionPickler(FingerprintPickler):
         """Names of the notebook's functions and classes in it."""
         self._root = root
         self._numbers = originals
+
+    def release(self) -> None:
+        super().release()
+        self._root = None
 
     def reducer_override(self, obj: Any) -> Any:
         number = self._numbers.number(obj)

@@ -25,6 +25,7 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -273,7 +274,13 @@ def _new_run(
             gpus=gpus,
         )
     )
-    record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))
+    known_run = weakref.ref(run)  # in a reference cycle it would keep its results for long
+
+    def warn(text: str) -> None:
+        if (running := known_run()) is not None:
+            running.emit(ev.Notice(running.state.now_s, "warning", text))
+
+    record.on_problem = warn
     if isinstance(results, StoredResults):
         results.on_problem = record.on_problem
     for text in problems:

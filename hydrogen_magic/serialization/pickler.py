@@ -130,6 +130,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().clear_memo()
         del held
 
+    def release(self) -> None:
+        """Drop the references to all objects that were pickled."""
+        self.clear_memo()
+        self.last, self.layout = None, MemoryLayout()
+        self._storages, self._modules, self._bare_cells = {}, {}, {}
+        self._section = [], {}, set()
+
     def written(self) -> Iterable[Any]:
         """Return the objects that later ones can refer to, and a few others."""
         if sys.version_info >= (3, 11):

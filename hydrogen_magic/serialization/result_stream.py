@@ -116,6 +116,10 @@ class Packer:
         """Forget the last section: later ones will not refer to its objects."""
         self._pickler.take_back_section()
 
+    def release(self) -> None:
+        """Drop the references to the objects at once: the pickler is part of a reference cycle."""
+        self._pickler.release()
+
     def _take(self) -> Payload:
         buffers, self._buffers = self._buffers, Buffers()
         return Payload(self._file.take(), tuple(buffers.taken))

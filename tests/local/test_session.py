@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +311,23 @@ def test_optimizer_steps_are_recorded_after_a_stop_in_one(cells: Cells, tmp_path
     gang = ended(cells.on_ranks(step.format("torch.optim.SGD"), "--detach --timeline"))
     spans = [(name, depth) for name, *_, depth in spans_of(gang, "spans")[0]]
     assert spans == [("optimizer step", 0)]
+
+
+def test_results_of_earlier_cells_are_released_without_a_garbage_collection(cells: Cells) -> None:
+    """It comes rarely: torch alone has hundreds of thousands of objects that do not change."""
+    cells.on_ranks("import gc, weakref; gc.collect(); gc.disable(); made = []", "--np 2")
+    gc.collect()
+    gc.disable()
+    try:
+        brought = []
+        for _ in range(8):
+            cells.on_ranks("found = torch.ones(2); made.append(weakref.ref(found))", "--out found")
+            brought.append(weakref.ref(cells.shell.user_ns["found"]))
+        on_rank = cells.on_ranks("sum(each() is not None for each in made)")
+        # The kernel keeps small results of the last four gangs.
+        assert on_rank == 1 and [each() for each in brought[1:3]] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:

@@ -140,7 +140,7 @@ def _digest(value: Any) -> bytes | None:
     except (Exception, SystemExit):  # pickling runs the classes' own code
         return None
     finally:
-        pickler.clear_memo()  # which keeps the value alive: a pickler is part of a reference cycle
+        pickler.release()  # which keeps the value alive: a pickler is part of a reference cycle
     return file.sha.digest()
 
 

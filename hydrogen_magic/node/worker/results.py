@@ -55,9 +55,11 @@ def deliver(
     ``session``: set for a cell of a session.
     """
     with loaded.as_main():
-        return _Delivery(loaded, send, _PackingProgress(report), begin, session).run(
-            value, is_first
-        )
+        delivery = _Delivery(loaded, send, _PackingProgress(report), begin, session)
+        try:
+            return delivery.run(value, is_first)
+        finally:
+            delivery.release()
 
 
 class _Delivery:
@@ -102,6 +104,11 @@ class _Delivery:
             if is_first or name == CELL_VALUE:
                 self._fail(name, why)
         return self._nbytes
+
+    def release(self) -> None:
+        """Let the results go: a session would keep those of earlier cells until a garbage collection."""
+        self._packer.release()
+        self._gathering.tensors.clear()
 
     def _begin_packing(self, name: str, obj: Any) -> None:
         if not is_plain(obj):  # a number can neither take long nor crash the process
@@ -157,6 +164,8 @@ class _Delivery:
             else:
                 self._send_part(msg.ResultPart(name, is_partial=True), section)
                 return
+            finally:
+                packer.release()
 
     def _pickler(
         self, *args: Any, left_out: Mapping[int, MissingObject] | None = None
