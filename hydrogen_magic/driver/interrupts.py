@@ -80,6 +80,9 @@ def interrupts_held() -> Iterator[Interrupts]:
     if isinstance(outer, Interrupts):
         yield outer
         return
+    if outer is signal.SIG_IGN:  # as a shell starts jobs in the background
+        yield held
+        return
     held.before = signal.signal(signal.SIGINT, held)
     try:
         yield held

@@ -439,6 +439,23 @@ def test_an_interrupt_is_for_the_gang_that_the_main_thread_waits_for() -> None:
     assert (mine.stops, beside.stops) == ([False, True], [])
 
 
+def test_an_interrupt_that_the_process_ignores_stops_nothing() -> None:
+    """A shell starts jobs in the background so."""
+
+    class Waited:
+        def stop(self, kill: bool) -> None:
+            raise AssertionError
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_held() as interrupts:
+            interrupts.take(Waited())
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("during", ["cleaned_up", "release"])
 def test_stop_after_the_last_rank_changes_nothing(
     during: str, monkeypatch: pytest.MonkeyPatch
