@@ -711,6 +711,7 @@ def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks, tmp_path: Pat
         notebook.capture("""
         %matplotlib inline
         %time x = k + 1
+        %matplotlib inline
         y = %time x + 1
         documented?
         x, y

@@ -148,6 +148,8 @@ class RankShell:
                 self._ipython.user_ns_hidden.pop(each, None)
             now = self.user_ns.items()
             self.bound = {n: v for n, v in now if n not in before or before[n] is not v}
+            # The cell's magics come here, which treats some in its own way.
+            self.user_ns.update({each: before[each] for each in _PROVIDED & before.keys()})
         return self._ipython
 
     def __getattr__(self, name: str) -> Any:
