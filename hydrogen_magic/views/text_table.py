@@ -263,12 +263,12 @@ _PHASE_ORDER = ("waiting", "starting", "loading", "running", "finishing")
 
 
 def slowest(ranks: Sequence[RankState]) -> list[RankState]:
-    """Return the ranks, those with the least progress first."""
+    """Return the ranks, those with the least progress first; of those at their end, the last one."""
 
-    def distance(rank: RankState) -> tuple[int, float, float]:
+    def distance(rank: RankState) -> tuple[int, float, float, float]:
         phase = _PHASE_ORDER.index(rank.phase) if rank.phase in _PHASE_ORDER else 9
-        bar = rank.bar
-        return phase, (bar.fraction or 0.0) if bar else 0.0, float(rank.steps)
+        fraction = (rank.bar.fraction or 0.0) if rank.bar else 0.0
+        return phase, fraction, float(rank.steps), -rank.phase_since_s if rank.is_over else 0.0
 
     return sorted(ranks, key=distance)
 

@@ -207,6 +207,14 @@ def test_many_ranks_are_folded_to_those_that_differ() -> None:
     assert "16 of 40 ranks" in parsed.text
 
 
+def test_the_rank_that_ended_last_is_among_those_shown() -> None:
+    events = [
+        *trained(40, 20),
+        *(ev.RankPhase(5.0 + (rank == 30), rank, "done") for rank in range(40)),
+    ]
+    assert "rank 30" in checked(drawn(ended(events))).cells
+
+
 def test_of_many_metrics_the_first_are_drawn_and_the_others_named() -> None:
     parsed = checked(drawn(ended(trained(2, 20, [f"m{n}" for n in range(40)], spans=False))))
     assert "the first 12 of 40 metrics; not drawn: m12, m13," in parsed.text
