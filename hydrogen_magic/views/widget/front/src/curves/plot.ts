@@ -83,21 +83,32 @@ const withAlpha = (color: string, alpha: number) =>
     : `color-mix(in srgb, ${color} ${alpha * 100}%, transparent)`;
 
 const HALO_PX = 5;
+const POINT_PX = 6;
+
+/** Whether a line has one point, of which a line alone shows nothing. */
+function isPoint(chart: uPlot, series: number): boolean {
+  let n = 0;
+  for (const value of chart.data[series] ?? []) if (value != null && ++n > 1) return false;
+  return n === 1;
+}
 
 /** `isThin`: a mean is drawn over the lines of ranks. */
 function seriesOf({ role, rank, isFaint }: Line, theme: Theme, isThin: boolean): uPlot.Series {
   const base: uPlot.Series = { spanGaps: true, points: { show: false } };
+  const point = (fill: string) => ({ show: isPoint, size: POINT_PX, width: 0, fill });
   // An edge, since a single spike is a band of no width.
   if (role === "high" || role === "low") {
     return { ...base, width: 1, stroke: withAlpha(theme.text, 0.25) };
   }
   if (role === "halo") return { ...base, width: HALO_PX, stroke: withAlpha(theme.text, 0.16) };
   if (role === "mean") {
-    return { ...base, width: isFaint ? 1 : 1.5, stroke: withAlpha(theme.text, isFaint ? 0.25 : 1) };
+    const stroke = withAlpha(theme.text, isFaint ? 0.25 : 1);
+    return { ...base, width: isFaint ? 1 : 1.5, stroke, points: point(stroke) };
   }
   const alpha = isFaint ? 0.25 : isThin ? 0.6 : 0.9;
   const stroke = withAlpha(colorOf(rank), alpha);
-  return { ...base, width: isFaint || isThin ? 1 : 1.25, stroke, dash: dashOf(rank) };
+  const width = isFaint || isThin ? 1 : 1.25;
+  return { ...base, width, stroke, dash: dashOf(rank), points: point(stroke) };
 }
 
 /** One uPlot; it is created again only if its lines or the theme change. */
