@@ -150,9 +150,15 @@ def _logs(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     gang = _find(command.gang)
-    stacks = gang.stacks()
+    stacks, state = gang.stacks(), gang.snapshot()
     if not stacks:
-        say([f"gang {gang.id} has no running rank to report stacks: it is {gang.snapshot().state}"])
+        why = f"has no running rank to report stacks: it is {state.state}"
+        if any(rank.phase == "running" for rank in state.ranks):
+            why = (
+                "runs, but no stacks have been taken: `%gang stacks` in its notebook, or Stacks in its live "
+                "view, takes them"
+            )
+        say([f"gang {gang.id} {why}"])
         return
     _check_rank(command, stacks)
     if gang.snapshot().is_terminal:
