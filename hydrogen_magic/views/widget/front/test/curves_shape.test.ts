@@ -179,7 +179,7 @@ describe("what is told beside a plot", () => {
     const known = readLast(metric, { np: 2, ranks });
     expect(known).toMatchObject({ mean: 6, ranks: [{ value: 4 }, { value: 8 }] });
     const most = readLast(metric, { np: 3, ranks });
-    expect(most).toMatchObject({ mean: 5, ranks: [{ value: 4 }, { value: 8 }] });
+    expect(most).toMatchObject({ steps: [2, 3], mean: 5, ranks: [{ value: 4 }, { value: 8 }] });
     expect(readLast(metric, { np: 2, ranks: new Map([[0, rankWith(0)]]) })?.ranks).toEqual(
       readLast(metric, { np: 2, ranks: new Map() })?.ranks,
     );

@@ -26,7 +26,13 @@ export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
       {isLinear && <i title="no value is above zero">linear</i>}
       {reading.steps !== null && <span>{stepsInWords(reading.steps)}</span>}
       {value !== null && value !== undefined && (
-        <output title="mean of the ranks">{figure(value)}</output>
+        <output
+          title={
+            reading.steps === null ? "mean of the ranks" : "mean of the ranks with a value there"
+          }
+        >
+          {figure(value)}
+        </output>
       )}
     </span>
   );

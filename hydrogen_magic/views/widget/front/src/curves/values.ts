@@ -40,15 +40,21 @@ export interface Rows {
 }
 
 /**
- * The ranks' last values from the table, and their mean; otherwise the means of the last buckets.
+ * The ranks' last values from the table, and their mean. Without the rows of all ranks that mean is not
+ * known: it is the one at the last step, which not all of them may have reached.
  */
 export function readLast(metric: Metric, rows: Rows): Reading | null {
-  if (metric.extent() === null) return null;
+  const extent = metric.extent();
+  if (extent === null) return null;
   const last = (rank: number) => meanOf(metric, rank, (buckets) => buckets.n - 1);
   const told = (rank: number) => numberOf(rows.ranks.get(rank)?.metrics[metric.name]);
   const ranks = valuesOf(metric, (rank) => told(rank) ?? last(rank));
   const isAll = ranks.length > 0 && rows.ranks.size >= rows.np;
-  const mean = isAll ? ranks.reduce((sum, r) => sum + r.value, 0) / ranks.length : last(ALL_RANKS);
+  if (!isAll) {
+    const { steps = null, mean = null } = readAt(metric, extent[1]) ?? {};
+    return { steps: rows.np > 1 ? steps : null, mean, ranks };
+  }
+  const mean = ranks.reduce((sum, r) => sum + r.value, 0) / ranks.length;
   return { steps: null, mean, ranks };
 }
 
