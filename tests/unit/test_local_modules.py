@@ -19,7 +19,9 @@ from hydrogen_magic.capture.modules import (
     find_without_importing,
     importable_parts,
 )
+from hydrogen_magic.node.worker import module_importer
 from hydrogen_magic.serialization.closure import ModuleSource
+from tests.capture_rig import write
 
 IMPORTS = {
     "import {0}": True,
@@ -309,3 +311,21 @@ def test_a_namespace_package_in_one_that_is_not_loaded(
     assert spec is not None
     assert spec.origin == str(file)
     assert find_without_importing("outer_space.other_space.storage") is None
+
+
+def test_a_script_imports_the_modules_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may have loaded others of their names before: those that the notebook imports."""
+    import colorsys
+
+    import numpy
+
+    monkeypatch.setitem(sys.modules, "colorsys", colorsys)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write(tmp_path, {"colorsys.py": "OWN = True", "numpy/__init__.py": "", "pathlib.txt": ""})
+    module_importer.put_folder_first(str(tmp_path))
+    assert importlib.import_module("colorsys").OWN
+    assert sys.modules["numpy"] is numpy, "its extension modules cannot be loaded twice"
+    module_importer.put_folder_first(str(tmp_path))
+    assert sys.modules["colorsys"].OWN

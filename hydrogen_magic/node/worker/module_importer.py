@@ -123,6 +123,33 @@ def _put_first(finder: ClosureFinder) -> None:
     sys.meta_path.insert(int(sys.meta_path[:1] == [hooks]), finder)
 
 
+def put_folder_first(folder: str) -> None:
+    """Put a script's folder first on ``sys.path``, as Python does, also before modules that are loaded.
+
+    This process may have been forked from one that has loaded others of their names: the notebook's imports.
+    A package stays if it has loaded extension modules, which another copy of it could not load again.
+    """
+    sys.path.insert(0, folder)
+    names = {entry.removesuffix(".py") for entry in os.listdir(folder)}
+    for name in names & {*sys.modules} - {"__main__", "hydrogen_magic"}:
+        found = importlib.machinery.PathFinder.find_spec(name, [folder])
+        loaded = _file_of(name)
+        if found is None or not loaded or found.origin in (None, loaded):
+            continue
+        parts = [part for part in sys.modules if part == name or part.startswith(f"{name}.")]
+        has_extensions = any(_file_of(part).endswith(_EXTENSIONS) for part in parts)
+        if not (has_extensions and found.submodule_search_locations):
+            for part in parts:
+                del sys.modules[part]
+
+
+_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+
+
+def _file_of(module: str) -> str:
+    return str(getattr(sys.modules[module], "__file__", None) or "")
+
+
 def show_source(filename: str, text: str) -> None:
     """Make ``text`` the source of ``filename`` for tracebacks and ``inspect``."""
     # Without a modification time, linecache keeps the entry regardless of the disk.

@@ -279,11 +279,11 @@ class LoadedClosure:
         header = self._header
         sys.argv = [header.target, *header.args]
         if header.kind == "module":
-            sys.path.insert(0, os.getcwd())
+            module_importer.put_folder_first(os.getcwd())
             runpy._run_module_as_main(header.target)  # type: ignore[attr-defined]
             return
         path = os.path.abspath(header.target)
-        sys.path.insert(0, os.path.dirname(path))
+        module_importer.put_folder_first(os.path.dirname(path))
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         namespace = self._module.__dict__
