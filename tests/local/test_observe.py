@@ -274,8 +274,8 @@ def build(folder: str) -> str:
 
 
 def test_extensions_are_compiled_visibly(tmp_path: Path) -> None:
-    cpp_extension = pytest.importorskip("torch.utils.cpp_extension")
-    if not hasattr(cpp_extension, "FileBaton"):
+    torch = pytest.importorskip("torch")
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15):
         pytest.skip("torch uses locks of the operating system since 2.15")
     gang = hm.launch(build, str(tmp_path), np=1)
     until(gang, lambda: "which no process of this machine has open" in notices_of(gang))

@@ -315,7 +315,10 @@ def test_optimizer_steps_are_recorded_after_a_stop_in_one(cells: Cells, tmp_path
 
 def test_results_of_earlier_cells_are_released_without_a_garbage_collection(cells: Cells) -> None:
     """It comes rarely: torch alone has hundreds of thousands of objects that do not change."""
-    cells.on_ranks("import gc, weakref; gc.collect(); gc.disable(); made = []", "--np 2")
+    imports = (
+        "import gc, weakref, torch.distributed.tensor"  # with it, ranks look for sharded tensors
+    )
+    cells.on_ranks(f"{imports}\ngc.collect(); gc.disable(); made = []", "--np 2")
     gc.collect()
     gc.disable()
     try:

@@ -149,7 +149,9 @@ class RankShell:
             now = self.user_ns.items()
             self.bound = {n: v for n, v in now if n not in before or before[n] is not v}
             # The cell's magics come here, which treats some in its own way.
-            self.user_ns.update({each: before[each] for each in _PROVIDED & before.keys()})
+            provided = {each: before[each] for each in _PROVIDED & before.keys()}
+            self.user_ns.update(provided)
+            self._ipython.user_ns_hidden.update(provided)
         return self._ipython
 
     def __getattr__(self, name: str) -> Any:

@@ -137,6 +137,8 @@ def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, An
         raise
     except BaseException:  # this result is reported when it is packed
         return {}
+    finally:
+        pickler.release()  # it is part of a reference cycle
 
 
 def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
