@@ -167,8 +167,6 @@ class _ScriptParts:
         self.sources: dict[str, str] = {}
         self.literals: dict[str, str] = {}
         self.pickled: dict[str, Any] = {}
-        self._unsure: set[str] = set()
-        """Names that functions read, probably after the cell has assigned them."""
 
     def text(self, body: str, futures: Iterable[str]) -> str:
         """Return imports, literals, definitions and pickled values as source.
@@ -229,8 +227,7 @@ class _ScriptParts:
         while rest := [name for name in self.needs.values if name not in self.values]:
             for name in rest:
                 value = self.needs.namespace[name]
-                is_unsure = name in self.needs.unsure or name in self._unsure
-                if is_unsure and not self._can_be_saved(name):
+                if name in self.needs.unsure and not self._can_be_saved(name):
                     self.values[name] = value  # most likely the cell replaces it
                 else:
                     self._add(name, value)
@@ -284,7 +281,7 @@ class _ScriptParts:
         """Request a name, and what its functions read: the cell may assign that before it calls them."""
         known = {*self.needs.values} if may_lack else {name, *self.needs.values}
         self.needs.add(name, why, may_lack=may_lack)
-        self._unsure |= self.needs.assigned.intersection(self.needs.values) - known
+        self.needs.unsure |= self.needs.assigned.intersection(self.needs.values) - known
 
     def _pickle(self) -> None:
         """Try to pickle the values; the source of the classes they refer to is written."""

@@ -18,10 +18,11 @@ def annotations_of(obj: Any) -> dict[str, Any]:
         import annotationlib
 
         with suppress(Exception):  # an annotation may be any expression
-            return obj.__annotations__  # type: ignore[no-any-return]
+            found: dict[str, Any] = obj.__annotations__
+            return found
         return annotationlib.get_annotations(obj, format=annotationlib.Format.STRING)
-    found = vars(obj).get("__annotations__") if isinstance(obj, type) else obj.__annotations__
-    return found if isinstance(found, dict) else {}
+    own = vars(obj).get("__annotations__") if isinstance(obj, type) else obj.__annotations__
+    return own if isinstance(own, dict) else {}
 
 
 def signature_of(function: Callable[..., Any], **options: Any) -> inspect.Signature:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from hydrogen_magic.capture import module_state
+from hydrogen_magic.capture import capture_script, module_state
 from hydrogen_magic.capture.import_effects import only_defines
 from hydrogen_magic.capture.imports import Imports
 from hydrogen_magic.capture.modules import (
@@ -21,7 +21,7 @@ from hydrogen_magic.capture.modules import (
 )
 from hydrogen_magic.node.worker import module_importer
 from hydrogen_magic.serialization.closure import ModuleSource
-from tests.capture_rig import write
+from tests.capture_rig import inline, write
 
 IMPORTS = {
     "import {0}": True,
@@ -329,3 +329,16 @@ def test_a_script_imports_the_modules_beside_it(
     assert sys.modules["numpy"] is numpy, "its extension modules cannot be loaded twice"
     module_importer.put_folder_first(str(tmp_path))
     assert sys.modules["colorsys"].OWN
+
+
+def test_a_script_within_the_kernel_leaves_its_modules_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import colorsys
+
+    monkeypatch.setitem(sys.modules, "colorsys", colorsys)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    write(tmp_path, {"colorsys.py": "", "train.py": "import colorsys"})
+    inline(capture_script(str(tmp_path / "train.py"), [], as_module=False))
+    assert sys.modules["colorsys"] is colorsys

@@ -11,11 +11,12 @@ import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from hydrogen_magic.node.worker import redefinition
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.serialization.closure import ModuleSource
+from hydrogen_magic.serialization.pickler import names_of
 
 
 class ClosureFinder(importlib.abc.MetaPathFinder):
@@ -130,7 +131,9 @@ def put_folder_first(folder: str) -> None:
     A package stays if it has loaded extension modules, which another copy of it could not load again.
     """
     sys.path.insert(0, folder)
-    names = {entry.removesuffix(".py") for entry in os.listdir(folder)}
+    names = set[str]()
+    with suppress(OSError):  # one that may be searched, but not listed
+        names = {entry.removesuffix(".py") for entry in os.listdir(folder)}
     for name in names & {*sys.modules} - {"__main__", "hydrogen_magic"}:
         found = importlib.machinery.PathFinder.find_spec(name, [folder])
         loaded = _file_of(name)
@@ -147,7 +150,7 @@ _EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 
 def _file_of(module: str) -> str:
-    return str(getattr(sys.modules[module], "__file__", None) or "")
+    return str(names_of(module).get("__file__") or "")
 
 
 def show_source(filename: str, text: str) -> None:

@@ -279,16 +279,22 @@ class LoadedClosure:
         header = self._header
         sys.argv = [header.target, *header.args]
         if header.kind == "module":
-            module_importer.put_folder_first(os.getcwd())
+            self._put_folder_first(os.getcwd())
             runpy._run_module_as_main(header.target)  # type: ignore[attr-defined]
             return
         path = os.path.abspath(header.target)
-        module_importer.put_folder_first(os.path.dirname(path))
+        self._put_folder_first(os.path.dirname(path))
         with io.open_code(path) as file:
             code = compile(file.read(), path, "exec", dont_inherit=True)
         namespace = self._module.__dict__
         namespace.update(__file__=path, __cached__=None, __builtins__=builtins)
         exec(code, namespace)
+
+    def _put_folder_first(self, folder: str) -> None:
+        if self._own_process:
+            module_importer.put_folder_first(folder)
+        else:  # the modules of this process are the kernel's
+            sys.path.insert(0, folder)
 
     def calls(self, function: Callable[..., Any]) -> bool:
         """Whether it is a call of this function."""

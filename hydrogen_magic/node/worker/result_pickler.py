@@ -105,6 +105,10 @@ class ResultPickler(Pickler):
         self._optimizer_class = loaded("torch.optim", "Optimizer")
         self._add_distributed_handlers()
 
+    def release(self) -> None:
+        super().release()
+        self._originals, self.full_tensors, self.left_out, self.parts = {}, {}, {}, dict
+
     def _add_distributed_handlers(self) -> None:
         for (module, name), why, remedy in _REFUSED:
             kind = loaded(module, name)

@@ -108,7 +108,6 @@ class _Delivery:
     def release(self) -> None:
         """Let the results go: a session would keep those of earlier cells until a garbage collection."""
         self._packer.release()
-        self._gathering.tensors.clear()
 
     def _begin_packing(self, name: str, obj: Any) -> None:
         if not is_plain(obj):  # a number can neither take long nor crash the process

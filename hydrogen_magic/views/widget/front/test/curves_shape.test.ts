@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { columnsFor, wholeOf } from "../src/curves/Curves";
-import { airy, logLabels, logTicks, stepLabel } from "../src/curves/plot";
+import { airy, isPoint, logLabels, logTicks, stepLabel } from "../src/curves/plot";
 import { FEW_LINES, firstBad, type Options, shape, smooth } from "../src/curves/shape";
 import { CurveStore, type Metric } from "../src/curves/store";
 import { wantedDetail } from "../src/curves/useDetail";
@@ -272,5 +272,22 @@ describe("the section", () => {
     expect(wantedDetail(metric, [0, 9000])).toBeNull();
     expect(wantedDetail(metric, null)).toBeNull();
     expect(wantedDetail(metricOf(TWO), [0, 2])).toBeNull();
+  });
+});
+
+describe("a line of one value", () => {
+  it("is drawn as a point, since a line alone shows nothing of it", () => {
+    const data: [number[], ...(number | null)[][]] = [
+      [0, 1],
+      [null, 5],
+      [1, 2],
+      [null, null],
+    ];
+    expect([1, 2, 3, 4].map((series) => isPoint({ data }, series))).toEqual([
+      true,
+      false,
+      false,
+      false,
+    ]);
   });
 });

@@ -86,7 +86,7 @@ const HALO_PX = 5;
 const POINT_PX = 6;
 
 /** Whether a line has one point, of which a line alone shows nothing. */
-function isPoint(chart: uPlot, series: number): boolean {
+export function isPoint(chart: Pick<uPlot, "data">, series: number): boolean {
   let n = 0;
   for (const value of chart.data[series] ?? []) if (value != null && ++n > 1) return false;
   return n === 1;
