@@ -37,17 +37,20 @@ export function randomId(): string {
 export class Channel {
   private readonly waiting = new Map<string, Waiting>();
   private n_asked = 0;
+  /** Why no command reaches the kernel; empty while one may. */
+  private lost = "";
 
   constructor(
     readonly client: string,
     private readonly send: (sent: Sent) => void,
   ) {}
 
-  /** Resolves with the kernel's answer, or with `ok: false` if there is none. */
+  /** Resolves with the kernel's answer, or with `ok: false` and a text if there is none. */
   ask(command: Command): Promise<Ack> {
     this.n_asked += 1;
     const id = `${this.client}.${this.n_asked}`;
     const sent: Sent = { ...command, id, client: this.client };
+    if (this.lost !== "") return Promise.resolve(failed(sent, this.lost));
     return new Promise((settle) => this.deliver(sent, { n_tries: 1, waitMs: REPEAT_MS }, settle));
   }
 
@@ -79,6 +82,16 @@ export class Channel {
     pending.settle(ack);
   }
 
+  /** The connection is closed: every command fails with `reason`, until `restore`. */
+  lose(reason: string): void {
+    this.lost = reason;
+    for (const { sent } of [...this.waiting.values()]) this.acked(failed(sent, reason));
+  }
+
+  restore(): void {
+    this.lost = "";
+  }
+
   close(): void {
     for (const { timer } of this.waiting.values()) clearTimeout(timer);
     this.waiting.clear();
@@ -92,7 +105,7 @@ export class Channel {
   /** Waits for the answer, and delivers the command again if there is none. */
   private wait(sent: Sent, { n_tries, waitMs }: Repeat, settle: (ack: Ack) => void): void {
     const again = () => {
-      if (n_tries >= N_TRIES) return this.acked(unanswered(sent));
+      if (n_tries >= N_TRIES) return this.acked(failed(sent, UNANSWERED));
       const slower = n_tries < N_QUICK ? 1 : SLOWER;
       const next = Math.min(waitMs * slower, MAX_REPEAT_MS);
       this.deliver(sent, { n_tries: n_tries + 1, waitMs: next }, settle);
@@ -101,10 +114,8 @@ export class Channel {
   }
 }
 
-const unanswered = (sent: Sent): Ack => ({
-  kind: "ack",
-  to: sent.client,
-  id: sent.id,
-  ok: false,
-  text: "The kernel did not respond: it is busy with another cell, or has exited.",
-});
+const UNANSWERED = "The kernel did not respond: it is busy with another cell, or has exited.";
+
+const failed = ({ client, id }: Sent, text: string): Ack => {
+  return { kind: "ack", to: client, id, ok: false, text };
+};

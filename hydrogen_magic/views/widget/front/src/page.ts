@@ -195,7 +195,9 @@ export class Page {
     const { id, outlives } = this.store.gang ?? { id: "", outlives: false };
     if (!this.isLost) return "";
     const why = this.isKernelGone ? RESTARTED : SILENT;
-    return outlives ? `${why} The gang continues: %gang attach ${id} shows and stops it.` : why;
+    return outlives
+      ? `${why} The gang does not end with its kernel: %gang attach ${id} shows and stops it.`
+      : why;
   }
 
   /** Whether a request to stop may have an effect: a cell that waits for its gang can be interrupted. */
@@ -205,7 +207,10 @@ export class Page {
 
   private readonly disconnected = () => {
     this.isKernelGone = true;
-    if (!this.store.gang?.outlives) this.store.endNow(`${RESTARTED} The gang has ended with it.`);
+    const { gang } = this.store;
+    if (gang?.outlives) this.store.holdClock();
+    else this.store.endNow(`${RESTARTED} The gang has ended with it.`);
+    this.channel.lose(gang ? `${RESTARTED} %gang show ${gang.id} displays this gang.` : RESTARTED);
     this.stopping.reset();
     this.store.changed();
   };
@@ -224,6 +229,7 @@ export class Page {
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
     this.refusal = ""; // a hello may be answered after the page gave it up
+    this.channel.restore();
     if (delta.full) this.isArriving = true;
     // What the page has supposed since the kernel went is not true.
     else if (applied === "gap" || this.isKernelGone) {

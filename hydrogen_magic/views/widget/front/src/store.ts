@@ -53,6 +53,8 @@ export class Store {
   heardAtMs = 0;
   private timedAtMs = 0;
   private nowAtMessageS = 0;
+  /** The time that is shown until the next message; null while the clock runs. */
+  private heldAtS: number | null = null;
   /** The ranks whose rows and curves the kernel sends in addition; the user may have chosen others since. */
   private sentChosen: readonly number[] = [];
   private seq: number | null = null;
@@ -77,9 +79,10 @@ export class Store {
     return this.gang !== null && isOver(this.gang.state);
   }
 
-  /** Seconds since the launch, also between messages; constant after the gang's end. */
+  /** Seconds since the launch, also between messages; constant once the gang has ended or is lost. */
   readonly nowS = (): number => {
-    if (this.gang?.ended_s != null) return this.gang.ended_s;
+    const still = this.gang?.ended_s ?? this.heldAtS;
+    if (still !== null) return still;
     return this.nowAtMessageS + Math.max(0, this.clockMs() - this.timedAtMs) / 1000;
   };
 
@@ -149,6 +152,11 @@ export class Store {
     this.changed();
   }
 
+  /** The page gets no more messages, and does not know when the gang ends. */
+  holdClock(): void {
+    this.heldAtS = this.nowS();
+  }
+
   applyDetail(detail: Detail, buffers: Buffers): void {
     if (detail.to !== this.client) return;
     this.curves.applyDetail(detail, buffers);
@@ -180,6 +188,7 @@ export class Store {
     this.hasData = true;
     this.nowAtMessageS = delta.now_s;
     this.timedAtMs = this.clockMs();
+    this.heldAtS = null;
     if (delta.restarted) this.stacks = null;
     if (delta.gang) {
       this.gang = delta.gang;

@@ -53,6 +53,21 @@ describe("a command", () => {
     expect(sent).toHaveLength(n_sent);
   });
 
+  test("without a connection fails at once with its reason", async () => {
+    const before = channel.ask({ do: "csv" });
+    channel.lose("The kernel was restarted.");
+    const answers = [await before, await channel.ask({ do: "csv" })];
+    expect(answers.map(({ ok, text }) => [ok, text])).toEqual([
+      [false, "The kernel was restarted."],
+      [false, "The kernel was restarted."],
+    ]);
+    vi.advanceTimersByTime(60_000);
+    expect(sent).toHaveLength(1);
+    channel.restore();
+    void channel.ask({ do: "csv" });
+    expect(sent).toHaveLength(2);
+  });
+
   test("that the kernel works on is not given up, and its last answer is asked for", async () => {
     const answer = channel.ask({ do: "trace" });
     const settled = vi.fn();

@@ -143,6 +143,10 @@ describe("the header", () => {
     }
     expect(stage.commands).not.toContain("stop");
     expect(stage.commands).not.toContain("stacks");
+    const shown = stage.find(".hm-elapsed").textContent;
+    vi.spyOn(performance, "now").mockImplementation(() => 1e9); // it may have ended by now
+    await stage.pass(1100);
+    expect(stage.find(".hm-elapsed").textContent).toBe(shown);
   });
 
   test("a gang that ends with its restarted kernel has stopped", async () => {
