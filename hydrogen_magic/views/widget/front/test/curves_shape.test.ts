@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { columnsFor, wholeOf } from "../src/curves/Curves";
-import { airy, isPoint, logLabels, logTicks, stepLabel } from "../src/curves/plot";
+import { airy, isolated, logLabels, logTicks, stepLabel } from "../src/curves/plot";
 import { FEW_LINES, firstBad, type Options, shape, smooth } from "../src/curves/shape";
 import { CurveStore, type Metric } from "../src/curves/store";
 import { wantedDetail } from "../src/curves/useDetail";
@@ -132,7 +132,7 @@ describe("lines of a plot", () => {
   it("leave out what a logarithm cannot show, and stay linear where that is all", () => {
     const asked = { ...PLAIN, isLog: true };
     const mixed = shape(metricOf({ 0: points(-1, 2) }), asked);
-    expect([mixed.isLog, [...(mixed.values[2] ?? [])]]).toEqual([true, [undefined, 2]]);
+    expect([mixed.isLog, [...(mixed.values[2] ?? [])]]).toEqual([true, [null, 2]]);
     expect(shape(metricOf({ 0: points(-1, 0) }), asked).isLog).toBe(false);
   });
 
@@ -275,19 +275,12 @@ describe("the section", () => {
   });
 });
 
-describe("a line of one value", () => {
+describe("a value without a neighbour", () => {
   it("is drawn as a point, since a line alone shows nothing of it", () => {
-    const data: [number[], ...(number | null)[][]] = [
-      [0, 1],
-      [null, 5],
-      [1, 2],
-      [null, null],
-    ];
-    expect([1, 2, 3, 4].map((series) => isPoint({ data }, series))).toEqual([
-      true,
-      false,
-      false,
-      false,
-    ]);
+    const _ = undefined;
+    expect(isolated([_, 5])).toEqual([1]);
+    expect(isolated([1, _, 2])).toEqual([]);
+    expect(isolated([null, _])).toEqual([]);
+    expect(isolated([1, null, _, 2, _, null, 3, 4, null, 5])).toEqual([0, 3, 9]);
   });
 });

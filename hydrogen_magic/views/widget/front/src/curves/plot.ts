@@ -3,7 +3,7 @@ import { count } from "../format";
 import { figure, tickLabel } from "../numbers";
 import type { Range } from "../range";
 import { colorOf, dashOf, type Theme } from "../theme";
-import type { Line, Shape } from "./shape";
+import type { Line, Shape, Values } from "./shape";
 
 export const PLOT_HEIGHT_PX = 150;
 
@@ -85,17 +85,38 @@ const withAlpha = (color: string, alpha: number) =>
 const HALO_PX = 5;
 const POINT_PX = 6;
 
-/** Whether a line has one point, of which a line alone shows nothing. */
-export function isPoint(chart: Pick<uPlot, "data">, series: number): boolean {
-  let n = 0;
-  for (const value of chart.data[series] ?? []) if (value != null && ++n > 1) return false;
-  return n === 1;
+/** Indices of values without a neighbour in their line, which shows nothing of them. */
+export function isolated(values: Values): number[] {
+  const found: number[] = [];
+  let previous: number | null = null;
+  let isAlone = false;
+  const leave = () => {
+    if (isAlone && previous !== null) found.push(previous);
+  };
+  values.forEach((value, k) => {
+    if (value === undefined) return;
+    if (value === null) {
+      leave();
+      previous = null;
+    } else {
+      isAlone = previous === null;
+      previous = k;
+    }
+  });
+  leave();
+  return found;
 }
 
 /** `isThin`: a mean is drawn over the lines of ranks. */
 function seriesOf({ role, rank, isFaint }: Line, theme: Theme, isThin: boolean): uPlot.Series {
-  const base: uPlot.Series = { spanGaps: true, points: { show: false } };
-  const point = (fill: string) => ({ show: isPoint, size: POINT_PX, width: 0, fill });
+  const base: uPlot.Series = { points: { show: false } };
+  const point = (fill: string): uPlot.Series.Points => ({
+    show: false,
+    filter: (u, series) => isolated(u.data[series] as Values),
+    size: POINT_PX,
+    width: 0,
+    fill,
+  });
   // An edge, since a single spike is a band of no width.
   if (role === "high" || role === "low") {
     return { ...base, width: 1, stroke: withAlpha(theme.text, 0.25) };

@@ -26,7 +26,8 @@ export interface Line {
   isFaint: boolean;
 }
 
-export type Values = (number | undefined)[];
+/** Undefined where a series has no bucket, which its line spans; null where a line is interrupted. */
+export type Values = (number | null | undefined)[];
 
 /** The contents of a plot: lines in drawing order, all over the same steps. */
 export interface Shape {
@@ -37,12 +38,12 @@ export interface Shape {
   isLog: boolean;
 }
 
-/** Exponential moving average without the bias towards zero at the start; gaps stay gaps. */
+/** Exponential moving average without the bias towards zero at the start; gaps are kept. */
 export function smooth(values: Values, weight: number): Values {
   let sum = 0;
   let norm = 0;
   return values.map((value) => {
-    if (value === undefined) return undefined;
+    if (value === undefined || value === null) return value;
     sum = sum * weight + value * (1 - weight);
     norm = norm * weight + (1 - weight);
     return sum / norm;
@@ -61,7 +62,7 @@ export const ranksWithCurve = (metric: Metric): number[] =>
 /** The step at which a bucket is drawn: the middle of its steps. */
 export const stepOf = (key: number, width: number): number => key * width + (width - 1) / 2;
 
-/** `column` at the keys of the plot; undefined if the series has no bucket. */
+/** `column` at the keys of the plot; null for values that have no logarithm. */
 function aligned(buckets: Buckets, column: Float64Array, keys: Float64Array, isLog: boolean) {
   const values: Values = new Array(keys.length);
   let i = 0;
@@ -70,7 +71,7 @@ function aligned(buckets: Buckets, column: Float64Array, keys: Float64Array, isL
     while (i < buckets.n && num(buckets.keys, i) < key) i++;
     if (i === buckets.n || num(buckets.keys, i) !== key) continue;
     const value = num(column, i);
-    if (!isLog || value > 0) values[k] = value;
+    values[k] = isLog && value <= 0 ? null : value;
   }
   return values;
 }
