@@ -1,11 +1,10 @@
 import { num } from "../columns";
 import { counted } from "../format";
 import { lapse, moment, percent } from "../numbers";
-import { SLOTS } from "./bins";
 import { columnsOf } from "./draw";
 import { pxPerS, type Scale, toTime } from "./geometry";
 import { type Layout, type Strip, stripAt } from "./layout";
-import { recordedIn, rowOfTime } from "./shares";
+import { named, recordedIn, rowOfTime, secondsIn } from "./shares";
 import { type Lane, PHASES, type SpanStore } from "./store";
 
 /** The object under the pointer. */
@@ -46,8 +45,6 @@ function hitSpan(store: SpanStore, strip: Strip, scale: Scale, timeS: number): H
   return { title: store.nameOf(num(row.names, at)), lines };
 }
 
-const sums = new Float64Array(SLOTS);
-
 /** "48 % of the rank's visible time", which `rankShares` defines; empty if none was recorded. */
 function shareInWords(
   store: SpanStore,
@@ -59,22 +56,16 @@ function shareInWords(
   const recorded = told && recordedIn(told.lane, range);
   if (recorded === null) return "";
   const [from, until] = recorded;
-  sums.fill(0);
-  row.addTo(sums, from, until - from, 1);
   const slot = store.slotOf(name);
+  const seconds = num(secondsIn([row], from, until - from), slot);
   const what = store.nameOfSlot(slot) === "other" ? "with others " : "";
-  return `${what}${percent(num(sums, slot) / (until - from))} of the rank's visible time`;
+  return `${what}${percent(seconds / (until - from))} of the rank's visible time`;
 }
 
 const MOST_NAMES = 5;
 
 function hitColumn(store: SpanStore, strip: Strip, fromS: number, columnS: number): Hit | null {
-  sums.fill(0);
-  strip.row.addTo(sums, fromS, columnS, 1);
-  const shares = [...sums]
-    .map((seconds, slot) => ({ name: store.nameOfSlot(slot), share: seconds / columnS }))
-    .filter(({ share }) => share > 0)
-    .sort((a, b) => b.share - a.share);
+  const shares = named(store, secondsIn([strip.row], fromS, columnS), columnS);
   if (shares.length === 0) return null;
   const lines = shares.slice(0, MOST_NAMES).map(({ name, share }) => `${percent(share)} ${name}`);
   return {

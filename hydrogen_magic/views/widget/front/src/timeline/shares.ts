@@ -51,6 +51,13 @@ export function recordedIn(lane: Lane, range: Range): Range | null {
 
 const sums = new Float64Array(SLOTS);
 
+/** Seconds of each slot in `lengthS` from `fromS` on; overwritten by the next call. */
+export function secondsIn(rows: readonly Row[], fromS: number, lengthS: number): Float64Array {
+  sums.fill(0);
+  for (const row of rows) row.addTo(sums, fromS, lengthS, 1);
+  return sums;
+}
+
 /** Time shares of a rank between two times; null if nothing was recorded. */
 export function rankShares(
   store: SpanStore,
@@ -63,18 +70,16 @@ export function rankShares(
   const recorded = recordedIn(told.lane, range);
   if (recorded === null) return null;
   const [from, until] = recorded;
-  sums.fill(0);
-  told.row.addTo(sums, from, until - from, 1);
-  const shares = named(store, sums, until - from);
-  sums.fill(0);
-  for (const lane of lanes) {
-    if (lane !== told.lane && lane.track !== PHASES)
-      lane.rows[0]?.addTo(sums, from, until - from, 1);
-  }
-  return { rank, recordedS: until - from, shares, beside: named(store, sums, until - from) };
+  const recordedS = until - from;
+  const others = lanes.filter((lane) => lane !== told.lane && lane.track !== PHASES);
+  const outermost = others.flatMap((lane) => lane.rows.slice(0, 1));
+  const shares = named(store, secondsIn([told.row], from, recordedS), recordedS);
+  const beside = named(store, secondsIn(outermost, from, recordedS), recordedS);
+  return { rank, recordedS, shares, beside };
 }
 
-function named(store: SpanStore, seconds: Float64Array, wholeS: number): Share[] {
+/** The names with any time, most first. */
+export function named(store: SpanStore, seconds: Float64Array, wholeS: number): Share[] {
   const shares: Share[] = [];
   for (let slot = 0; slot < SLOTS; slot++) {
     const s = num(seconds, slot);

@@ -101,7 +101,7 @@ function Segment({ name, seconds, share, fill, isDim }: SegmentProps) {
     <i
       class={isDim ? "hm-dim" : undefined}
       style={{ width: `${share * 100}%`, background: fill, color: inkOn(fill) }}
-      title={`${name}: ${percent(share)}, ${lapse(seconds)}`}
+      title={`${name}: ${percent(share)} of the time from the rank's first span to its last, ${lapse(seconds)}`}
     >
       {share >= LEAST_TOLD && <b>{percent(share)}</b>}
     </i>

@@ -1,5 +1,5 @@
 import { useMemo, useRef } from "preact/hooks";
-import type { Bar, Mark, Rank } from "../protocol";
+import type { Mark, Rank } from "../protocol";
 import {
   barTitle,
   type Column,
@@ -11,7 +11,7 @@ import {
   stateText,
   Widths,
 } from "./figures";
-import { Shape, type ShapeName, Swatch, type Tone } from "./shapes";
+import { Shape, type ShapeName, Swatch, type Tone, Track } from "./shapes";
 
 export function RankTable({ rows }: { rows: readonly Rank[] }) {
   const widths = useRef(new Widths()).current;
@@ -114,39 +114,13 @@ function Row({ before, after, row, i, best, hasBars }: RowProps) {
 function Progress({ row, best }: { row: Rank; best: number }) {
   if (isBefore(row)) return <Track label={row.doing || row.phase} />;
   const perS = rowsPerS(row);
-  if (perS !== null) return best > 0 ? <Speed share={perS / best} /> : null;
-  if (row.bar?.total) return <KnownProgress rank={row.rank} bar={row.bar} total={row.bar.total} />;
-  return null;
-}
-
-function KnownProgress({ rank, bar, total }: { rank: number; bar: Bar; total: number }) {
-  const share = Math.min(1, bar.n / total);
-  return (
-    <div
-      class="hm-track"
-      role="progressbar"
-      aria-label={`rank ${rank}${bar.desc ? `, ${bar.desc}` : ""}`}
-      aria-valuemin={0}
-      aria-valuemax={total}
-      aria-valuenow={Math.min(bar.n, total)}
-    >
-      <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
-    </div>
-  );
-}
-
-/** Ranks that receive rows on demand are never behind: they differ in speed. */
-function Speed({ share }: { share: number }) {
-  return (
-    <div class="hm-track" aria-hidden="true" /* the number is beside it */>
-      <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
-    </div>
-  );
-}
-
-/** A track without a known share: activity only. */
-function Track({ label }: { label: string }) {
-  return <div class="hm-track" data-busy role="progressbar" aria-label={label} />;
+  // Ranks that receive rows on demand are never behind: they differ in speed, the number beside it.
+  if (perS !== null) return best > 0 ? <Track share={perS / best} /> : null;
+  if (!row.bar?.total) return null;
+  const { n, total, desc } = row.bar;
+  const done = Math.min(n, total);
+  const label = `rank ${row.rank}${desc ? `, ${desc}` : ""}`;
+  return <Track label={label} share={done / total} now={done} max={total} />;
 }
 
 const MARK_SHAPES: Record<Mark, [ShapeName, Tone] | null> = {

@@ -1,4 +1,5 @@
 import type { Gang, Rows } from "../protocol";
+import { Track } from "./shapes";
 
 interface Props {
   gang: Gang;
@@ -11,10 +12,10 @@ interface Props {
 export function RowsDone({ gang, rows: { share, text }, isLive, isLost }: Props) {
   return (
     <div class="hm-rows" data-state={gang.state}>
-      {share !== null && <Whole share={share} />}
-      {share === null && isLive && !isLost && (
-        <div class="hm-track" data-busy="true" role="progressbar" aria-label="rows" />
+      {share !== null && (
+        <Track label="rows of the DataFrame" share={share} now={floored(share)} max={100} />
       )}
+      {share === null && isLive && !isLost && <Track label="rows" />}
       <div class="hm-rows-figures">
         {share !== null && <b class="hm-percent">{`${floored(share)} %`}</b>}
         {!isLost && <span>{text}</span>}
@@ -25,18 +26,3 @@ export function RowsDone({ gang, rows: { share, text }, isLive, isLost }: Props)
 
 /** Full only when everything is done; 0.29 * 100 is a little less than 29. */
 const floored = (share: number): number => Math.floor(share * 100 + 1e-9);
-
-function Whole({ share }: { share: number }) {
-  return (
-    <div
-      class="hm-track"
-      role="progressbar"
-      aria-label="rows of the DataFrame"
-      aria-valuemin={0}
-      aria-valuemax={100}
-      aria-valuenow={floored(share)}
-    >
-      <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
-    </div>
-  );
-}

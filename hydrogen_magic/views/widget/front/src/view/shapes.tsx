@@ -48,3 +48,34 @@ export function Swatch({ rank }: { rank: number }) {
     </svg>
   );
 }
+
+interface TrackProps {
+  /** What a screen reader says; without one, the bar repeats a number beside it. */
+  label?: string;
+  /** 0 to 1; without one, the bar shows activity only. */
+  share?: number;
+  now?: number;
+  max?: number;
+}
+
+/** A bar that shows progress or a proportion. */
+export function Track({ label, share, now, max }: TrackProps) {
+  const values =
+    now === undefined ? {} : { "aria-valuemin": 0, "aria-valuemax": max, "aria-valuenow": now };
+  const aria =
+    label === undefined
+      ? ({ "aria-hidden": "true" } as const)
+      : ({ role: "progressbar", "aria-label": label } as const);
+  return (
+    <div
+      class="hm-track"
+      data-busy={share === undefined ? "true" : undefined}
+      {...aria}
+      {...values}
+    >
+      {share !== undefined && (
+        <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
+      )}
+    </div>
+  );
+}
