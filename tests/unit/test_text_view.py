@@ -247,14 +247,14 @@ def test_ranks_that_need_attention_are_named() -> None:
     apart = [*running(), ev.CollectiveWait(5.0, 0, "all_reduce", 7, 4.0)]
     apart += [ev.CollectiveWait(5.0, 1, "barrier", 7, 4.0)]
     assert warned(apart, 20.0) == ["ranks disagree: rank 0 in all_reduce #7, rank 1 in barrier #7"]
-    silent = "ranks 0 and 1: no progress for 1:09: %gang stacks 3f2a shows where it is"
+    silent = "ranks 0 and 1: no progress for 1:10: %gang stacks 3f2a shows where it is"
     assert (warned(running(), 59.0), warned(running(), 70.0)) == ([], [silent])
     assert warned([*running(), ev.GangEnded(1.0, "STOPPED", "you asked")], 500.0) == []
 
 
 def test_words_for_times_and_ranks() -> None:
     found = [duration(s) for s in (0.04, 9.96, 59.6, 125, 3725)]
-    assert found == ["0.0 s", "10.0 s", "60 s", "2:05", "1:02:05"]
+    assert found == ["0.0 s", "10 s", "1:00", "2:05", "1:02:05"]
     found = [ranks_text(r) for r in ([1], [0, 2], [0, 1, 3], list(range(128)))]
     assert found == ["rank 1", "ranks 0 and 2", "ranks 0, 1 and 3", "ranks 0 to 127"]
 

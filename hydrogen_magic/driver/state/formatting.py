@@ -13,17 +13,17 @@ from hydrogen_magic.driver.state.collective_waits import LateRanks
 def duration(seconds: float) -> str:
     """Return ``0.4 s``, ``35 s``, ``2:05`` or ``1:02:05``."""
     seconds = max(0.0, seconds)
-    if seconds < 10:
+    if seconds < 9.95:  # or it would be rounded to 10.0
         return f"{seconds:.1f} s"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def number(value: float) -> str:
-    """Return at most four significant digits: ``0.2134``, ``12.4``, ``1.2e-05``, ``nan``."""
+    """Return a number for a table: ``0.2134``, ``12.4``, ``1234.5``, ``1.2e-05``, ``nan``."""
     if not math.isfinite(value):
         return str(float(value))
     if float(value).is_integer() and abs(value) < 1e9:

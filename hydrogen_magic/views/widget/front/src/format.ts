@@ -34,9 +34,10 @@ export const counted = (n: number, word: string): string =>
 export function size(bytes: number): string {
   if (bytes < 1000) return `${bytes} B`;
   const units = ["kB", "MB", "GB", "TB"];
-  const k = Math.min(units.length, Math.max(1, Math.floor(Math.log10(bytes) / 3)));
-  const value = bytes / 1000 ** k;
-  return `${value.toFixed(k >= 3 ? 2 : value >= 100 ? 0 : 1)} ${units[k - 1]}`;
+  const rounded = Number(bytes.toPrecision(3)); // first, or 999,999 B were 1000 kB
+  const k = Math.min(units.length, Math.floor(Math.log10(rounded) / 3));
+  const n_decimals = k >= 3 ? 2 : rounded / 1000 ** k >= 100 ? 0 : 1;
+  return `${(bytes / 1000 ** k).toFixed(n_decimals)} ${units[k - 1]}`;
 }
 
 /** Rates: two or three significant digits, `0.0033`, `0.52`, `12.4`, `1,240`. */

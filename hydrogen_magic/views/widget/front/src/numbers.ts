@@ -48,7 +48,8 @@ export function lapse(s: number): string {
   const whole = Math.round(s);
   if (whole >= 3600) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
   if (whole >= 60) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  const [size, unit] = UNITS.find(([size]) => s >= size) ?? ([1e-9, "ns"] as const);
+  const rounded = Number(s.toPrecision(3)); // first, or 0.9999 s were 1000 ms
+  const [size, unit] = UNITS.find(([size]) => rounded >= size) ?? ([1e-9, "ns"] as const);
   return `${Number((s / size).toPrecision(3))} ${unit}`;
 }
 

@@ -217,8 +217,9 @@ describe("numbers", () => {
       "30 ns",
       "3 min 20 s",
     ]);
-    const rounded = [59.4, 59.6, 119.6, 179.8, 3599.6, 7530];
+    const rounded = [0.9999, 59.4, 59.6, 119.6, 179.8, 3599.6, 7530];
     expect(rounded.map(lapse)).toEqual([
+      "1 s",
       "59.4 s",
       "1 min 0 s",
       "2 min 0 s",

@@ -18,6 +18,9 @@ test.each([
   [812_000_000, "812 MB"],
   [2_310_000_000, "2.31 GB"],
   [5e15, "5000.00 TB"],
+  [99_960, "100 kB"],
+  [999_999, "1.0 MB"],
+  [999_999_999, "1.00 GB"],
 ])("%d bytes are %s", (bytes, text) => expect(size(bytes)).toBe(text));
 
 test("rates have two or three digits that mean something", () => {
