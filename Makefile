@@ -245,11 +245,9 @@ docs: $(VENV)/.stamp-docs $(BUNDLE)
 	@echo '  build/docs/index.html'
 
 bench: $(VENV)/.stamp-bench $(BUNDLE)
-	@$(BIN)/python benchmarks/launch.py $(ARGS)
-	@$(BIN)/python benchmarks/closure.py $(ARGS)
-	@$(BIN)/python benchmarks/step.py $(ARGS)
-	@$(BIN)/python benchmarks/spark.py $(ARGS)
-	@$(BIN)/python benchmarks/stop.py $(ARGS)
+	@for each in launch closure step spark stop; do \
+		$(BIN)/python benchmarks/$$each.py $(ARGS) || exit 1; \
+	done
 
 bench-save: $(VENV)/.stamp-bench $(BUNDLE)
 	@$(BIN)/python benchmarks/save_all.py

@@ -28,7 +28,6 @@ import cProfile
 import json
 import os
 import pstats
-import resource
 import subprocess
 import sys
 import time
@@ -40,6 +39,7 @@ from typing import Any
 from _results import Table, parse_arguments, report
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core import processes
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver import attending, calls
@@ -147,7 +147,9 @@ class Reading:
 def _reading(gang: Gang, view: ModelView) -> Reading:
     log_bytes = (gang.folder / "events.jsonl").stat().st_size
     spent = time.process_time(), view.spent_s
-    return Reading(time.monotonic(), len(gang.events()), *spent, _memory_bytes(), log_bytes)
+    return Reading(
+        time.monotonic(), len(gang.events()), *spent, processes.own_rss_bytes(), log_bytes
+    )
 
 
 def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> dict[str, Any]:
@@ -196,11 +198,6 @@ def _wait(gang: Gang, condition: Callable[[GangState], bool]) -> None:
         if gang.wait(0.02) or time.monotonic() > deadline_s:
             gang.raise_for_state()
             raise RuntimeError(f"the gang came no further than {gang!r}")
-
-
-def _memory_bytes() -> int:
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * resource.getpagesize()
 
 
 def _profiled(seconds: float) -> None:

@@ -100,10 +100,7 @@ def _own_variables(environment: bytes) -> dict[str, str]:
 
 def command(pid: int) -> str:
     """Return the command line of a process, empty when it is gone."""
-    try:
-        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).replace("\0", " ").strip()
-    except OSError:
-        return ""
+    return os.fsdecode(processes.read(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
 
 
 def marked(variable: str, value: str) -> list[int]:
@@ -115,10 +112,7 @@ def marked(variable: str, value: str) -> list[int]:
 
 def environment(pid: int) -> bytes:
     """Return what a process was started with, empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
+    return processes.read(f"/proc/{pid}/environ")
 
 
 def _is_ours(environment: dict[str, str]) -> bool:
@@ -269,10 +263,7 @@ def _held_by_others(names: Collection[str]) -> set[str]:
 
 def _mapped(pid: int) -> set[str]:
     """Return the inodes of what a process has mapped of ``/dev/shm``."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return set()
+    lines = os.fsdecode(processes.read(f"/proc/{pid}/maps")).splitlines()
     return {line.split()[4] for line in lines if f" {_SHM}/" in line}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from pathlib import Path
 
 from hydrogen_magic.core import processes
 
@@ -44,8 +43,7 @@ class Memory:
 
 
 def _pss_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0  # it has ended
+    lines = (
+        processes.read(f"/proc/{pid}/smaps_rollup").decode().splitlines()
+    )  # none if it has ended
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))

@@ -75,16 +75,14 @@ def wait_unless_first(over: str) -> str:
     """Return at once on rank 0 of several; others wait for the file ``over``."""
     if os.environ["WORLD_SIZE"] == "1" or os.environ["RANK"] != "0":
         print("waiting", flush=True)
-        while not Path(over).exists():
-            time.sleep(0.02)
+        wait_for(over)
     return "over"
 
 
 def meet(folder: str, mine: str, others: str) -> int:
     """Wait for the rank of another gang; return the pid of this one's agent."""
     (Path(folder) / mine).touch()
-    while not (Path(folder) / others).exists():
-        time.sleep(0.01)
+    wait_for(str(Path(folder) / others))
     return os.getppid()
 
 
@@ -134,8 +132,7 @@ def log_and_wait(go_on: str) -> str:
 
     print("begun", flush=True)
     hm.log(step=1, loss=0.5)
-    while not os.path.exists(go_on):
-        time.sleep(0.01)
+    wait_for(go_on)
     return "done"
 
 
