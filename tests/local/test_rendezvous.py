@@ -150,6 +150,25 @@ def test_a_store_that_dies_ends_the_gang() -> None:
         gang.raise_for_state()
 
 
+def test_a_server_that_cannot_start_ends_its_process() -> None:
+    """Which ends the gang: otherwise ranks would wait for it until their timeout."""
+    code = """
+import sys
+from hydrogen_magic.node.rendezvous.connection_guard import serve_guarded
+def start(fd): raise NotImplementedError("cannot listen there")
+serve_guarded(int(sys.argv[1]), start)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = subprocess.Popen(
+            [sys.executable, "-c", code, str(listening.fileno())],
+            pass_fds=[listening.fileno()],
+            stderr=subprocess.PIPE,
+        )
+        with socket.create_connection(listening.getsockname(), PATIENCE_S):
+            _, printed = server.communicate(timeout=PATIENCE_S)
+    assert server.returncode == 1 and b"cannot listen there" in printed
+
+
 def stores() -> list[int]:
     """Return our processes in a network of their own."""
     here = os.readlink("/proc/self/ns/net")

@@ -18,8 +18,10 @@ import ctypes
 import fcntl
 import functools
 import os
+import select
 import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import IO, Any
 
@@ -53,7 +55,7 @@ def serve_guarded(
         server = _InnerServer(start, listening.getsockname()[1])
         asyncio.run(_Guard(listening, server.connect, tables, own_uid, hosts).serve())
     else:
-        asyncio.run(_serve_openly(listening, start))
+        _serve_openly(listening, start)
 
 
 def forward_guarded(listen_fd: int, path: str, hosts: Sequence[str] = ()) -> None:
@@ -93,10 +95,10 @@ async def _connect_when_bound(path: str) -> _Connected:
         await asyncio.sleep(_BOUND_S)
 
 
-async def _serve_openly(listening: socket.socket, start: Callable[[int], object]) -> None:
-    await _readable(listening)
+def _serve_openly(listening: socket.socket, start: Callable[[int], object]) -> None:
+    select.select([listening], [], [])  # until the first client
     server = start(listening.detach())
-    await asyncio.get_running_loop().create_future()
+    threading.Event().wait()
     del server
 
 
@@ -115,14 +117,16 @@ class _Guard:
         self._own_uid = own_uid
         self.address: tuple[str, int] = self._listening.getsockname()[:2]
         self._others = set(hosts) - {self.address[0]}
-        self._admitting: set[asyncio.Future[Any]] = set()
+        self._admitting: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] | None = None
 
     async def serve(self) -> None:
-        """Serve until this process is ended."""
+        """Serve until this process is ended. Raises what the real server raises when it starts."""
         loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
         loop.add_reader(self._listening, self._accept)
-        await loop.create_future()
+        self._failed = loop.create_future()
+        await self._failed
 
     def _accept(self) -> None:
         """Accept waiting connections, and reject those of other users.
@@ -133,7 +137,7 @@ class _Guard:
         own = self._own_clients()
         for sock, peer in clients:
             if peer[0] in self._others or _hexadecimal(*peer[:2]) in own:
-                self._admit(sock)
+                self._begin_to_admit(sock)
             else:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 sock.close()
@@ -151,13 +155,29 @@ class _Guard:
             loop.call_later(_RETRY_S, loop.add_reader, self._listening, self._accept)
         return clients
 
-    def _admit(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        admitting = asyncio.ensure_future(
-            loop.connect_accepted_socket(lambda: _GuardedConnection(self._connect), sock)
-        )
+    def _begin_to_admit(self, sock: socket.socket) -> None:
+        admitting = asyncio.get_running_loop().create_task(self._admit(sock))
         self._admitting.add(admitting)
-        admitting.add_done_callback(self._admitting.discard)
+        admitting.add_done_callback(self._admitted)
+
+    async def _admit(self, sock: socket.socket) -> None:
+        """Connect a client to the real server."""
+        try:
+            _, inner = await self._connect()
+        except OSError:  # no descriptor is left: the client finds its connection closed
+            sock.close()
+            return
+        outer = _End()
+        outer.other, inner.other = inner, outer
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: outer, sock)
+        for end in (inner, outer):
+            end.transport.resume_reading()
+
+    def _admitted(self, admitting: asyncio.Task[None]) -> None:
+        self._admitting.discard(admitting)
+        error = None if admitting.cancelled() else admitting.exception()
+        if error is not None and self._failed is not None and not self._failed.done():
+            self._failed.set_exception(error)
 
     def _own_clients(self) -> set[str]:
         """Return the clients' addresses of connections to us that belong to open sockets of this user.
@@ -180,7 +200,10 @@ class _Guard:
 
 
 class _End(asyncio.Protocol):
-    """One end of a forwarded connection: data it receives is sent by the other end."""
+    """One end of a forwarded connection: data it receives is sent by the other end.
+
+    It does not read until both ends are connected.
+    """
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -188,12 +211,13 @@ class _End(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
+        self.transport.pause_reading()
 
     def data_received(self, data: bytes) -> None:
         self.other.transport.write(data)
 
     def eof_received(self) -> bool:
-        if self.other is not None and self.other.transport.can_write_eof():
+        if self.other.transport.can_write_eof():
             self.other.transport.write_eof()
         return True  # the other direction may continue
 
@@ -202,34 +226,7 @@ class _End(asyncio.Protocol):
             self.other.transport.close()
 
 
-class _GuardedConnection(_End):
-    """The outer end. ``connect``: connects to the real server."""
-
-    def __init__(self, connect: Callable[[], Awaitable[_Connected]]) -> None:
-        super().__init__()
-        self._connect = connect
-        self._linking: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.transport.pause_reading()
-        self._linking = asyncio.ensure_future(self._link())
-
-    async def _link(self) -> None:
-        _, self.other = await self._connect()
-        self.other.other = self
-        self.transport.resume_reading()
-
-
 _Connected = tuple[asyncio.Transport, _End]
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    await ready.wait()
-    loop.remove_reader(sock)
 
 
 def _hexadecimal(address: str, port: int) -> str:
