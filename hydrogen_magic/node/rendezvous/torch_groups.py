@@ -167,8 +167,12 @@ def is_joined() -> bool:
 
 
 def _give_up(dist: Any) -> None:
-    _process.lost = dist.distributed_c10d._get_default_group()
-    dist.distributed_c10d._abort_process_group()
+    c10d = dist.distributed_c10d
+    _process.lost = c10d._get_default_group()
+    if "nccl" in dist.get_backend_config():
+        c10d._abort_process_group()  # of Gloo, torch 2.6 aborts nothing
+    else:
+        dist.destroy_process_group()
 
 
 def _n_named() -> int:

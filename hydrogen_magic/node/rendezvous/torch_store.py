@@ -24,6 +24,8 @@ def open_store(listen_fd: int) -> object:
 
     with socket.socket(fileno=os.dup(listen_fd)) as bound:
         address, port = bound.getsockname()[:2]
-    return TCPStore(
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
-    )
+    options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listen_fd}
+    try:
+        return TCPStore(address, port, **options)
+    except NotImplementedError:  # by libuv in torch 2.6
+        return TCPStore(address, port, **options, use_libuv=False)

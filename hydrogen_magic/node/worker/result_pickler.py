@@ -34,7 +34,7 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
 _STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed", "_fsdp_")
-"""Attributes that ``fully_shard`` and related functions add to modules (torch 2.4 to 2.13)."""
+"""Attributes that ``fully_shard`` and related functions add to modules (torch 2.6 to 2.13)."""
 _ADDERS_OF_HOOKS = ("torch.distributed.", "deepspeed.")
 """Modules that add hooks to a model, for as long as it is trained on several ranks."""
 _STATE_OF_ZERO = frozenset(
