@@ -16,7 +16,12 @@ import pyarrow as pa
 
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import is_ordered, is_undecided, unordered
+from hydrogen_magic.node.prediction.arrow_types import (
+    is_ordered,
+    is_undecided,
+    size_bytes,
+    unordered,
+)
 from hydrogen_magic.node.prediction.block_rows import concatenated
 from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
@@ -84,7 +89,9 @@ class _Answer:
 
     @property
     def nbytes(self) -> int:
-        return int(self.chunk.table.nbytes + (0 if self.columns is None else self.columns.nbytes))
+        return size_bytes(self.chunk.table) + (
+            0 if self.columns is None else size_bytes(self.columns)
+        )
 
 
 class RowLimit:

@@ -33,6 +33,7 @@ from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue, RowLimit
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.one_process import OneProcessTiming
 from hydrogen_magic.inference.rank_channel import RankChannel
+from hydrogen_magic.node.prediction.arrow_types import size_bytes
 from hydrogen_magic.node.prediction.column_names import listed
 from hydrogen_magic.node.prediction.inputs import left_out
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -354,7 +355,7 @@ class Dispatcher:
 
         ``seconds``: how long it took.
         """
-        is_fast = chunk.table.nbytes > _FAST_BYTES_S * seconds
+        is_fast = size_bytes(chunk.table) > _FAST_BYTES_S * seconds
         if self._kept is None or data is None or is_fast:
             return
         try:

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.arrow_types import size_bytes
 from hydrogen_magic.node.prediction.chunking import side_by_side
 from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit_table
 
@@ -122,15 +123,15 @@ class ParquetResult:
         else:
             self._files.widen(whole)
         self._schema, self._waiting = whole, waiting
-        self.waiting_bytes = sum(table.nbytes for table in waiting.values())
+        self.waiting_bytes = sum(map(size_bytes, waiting.values()))
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
         table = fit_table(side_by_side(rows.select(self._own.names), columns), self._schema)
         self._waiting[first_row] = table
-        self.waiting_bytes += table.nbytes
+        self.waiting_bytes += size_bytes(table)
         while self._files is not None and self._next_row in self._waiting:
             table = self._waiting.pop(self._next_row)
-            self.waiting_bytes -= table.nbytes
+            self.waiting_bytes -= size_bytes(table)
             self._next_row += table.num_rows
             self._files.write(table)
             if not table.num_rows:
@@ -261,7 +262,7 @@ class _UnfinishedFiles:
             table = table.slice(rows.num_rows)
             self._n_missing -= rows.num_rows
             self._group = pa.concat_tables([self._group, rows])
-            if self._group.nbytes >= _GROUP_BYTES or self._group.num_rows >= _GROUP_ROWS:
+            if size_bytes(self._group) >= _GROUP_BYTES or self._group.num_rows >= _GROUP_ROWS:
                 self._write_group()
 
     def _open_next(self) -> None:

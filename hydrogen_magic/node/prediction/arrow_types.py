@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 
@@ -35,6 +36,14 @@ def family(kind: pa.DataType) -> str:
     """Return the family of a type, ``other`` for extension types and rare ones."""
     tests = _FAMILIES.items()
     return next((name for name, checks in tests if any(is_a(kind) for is_a in checks)), "other")
+
+
+def size_bytes(data: Any) -> int:
+    """Return the size of the values of a table or an array."""
+    try:
+        return int(data.nbytes)
+    except pa.ArrowTypeError:  # by PyArrow before 24 for views
+        return int(data.get_total_buffer_size())
 
 
 def is_number(kind: pa.DataType) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hydrogen_magic.node.prediction.arrow_types import size_bytes
 from hydrogen_magic.node.prediction.chunking import one_batch
 from hydrogen_magic.serialization.pickler import Pickler
 
@@ -126,7 +127,7 @@ class BlockRows:
 
     @property
     def nbytes(self) -> int:
-        return int(self.table.nbytes + sum(block.nbytes for block in self.blocks))
+        return size_bytes(self.table) + sum(int(block.nbytes) for block in self.blocks)
 
     def slice(self, offset: int, length: int | None = None) -> BlockRows:
         end = self.num_rows if length is None else min(self.num_rows, offset + length)

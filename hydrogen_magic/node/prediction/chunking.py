@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from hydrogen_magic.node.prediction.arrow_types import size_bytes
+
 CHUNK_BYTES = 4 << 20
 """Target size of a chunk: large enough that sending it costs nothing, small enough to keep a few per
 rank in memory."""
@@ -38,7 +40,8 @@ def _row_bytes(rows: Any) -> int:
     table = getattr(rows, "table", rows)
     encoded = (n for n, kind in enumerate(table.schema.types) if pa.types.is_dictionary(kind))
     chunks = [chunk for n in encoded for chunk in table.column(n).chunks]
-    return int(rows.nbytes - sum(chunk.nbytes - chunk.indices.nbytes for chunk in chunks))
+    shared = sum(chunk.nbytes - chunk.indices.nbytes for chunk in chunks)
+    return size_bytes(rows) - int(shared)
 
 
 def sliced(take: Callable[[int, int], Any], n_rows: int, batch_size: int) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.core.units import clipped, counted, size_text
+from hydrogen_magic.node.prediction.arrow_types import size_bytes
 
 _MAX_REASONS = 3
 _MAX_CHARACTERS = 200
@@ -55,14 +56,14 @@ def first_row_text(rows: Any) -> str:
 def _cell_text(cell: pa.Array) -> str:
     """Return the single value of ``cell`` as Python shows it, shortened."""
     types, kind = pa.types, cell.type
-    size_bytes = cell.nbytes
-    if size_bytes > _SMALL_BYTES:
+    n_bytes = size_bytes(cell)
+    if n_bytes > _SMALL_BYTES:
         if types.is_string(kind) or types.is_large_string(kind):
             cell = pc.utf8_slice_codeunits(cell, 0, _MAX_VALUE_CHARACTERS + 1)
         elif types.is_binary(kind) or types.is_large_binary(kind):
             cell = pc.binary_slice(cell, 0, _MAX_VALUE_CHARACTERS + 1)
         elif not types.is_dictionary(kind):
-            return f"<{_clipped(str(kind))}, {size_text(size_bytes)}>"
+            return f"<{_clipped(str(kind))}, {size_text(n_bytes)}>"
     try:
         value: Any = cell[0].as_py()
     except Exception:  # a time out of range, invalid text, an unknown time zone
