@@ -5,6 +5,7 @@
 #   make test      the same, and tests of every kind: gangs, Horovod, Spark, a browser, notebooks
 #   make test-all  what make test leaves out: older ipykernels, machines in namespaces, other Pythons,
 #                  TensorFlow
+#   make test-oldest   with the oldest releases of the dependencies that are allowed; gigabytes
 #   make bench     launch, closure, step, Spark and stop benchmarks, beside the peers; ARGS=--save
 #                  saves the tables. Others, such as infer, dataset: python benchmarks/NAME.py --save
 #   make bench-save   save what fits into 20 minutes, and write it into docs/benchmarks.md
@@ -19,7 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all test-tensorflow test-exhaustive checks lint unit bench bench-save docs front clean
+.PHONY: help demo quick test test-all test-oldest test-tensorflow test-exhaustive checks lint unit bench bench-save docs front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -41,7 +42,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3.15 python3
 
 help:
-	@sed -n '3,14s/^# *//p' Makefile
+	@sed -n '3,15s/^# *//p' Makefile
 
 $(VENV)/.stamp-venv:
 	@python="$(PYTHON)"; \
@@ -227,6 +228,9 @@ test-exhaustive: docs
 # longest test by far needs TensorFlow: the exhaustive tests begin beside it.
 test-all: $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark docs kernels pythons libraries deepspeed operator tensorflow)
 	@$(MAKE) --no-print-directory --jobs test-tensorflow test-exhaustive
+
+test-oldest: $(VENV)/.stamp-dev $(BUNDLE)
+	@$(BIN)/python -m tests.oldest -n $(WORKERS) $(ARGS)
 
 # Pages of other tests are loaded without those that no test needs.
 test-exhaustive: export JUPYTERLAB_EXTENSIONS := all
