@@ -18,6 +18,7 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core import processes
 from hydrogen_magic.driver import attending, calls
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
@@ -117,7 +118,7 @@ def run(simulation: Simulation, np: int) -> Traffic:
     """Run a gang that trains until it is stopped; return what was sent meanwhile."""
     simulation.exits.clear()
     simulation.traffic.to_hosts.clear()
-    began_bytes = simulation.module._memory_bytes()
+    began_bytes = processes.own_rss_bytes()
     gang = calls.launch(len, b"data", np=np, on="simulated")
     attending.follow(gang, simulation.module.ModelView())
     until_trained(gang, PERIOD_S)
@@ -129,7 +130,7 @@ def run(simulation: Simulation, np: int) -> Traffic:
     gang.stop()
     assert ended(gang, 150).state == "STOPPED"
     check_log(gang, np)
-    spent_bytes = simulation.module._memory_bytes() - began_bytes
+    spent_bytes = processes.own_rss_bytes() - began_bytes
     assert spent_bytes < 30e6 + EVENT_BYTES * len(gang.events())
     assert len(agent_pool()._agents) == np // RANKS_PER_HOST, "the other keys are revoked"
     wait_until(lambda: simulation.exits)
