@@ -10,12 +10,13 @@ import builtins
 import enum
 import functools
 import importlib
-import os
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+from hydrogen_magic.core.rank_gpu import gpu_of_rank
 
 SKELETON_CLASS_ARGS = 4
 """Type, name, bases, keywords; cloudpickle's form of enums is longer, and contains qualified names."""
@@ -439,7 +440,7 @@ def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:
         part = torch.frombuffer(_flat(buffer), dtype=torch.uint8, count=nbytes, offset=offset)
         storage = part.untyped_storage()
     if device == "cuda":
-        return storage.cuda(int(os.environ.get("LOCAL_RANK", "0")))
+        return storage.to(device=torch.device(gpu_of_rank()))
     return storage
 
 

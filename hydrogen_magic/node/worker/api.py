@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.core.rank_gpu import gpu_of_rank
 from hydrogen_magic.node.worker import metric_points as _points
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker import spans as _spans
@@ -60,9 +61,7 @@ def device() -> torch.device:
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if chosen := os.environ.get("HYDROGEN_MAGIC_DEVICE"):  # if other GPUs cannot be hidden
-        return torch.device(chosen)
-    return torch.device("cuda", local_rank() % torch.cuda.device_count())
+    return torch.device(gpu_of_rank())
 
 
 def log(step: int | None = None, **metrics: Any) -> None:

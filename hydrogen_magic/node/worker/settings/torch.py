@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.rank_gpu import gpu_of_rank
 from hydrogen_magic.node.worker.settings.provider import (
     Provider,
     Stays,
@@ -28,7 +29,7 @@ def _default_threads() -> set[int]:
     # The mathematical libraries start one thread for each core.
     cores = (os.cpu_count() or 1, processes.usable_cores())
     counts = {count // per for count in cores for per in (1, _threads_per_core())}
-    return counts | {int(text) for text in given if text.isdigit()}
+    return counts | {int(text) for text in given if text.isdecimal()}
 
 
 @cache
@@ -46,7 +47,7 @@ def _set_device(torch: Any, kind: str | None) -> None:
     if kind == "cuda":
         if not torch.cuda.is_available():
             raise RuntimeError("the rank has no GPU")
-        kind = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        kind = gpu_of_rank()
     torch.set_default_device(kind)
 
 
