@@ -23,6 +23,7 @@ from hydrogen_magic.capture.modules import loaded_alone
 from hydrogen_magic.capture.notes import SentDefinitions
 from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.core.library_types import derives_from, loaded
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
 from hydrogen_magic.serialization.identity import (
@@ -415,8 +416,7 @@ class CapturePickler(Pickler):
 
     def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
         for (module, name), why, remedy in _REFUSED:
-            base = getattr(sys.modules.get(module), name, None)
-            if isinstance(base, type) and issubclass(kind, base):
+            if derives_from(kind, module, name):
                 return partial(refuse, why=why, remedy=remedy)
         if is_jax_array(kind):
             return self._reduce_jax_array
@@ -450,7 +450,7 @@ class CapturePickler(Pickler):
 
     def _handle(self, module: str, name: str, handler: Callable[[Any], Any]) -> None:
         """Reduce the objects of a class with ``handler`` if its module is imported."""
-        kind = getattr(sys.modules.get(module), name, None)
+        kind = loaded(module, name)
         if isinstance(kind, type):
             self.handlers[kind] = handler
 

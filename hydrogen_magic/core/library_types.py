@@ -17,10 +17,21 @@ def is_installed(module: str) -> bool:
     return found is not None and found.origin is not None
 
 
+def loaded(module: str, name: str) -> Any:
+    """Return a class if its module is imported: otherwise it has no instances."""
+    return getattr(sys.modules.get(module), name, None)
+
+
 def is_a(value: Any, library: str, name: str) -> bool:
     """Return whether ``value`` is of a library's class; does not import the library."""
-    found = getattr(sys.modules.get(library), name, None)
+    found = loaded(library, name)
     return found is not None and isinstance(value, found)
+
+
+def derives_from(kind: type, module: str, name: str) -> bool:
+    """Return whether ``kind`` is a library's class or derives from it; does not import the library."""
+    base = loaded(module, name)
+    return isinstance(base, type) and issubclass(kind, base)
 
 
 def python_scalar(value: Any) -> Any:

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hydrogen_magic.core.library_types import derives_from
 from hydrogen_magic.serialization.instances import Reduced, find_on_type, restore_attributes
 from hydrogen_magic.serialization.keras_objects import reduce_keras_object
 from hydrogen_magic.serialization.pickling_errors import RefusedError
@@ -34,8 +35,7 @@ Handler = Callable[[Any], Any]
 def handler_of(kind: type) -> Handler | None:
     """Return the function that reduces objects of class ``kind``; None if pickle does."""
     for module, name, handler in _HANDLERS:
-        base = getattr(sys.modules.get(module), name, None)
-        if isinstance(base, type) and issubclass(kind, base):
+        if derives_from(kind, module, name):
             return handler
     return _reduce_parametrized if _is_parametrized(kind) else None
 
@@ -166,10 +166,12 @@ def reduce_closed_file(file: Any) -> Any:
 
 def restore_closed_file(kind: type, name: object) -> Any:
     """Make a closed file of that name."""
-    raw = io.FileIO(os.devnull, "r+")
+    is_raw = issubclass(kind, io.FileIO)
+    raw: Any = io.FileIO.__new__(kind if is_raw else io.FileIO)
+    io.FileIO.__init__(raw, os.devnull, "r+")
     raw.name = name
-    if kind is io.FileIO:
-        file: Any = raw
+    if is_raw:
+        file = raw
     elif kind is io.TextIOWrapper:
         file = io.TextIOWrapper(io.BufferedRandom(raw), encoding="utf-8")
     else:
@@ -445,8 +447,7 @@ def _reduce_broadcast(variable: Any) -> Any:
 
 def is_jax_array(kind: type) -> bool:
     """Whether ``kind`` is the class of arrays of JAX, or of its keys of random numbers."""
-    base = getattr(sys.modules.get("jax"), "Array", None)
-    return isinstance(base, type) and issubclass(kind, base)
+    return derives_from(kind, "jax", "Array")
 
 
 def values_of_jax_array(array: Any) -> Any:

@@ -699,7 +699,8 @@ def test_a_wrapped_model_is_refused_as_a_result(notebook: Notebook, ranks: Ranks
     captured = notebook.capture("""
         import os, torch, torch.distributed as dist
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        class Mine(torch.nn.parallel.DistributedDataParallel): pass
+        Mine(torch.nn.Linear(1, 1))
     """)
     with pytest.raises(ResultError, match=r"bring back the model inside it, its \.module"):
         _ = ranks.run(captured).value

@@ -419,6 +419,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
         ("km", "m", [2, 4], True, 1, 999999, True),
     ),
     "x = open('/dev/null')\nx.close()": ("x.closed, x.name, x.mode", (True, "/dev/null", "r")),
+    "import io\nclass F(io.FileIO): pass\nx = F('/dev/null')\nx.close()": (
+        "x.closed, x.name, type(x).__name__",
+        (True, "/dev/null", "F"),
+    ),
     """
     import polars
     x = [type(iter([])), type(polars.DataFrame()._df)]

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from hydrogen_magic.core.library_types import loaded
 from hydrogen_magic.node.worker.ipython_shell import bound_by_ipython
-from hydrogen_magic.node.worker.rank_parts import loaded
 from hydrogen_magic.serialization import library_objects, reducers
 from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.identity import ObjectIdentity

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hydrogen_magic.core.library_types import loaded
 from hydrogen_magic.node.worker import api
 from hydrogen_magic.serialization.pickling_errors import describe, path_to
 
@@ -129,15 +130,9 @@ def _is_empty(tensor: Any) -> bool:
     return tuple(tensor.shape) == (0,)
 
 
-def loaded(module: str, name: str) -> Any:
-    """Return a class if its module is imported: otherwise it has no instances."""
-    return getattr(sys.modules.get(module), name, None)
-
-
 def dtensor_class() -> Any:
     """Return the class of sharded tensors if its module is imported."""
-    kind = loaded("torch.distributed.tensor", "DTensor")
-    return kind or loaded("torch.distributed._tensor", "DTensor")  # torch 2.4
+    return loaded("torch.distributed.tensor", "DTensor")
 
 
 def _zero_optimizer() -> Any:

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.core.library_types import derives_from, is_a, loaded
 from hydrogen_magic.node.worker.rank_parts import (
     FSDP1,
     FSDP_STATES,
@@ -23,7 +23,6 @@ from hydrogen_magic.node.worker.rank_parts import (
     Sharding,
     dtensor_class,
     is_flattened,
-    loaded,
     part_of,
 )
 from hydrogen_magic.serialization.identity import numbered
@@ -110,10 +109,6 @@ class ResultPickler(Pickler):
         self._originals, self.full_tensors, self.left_out, self.parts = {}, {}, {}, dict
 
     def _add_distributed_handlers(self) -> None:
-        for (module, name), why, remedy in _REFUSED:
-            kind = loaded(module, name)
-            if kind is not None:
-                self.handlers[kind] = functools.partial(refuse, why=why, remedy=remedy)
         fsdp = loaded("torch.distributed.fsdp", "FullyShardedDataParallel")
         tensor = dtensor_class()
         is_divided = fsdp is not None or "deepspeed" in sys.modules
@@ -122,6 +117,12 @@ class ResultPickler(Pickler):
             self.handlers[loaded("torch.nn", "Parameter")] = _reduce_parameter
         if tensor is not None:
             self.handlers[tensor] = self._reduce_sharded
+
+    def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
+        for place, why, remedy in _REFUSED:
+            if derives_from(kind, *place):
+                return functools.partial(refuse, why=why, remedy=remedy)
+        return super().handler_of(kind)
 
     def reducer_override(self, obj: Any) -> Any:
         if id(obj) in self.left_out:

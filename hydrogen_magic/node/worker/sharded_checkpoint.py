@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core.library_types import loaded
 from hydrogen_magic.node.worker import api, checkpoint_files
-from hydrogen_magic.node.worker.rank_parts import dtensor_class, loaded
+from hydrogen_magic.node.worker.rank_parts import dtensor_class
 
 
 def is_sharded(state: Any) -> bool:
