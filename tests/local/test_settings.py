@@ -497,7 +497,8 @@ def test_only_small_values_are_plain() -> None:
     cycle: list[object] = []
     cycle.append(cycle)
     values = [1, "a", None, (1, [2.0, {"a": b"b"}]), cycle, "a" * 100_000, np.zeros(1), {1: int}]
-    assert [is_plain(value) for value in values] == [True] * 4 + [False] * 4
+    values.append([[0] * 10_000] * 10_000)  # small in memory, and large to look at
+    assert [is_plain(value) for value in values] == [True] * 4 + [False] * 5
 
 
 def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> None:
