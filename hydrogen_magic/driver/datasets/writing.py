@@ -51,11 +51,15 @@ def write(tables: Iterable[Any], schema: Any, folder: str, report: Callable[[int
 def _groups(tables: Iterable[Any]) -> Iterator[Any]:
     import pyarrow as pa
 
+    from hydrogen_magic.node.prediction.arrow_types import size_bytes
+
     waiting: list[Any] = []
+    n_bytes = 0
     for table in tables:
         waiting.append(table)
-        if sum(each.nbytes for each in waiting) >= GROUP_BYTES:
+        n_bytes += size_bytes(table)
+        if n_bytes >= GROUP_BYTES:
             yield pa.concat_tables(waiting)
-            waiting = []
+            waiting, n_bytes = [], 0
     if waiting:
         yield pa.concat_tables(waiting)

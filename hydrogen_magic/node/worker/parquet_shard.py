@@ -224,16 +224,14 @@ def _random_order(n_rows: int, seed: str) -> Any:
 def pools(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Yield the pieces that a shuffled stream mixes at a time."""
     pool: list[Piece] = []
+    n_rows = n_bytes = 0
     for piece in pieces:
         pool.append(piece)
-        if _is_full(pool):
+        n_rows += piece.n_rows
+        n_bytes += piece.group.n_bytes
+        is_mixed = len(pool) >= _POOL_GROUPS and n_rows >= _POOL_ROWS
+        if is_mixed or n_bytes >= _POOL_BYTES:
             yield pool
-            pool = []
+            pool, n_rows, n_bytes = [], 0, 0
     if pool:
         yield pool
-
-
-def _is_full(pool: list[Piece]) -> bool:
-    n_bytes = sum(piece.group.n_bytes for piece in pool)
-    is_mixed = len(pool) >= _POOL_GROUPS and sum(piece.n_rows for piece in pool) >= _POOL_ROWS
-    return is_mixed or n_bytes >= _POOL_BYTES
