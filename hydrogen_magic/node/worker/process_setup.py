@@ -208,7 +208,8 @@ def enter_environment(start: msg.WorkerStart) -> None:
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    wanted = int(threads) if threads.isdigit() else _default_threads
+    # Torch refuses zero, and OpenMP ignores it.
+    wanted = (int(threads) if threads.isdecimal() else 0) or _default_threads
     if wanted != _WAITING_THREADS:
         _set_threads(wanted)
 

@@ -25,6 +25,8 @@ def seeded(number: int | None) -> Iterator[None]:
         undo.append(partial(numpy.set_state, numpy.get_state()))
     if (torch := sys.modules.get("torch")) is not None:
         undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
+        if torch.cuda.is_initialized():
+            undo.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     seed(number)
     try:
         yield
