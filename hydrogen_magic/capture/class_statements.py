@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.capture.import_effects import TRUSTED
-from hydrogen_magic.capture.imports import imported_names, parsed
+from hydrogen_magic.capture.imports import imported_names
 from hydrogen_magic.capture.reachable import attributes_of, reads_of
 from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.lazy_annotations import annotations_of
 from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
@@ -188,7 +189,7 @@ def _text(file: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _tree(text: str) -> ast.Module:
     """Return the syntax tree of a cell; an empty one if Python has not run it."""
-    tree = parsed(text)
+    tree = syntax.parsed(text)
     try:
         _compile(tree, "<cell>")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -415,7 +416,7 @@ def _bound_by(code: Any) -> set[str]:
 @functools.lru_cache(maxsize=4096)
 def _attributes_set_in(text: str) -> frozenset[tuple[str, str]]:
     """Return the names and attributes in a cell's assignments such as ``Net.forward = forward``."""
-    nodes = (node for node in ast.walk(parsed(text)) if isinstance(node, ast.Attribute))
+    nodes = (node for node in ast.walk(syntax.parsed(text)) if isinstance(node, ast.Attribute))
     stored = [(node.value, node.attr) for node in nodes if isinstance(node.ctx, ast.Store)]
     return frozenset((of.id, name) for of, name in stored if isinstance(of, ast.Name))
 

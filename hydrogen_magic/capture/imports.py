@@ -145,7 +145,7 @@ class Imports:
 @functools.lru_cache(maxsize=4096)
 def _read_cell(source: str) -> tuple[_Cell, ...]:
     """Return a cell and the code in its magics; a notebook's cells are parsed once."""
-    tree = parsed(source)
+    tree = syntax.parsed(source)
     nodes, top = list(ast.walk(tree)), list(module_level(tree))
     futures = [n for n in top if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
@@ -159,16 +159,6 @@ def _read_cell(source: str) -> tuple[_Cell, ...]:
     )
     inner = (code for call in calls for code in code_in_magics(call))
     return (cell, *(found for code in inner for found in _read_cell(code)))
-
-
-def parsed(source: str) -> ast.Module:
-    """Return the syntax tree of a cell; an empty one if it is not Python."""
-    try:
-        tree: ast.Module = syntax.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # a raw cell with IPython lines, which comes twice; or an expression of thousands of parts
-        return ast.Module([], [])
-    return tree
 
 
 def _is_unused_code(statement: Statement) -> bool:

@@ -13,8 +13,9 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
-from hydrogen_magic.capture.imports import DEFINITIONS, module_level, parsed
+from hydrogen_magic.capture.imports import DEFINITIONS, module_level
 from hydrogen_magic.capture.modules import is_main_guard
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.masking import is_secret_name
 from hydrogen_magic.serialization.closure import ModuleSource
 from hydrogen_magic.serialization.code_names import CODE
@@ -102,7 +103,7 @@ class _Initial(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def _initial_values(source: str) -> dict[str, _Initial]:
     """Return the values of public names to which a module assigns a literal, and nothing else."""
-    tree = parsed(source)
+    tree = syntax.parsed(source)
     bound = _bound_names(tree)
     found: dict[str, _Initial] = {}
     for node in [] if bound["*"] else tree.body:
@@ -165,7 +166,7 @@ def _used_by_imports(sources: tuple[str, ...]) -> set[str]:
 def _names_by_caller(source: str) -> _ByCaller:
     """Return the names in the code of one module; a name that an import renames runs what it stands for."""
     found: _ByCaller = defaultdict(set)
-    tree = parsed(source)
+    tree = syntax.parsed(source)
     _add_names(tree, "", "", found)
     for node in ast.walk(tree):
         if isinstance(node, ast.alias) and node.asname:

@@ -332,10 +332,7 @@ def _mentioned(text: str) -> Iterator[str]:
 @functools.lru_cache(maxsize=_MAX_FILES)
 def _imported(text: str, name: str, is_package: bool) -> list[str]:
     """Return the full names of the modules that a module imports and accesses."""
-    try:
-        tree = syntax.parse(text)
-    except (SyntaxError, ValueError):  # the rank reports it when it imports the module
-        return []
+    tree = syntax.parsed(text)  # the rank reports an error when it imports the module
     package = name if is_package else name.rpartition(".")[0]
     return [*dict.fromkeys((*imported_modules(tree, package), *_accessed(tree)))]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrogen_magic.capture.imports import parsed
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import is_main
@@ -56,7 +56,7 @@ def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
 @functools.lru_cache(maxsize=4096)
 def _seed_calls(source: str) -> tuple[str, ...]:
     """Return the calls with arguments, outside of functions, of what has ``seed`` in its name."""
-    calls = [node for node in _run_at_once(parsed(source)) if isinstance(node, ast.Call)]
+    calls = [node for node in _run_at_once(syntax.parsed(source)) if isinstance(node, ast.Call)]
     return tuple(
         ast.unparse(call)
         for call in calls
@@ -281,7 +281,7 @@ def outdated_note(outdated: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _registrations_in(source: str) -> tuple[_Registration, ...]:
-    tree = parsed(source)
+    tree = syntax.parsed(source)
     calls = (node for node in _run_at_once(tree) if isinstance(node, ast.Call))
     found = [registration for call in calls for registration in _of_call(call)]
     for node in tree.body:

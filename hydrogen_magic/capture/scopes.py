@@ -135,9 +135,9 @@ def assigned_in(sources: Iterable[str]) -> Iterator[str]:
     """Yield the global names that cells assign, also in ``%time x = f()`` or a ``%%time`` cell."""
     for source in sources:
         try:
+            tree = syntax.parse(source.strip(), flags=_FLAGS)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the kernel has shown them, or the rank will
-                tree = syntax.parse(source.strip(), flags=_FLAGS)
                 code = compile(tree, "<cell>", "exec", _FLAGS, dont_inherit=True)
         except (SyntaxError, ValueError):  # such a cell has not run
             continue

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.capture import module_state
-from hydrogen_magic.capture.imports import Imports, module_name, parsed, sources_of
+from hydrogen_magic.capture.imports import Imports, module_name, sources_of
 from hydrogen_magic.capture.values import CapturedItem
+from hydrogen_magic.core import syntax
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
 from hydrogen_magic.node.worker.settings.provider import Stays
@@ -57,7 +58,7 @@ class _Change:
 
 @functools.lru_cache(maxsize=4096)
 def _changes_in(source: str) -> tuple[_Change, ...]:
-    found = (change for node in ast.walk(parsed(source)) for change in _changes_of(node))
+    found = (change for node in ast.walk(syntax.parsed(source)) for change in _changes_of(node))
     return tuple(dict.fromkeys(found))
 
 

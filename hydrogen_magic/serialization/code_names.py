@@ -276,11 +276,8 @@ def _tables_in(sql: str) -> dict[str, None]:
 
 def names_in_source(text: str) -> list[str]:
     """Return the names in a piece of Python; none if it is something else."""
-    try:
-        tree = syntax.parse(text.strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    return list(dict.fromkeys(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)))
+    names = (n.id for n in ast.walk(syntax.parsed(text.strip())) if isinstance(n, ast.Name))
+    return list(dict.fromkeys(names))
 
 
 # ── whole functions ──────────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,3 +45,17 @@ def _switch(phase: str, info: object) -> None:
 def test_errors_are_those_of_python() -> None:
     with pytest.raises(SyntaxError, match="invalid syntax"):
         syntax.parse("a = = 2")
+
+
+@pytest.mark.parametrize("warns", [False, True])
+def test_warnings_are_shown_on_request_only(warns: bool) -> None:
+    """They were shown when the cell ran; those of Python 3.12 and later are on by default."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        syntax.parse(r'p = "\d"', warns=warns)
+    assert len(shown) == warns
+
+
+def test_a_source_that_is_not_python_has_an_empty_tree() -> None:
+    assert syntax.parsed("%time x").body == syntax.parsed("\0").body == []
+    assert len(syntax.parsed("x = 1").body) == 1

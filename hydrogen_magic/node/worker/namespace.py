@@ -254,7 +254,7 @@ class LoadedClosure:
         for feature in header.futures:
             flags |= getattr(__future__, feature).compiler_flag
         code = "\n" * header.line_offset + header.code
-        tree = syntax.parse(code, header.filename, flags=flags)
+        tree = syntax.parse(code, header.filename, flags=flags, warns=True)
         assert isinstance(tree, ast.Module)
         _keep_last_value(tree)
         compiled = compile(tree, header.filename, "exec", flags, dont_inherit=True)
