@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import hydrogen_magic as hm
 from hydrogen_magic.node.worker.index_share import IndexShare
+from hydrogen_magic.node.worker.parquet_shard import Piece, RowGroup, pools
 from tests.documented import covers
 from tests.shards import parts, write_parquet
 
@@ -231,6 +232,13 @@ def test_a_rank_reads_no_row_group_of_others(parquet: Path) -> None:
         patch.setenv("RANK", "0")
         with pytest.raises(OSError, match="deserialize"):
             hm.shard(str(parquet))
+
+
+def test_a_pool_is_full_of_enough_rows_of_enough_row_groups() -> None:
+    tiny = [Piece(RowGroup(None, 0, n, n_rows=4, n_bytes=32), 0, 4) for n in range(40_000)]
+    assert [len(pool) for pool in pools(tiny)] == [16_384, 16_384, 7_232]
+    large = [Piece(RowGroup(None, 0, n, n_rows=1, n_bytes=100 << 20), 0, 1) for n in range(5)]
+    assert [len(pool) for pool in pools(large)] == [2, 2, 1]
 
 
 def test_a_single_parquet_file_and_a_wrong_path(parquet: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sharded tensors in results and checkpoints, wherever torch has their class."""
+"""Sharded tensors in results and checkpoints, and what holds parts of a model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hydrogen_magic.node.worker.sharded_checkpoint import is_sharded
 from hydrogen_magic.node.worker.unsharding import Gathering
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 
-NEW, OLD = "torch.distributed.tensor", "torch.distributed._tensor"
-"""Where the class is since torch 2.5, and in torch 2.4, which has the new module without it."""
+HOME = "torch.distributed.tensor"
+"""Where the class is."""
 PICKLER = functools.partial(ResultPickler, shared={}, originals={})
 
 
@@ -27,8 +27,7 @@ class Sharded:
 
 @pytest.fixture(autouse=True)
 def torch_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (NEW, OLD):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, HOME, ModuleType(HOME))
 
 
 def gathering() -> Gathering:
@@ -36,11 +35,8 @@ def gathering() -> Gathering:
     return Gathering(PICKLER, print, SessionCell(1, 0, is_whole=False, is_joined=False))
 
 
-@pytest.mark.parametrize("home", [NEW, OLD])
-def test_they_are_found_in_results_and_checkpoints(
-    home: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[home], "DTensor", Sharded, raising=False)
+def test_they_are_found_in_results_and_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[HOME], "DTensor", Sharded, raising=False)
     state: dict[str, Any] = {"weight": Sharded()}
     found = gathering()
     assert found.concerns("model", state) and not found.concerns("loss", 1.0)
@@ -53,3 +49,22 @@ def test_they_are_found_in_results_and_checkpoints(
 def test_there_are_none_without_their_class() -> None:
     assert not gathering().concerns("model", {"weight": Sharded()})
     assert not is_sharded({"weight": Sharded()})
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "why"),
+    [
+        ("torch.nn.parallel", "DistributedDataParallel", "belongs to the process group"),
+        ("torch.distributed.fsdp", "FullyShardedDataParallel", "a part of its parameters"),
+        ("torch.distributed.optim", "ZeroRedundancyOptimizer", "a part of its state"),
+    ],
+)
+def test_subclasses_of_what_belongs_to_the_ranks_are_refused(
+    module: str, name: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = type(name, (), {})
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    monkeypatch.setattr(sys.modules[module], name, base, raising=False)
+    derived = type("Derived", (base,), {})
+    with pytest.raises(RefusedError, match=why):
+        PICKLER(io.BytesIO()).dump(derived())
