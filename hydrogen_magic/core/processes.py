@@ -71,6 +71,18 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def pidfd_fault() -> str:
+    """Return why this system has no descriptors of processes, which agents need; empty if it has them.
+
+    A Python that knows the system call may run on Linux before 5.3, or in a sandbox that forbids it.
+    """
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:
+        return f"no pidfd_open ({error})"
+    return ""
+
+
 @dataclass(frozen=True)
 class Process:
     """A line of ``/proc/<pid>/stat``."""

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from hydrogen_magic.core import processes
 from hydrogen_magic.driver.rendezvous import Diagnosis
 from hydrogen_magic.errors import PlacementError
 
@@ -65,11 +66,9 @@ def python() -> Diagnosis:
 
 def system() -> Diagnosis:
     """Check the system calls that agents need to control their ranks."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError) as error:  # Linux before 5.3, some sandboxes
+    if fault := processes.pidfd_fault():
         remedy = "gangs need Linux 5.3 or newer; here, `--on inline` runs one rank in the kernel"
-        return Diagnosis("system", False, f"{platform.platform()}: no pidfd_open ({error})", remedy)
+        return Diagnosis("system", False, f"{platform.platform()}: {fault}", remedy)
     return Diagnosis("system", True, platform.platform())
 
 

@@ -46,10 +46,10 @@ class LocalPlacement(Placement):
     ends_with_kernel = ""
 
     def plan(self, spec: JobSpec) -> Plan:
-        if not hasattr(os, "pidfd_open"):
+        if fault := processes.pidfd_fault():
             raise PlacementError(
-                "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
-                "inline --np 1` works on an older Linux"
+                f"`--on local` needs Linux 5.3 or newer, here is {fault}; `--on inline --np 1` works "
+                "without it"
             )
         gpus, notes = devices.assign(spec, _environ(spec))
         host = os.uname().nodename

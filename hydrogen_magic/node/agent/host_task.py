@@ -115,8 +115,11 @@ def _check(boot: dict[str, Any]) -> None:
         wanted = ".".join(map(str, boot["python"]))
         found = f"the notebook runs Python {wanted}, {hosts} run {here}"
         raise _ProblemError("python", found)
-    if not hasattr(os, "pidfd_open"):
-        raise _ProblemError("system", f"{hosts} need Linux 5.3 or newer")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:  # the second also from sandboxes that forbid it
+        text = f"{hosts} need Linux 5.3 or newer: no pidfd_open ({error})"
+        raise _ProblemError("system", text) from None
     if boot["library"]:
         asked: dict[str, Any] = {"__name__": "__main__"}
         exec(boot["library"], asked)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
+from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements import Placement
 from hydrogen_magic.driver.placements.remote import rank_assignment
@@ -29,8 +29,10 @@ class SparkPlacement(Placement):
 
     def plan(self, spec: JobSpec) -> Plan:
         """Return a plan whose hosts are preferences at most: Spark decides which host a rank gets."""
-        if not hasattr(os, "pidfd_open"):
-            raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
+        if fault := processes.pidfd_fault():
+            raise PlacementError(
+                f"`--on spark` needs Linux 5.3 or newer, here and on the executors; here is {fault}"
+            )
         if spec.outlive:
             self.owner_setup()
         found, capacity = _cluster.look(spec)
