@@ -112,16 +112,18 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
     The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
     ``MissingObject`` replaces every missing object. With ``retries`` the results of all ranks are those of
     one attempt, the newest in which rank 0 had sent some. Raises HydrogenError when nothing is saved under
-    this id.
+    this id, or the file is damaged.
     """
+    damage = ""
     try:
         kept = gang_results.load_saved(run_log.run_dir(gang_id), rank)
-    except OSError:
+    except (OSError, ValueError) as error:
+        damage = f": their file is damaged ({error})" if isinstance(error, ValueError) else ""
         known = gangs().get(gang_id)
         kept = known.received.of(rank) if known else gang_results.RankResults(rank, [])
     found = {name or kept.key_of_value: value for name, value in kept.everything().items()}
     if not found:
-        why = "".join(f": {text}" for text in kept.errors.values())
+        why = damage or "".join(f": {text}" for text in kept.errors.values())
         raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
     return found
 

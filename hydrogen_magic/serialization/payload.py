@@ -115,8 +115,11 @@ def from_memfd(fd: int) -> Payload:
     memory = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
     if bytes(memory[: len(_MAGIC)]) != _MAGIC:
         raise ValueError("this file holds no payload")
-    (count,) = struct.unpack_from("<Q", memory, len(_MAGIC))
-    sizes = struct.unpack_from(f"<{count}Q", memory, len(_MAGIC) + 8)
+    try:
+        (count,) = struct.unpack_from("<Q", memory, len(_MAGIC))
+        sizes = struct.unpack_from(f"<{count}Q", memory, len(_MAGIC) + 8)
+    except struct.error:
+        raise ValueError("this payload is cut off") from None
     offsets, _ = _layout(sizes)
     parts = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
     return Payload(parts[0], tuple(parts[1:]))

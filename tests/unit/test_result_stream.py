@@ -19,11 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import ResultPart
+from hydrogen_magic.driver.launcher import load_results
 from hydrogen_magic.driver.state import stored_results
-from hydrogen_magic.driver.state.gang_results import GangResults, RankResults
+from hydrogen_magic.driver.state.gang_results import GangResults, RankResults, saved_path
 from hydrogen_magic.driver.state.stored_results import SavedResults, StoredResults
-from hydrogen_magic.errors import ResultError
+from hydrogen_magic.errors import HydrogenError, ResultError
 from hydrogen_magic.node.worker.namespace import LoadedClosure
 from hydrogen_magic.node.worker.results import deliver
 from hydrogen_magic.serialization import payload, result_stream
@@ -389,6 +391,19 @@ def test_results_for_which_the_disk_has_no_space(
     why = rest.format("No space left on device", load)
     assert not_saved == f"the results of rank 1 (the value) are {why}"
     assert SavedResults("3f2a", tmp_path).value(2) == 2 and results.value(1) == 1
+
+
+@pytest.mark.parametrize("n_bytes", [4, 20, 30])
+def test_a_damaged_file_of_results_is_reported(
+    n_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "run_dir", lambda gang_id: tmp_path)
+    sent_by(0, GangResults("3f2a", tmp_path)).save(has_succeeded=False)
+    assert load_results("3f2a", 1) == {"_": 1}
+    os.truncate(saved_path(tmp_path, 1), n_bytes)
+    said = r"no results of rank 1 are saved for run '3f2a': their file is damaged \("
+    with pytest.raises(HydrogenError, match=said):
+        load_results("3f2a", 1)
 
 
 def test_a_full_disk_delays_what_an_owner_stores(
