@@ -251,12 +251,13 @@ class Dispatcher:
         shown = [
             f"rows from {a} on" if b is None else rows_text(a, b - 1) for a, b in gaps[:_MAX_GAPS]
         ]
-        more = [f"{len(gaps) - len(shown)} more parts"] if len(gaps) > len(shown) else []
+        if rest := len(gaps) - len(shown):
+            shown.append(counted(rest, "more part"))
         n_done = sum(end - start for start, end in done)
         rows = (
             counted(n_done, "row") if n_rows is None else f"{n_done:,} of {counted(n_rows, 'row')}"
         )
-        missing = f"; missing: {', '.join([*shown, *more])}" if gaps else ""
+        missing = f"; missing: {', '.join(shown)}" if gaps else ""
         return f"stopped: {rows} finished{missing}"
 
     # ── the thread ──

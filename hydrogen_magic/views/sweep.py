@@ -121,8 +121,10 @@ def _warnings(states: Sequence[GangState]) -> list[str]:
     """Return the warnings of all runs, the same one of several runs once."""
     every = (note for state in states for note in state.notices if note.level != "info")
     texts = list(dict.fromkeys(clean_name(note.text) for note in every))
-    more = [f"{len(texts) - _MOST_WARNINGS} more warnings"] if len(texts) > _MOST_WARNINGS else []
-    return [*(f"warning: {text}" for text in texts[:_MOST_WARNINGS]), *more]
+    shown = [f"warning: {text}" for text in texts[:_MOST_WARNINGS]]
+    if rest := len(texts) - len(shown):
+        shown.append(counted(rest, "more warning"))
+    return shown
 
 
 def _ended(state: GangState) -> str:

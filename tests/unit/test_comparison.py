@@ -6,10 +6,15 @@ import base64
 import math
 import re
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.views.comparison import Comparison
+from hydrogen_magic.views.sweep import _MOST_WARNINGS, _warnings
 from tests.pictures import ended, trained
 
 NOW = 100.0
@@ -124,3 +129,11 @@ def test_names_and_values_are_text() -> None:
     assert "<img src=x" not in html and "&lt;img" in html and "<b></td>" not in html
     for svg in charts(html).values():
         assert "<img" not in svg
+
+
+@pytest.mark.parametrize(("n_more", "more"), [(1, "1 more warning"), (2, "2 more warnings")])
+def test_a_sweep_shows_its_first_warnings_and_counts_the_others(n_more: int, more: str) -> None:
+    notices = [ev.Notice(1.0, "warning", f"text {n}") for n in range(_MOST_WARNINGS + n_more)]
+    state: Any = SimpleNamespace(notices=notices)
+    *shown, last = _warnings([state, state])
+    assert shown == [f"warning: text {n}" for n in range(_MOST_WARNINGS)] and last == more

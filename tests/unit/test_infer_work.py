@@ -23,7 +23,7 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import chunk_queue as works
 from hydrogen_magic.inference import fingerprints, sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
-from hydrogen_magic.inference.dispatcher import Dispatcher
+from hydrogen_magic.inference.dispatcher import _MAX_GAPS, Dispatcher
 from hydrogen_magic.inference.kept_parts import KeptAnswer
 from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -629,6 +629,15 @@ def test_a_stop_after_the_last_row_lists_no_missing_rows() -> None:
     result, queue = SimpleNamespace(done=[(0, 10)]), SimpleNamespace(n_rows=10)
     dispatcher: Any = SimpleNamespace(_result=result, _queue=queue)
     assert Dispatcher._missing_text(dispatcher) == "stopped: 10 of 10 rows finished"
+
+
+@pytest.mark.parametrize(("n_more", "more"), [(1, "1 more part"), (2, "2 more parts")])
+def test_a_stop_lists_the_first_missing_rows_and_counts_the_others(n_more: int, more: str) -> None:
+    n_rows = 2 * (_MAX_GAPS + n_more)
+    result = SimpleNamespace(done=[(start, start + 1) for start in range(1, n_rows, 2)])
+    dispatcher: Any = SimpleNamespace(_result=result, _queue=SimpleNamespace(n_rows=n_rows))
+    missing = Dispatcher._missing_text(dispatcher).partition("; missing: ")[2]
+    assert missing.count("row ") == _MAX_GAPS and missing.endswith(f", {more}")
 
 
 def test_finished_rows_after_the_end_of_the_files_are_refused(tmp_path: Path) -> None:

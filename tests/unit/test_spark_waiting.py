@@ -133,6 +133,13 @@ MANY = [Job("", n, f"etl {n}") for n in range(1, 6)]
             "2 executors; job 4 (etl 5) holds 5 slots; job 3 (etl 4) holds 4 slots; "
             "job 2 (etl 3) holds 3 slots; 2 more jobs hold slots",
         ),
+        (
+            2,
+            {},
+            MANY[1:],
+            "2 executors; job 3 (etl 5) holds 5 slots; job 2 (etl 4) holds 4 slots; "
+            "job 1 (etl 3) holds 3 slots; 1 more job holds slots",
+        ),
         (1, THREE, [Job(OWN, 1)], "1 of 3 executors so far"),
         (1, THREE, [ETL], "1 of 3 executors so far; job 0 (etl) holds 3 slots"),
         (0, THREE, [], "0 of 3 executors so far"),
@@ -298,6 +305,10 @@ def test_tasks_without_python_are_reported_with_their_executors(
         (
             {0: ("a", "0"), 1: ("b", "1"), 2: ("a", "0"), 3: ("c", "3"), 4: ("d", "4")},
             "executor 0 on a, executor 1 on b, 2 more hosts",
+        ),
+        (
+            {0: ("a", "0"), 1: ("b", "1"), 2: ("c", "2")},
+            "executor 0 on a, executor 1 on b, 1 more host",
         ),
     ],
 )

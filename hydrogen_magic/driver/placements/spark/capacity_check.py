@@ -133,7 +133,7 @@ def waits_for(session: Session, tag: str) -> str:
     largest = sorted(jobs.items(), key=lambda job: -job[1])
     held = [f"{name} holds {counted(n, 'slot')}" for name, n in largest[:_MOST_JOBS]]
     if rest := len(largest) - len(held):
-        held.append(f"{counted(rest, 'more job')} hold slots")
+        held.append(f"{counted(rest, 'more job')} {'holds' if rest == 1 else 'hold'} slots")
     return "; ".join([*_started(session, seen), *held])
 
 

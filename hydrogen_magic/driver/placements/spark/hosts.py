@@ -278,8 +278,9 @@ def late_workers(
         f"executor{'s' * (len(ids) > 1)} {', '.join(ids)} on {host}"
         for host, ids in [*ids_of.items()][:_MOST_HOSTS]
     ]
-    rest = [f"{len(ids_of) - len(named)} more hosts"] if len(ids_of) > len(named) else []
-    where = ", ".join([*named, *rest]) or "the executors"
+    if rest := len(ids_of) - len(named):
+        named.append(counted(rest, "more host"))
+    where = ", ".join(named) or "the executors"
     tasks = f"{len(missing)} of {counted(n_tasks, 'Spark task')}"
     return f"{python or 'Python'} has not started in {tasks}; see the stderr of {where}"
 
