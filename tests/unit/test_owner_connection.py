@@ -16,10 +16,10 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import Attached, Control, OwnerEvents
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.owner import connection, process, recorded_gang
+from hydrogen_magic.driver.owner import connection, process, recorded_gang, start
 from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
 from hydrogen_magic.driver.state import stored_results
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport import framing
 from tests.records import DEAD, ENDED, METRICS, launched, write
@@ -62,6 +62,31 @@ def test_a_gang_whose_record_cannot_be_finished_ends(full_disk: list[list[str]])
     state = followed(launched("g1", owner=DEAD)).state
     assert (state.state, state.reason) == ("STOPPED", "its owner process ended unexpectedly")
     assert full_disk == [["g1"]]
+
+
+@pytest.mark.parametrize("answer", [["FromTheFuture", {}], ["Attached", {"gang": 1}], "text"])
+def test_an_answer_that_cannot_be_read_is_an_error_of_ours(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connected(*arguments: object) -> socket.socket:
+        sockets.extend(socket.socketpair())
+        framing.send(sockets[-1], answer)
+        return sockets[-2]
+
+    def begin(theirs: socket.socket, stderr: object) -> MagicMock:
+        framing.send(theirs, answer)
+        return MagicMock()
+
+    sockets: list[socket.socket] = []
+    monkeypatch.setattr(connection.local_socket, "connect", connected)
+    with pytest.raises(HydrogenError, match=r"owner process of gang g1 .* cannot be read: \w+"):
+        connection.connect("g1", "control")
+    assert sockets[0].fileno() == -1
+    sockets[1].close()
+    monkeypatch.setattr(start, "_start_process", begin)
+    monkeypatch.setattr(start, "_send", lambda *arguments: None)
+    with pytest.raises(PlacementError, match=r"of the gang did not start: \w+"):
+        start._started(MagicMock(), MagicMock())
 
 
 def test_a_gang_that_has_ended_waits_for_no_record(full_disk: list[list[str]]) -> None:

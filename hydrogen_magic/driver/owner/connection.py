@@ -46,15 +46,23 @@ class OwnerConnection:
     """Controls the gang as its controller does, if this connection has control."""
 
     def __init__(self, sock: socket.socket, wants: str) -> None:
-        """Attach; raises OSError if the owner exits meanwhile, HydrogenError if it refuses."""
+        """Attach.
+
+        Closes ``sock`` if that fails: raises OSError if the owner exits meanwhile, HydrogenError if it
+        refuses, and ValueError if its answer cannot be read.
+        """
         self._sock = sock
         self._reader = framing.FrameReader(sock)
         self._sending = threading.RLock()
         """Reentrant: a signal may stop the gang while a request is being sent."""
         self.is_open = True
         """False after :meth:`close`."""
-        self._send(msg.Attach(wants, _own_name()))
-        self.attached = self._first_answer()
+        try:
+            self._send(msg.Attach(wants, _own_name()))
+            self.attached = self._first_answer()
+        except BaseException:
+            sock.close()
+            raise
         self._has_history = threading.Event()
         self._has_control = threading.Event()
         self._n_received = 0
@@ -129,7 +137,6 @@ class OwnerConnection:
         if isinstance(answer, msg.Attached):
             self._sock.settimeout(None)
             return answer
-        self._sock.close()
         if isinstance(answer, msg.LaunchRefused):
             raise _error_of(answer)
         raise ConnectionError("the owner process exited")
@@ -280,13 +287,16 @@ def attach(gang_id: str, *, take: bool = False) -> Gang:
 
 
 def connect(gang_id: str, wants: str) -> OwnerConnection:
-    """Return a new connection. Raises OSError if no owner listens, HydrogenError if it does not answer."""
+    """Return a new connection. Raises OSError if no owner listens, HydrogenError if it gives no answer."""
     sock = local_socket.connect(run_log.run_dir(gang_id), _ANSWER_S)
     try:
         return OwnerConnection(sock, wants)
     except TimeoutError:
-        sock.close()
         raise HydrogenError(_silent(gang_id)) from None
+    except ValueError as error:
+        raise HydrogenError(
+            f"the owner process of gang {gang_id} is of another version, its answer cannot be read: {error}"
+        ) from error
 
 
 def _silent(gang_id: str) -> str:

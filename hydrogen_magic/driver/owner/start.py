@@ -96,7 +96,7 @@ def _started(request: msg.OwnGang, captured: Captured) -> OwnerConnection:
         try:
             _send(ours, request, captured)
             return OwnerConnection(ours, "control")
-        except OSError as error:
+        except (OSError, ValueError) as error:
             ours.close()
             stderr.seek(0)
             output = stderr.read().decode(errors="replace").strip()
