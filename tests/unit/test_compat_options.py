@@ -1,4 +1,4 @@
-"""Options that the classes of ``compat`` have beyond their originals, and the words of their messages."""
+"""Classes of ``compat``: options beyond those of their originals, words of their messages, and GPUs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, gangs
+from hydrogen_magic.compat.keras.torch_exchange import TorchExchange
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import attending, launcher
@@ -178,3 +180,14 @@ def test_a_view_that_shows_the_drivers_log_alone_has_as_many_events_as_the_gang(
         kept = [event.text for event in new if isinstance(event, ev.Output) and event.text]
         assert kept == [f"line {n}\n" for n in range(start, start + n_more) if n % 2]
     assert len(shown.events()) == 5005 and shown.id == "cafe"
+
+
+def test_ranks_of_keras_share_gpus_if_there_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    for rank in range(4):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        TorchExchange().init()
+    assert [device.index for device in used] == [0, 1, 0, 1]

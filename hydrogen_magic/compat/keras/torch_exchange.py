@@ -20,7 +20,7 @@ class TorchExchange:
         import torch
 
         if torch.cuda.is_available():
-            torch.cuda.set_device(api.local_rank())
+            torch.cuda.set_device(api.device())  # which ranks may share
         if _uses_horovod():
             _horovod().init()
         elif api.world_size() > 1 and not torch.distributed.is_initialized():
