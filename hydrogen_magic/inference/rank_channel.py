@@ -84,8 +84,7 @@ class RankChannel:
         try:
             self.send({**message, **place}, fds)
         finally:
-            for fd in fds:
-                os.close(fd)
+            framing.close_all(fds)
 
     def shut_down(self) -> None:
         """Let the rank see that there are no more messages."""

@@ -13,11 +13,12 @@ class BackgroundTasks:
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` on the running event loop."""
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` on the running event loop; return its task."""
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return task
 
     async def wait(self) -> None:
         """Return when no task runs."""

@@ -164,28 +164,25 @@ class Incoming:
     """The receiver of one end: files, each until it is complete."""
 
     def __init__(self) -> None:
-        self._files: dict[int, int] = {}
+        self._files: dict[int, ArrivingFile] = {}
 
     def take(self, part: msg.FilePart, data: memoryview) -> int | None:
         """Take a part; return the whole file's descriptor, the caller's to close, with the last one.
 
         Parts of one file come in order.
         """
-        number, offset, size = part.file, part.offset, part.size
-        if number not in self._files:
-            if offset > 0:
+        if part.file not in self._files:
+            if part.offset > 0:
                 return None  # remaining parts of a file that was dropped
-            self._files[number] = memory_file("parts")
-        fd = self._files[number]
-        write_at(fd, offset, data)
-        if offset + data.nbytes < size:
-            return None
-        return self._files.pop(number)
+            self._files[part.file] = ArrivingFile()
+        file = self._files[part.file]
+        file.take(part, data)
+        return self._files.pop(part.file).fd if file.is_complete else None
 
     def drop(self) -> None:
         """Drop an incomplete file, and its remaining parts."""
         while self._files:
-            os.close(self._files.popitem()[1])
+            self._files.popitem()[1].close()
 
 
 def write_part(part: msg.FilePart, data: memoryview, path: Path) -> bool:

@@ -19,6 +19,7 @@ from hydrogen_magic.node.agent import forkserver, server
 from hydrogen_magic.node.agent.kernel_link import LocalLink
 from hydrogen_magic.node.agent.server import AgentServer
 from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
+from hydrogen_magic.transport.background_tasks import BackgroundTasks
 
 
 class LonelyAgent(AgentServer):
@@ -31,7 +32,7 @@ class LonelyAgent(AgentServer):
         self._group = self._preparing = self._cleaning = None
         self._prepared_service = None
         self._kernel_link: Any = SimpleNamespace(localized=lambda request: request)
-        self._tasks = set()
+        self._tasks = BackgroundTasks()
         self._outbox, self._flushing, self._is_urgent = [], None, False
         self.sent: list[int] = []
         """Number of events in each batch."""
@@ -118,13 +119,12 @@ def test_urgent_events_that_arrive_together_are_sent_together_and_at_once() -> N
     asyncio.run(run())
 
 
-def test_the_end_of_the_kernel_is_handled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_kernel_is_handled_once() -> None:
     """Its descriptor stays readable, while the ranks are ended."""
 
     async def run() -> None:
-        monkeypatch.setattr(os, "pidfd_open", lambda pid: kernel)
         link: Any = Mock(lost=AsyncMock())
-        kernel_link = LocalLink(Mock(), Mock())
+        kernel_link = LocalLink("127.0.0.1", kernel, Mock())
         kernel_link.begin(link, over := Mock(), Mock())
         for _ in range(5):  # turns of the loop
             await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -86,3 +87,15 @@ def test_a_full_disk_is_reported_once_and_leaves_nothing(
     folders.keep(KeepFolder(DATASETS, NAME, 1))
     assert sent == [TransferKept(1, f"No such file or directory ({folders.folder})")]
     assert list(folders.folder.iterdir()) == []
+
+
+def test_a_folder_that_could_not_be_replaced_is_no_longer_there(
+    folders: HostFolders, sent: list[TransferKept]
+) -> None:
+    take(folders, parts(1, b"xy"))
+    folders.keep(KeepFolder(DATASETS, NAME, 1))
+    take(folders, parts(2, b"xy"))
+    shutil.rmtree(folders.folder / f".2.{NAME}")  # as if it could not be renamed
+    folders.keep(KeepFolder(DATASETS, NAME, 2))
+    assert [kept.transfer for kept in sent if kept.error] == [2]
+    assert list(folders.folder.iterdir()) == [] and folders.is_empty

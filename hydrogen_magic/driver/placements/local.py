@@ -30,6 +30,7 @@ from hydrogen_magic.driver.placements.agent_client import with_ports
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
+from hydrogen_magic.transport import framing
 
 _PING_S = 0.5
 _LATE_S = 4.0
@@ -185,8 +186,7 @@ class LocalAgentGroup:
                 agent.on_session_lost = lambda why: None
                 agent.kill()
         finally:
-            for fd in handed:
-                os.close(fd)
+            framing.close_all(handed)
 
     def _take_agent(self, needs: _Needs) -> LocalAgent:
         if self._agent is None or not self._agent.is_usable:

@@ -185,8 +185,7 @@ class LocalAgent(AgentClient):
                 if self.sink is not None and self.attempt == (file.gang, file.attempt):
                     take_file(self.sink, file, fds[0])
             finally:
-                for fd in fds:
-                    os.close(fd)
+                framing.close_all(fds)
 
     def _on_exit(self) -> None:
         """The agent has exited, on request or not; its ranks died with it (parent-death signal)."""

@@ -47,23 +47,19 @@ def main(arguments: Sequence[str]) -> None:
 
     from hydrogen_magic.node.agent.server import AgentServer
 
-    asyncio.run(AgentServer(config, _kernel_link(config, handover, fds), pool).run())
+    asyncio.run(AgentServer(config, _kernel_link(config, kernel, handover, fds), pool).run())
 
 
-def _kernel_link(config: msg.AgentConfig, handover: socket.socket, fds: list[int]) -> KernelLink:
-    match config:
-        case msg.LocalAgentConfig():
-            from hydrogen_magic.node.agent.kernel_link import LocalLink
+def _kernel_link(
+    config: msg.AgentConfig, kernel: int, handover: socket.socket, fds: list[int]
+) -> KernelLink:
+    if isinstance(config, msg.RemoteAgentConfig):
+        from hydrogen_magic.node.agent.remote_link import RemoteLink
 
-            return LocalLink(config, handover)
-        case msg.RemoteAgentConfig():
-            from hydrogen_magic.node.agent.remote_link import RemoteLink
+        return RemoteLink(config, socket.socket(fileno=fds[0]))
+    from hydrogen_magic.node.agent.kernel_link import LocalLink
 
-            return RemoteLink(config, socket.socket(fileno=fds[0]))
-        case _:
-            raise msg.MessageError(
-                "an agent is either on the kernel's machine or on another machine"
-            )
+    return LocalLink(config.bind, kernel, handover)
 
 
 if __name__ == "__main__":

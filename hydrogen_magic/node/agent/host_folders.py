@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hydrogen_magic.core import messages as msg
@@ -21,8 +21,6 @@ class HostFolders:
         """``folder``: created when the first file arrives. ``send``: sends a message to the kernel."""
         self.folder = folder
         self._send = send
-        self._names: set[str] = set()
-        """Of complete folders."""
         self._arriving: dict[int, Path] = {}
         """Transfers on the way -> their folders."""
         self._newest = 0
@@ -31,7 +29,11 @@ class HostFolders:
     @property
     def is_empty(self) -> bool:
         """Whether no folder is complete here."""
-        return not self._names
+        return not any(self.names())
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of complete folders."""
+        return (folder.name for folder in self.folder.glob("[!.]*"))
 
     def take(self, label: msg.FolderFile, part: msg.FilePart, data: memoryview) -> None:
         """Write a part of a file. Remaining parts of a transfer that has ended are left out."""
@@ -61,7 +63,6 @@ class HostFolders:
             self._refuse(number, error)
             return
         del self._arriving[number]
-        self._names.add(command.name)
         self._send(msg.TransferKept(number))
 
     def _refuse(self, number: int, error: OSError) -> None:
@@ -76,7 +77,6 @@ class HostFolders:
     def forget(self, names: Iterable[str]) -> None:
         """Delete these folders, also what is on its way."""
         for name in names:
-            self._names.discard(name)
             shutil.rmtree(self.folder / name, ignore_errors=True)
             for number, folder in list(self._arriving.items()):
                 if folder.name == f".{number}.{name}":

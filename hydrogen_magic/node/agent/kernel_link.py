@@ -88,12 +88,12 @@ class KernelLink(ABC):
 class LocalLink(KernelLink):
     """See :class:`KernelLink`. A file has arrived with the call that sends its descriptor."""
 
-    def __init__(self, config: msg.LocalAgentConfig, handover: socket.socket) -> None:
-        self.bind = config.bind
-        self._kernel_pid = config.kernel_pid
+    def __init__(self, bind: str, kernel: int, handover: socket.socket) -> None:
+        """``kernel``: its pidfd, which is closed with this link."""
+        self.bind = bind
+        self._kernel = kernel
         self._handover = handover
         self._frames = framing.FrameReader(handover)
-        self._kernel = -1
         self._watching: asyncio.Task[None] | None = None
         self._is_cut_off = False
 
@@ -109,7 +109,6 @@ class LocalLink(KernelLink):
             link.clean_up_after_hub()
             over()
 
-        self._kernel = os.pidfd_open(self._kernel_pid)
         loop.add_reader(self._kernel, on_kernels_end)
         self._watching = asyncio.ensure_future(self._watch_link(link, over))
 

@@ -325,20 +325,15 @@ class RemoteLink(KernelLink):
 
     def _take_part(self, part: msg.FilePart, data: memoryview) -> None:
         self._link.send(msg.PartTaken())
-        if isinstance(part.label, msg.ClosureLabel):
-            self._closure_of(part.label.closure_of).take(part, data)
-            return
-        if isinstance(part.label, msg.FolderFile):
-            self._folders(part.label.kind).take(part.label, part, data)
-            return
-        fd = self._incoming.take(part, data)
-        if fd is None:
-            return
         match part.label:
-            case msg.ChannelFrame():
-                self._channels.take(part.label, fd)
+            case msg.ClosureLabel(closure_of=gang):
+                self._closure_of(gang).take(part, data)
+            case msg.FolderFile(kind=kind) as label:
+                self._folders(kind).take(label, part, data)
+            case msg.ChannelFrame() as label:
+                if (fd := self._incoming.take(part, data)) is not None:
+                    self._channels.take(label, fd)
             case msg.RankFile():
-                os.close(fd)
                 raise msg.MessageError("a file of a rank must go to the kernel")
 
     def _closure_of(self, gang: str) -> HostClosure:
@@ -361,8 +356,7 @@ class RemoteLink(KernelLink):
     def _forget_other_gangs(self, gang: str) -> None:
         if self._closure is not None:
             self._closure.close()
-        kept = self._checkpoints.folder.glob("[!.]*")
-        self._checkpoints.forget(folder.name for folder in kept if folder.name != gang)
+        self._checkpoints.forget([name for name in self._checkpoints.names() if name != gang])
 
     def _folders(self, kind: str) -> HostFolders:
         return self._datasets if kind == msg.DATASETS else self._checkpoints

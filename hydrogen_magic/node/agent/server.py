@@ -26,6 +26,7 @@ from hydrogen_magic.node.agent.rank_set import GIVE_UP_S
 from hydrogen_magic.node.agent.rendezvous_service import RunningService
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.node.agent.worker_reuse import EXIT_S, RetainedWorkers
+from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import AgentLink
 
 _BATCH_S = 0.05
@@ -65,7 +66,7 @@ class AgentServer:
         self._preparing: asyncio.Task[None] | None = None
         self._cleaning: asyncio.Task[None] | None = None
         """Ends what the ranks of a session have left behind."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def run(self) -> None:
         """Serve until the kernel ends it or exits."""
@@ -96,18 +97,9 @@ class AgentServer:
         )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_end)
+        task = self._tasks.start(work)
+        task.add_done_callback(_print_error)
         return task
-
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        # A forkserver that was ended during its work is replaced at the next launch; that is no
-        # error.
-        if error is not None and not isinstance(error, (ChildProcessError, BrokenPipeError)):
-            print("hydrogen_magic agent:", repr(error), file=sys.stderr)
 
     # ── the kernel ──
 
@@ -333,6 +325,13 @@ class AgentServer:
         self._pool.end()
         # Such as what a session's ranks have started, whose parents have ended.
         await processes.end_descendants(os.getpid(), GIVE_UP_S)
+
+
+def _print_error(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    # A forkserver that was ended during its work is replaced at the next launch; that is no error.
+    if error is not None and not isinstance(error, (ChildProcessError, BrokenPipeError)):
+        print("hydrogen_magic agent:", repr(error), file=sys.stderr)
 
 
 def _delay_s(event: ev.Event) -> float:

@@ -132,8 +132,7 @@ class _ChunkServer:
         try:
             self._send({**answer, **place}, new_fds)
         finally:
-            for fd in new_fds:
-                os.close(fd)
+            framing.close_all(new_fds)
 
     def _send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the next read returns the end
