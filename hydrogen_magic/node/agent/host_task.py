@@ -30,7 +30,7 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 PROBLEM = "hydrogen_magic problem: "
@@ -265,7 +265,7 @@ def _start(name: str, start: dict[str, Any], about: dict[str, Any], ours: str) -
             text = f"the agent process exited while it started{_last_words(ours)}"
             shutil.rmtree(ours, ignore_errors=True)
             raise _ProblemError("agent", text)
-        endpoint, own = _reachable(start)
+        endpoint, own = reachable(start["endpoints"], start["hosts"])
         folder = tempfile.mkdtemp(prefix="hydrogen-", dir=start["folder"] or None)
         try:
             _start_agent(folder, listening, start, about, endpoint, own)
@@ -283,14 +283,14 @@ def agent_secret(seed: str, number: int) -> str:
     return hmac.new(bytes.fromhex(seed), str(number).encode(), "sha256").hexdigest()
 
 
-def _reachable(start: dict[str, Any]) -> tuple[str, str]:
+def reachable(endpoints: Sequence[str], hosts: str) -> tuple[str, str]:
     """Return an address of the kernel that can be reached from here, and our own address on that route.
 
     It is the address itself, since a name may have others that cannot be reached. The kernel speaks first: a
-    proxy may accept connections to any address.
+    proxy may accept connections to any address. ``hosts``: what the error calls those like this one.
     """
     tried = []
-    for endpoint in start["endpoints"]:
+    for endpoint in endpoints:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         try:
             with socket.create_connection((host.strip("[]"), int(port)), _REACH_S) as sock:
@@ -302,7 +302,7 @@ def _reachable(start: dict[str, Any]) -> tuple[str, str]:
                 return f"tcp://{found}:{port}", sock.getsockname()[0]
         except OSError as error:
             tried.append(f"{host}:{port} ({error})")
-    text = f"{start['hosts']} cannot reach the notebook at {', '.join(tried)}"
+    text = f"{hosts} cannot reach the notebook at {', '.join(tried)}"
     raise _ProblemError("unreachable", text)
 
 

@@ -14,18 +14,16 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.core import network
+from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.transport.channel import AgentLink
 
-_CONNECT_S = 3.0
-"""Timeout for each of the kernel's addresses."""
 _GRACE_S = 0.4
 """How long ``predict`` may handle the KeyboardInterrupt that ends it."""
 _POLL_S = 0.02
@@ -95,9 +93,7 @@ class TaskReporter:
             self._wake = lambda: None
 
     async def _connect(self) -> None:
-        endpoint = _reachable(self._report_to["endpoints"])
-        if endpoint is None:
-            return
+        endpoint, _ = host_task.reachable(self._report_to["endpoints"], "executors")
         server_key, secret = (str(self._report_to[name]) for name in ("server_key", "secret"))
         link = AgentLink(endpoint, server_key, secret)
         try:
@@ -162,15 +158,6 @@ class TaskReporter:
         with self._lock:
             if self._task is task:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _reachable(endpoints: Sequence[str]) -> str | None:
-    """Return the first of ``tcp://host:port`` that accepts a connection, as an address."""
-    for endpoint in endpoints:
-        host, port = network.host_and_port(endpoint)
-        with suppress(OSError), socket.create_connection((host, port), _CONNECT_S) as sock:
-            return network.endpoint(*sock.getpeername()[:2])
-    return None
 
 
 def _stacks() -> str:
