@@ -15,6 +15,7 @@ from hydrogen_magic.capture import module_state
 from hydrogen_magic.capture.imports import Imports, module_name, sources_of
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.core import syntax
+from hydrogen_magic.core.units import first_of
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
 from hydrogen_magic.node.worker.settings.provider import Stays
@@ -318,7 +319,5 @@ def _is_users(setting: Setting) -> bool:
 def _stays_note(stays: Sequence[str]) -> str:
     if not stays:
         return ""
-    names = [*dict.fromkeys(stays)]
-    n_more = len(names) - _MOST_LISTED
-    listed = ", ".join(names[:_MOST_LISTED]) + (f" and {n_more:,} more" if n_more > 0 else "")
+    listed = first_of(dict.fromkeys(stays), _MOST_LISTED)
     return f"settings of the notebook that are not sent: {listed}; set them inside the cell"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 
 def as_float(number: float) -> float:
@@ -26,6 +27,13 @@ def size_text(n_bytes: float) -> str:
 def counted(n: int, noun: str) -> str:
     """Return ``1 rank`` or ``1,024 ranks``."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def first_of(texts: Iterable[str], most: int) -> str:
+    """Return the first ``most`` texts, and how many more there are: ``a, b and 12 more``."""
+    every = list(texts)
+    more = len(every) - most
+    return ", ".join(every[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def clipped(text: str, most: int) -> str:

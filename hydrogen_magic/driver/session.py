@@ -23,7 +23,7 @@ from hydrogen_magic.capture.versions import note_brought_back, versions_of
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.units import counted
+from hydrogen_magic.core.units import counted, first_of
 from hydrogen_magic.driver.placements import SessionAgentGroup
 from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.errors import CaptureError, HydrogenError, OptionValueError
@@ -203,8 +203,7 @@ class RankSession:
         """The variables that any rank holds, shortened: no functions, classes and modules."""
         held = {name: one for rank in self.ranks.values() for name, one in rank.names.items()}
         names = sorted(n for n, one in held.items() if one.kind == "value" and n[:1] != "_")
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        return ", ".join(names[:_MOST_NAMES]) + more
+        return first_of(names, _MOST_NAMES)
 
     @property
     def loss(self) -> str:

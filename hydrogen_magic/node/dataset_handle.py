@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.core.units import counted, size_text
+from hydrogen_magic.core.units import counted, first_of, size_text
 
 FOLDER = "HYDROGEN_MAGIC_DATASETS"
 """Variable of a rank: the folder in which its host has data that the notebook has written to its machine."""
@@ -52,9 +52,7 @@ class DatasetHandle:
     @property
     def place(self) -> str:
         """The path in messages."""
-        if isinstance(self.path, str):
-            return self.path
-        return self.path[0] + (f" and {len(self.path) - 1} more" if len(self.path) > 1 else "")
+        return self.path if isinstance(self.path, str) else first_of(self.path, 1)
 
     def delete(self) -> None:
         """Delete the data, if :func:`hydrogen_magic.dataset` has written it, and in the notebook only.

@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.core.job import Plan, Slot
 from hydrogen_magic.core.masking import Mask, secret_values
-from hydrogen_magic.core.units import counted, size_text
+from hydrogen_magic.core.units import counted, first_of, size_text
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
@@ -125,6 +125,4 @@ def gangs_table(states: Sequence[GangState]) -> Table:
 
 def _some(texts: Iterable[str]) -> str:
     """Return the first few of ``texts``, and how many more there are."""
-    every = list(texts)
-    more = len(every) - _MOST_PER_RUN
-    return ", ".join(every[:_MOST_PER_RUN]) + (f" and {more} more" if more > 0 else "")
+    return first_of(texts, _MOST_PER_RUN)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hydrogen_magic.core.events import ClosureSent, RowsDone
-from hydrogen_magic.core.units import counted, size_text
+from hydrogen_magic.core.units import counted, first_of, size_text
 from hydrogen_magic.driver.state.collective_waits import LateRanks
 
 
@@ -37,10 +37,10 @@ def ranks_text(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]}"
     if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"ranks {ranks[0]} to {ranks[-1]}"
-    shown = [str(rank) for rank in ranks[:8]]
     if len(ranks) > 8:
-        return f"ranks {', '.join(shown)} and {len(ranks) - 8} more"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+        return f"ranks {first_of(map(str, ranks), 8)}"
+    *others, last = ranks
+    return f"ranks {', '.join(map(str, others))} and {last}"
 
 
 def late_text(late: LateRanks) -> str:

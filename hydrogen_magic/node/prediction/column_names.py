@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hydrogen_magic.core.units import first_of
 from hydrogen_magic.errors import InferError, OptionValueError
 
 _MAX_LISTED = 8
@@ -40,6 +41,4 @@ def refuse_taken(
 
 def listed(names: Sequence[str]) -> str:
     """Return names for a message: ``'a', 'b' and 12 more``."""
-    shown = ", ".join(repr(name) for name in names[:_MAX_LISTED])
-    more = len(names) - _MAX_LISTED
-    return (shown + (f" and {more} more" if more > 0 else "")) or "no columns"
+    return first_of(map(repr, names), _MAX_LISTED) or "no columns"
