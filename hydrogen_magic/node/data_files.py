@@ -125,7 +125,7 @@ def open_folder(path: AnyPath) -> tuple[Any, str]:
         folder = absolute(path)
         folder.mkdir(parents=True, exist_ok=True)
         return None, str(folder)
-    filesystem, place = _opened(_without_alias(os.fspath(path)))
+    filesystem, place = _opened(os.fspath(path))
     filesystem.create_dir(place)
     return filesystem, place
 
@@ -133,7 +133,7 @@ def open_folder(path: AnyPath) -> tuple[Any, str]:
 def check_driver(path: AnyPath) -> None:
     """Raise ImportError or OSError if this machine cannot access file systems of a URL's scheme."""
     if is_url(path):
-        _opened(_without_alias(os.fspath(path)))
+        _opened(os.fspath(path))
 
 
 def delete_folder(path: AnyPath) -> None:
@@ -141,7 +141,7 @@ def delete_folder(path: AnyPath) -> None:
     if not is_url(path):
         shutil.rmtree(absolute(path), ignore_errors=True)
         return
-    filesystem, place = _opened(_without_alias(os.fspath(path)))
+    filesystem, place = _opened(os.fspath(path))
     with suppress(FileNotFoundError):
         filesystem.delete_dir(place)
 
@@ -312,23 +312,16 @@ def _split(url: str) -> tuple[str, tuple[str, ...]]:
     path, mark, options = rest.partition("?")
     parts = path.rstrip("/").split("/")
     fixed = list(takewhile(_MAGIC.isdisjoint, parts))
-    return (
-        _without_alias(f"{scheme}://{'/'.join(fixed)}{mark}{options}"),
-        tuple(parts[len(fixed) :]),
-    )
-
-
-def _without_alias(url: str) -> str:
-    """Return a URL with the name of its scheme that PyArrow and fsspec know."""
-    scheme, _, rest = url.partition("://")
-    return f"{_SAME.get(scheme, scheme)}://{rest}"
+    return f"{scheme}://{'/'.join(fixed)}{mark}{options}", tuple(parts[len(fixed) :])
 
 
 def _opened(url: str) -> tuple[Any, str]:
     """Return the file system of a URL, and the path in it."""
     from pyarrow import fs
 
-    scheme = url.partition("://")[0]
+    alias, _, rest = url.partition("://")
+    scheme = _SAME.get(alias, alias)  # as PyArrow and fsspec know it
+    url = f"{scheme}://{rest}"
     if scheme not in _BY_ARROW or _has_settings(scheme):
         return _opened_by_fsspec(url, scheme)
     try:

@@ -58,12 +58,12 @@ class Pump:
         self._outbox_bytes += len(frame)
         self._tell()
 
-    def take(self, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return frames of about ``most_bytes``, each only once."""
-        taken = []
-        while self._outbox and most_bytes > 0:
+    def take(self) -> bytes:
+        """Return frames of about :data:`MOST_BYTES`, each only once."""
+        taken, room_bytes = [], MOST_BYTES
+        while self._outbox and room_bytes > 0:
             taken.append(self._outbox.popleft())
-            most_bytes -= len(taken[-1])
+            room_bytes -= len(taken[-1])
         data = b"".join(taken)
         self._outbox_bytes -= len(data)
         self._tell()

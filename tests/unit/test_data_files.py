@@ -98,7 +98,7 @@ def test_stores_that_pyarrow_reads(url: str, kind: str, place: str) -> None:
     if not hasattr(fs, kind):
         pytest.skip(f"PyArrow was built without {kind}")
     assert data_files.is_url(url)
-    filesystem, found = opened(url)
+    filesystem, found = data_files._opened(url)
     assert (type(filesystem).__name__, found) == (kind, place)
 
 
@@ -113,7 +113,7 @@ def test_hdfs_is_read_by_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fs, "FileSystem", SimpleNamespace(from_uri=from_uri))
     for url in ("hdfs://name-node:8020/rows", "viewfs://cluster/rows"):
         assert data_files.is_url(url)
-        assert opened(url) == (None, "/rows")
+        assert data_files._opened(url) == (None, "/rows")
     assert asked == ["hdfs://name-node:8020/rows", "viewfs://cluster/rows"]
 
 
@@ -135,8 +135,8 @@ def test_the_package_to_install_is_named(
     if find_spec(package):
         pytest.skip(f"{package} is installed")
     if reason == "configured":
-        scheme = data_files._without_alias(url).partition("://")[0]
-        monkeypatch.setitem(config.conf, scheme, {"anon": True})
+        for scheme in ("s3", "gs", "abfs", "abfss"):
+            monkeypatch.setitem(config.conf, scheme, {"anon": True})
     else:
         monkeypatch.setattr(fs, "FileSystem", SimpleNamespace(from_uri=not_built))
     with pytest.raises(ImportError, match=rf"needs a package .* pip install {package}$"):
@@ -145,8 +145,3 @@ def test_the_package_to_install_is_named(
 
 def not_built(url: str) -> Any:
     raise NotImplementedError(url)
-
-
-def opened(url: str) -> Any:
-    """Return the file system of a URL, and the path in it."""
-    return data_files._opened(data_files._without_alias(url))

@@ -44,14 +44,8 @@ _SUPPORTED = (
     "use a pandas DataFrame (the default), pa.Table, pa.RecordBatch, pl.DataFrame, np.ndarray,"
     " dict[str, np.ndarray], torch.Tensor, dict[str, torch.Tensor], or an Iterator of one of these"
 )
-_MODULES = {
-    "pd": "pandas",
-    "pa": "pyarrow",
-    "pl": "polars",
-    "np": "numpy",
-    "collections": "collections.abc",
-}
-_MODULES |= {name: name for name in ("pandas", "pyarrow", "polars", "numpy", "torch", "typing")}
+_MODULES = {"pd": "pandas", "pa": "pyarrow", "pl": "polars", "np": "numpy"}
+_MODULES |= {name: name for name in (*_MODULES.values(), "torch", "typing", "collections")}
 _MODULE_OF_CLASS = {"Tensor": "torch"} | dict.fromkeys(
     ("Iterator", "Iterable", "Generator"), "collections.abc"
 )
@@ -163,7 +157,7 @@ class _AnnotationNames(dict[str, Any]):
         if hasattr(builtins, name):
             return getattr(builtins, name)
         if name in _MODULES:
-            return importlib.import_module(_MODULES[name].partition(".")[0])
+            return importlib.import_module(_MODULES[name])
         return getattr(importlib.import_module(_MODULE_OF_CLASS[name]), name)
 
 

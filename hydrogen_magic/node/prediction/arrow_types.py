@@ -29,7 +29,7 @@ _FAMILIES: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "struct": (pa.types.is_struct,),
     "dictionary": (pa.types.is_dictionary,),
 }
-_NUMBERS = ("boolean", "integer", "float", "decimal")
+NUMBERS = ("boolean", "integer", "float", "decimal")
 
 
 def family(kind: pa.DataType) -> str:
@@ -48,7 +48,7 @@ def size_bytes(data: Any) -> int:
 
 def is_number(kind: pa.DataType) -> bool:
     """Return whether an element of a tensor can hold it."""
-    return family(kind) in _NUMBERS
+    return family(kind) in NUMBERS
 
 
 def is_list_of_numbers(kind: pa.DataType) -> bool:

@@ -72,8 +72,7 @@ def _function_of(predict: Any) -> Any:
     """Return the function of a partial or of a callable instance."""
     while isinstance(predict, functools.partial):
         predict = predict.func
-    is_plain = inspect.isroutine(predict) or inspect.isfunction(predict)
-    return predict if is_plain else getattr(predict, "__call__", predict)  # noqa: B004
+    return predict if inspect.isroutine(predict) else getattr(predict, "__call__", predict)  # noqa: B004
 
 
 def _check_takes_iterator(predict: Any, batch_type: BatchType) -> None:

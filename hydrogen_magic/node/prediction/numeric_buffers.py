@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction.column_values import of_tensor
-from hydrogen_magic.node.prediction.outputs import PREDICTION
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +48,7 @@ class NumericBuffers:
     ``unnamed``: the name of a column without one.
     """
 
-    def __init__(self, schema: pa.Schema, n_rows: int, unnamed: str = PREDICTION) -> None:
+    def __init__(self, schema: pa.Schema, n_rows: int, unnamed: str) -> None:
         self._unnamed = unnamed
         columns = {field.name: _column(field.type, n_rows) for field in schema}
         self._columns = {name: column for name, column in columns.items() if column is not None}

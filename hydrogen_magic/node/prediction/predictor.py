@@ -273,9 +273,6 @@ class Predictor:
             return known
         return joined(known, found, as_text=self._may_be_text)
 
-    def _is_of_errors(self, name: str) -> bool:
-        return self._options.collects and name == ERROR_COLUMN
-
     @property
     def _may_be_text(self) -> bool:
         """Whether a column becomes text if its values have no common type."""
@@ -304,7 +301,8 @@ class Predictor:
             columns = [self._whole_column(parts, field) for field in self.schema or ()]
             fields = list(self.schema or ())
         else:
-            fields = [field for field in self.target if not self._is_of_errors(field.name)]
+            own = {ERROR_COLUMN} if self._options.collects else set()
+            fields = [field for field in self.target if field.name not in own]
             columns = [self._fixed_column(parts, field, misfits) for field in fields]
         if self._options.collects:
             fields.append(pa.field(ERROR_COLUMN, pa.string()))

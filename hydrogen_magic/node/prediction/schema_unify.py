@@ -15,10 +15,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hydrogen_magic.node.prediction.arrow_types import arrays_inside, family, in_utc, unordered
+from hydrogen_magic.node.prediction.arrow_types import (
+    NUMBERS,
+    arrays_inside,
+    family,
+    in_utc,
+    unordered,
+)
 from hydrogen_magic.node.prediction.column_names import listed
 
-_NUMBERS = ("boolean", "integer", "float", "decimal")
 _NESTED = ("list", "map", "struct")
 _DECIMAL_DIGITS = 38
 _NO_LIMIT = 1 << 30
@@ -169,7 +174,7 @@ def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
     if kinds == ("dictionary", "dictionary") and known.ordered != found.ordered:
         return _joined_type(unordered(known), unordered(found))
     if kinds[0] != kinds[1]:
-        if not set(kinds) <= set(_NUMBERS):
+        if not set(kinds) <= set(NUMBERS):
             return None
         if set(kinds) == {"decimal", "float"}:
             return pa.float64()
@@ -219,7 +224,7 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
     found, wanted = array.type, field.type
     if found == wanted:
         return array
-    if array.null_count == len(array) or (family(wanted) not in _NUMBERS and all_nan(array)):
+    if array.null_count == len(array) or (family(wanted) not in NUMBERS and all_nan(array)):
         return pa.nulls(len(array), wanted)
     if not is_declared and family(wanted) == "text":
         return text_of(array, wanted)
@@ -306,7 +311,7 @@ def is_convertible(found: pa.DataType, wanted: pa.DataType) -> bool:
         return is_convertible(_decoded(found), _decoded(wanted))
     if kinds[0] != kinds[1]:
         is_flag = kinds == ("boolean", "integer")
-        return is_flag or ("boolean" not in kinds and set(kinds) <= set(_NUMBERS))
+        return is_flag or ("boolean" not in kinds and set(kinds) <= set(NUMBERS))
     if kinds[0] in _NESTED:
         parts, others = _parts(found), _parts(wanted)
         return parts.keys() <= others.keys() and all(
