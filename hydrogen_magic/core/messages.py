@@ -556,8 +556,7 @@ class TaskProblem(Message):
     """Why a task ends its stage: for the kernel, in the message of the task's exception."""
 
     kind: str
-    """``python``, ``system``, ``library``, ``missing``, ``unreachable``, ``ports``, ``agent`` or
-    ``agent_ended``."""
+    """``python``, ``system``, ``library``, ``missing``, ``unreachable``, ``agent`` or ``agent_ended``."""
     text: str
     host: str
     task: int = -1

@@ -54,15 +54,6 @@ def write_chrome_trace(events: Sequence[ev.Event], path: str | os.PathLike[str])
     return Path(path)
 
 
-def library_timelines(run_dir: Path) -> list[Path]:
-    """Return the timelines that libraries wrote in a run, oldest first; they are Chrome traces as well.
-
-    There is one for each time that recording was turned on, complete and valid JSON when that is over:
-    ``…-1.json``, ``…-2.json``; of later attempts ``…-retry1-1.json``.
-    """
-    return sorted(run_dir.glob("*-timeline-*.json"), key=lambda path: path.stat().st_mtime)
-
-
 def _thread(tid: int, tracks: Sequence[str]) -> str:
     track, lane = divmod(tid, _LANES)
     return f"{tracks[track]} (thread {lane + 1})" if lane else tracks[track]

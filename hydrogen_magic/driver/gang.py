@@ -103,14 +103,17 @@ class Gang:
         """Write recorded spans as Chrome trace JSON (open it in Perfetto); return the path."""
         from hydrogen_magic.driver import chrome_trace
 
-        return Path(chrome_trace.write_chrome_trace(self.events(), path))
+        return chrome_trace.write_chrome_trace(self.events(), path)
 
     @property
     def kept_timelines(self) -> list[Path]:
-        """Timelines that libraries wrote themselves, JSON for Perfetto, in the order of recording."""
-        from hydrogen_magic.driver import chrome_trace
+        """Timelines that libraries wrote themselves, JSON for Perfetto, in the order of recording.
 
-        return chrome_trace.library_timelines(self.folder)
+        There is one for each time that recording was turned on, complete when that is over:
+        ``…-1.json``, ``…-2.json``; of later attempts ``…-retry1-1.json``.
+        """
+        written = self.folder.glob("*-timeline-*.json")
+        return sorted(written, key=lambda path: path.stat().st_mtime)
 
     def stacks(self) -> dict[int, str]:
         """Return the stacks of all threads of every running rank, by ``faulthandler``.

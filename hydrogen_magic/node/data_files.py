@@ -116,6 +116,11 @@ def absolute(path: AnyPath) -> Path:
     return Path(os.path.abspath(os.path.expanduser(local_path(path))))
 
 
+def full_path(path: AnyPath) -> str:
+    """Return a URL of another file system unchanged, and any other path as an absolute one."""
+    return os.fspath(path) if is_url(path) else str(absolute(path))
+
+
 def open_folder(path: AnyPath) -> tuple[Any, str]:
     """Return the file system of a folder, None for this machine's own, and the folder's path in it.
 

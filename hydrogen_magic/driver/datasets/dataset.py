@@ -9,7 +9,7 @@ Parquet data ── nothing is written
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hydrogen_magic.driver.datasets import folders, handles, writing
@@ -85,7 +85,10 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
     source = _source(frame)
     try:
         with RowProgress(source.n_rows) as progress:
-            return handles.written(folders.new(path), lambda to: _write(source, to, progress.add))
+            return handles.written(
+                folders.new(path),
+                lambda to: writing.write(_tables(source), source.schema, to, progress.add),
+            )
     finally:
         sources.close(source)
 
@@ -94,14 +97,11 @@ def _of_files(frame: Any, path: AnyPath | None) -> DatasetHandle:
     if path is not None:
         raise TypeError("hm.dataset(path=…) is for frames: this data is Parquet data already")
     is_one = isinstance(frame, (str, os.PathLike))
-    handle = handles.of_files(_absolute(frame) if is_one else tuple(map(_absolute, frame)))
+    full = data_files.full_path
+    handle = handles.of_files(full(frame) if is_one else tuple(map(full, frame)))
     if not handle.n_rows:
         raise ValueError(handles.NO_ROWS)
     return handle
-
-
-def _absolute(path: AnyPath) -> str:
-    return os.fspath(path) if data_files.is_url(path) else str(data_files.absolute(path))
 
 
 # ── frames in memory ─────────────────────────────────────────────────────────────────────────────
@@ -112,10 +112,6 @@ def _source(frame: Any) -> sources.FrameSource:
         return sources.source(frame, caller="hm.dataset()", formats="Parquet")
     except InferError as error:
         raise TypeError(str(error)) from error
-
-
-def _write(source: sources.FrameSource, folder: str, report: Callable[[int], None]) -> None:
-    writing.write(_tables(source), source.schema, folder, report)
 
 
 def _tables(source: sources.FrameSource) -> Iterator[Any]:

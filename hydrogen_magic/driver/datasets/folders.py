@@ -84,7 +84,9 @@ def new(parent: AnyPath | None) -> DatasetFolder:
         data_files.check_driver(parent)
     with _locked_records() as records:
         record = records / name
-        data = str(record / "data") if parent is None else _inside(parent, _PREFIX + name)
+        data = str(record / "data")
+        if parent is not None:
+            data = f"{data_files.full_path(parent).rstrip('/')}/{_PREFIX}{name}"
         record.mkdir(mode=0o700)
         (record / _OWNER).write_text(data)
         folder = DatasetFolder(record, data)
@@ -126,25 +128,13 @@ def prune(*, waits: bool = False) -> None:
 
 def _prune(records: Iterable[Path]) -> None:
     for record in records:
-        with suppress(Exception), _claimed(record) as folder:
-            folder.remove()
-
-
-@contextmanager
-def _claimed(record: Path) -> Iterator[DatasetFolder]:
-    """Give a folder that is no longer used. Raises OSError if it is used, or if this is no record."""
-    with _locked_records():  # not while the process makes it
-        descriptor = _locked(record / _OWNER, fcntl.LOCK_EX)
-    try:
-        yield DatasetFolder(record, (record / _OWNER).read_text())
-    finally:
-        os.close(descriptor)
-
-
-def _inside(parent: AnyPath, name: str) -> str:
-    if data_files.is_url(parent):
-        return f"{os.fspath(parent).rstrip('/')}/{name}"
-    return str(data_files.absolute(parent) / name)
+        with suppress(Exception):  # it is used, or is no record
+            with _locked_records():  # not while the process makes it
+                descriptor = _locked(record / _OWNER, fcntl.LOCK_EX)
+            try:
+                DatasetFolder(record, (record / _OWNER).read_text()).remove()
+            finally:
+                os.close(descriptor)
 
 
 # ── locks ────────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ from contextlib import suppress
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.state import stragglers
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.transport import framing
 
@@ -181,7 +182,7 @@ class OwnerServer:
 
     def _attached(self, connection: _AttachedClient) -> msg.Attached:
         control, n_events = self._control_of(connection), len(self._gang.events())
-        return msg.Attached(self._gang.id, control, n_events, progress(self._gang.snapshot()))
+        return msg.Attached(self._gang.id, control, n_events, _progress(self._gang.snapshot()))
 
 
 def _next(reader: framing.FrameReader) -> msg.OwnerCommand | None:
@@ -194,10 +195,7 @@ def _next(reader: framing.FrameReader) -> msg.OwnerCommand | None:
     return msg.decode(message, msg.OwnerCommand)
 
 
-def progress(state: GangState) -> float | None:
-    """Return how far the outermost progress bar of the slowest rank is, from 0 to 1, if there is one."""
-    shown = []
-    for rank in state.ranks:
-        known = (bar.fraction for bar in rank.bars.values() if not bar.closed)
-        shown += [next((fraction for fraction in known if fraction is not None), None)]
-    return min((fraction for fraction in shown if fraction is not None), default=None)
+def _progress(state: GangState) -> float | None:
+    """Return how far the slowest rank with a progress bar is, from 0 to 1; None without a bar."""
+    shown = map(stragglers.progress, state.ranks)
+    return min((done for done in shown if done is not None), default=None)

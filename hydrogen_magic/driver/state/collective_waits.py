@@ -45,14 +45,11 @@ class LateRanks:
     """Share of the observed time."""
 
 
-def has_waits(event: ev.Spans) -> bool:
-    """Return whether spans of ``event`` are waits for other ranks."""
-    return event.track == ev.COLLECTIVES or ev.GRADIENTS in event.names
-
-
 def added(waits: RankWaits, event: ev.Spans) -> RankWaits:
     """Return ``waits`` with the collectives in ``event``."""
     is_all = event.track == ev.COLLECTIVES
+    if not is_all and ev.GRADIENTS not in event.names:
+        return waits
     since_s, until_s = waits.since_s, waits.until_s
     total_s, recent_s = waits.total_s, waits.recent_s
     joining = plugins.joining()  # once in a run: who is late there has imported for longer

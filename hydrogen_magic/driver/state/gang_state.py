@@ -13,7 +13,7 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.frozen_values import replaced
-from hydrogen_magic.driver.state.collective_waits import RankWaits, added, has_waits
+from hydrogen_magic.driver.state.collective_waits import RankWaits, added
 
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
@@ -395,8 +395,7 @@ def _steps(rank: RankState, e: ev.Steps) -> RankState:
 
 
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
-    waits = added(rank.waits, e) if has_waits(e) else rank.waits
-    return replaced(rank, active_s=e.at_s, waits=waits)
+    return replaced(rank, active_s=e.at_s, waits=added(rank.waits, e))
 
 
 def _health(rank: RankState, e: ev.RankHealth) -> RankState:

@@ -51,10 +51,13 @@ def share(
     """
     if spec.gpu is False:
         return _without(session, settings)
-    obstacle = _obstacle(session, settings, spec.np, None if more_come else seen)
+    obstacle = _obstacle(settings, spec.np, None if more_come else seen)
     if obstacle is None:
-        own = None if settings.task_gpus == 1 else _profile(session, settings.task_cpus, 1)
-        return TaskResources(1, True, own)
+        try:
+            own = None if settings.task_gpus == 1 else _profile(session, settings.task_cpus, 1)
+            return TaskResources(1, True, own)
+        except PlacementError as error:
+            obstacle = str(error), "start the session with spark.task.resource.gpu.amount 1"
     reason, remedy = obstacle
     if spec.gpu:
         raise PlacementError(f"`--np {spec.np} --gpu` is not possible: {reason}: {remedy}")
@@ -76,9 +79,9 @@ def _without(
 
 
 def _obstacle(
-    session: Session, settings: SessionSettings, np: int, seen: ExecutorList | None
+    settings: SessionSettings, np: int, seen: ExecutorList | None
 ) -> tuple[str, str] | None:
-    """Return why ranks cannot have GPUs and a remedy, None if they can."""
+    """Return why ranks cannot have GPUs and a remedy, None if there seems to be no reason."""
     if settings.is_local:
         return (
             f"Spark's local mode ({settings.master}) assigns no GPUs",
@@ -96,7 +99,7 @@ def _obstacle(
             "every rank needs its own",
             "start the session with an amount of 1, or drop `--gpu`",
         )
-    return _shared(seen) or _too_few(settings, np, seen) or _no_profile(session, settings)
+    return _shared(seen) or _too_few(settings, np, seen)
 
 
 def _shared(seen: ExecutorList | None) -> tuple[str, str] | None:
@@ -130,16 +133,6 @@ def _too_few(
         f"{counted(np, 'GPU')} needed for {counted(np, 'rank')}, the cluster has {found}{besides}",
         ways,
     )
-
-
-def _no_profile(session: Session, settings: SessionSettings) -> tuple[str, str] | None:
-    if settings.task_gpus == 1:
-        return None
-    try:
-        _profile(session, settings.task_cpus, 1)
-    except PlacementError as error:
-        return str(error), "start the session with spark.task.resource.gpu.amount 1"
-    return None
 
 
 # ── profiles ─────────────────────────────────────────────────────────────────────────────────────
