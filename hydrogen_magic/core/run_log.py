@@ -410,7 +410,7 @@ def unfinished() -> list[str]:
     return [
         found.gang
         for found in recent()
-        if _is_abandoned(found) and not is_elsewhere(found.launched.owner, found.launched.host)
+        if _is_abandoned(found) and not is_elsewhere(found.launched)
     ]
 
 
@@ -523,7 +523,7 @@ def is_certainly_over(found: Summary) -> bool:
 
     A gang of another machine that waits for slots is silent for hours, and goes on.
     """
-    is_here = not is_elsewhere(found.launched.owner, found.launched.host)
+    is_here = not is_elsewhere(found.launched)
     silent_s = time.time() - written_at(found.gang)
     return is_over(found) and (found.ended is not None or is_here or silent_s > _KEEP_DATA_S)
 
@@ -644,9 +644,9 @@ def is_owner_gone(gang_id: str, owner: str) -> bool:
     return time.time() - written_at(gang_id) > _SILENT_S
 
 
-def is_elsewhere(owner: str, host: str) -> bool:
-    """Return whether ``owner`` is, or was, on a machine of another name, whose processes are out of sight."""
-    return _machine_of(owner) != _machine() and host != os.uname().nodename
+def is_elsewhere(launched: ev.GangLaunched) -> bool:
+    """Return whether the owner is, or was, on a machine of another name, whose processes are out of sight."""
+    return _machine_of(launched.owner) != _machine() and launched.host != os.uname().nodename
 
 
 def written_at(gang_id: str) -> float:

@@ -268,7 +268,7 @@ class GangController:
         # Hosts on which all ranks are idle are sent the closure, too, maybe later than the others.
         unloaded = _START_PHASES if is_here else (*_START_PHASES, "idle")
         if is_last and all(rank.phase not in unloaded for rank in state.ranks):
-            self._job.release_closure()
+            self._job.closure.release()
 
     def _look_for_culprit(self) -> None:
         """End the gang as soon as the culprit is known."""

@@ -81,7 +81,7 @@ def missing_end(events: Sequence[Event]) -> list[GangEnded]:
     launched = events[0] if events else None
     if not isinstance(launched, GangLaunched) or isinstance(events[-1], GangEnded):
         return []
-    is_known = not run_log.is_elsewhere(launched.owner, launched.host)
+    is_known = not run_log.is_elsewhere(launched)
     if not (is_known and run_log.is_owner_gone(launched.gang, launched.owner)):
         return []
     return [GangEnded(events[-1].at_s, "STOPPED", run_log.why_over(launched))]

@@ -73,7 +73,7 @@ def merge(
             file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
             for rank in sorted(traces):
                 try:
-                    trace = _read(rank, mask(_text(traces[rank])), is_wanted)
+                    trace = _read(rank, mask(str(traces[rank], "utf-8", "replace")), is_wanted)
                 except ValueError as error:
                     errors[rank] = str(error)
                     continue
@@ -162,8 +162,8 @@ class _Trace:
 
     def spans(self) -> ev.Spans:
         """Return the outermost spans; threads and streams are stacked by increasing depth."""
-        by_thread: list[list[_Nested]] = [[] for _ in self._threads()]
         threads = self._threads()
+        by_thread: list[list[_Nested]] = [[] for _ in threads]
         for event in self.events:
             if event["ph"] == "X" and event.get("cat") not in _MACHINERY:
                 start_us = event["ts"] + self.offset_us
@@ -199,10 +199,6 @@ def _nanoseconds(time_us: float) -> int:
 
 _Nested = tuple[float, float, int, str]
 """Start, end (microseconds on the gang's clock), depth, name."""
-
-
-def _text(data: Any) -> str:
-    return bytes(data).decode("utf-8", "replace")
 
 
 def _read(rank: int, text: str, is_wanted: Callable[[], bool]) -> _Trace:

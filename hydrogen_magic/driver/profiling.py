@@ -59,7 +59,9 @@ class GangProfiler:
         """Profile the next ``steps`` steps of every running rank."""
         running = {rank.rank for rank in self._run.state.ranks if rank.phase == "running"}
         if self._phase:
-            self._notify_once("a profile is already in progress: wait for it to finish")
+            if not self._is_notified:
+                self._is_notified = True
+                self._notice("info", "a profile is already in progress: wait for it to finish")
         elif not running:
             self._notice("warning", "no rank is running, so there is nothing to profile")
         else:
@@ -200,11 +202,6 @@ class GangProfiler:
         self._traces = {}
         if self._phase:
             self._enter("", path)
-
-    def _notify_once(self, text: str) -> None:
-        if not self._is_notified:
-            self._is_notified = True
-            self._notice("info", text)
 
     def _notice(self, level: str, text: str) -> None:
         if self._unwanted.is_set():

@@ -259,7 +259,7 @@ def _refuse_out_of_reach(name: str | None, known: Mapping[str, str]) -> None:
     if name is None or found in known:
         return
     one = recorded[found]
-    is_here = not run_log.is_elsewhere(one.launched.owner, one.launched.host)
+    is_here = not run_log.is_elsewhere(one.launched)
     is_over = one.ended is not None or (is_here and run_log.is_over(one))
     why = "has ended" if is_over else "belongs to another kernel"
     raise ArgumentsError(

@@ -24,13 +24,10 @@ MEETING = RendezvousInfo(
 
 def request_for(slot: Slot, spec: JobSpec, is_recording: bool = False) -> LaunchRequest:
     unused: Any = None
-    job = Job(
-        spec, PLAN, unused, ("torch",), (), TorchRendezvous(), Path("/runs/cafe"), 12.5, ("secret",)
-    )
+    job = Job(spec, PLAN, unused, ("torch",), (), TorchRendezvous(), Path("/runs/cafe"), 12.5)
     host = launch_request.HostLaunch(
         slots=[slot],
         env={"A": "of the notebook"},
-        cwd="/work",
         preload=job.preload,
         fingerprint="f",
         user_env=dict(spec.env),

@@ -8,7 +8,6 @@ another.
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.session import Session, without_pandas_warning
 from hydrogen_magic.driver.placements.spark.stage_counts import StageCounts
 from hydrogen_magic.errors import HydrogenError, InferError
 from hydrogen_magic.inference.spark.prepared import refuse_unsupported, with_arrays
@@ -181,9 +180,7 @@ def _check_visible(folder: str, n_rows: int) -> None:
 
 
 def _by_session(frame: Any, session: Session, folder: str, tag: str, progress: RowProgress) -> None:
-    with warnings.catch_warnings():
-        # pyspark checks the version of pandas, which is not used here.
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+    with without_pandas_warning():
         packed = frame.mapInArrow(_packer(), "rows binary")
 
     def receive() -> bool:

@@ -276,9 +276,8 @@ def attach(gang_id: str, *, take: bool = False) -> Gang:
         time.sleep(_POLL_S)
         found = run_log.summary(gang_id)
     if found is not None and found.ended is None:
-        launched = found.launched
-        if not run_log.is_over(found) or run_log.is_elsewhere(launched.owner, launched.host):
-            raise HydrogenError(f"gang {gang_id} runs on {launched.host}: attach to it there")
+        if not run_log.is_over(found) or run_log.is_elsewhere(found.launched):
+            raise HydrogenError(f"gang {gang_id} runs on {found.launched.host}: attach to it there")
         launcher.end_abandoned([gang_id])
     run_log.mark_seen(gang_id)
     gang = RecordedGang(gang_id)

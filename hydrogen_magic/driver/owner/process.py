@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hydrogen_magic import plugins
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str]) -> None:
             with local_socket.interrupted_at_hang_up(sock):  # Spark's client tries for ten minutes
                 _become_like_kernel(request)
                 data.enter_context(folders.kept(request.data_places))
-                placement.enter_context(_in_owner(request))
+                runs_on = plugins.placement(request.spec.placement)
+                placement.enter_context(runs_on.in_owner(request.placement_setup))
             gang, listener = _launched(request, closure)
         except KeyboardInterrupt:
             return  # that took too long: the kernel has ended, or reported that the gang did not start
@@ -61,10 +62,6 @@ def main(arguments: Sequence[str]) -> None:
         server.hang_up()  # the gang does not wait for its tracker
         gang.wait_for_tracker(tracking.LATE_S)
         _leave_nothing(gang.folder)
-
-
-def _in_owner(request: msg.OwnGang) -> AbstractContextManager[None]:
-    return plugins.placement(request.spec.placement).in_owner(request.placement_setup)
 
 
 def _launched(request: msg.OwnGang, closure: int) -> tuple[Gang, socket.socket]:

@@ -172,13 +172,9 @@ class Job:
         """Directory where ranks on this machine save checkpoints for the next attempt."""
         return self.record_dir / run_log.CHECKPOINTS
 
-    def release_closure(self) -> None:
-        """Free the memory of the closure: every rank of the last attempt has loaded it."""
-        self.closure.release()
-
     def close(self, outcome: str, stop_reason: str = "user") -> None:
         """Release the closure, and what is needed only until the gang has ended, with this final state."""
-        self.release_closure()
+        self.closure.release()
         if self.feed is not None:
             self.feed.end(outcome, stop_reason)
 

@@ -22,7 +22,6 @@ class HostLaunch:
     slots: Sequence[Slot]
     """The ranks of this agent."""
     env: Mapping[str, str]
-    cwd: str
     preload: Sequence[str]
     fingerprint: str
     user_env: Mapping[str, str]
@@ -79,7 +78,7 @@ def build(
         ),
         service=rendezvous.service if any(slot.rank == 0 for slot in host.slots) else None,
         env={**host.env, COOKIE: attempt.gang},
-        cwd=host.cwd,
+        cwd=job.surroundings.directory,
         sys_path=tuple(host.sys_path),
         preload=tuple(host.preload),
         fingerprint=host.fingerprint,

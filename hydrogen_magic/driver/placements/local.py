@@ -321,7 +321,6 @@ def _launch_request(
     host = launch_request.HostLaunch(
         slots=plan.slots,
         env={**job.env, **agent.marks},
-        cwd=around.directory,
         preload=(*forkserver.shadowed_modules(around.sys_path), *job.preload),
         fingerprint=digest,
         user_env=dict(job.spec.env),

@@ -10,7 +10,6 @@ or calls one again for a filter of its values (4.1).
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +20,7 @@ from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.session import Session, without_pandas_warning
 from hydrogen_magic.inference.spark import shipping
 
 _COLUMNS_SINCE = (4, 2)
@@ -84,9 +83,7 @@ class CellTask:
         """Return the frame that the tasks make of ``frame`` by a function of ``inference_task``."""
         renamed = frame.toDF(*(f"column_{number}" for number in range(len(frame.columns))))
         task = self.with_config(names=frame.columns)
-        with self._python_workers(), warnings.catch_warnings():
-            # pyspark checks the version of pandas, which is not used here.
-            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        with self._python_workers(), without_pandas_warning():
             return renamed.mapInArrow(task._function(entry), schema, profile=self.profile)
 
     def _python_workers(self) -> Any:

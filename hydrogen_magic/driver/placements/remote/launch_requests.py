@@ -36,7 +36,6 @@ def _host_launch(
     return launch_request.HostLaunch(
         slots=[assignment.plan.slots[rank] for rank in ranks],
         env=forwarded_settings.environment(job),
-        cwd=job.surroundings.directory,
         preload=job.preload,
         fingerprint=host_tasks.fingerprint(job),
         # The agent puts another path in its place.

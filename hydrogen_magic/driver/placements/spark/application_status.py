@@ -24,8 +24,6 @@ _FIRST_UI_PORT = 4040
 """Default of ``spark.ui.port``."""
 _N_PORTS = 16
 """Default of ``spark.port.maxRetries``: the next free port is taken."""
-_MOST_TASKS = 10_000
-"""Of one stage; the UI's default is 20."""
 _ADDED = "%Y-%m-%dT%H:%M:%S.%fGMT"
 
 _ui_ports: dict[str, int] = {}
@@ -141,7 +139,7 @@ def executors_of_tasks(session: Session, tag: str) -> Mapping[int, tuple[str, st
     else:
         jobs = [job for job in _jobs(session) or () if _has(job, tag)]
         stages = {stage for job in jobs for stage in job["stageIds"]}
-        lists = (f"stages/{stage}/0/taskList?length={_MOST_TASKS}" for stage in stages)
+        lists = (f"stages/{stage}/0/taskList?length={private_calls.MOST_TASKS}" for stage in stages)
         found = (_from_ui(session, path, time.monotonic() + GLANCE_S) for path in lists)
         tasks = [task for answer in found if answer is not None for task in answer[0]]
     running = (task for task in tasks if task["status"] == "RUNNING")

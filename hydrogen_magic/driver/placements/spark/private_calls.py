@@ -36,8 +36,8 @@ class AnySession(Protocol):
     def application(self) -> str: ...
 
 
-_MOST_TASKS = 10_000
-"""Of one stage."""
+MOST_TASKS = 10_000
+"""Of one stage; the UI's default is 20."""
 _NEVER_MS = 1 << 50
 """A time in the far future, in milliseconds since 1970."""
 
@@ -202,7 +202,7 @@ def tasks_of(session: AnySession, tag: str) -> str:
     """Return the JSON of the REST interface for the tasks of the jobs under a tag."""
     context = _context(session)
     (stage,) = _stages(context.statusTracker(), tag)
-    return _as_json(session, context.statusStore().taskList(stage, 0, _MOST_TASKS))
+    return _as_json(session, context.statusStore().taskList(stage, 0, MOST_TASKS))
 
 
 def _stages(tracker: Any, tag: str) -> set[int]:

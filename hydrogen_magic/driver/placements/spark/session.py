@@ -287,9 +287,7 @@ class Session:
         from pyspark.sql.types import BinaryType, StructField, StructType
 
         schema = StructType([StructField("o", BinaryType())])  # as text, the JVM would parse it
-        with warnings.catch_warnings():
-            # pyspark checks its pandas on first use, although no gang uses it.
-            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        with without_pandas_warning():
             rows = private_calls.rows_at(self, hosts) if hosts else None
             if rows is None:
                 rows = self.spark.range(0, n, 1, n)
@@ -374,6 +372,14 @@ def find() -> Session:
 def use(spark: Any) -> None:
     """Let :func:`find` return this session in a process that has no notebook."""
     sys.modules["__main__"].spark = spark  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_pandas_warning() -> Iterator[None]:
+    """Hide what pyspark says about the version of pandas on its first use: this package does not need it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        yield
 
 
 def wait_for_jobs(timeout_s: float) -> None:
