@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import attending, chrome_trace, history, launcher, session
+from hydrogen_magic.driver import attending, history, launcher, session
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import attach
 from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
@@ -141,8 +141,7 @@ def _end(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 def _logs(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     gang = _find(command.gang)
     logs = gang.logs
-    _check_rank(command, logs)
-    for rank in [command.rank] if command.rank is not None else sorted(logs):
+    for rank in _ranks(command, logs):
         if command.rank is None and len(logs) > 1:
             say([f"── rank {rank} ──"])
         say(final_lines(logs[rank]))
@@ -160,10 +159,10 @@ def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
             )
         say([f"gang {gang.id} {why}"])
         return
-    _check_rank(command, stacks)
+    ranks = _ranks(command, stacks)
     if gang.snapshot().is_terminal:
         say([f"gang {gang.id} has ended: its last stacks, taken while it ran"])
-    for rank in [command.rank] if command.rank is not None else sorted(stacks):
+    for rank in ranks:
         say([f"── rank {rank} ──", *(clean(line) for line in stacks[rank].splitlines())])
 
 
@@ -171,7 +170,7 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     gang = _find(command.gang)
     file = command.file or f"{gang.id}.json"
     try:
-        path = chrome_trace.write_chrome_trace(gang.events(), file)
+        path = gang.timeline(file)
     except OSError as error:
         raise ArgumentsError(f"-o {file}: the timeline could not be written: {error}") from None
     lines = [f"wrote {path}: open it in https://ui.perfetto.dev"]
@@ -340,9 +339,13 @@ def _complete(
     raise ArgumentsError(f"{problem} has the ID or name {name!r}{hint}")
 
 
-def _check_rank(command: GangCommand, there: Mapping[int, str]) -> None:
-    if command.rank is not None and command.rank not in there:
+def _ranks(command: GangCommand, there: Mapping[int, str]) -> list[int]:
+    """Return the rank that the command names, or all. Raises ArgumentsError if it is not ``there``."""
+    if command.rank is None:
+        return sorted(there)
+    if command.rank not in there:
         known = ", ".join(map(str, sorted(there)))
         raise ArgumentsError(
             f"--rank {command.rank}: nothing is known of this rank; known ranks: {known}"
         )
+    return [command.rank]

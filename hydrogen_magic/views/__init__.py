@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -83,6 +84,16 @@ def draws_widgets() -> bool:
     from hydrogen_magic.views.widget.display import is_widget_expected
 
     return is_widget_expected()
+
+
+def report_fault(what: str, error: Exception) -> None:
+    """Print which view has failed by an ``error`` of ours.
+
+    Not a warning: notebooks often ignore or raise them.
+    """
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename}, line {place.lineno}"
+    print(f"{what}; please report {type(error).__name__}: {error} ({where})", file=sys.stderr)
 
 
 def static_picture(state: GangState, events: Sequence[Event]) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,7 +10,7 @@ from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
-from hydrogen_magic.views import draws_html
+from hydrogen_magic.views import draws_html, report_fault
 from hydrogen_magic.views.comparison import Comparison, Run
 from hydrogen_magic.views.static_svg.ansi import escaped
 from hydrogen_magic.views.widget.display import CellOutput
@@ -81,12 +79,7 @@ class _NotebookSweep:
             return self._comparison.html(now)
         except Exception as error:  # a fault of ours: the runs matter more
             if not self._is_broken:
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                print(
-                    "the comparison of the runs cannot be drawn; please report "
-                    f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})",
-                    file=sys.stderr,
-                )
+                report_fault("the comparison of the runs cannot be drawn", error)
             self._is_broken = True
             return f"<pre>{escaped(chr(10).join(table))}</pre>"
 

@@ -95,15 +95,10 @@ class TorchRendezvous(Rendezvous):
         del store
 
     def undo_here(self) -> Callable[[], None]:
-        had_group = _has_group()
+        had_group = torch_groups.is_joined()
 
         def undo() -> None:
-            if _has_group() and not had_group:
+            if torch_groups.is_joined() and not had_group:
                 sys.modules["torch.distributed"].destroy_process_group()
 
         return undo
-
-
-def _has_group() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and bool(distributed.is_initialized())

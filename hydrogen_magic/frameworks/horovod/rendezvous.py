@@ -31,7 +31,7 @@ from hydrogen_magic.driver.rendezvous import (
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.frameworks.horovod import installation
-from hydrogen_magic.frameworks.horovod.node import DYNAMIC, TIMELINE
+from hydrogen_magic.frameworks.horovod.node import DYNAMIC, TIMELINE, group_recovery
 
 _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LATER_S = 3.0
@@ -117,11 +117,11 @@ class HorovodRendezvous(Rendezvous):
         return RendezvousInfo(environments, service)
 
     def undo_here(self) -> Callable[[], None]:
-        was_initialized = _is_initialized()
+        was_initialized = group_recovery.is_joined()
 
         def undo() -> None:
-            if _is_initialized() and not was_initialized:
-                sys.modules["horovod.torch.mpi_ops"].shutdown()
+            if group_recovery.is_joined() and not was_initialized:
+                sys.modules["horovod.torch"].shutdown()
 
         return undo
 
@@ -180,8 +180,3 @@ def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:
 def _token() -> str:
     """Return this kernel's secret. One for all its gangs: a server may start before its gang."""
     return secrets.token_hex(16)
-
-
-def _is_initialized() -> bool:
-    ops = sys.modules.get("horovod.torch.mpi_ops")
-    return ops is not None and bool(ops.is_initialized())

@@ -24,10 +24,8 @@ after the end, the thread of the command does.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -35,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from hydrogen_magic.core.events import Display, Event
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views import DETACHED_S
+from hydrogen_magic.views import DETACHED_S, report_fault
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import gang_lines, text_while_running
 from hydrogen_magic.views.text_view import TextView
@@ -225,13 +223,8 @@ class WidgetView:
 
     def _give_up(self, error: Exception) -> None:
         """Continue with text only: messages to pages can no longer be created."""
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        # Not a warning: notebooks often ignore or raise them.
-        print(
-            f"the live view of gang {self._live.state.gang} failed and was replaced by text; please "
-            f"report {type(error).__name__}: {error} ({place.filename}, line {place.lineno})",
-            file=sys.stderr,
-        )
+        what = f"the live view of gang {self._live.state.gang} failed and was replaced by text"
+        report_fault(what, error)
         self._is_broken = True
         self._is_connected.clear()
         self._live.stop()
@@ -259,16 +252,13 @@ class WidgetView:
         is_printed = self._text is not None
         drawn = static_view(self._live.events(), state.gang, self._live.page_feed)
         html = drawn.html(state, with_output=not is_printed, is_raised=self._blocking)
-        text = _as_text(state)
+        lines = gang_lines(state, state.now_s, NotebookOutput.width)
         if not is_printed:
-            text = "\n".join([text, *drawn.plain_lines(state)])
+            lines += drawn.plain_lines(state)
+        text = "\n".join(lines)
         may_come = self._is_connected.is_set() or self._flood.is_recent
         if self._page is not None and (may_come or not is_printed):
             self._page.end(html, text)
             return
         self._display.show({"text/html": html, "text/plain": text})
         self.close_widget()
-
-
-def _as_text(state: GangState) -> str:
-    return "\n".join(gang_lines(state, state.now_s, NotebookOutput.width))

@@ -38,7 +38,7 @@ class CellOutput:
         publish = partial(self._publish, data, metadata)
         if self._is_shown:
             _update(publish)
-        elif self._cell is not None and not _is_main_thread():
+        elif self._cell is not None and threading.current_thread() is not threading.main_thread():
             # ipykernel 6 would show it under the cell that runs now.
             self._send_under_cell(data, metadata)
         else:
@@ -96,10 +96,6 @@ def _captures() -> bool:
     from IPython.core.displaypub import CapturingDisplayPublisher
 
     return isinstance(getattr(shell_here(), "display_pub", None), CapturingDisplayPublisher)
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def running_cell() -> Any:

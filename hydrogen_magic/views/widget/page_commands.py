@@ -109,14 +109,11 @@ class CommandHandler:
             _ACTIONS[what](gang, command)
             self.answer(command, ok=True)
         elif what in _REQUESTS:
-            self._forward(command)
+            # Without an answer, a page assumes after a while that the kernel is busy with other things.
+            self.answer(command, ok=True, pending=what in _ANSWERED_LATER)
+            self._later(command)
         else:
             raise ValueError("it is unknown")
-
-    def _forward(self, command: PageCommand) -> None:
-        # Without an answer, a page assumes after a while that the kernel is busy with other things.
-        self.answer(command, ok=True, pending=command["do"] in _ANSWERED_LATER)
-        self._later(command)
 
 
 def _is_name(name: object) -> TypeGuard[str]:
