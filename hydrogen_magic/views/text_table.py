@@ -287,7 +287,7 @@ def warnings(state: GangState, now_s: float) -> list[Warned]:
         *_asking(alive),
         *_late(alive, now_s),
         *_in_collectives(alive, now_s),
-        *_waited_for(state, alive, now_s),
+        *_waited_for(alive, now_s),
         *_silent(state.gang, alive, now_s),
     ]
 
@@ -346,7 +346,7 @@ def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned
         yield Warned(f"in {name} {_grouped(same)}", text)
 
 
-def _waited_for(state: GangState, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
+def _waited_for(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
     late = late_by_now({rank.rank: rank.waits for rank in alive if rank.phase == "running"}, now_s)
     if late is not None:
         yield Warned(f"waited for {late.ranks}", late_text(late))
