@@ -41,13 +41,19 @@ TESTS = (
 
 def install() -> None:
     """Make the environment. Raises CalledProcessError."""
-    uv = [_PYTHON, "-m", "uv", "pip", "install", "--quiet", "--python", _PYTHON]
+    uv, here = [_PYTHON, "-m", "uv", "pip"], ["--quiet", "--python", _PYTHON]
+    pins = PLACE / "oldest.txt"
     try:
         subprocess.run([sys.executable, "-m", "venv", str(PLACE)], check=True)
         subprocess.run([_PYTHON, "-m", "pip", "install", "--quiet", "uv"], check=True)
         package = ["--editable", f"{ROOT}[{_EXTRAS}]"]
-        subprocess.run([*uv, "--resolution", "lowest-direct", *package], check=True)
-        subprocess.run([*uv, *_TOOLS], check=True)  # which replaces nothing that is installed
+        subprocess.run(
+            [*uv, "install", *here, "--resolution", "lowest-direct", *package], check=True
+        )
+        with pins.open("wb") as file:
+            freeze = [*uv, "freeze", *here, "--exclude-editable"]
+            subprocess.run(freeze, check=True, stdout=file)
+        subprocess.run([*uv, "install", *here, "--constraint", str(pins), *_TOOLS], check=True)
     except BaseException:
         shutil.rmtree(PLACE, ignore_errors=True)  # whole or not at all
         raise
