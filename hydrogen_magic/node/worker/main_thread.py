@@ -118,10 +118,13 @@ def _is_swallowed(error: BaseException) -> bool:
         return False
     frame = error.__traceback__.tb_frame  # the outermost frame unwound so far: that of the handler
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    try:
+        # Hiding warnings would change the filters of the whole process, beside the user's code.
+        tree = syntax.parse(source, warns=True)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
     line = frame.f_lineno or 0
-    around = [
-        block for block in _handling_blocks(syntax.parsed(source)) if block[0] <= line <= block[1]
-    ]
+    around = [block for block in _handling_blocks(tree) if block[0] <= line <= block[1]]
     return max(around)[2] if around else False  # the one that begins last is the innermost
 
 
