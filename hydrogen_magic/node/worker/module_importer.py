@@ -34,17 +34,11 @@ class ClosureFinder(importlib.abc.MetaPathFinder):
         module = self.modules.get(fullname)
         if module is None:
             return None  # for example an extension module: found on disk through the package's path
-        spec = importlib.util.spec_from_loader(
-            fullname,
-            _ClosureLoader(fullname, module),
-            origin=module.path,
-            is_package=module.is_package,
+        loader = _ClosureLoader(fullname, module)
+        folders = [os.path.dirname(loader.path)] if module.is_package else None
+        return importlib.util.spec_from_file_location(
+            fullname, module.path, loader=loader, submodule_search_locations=folders
         )
-        assert spec is not None
-        spec.has_location = True  # gives the module its __file__
-        if module.is_package:
-            spec.submodule_search_locations = [_folder(module.path)]
-        return spec
 
 
 class _ClosureLoader(importlib.machinery.SourceFileLoader):
@@ -157,7 +151,3 @@ def show_source(filename: str, text: str) -> None:
     """Make ``text`` the source of ``filename`` for tracebacks and ``inspect``."""
     # Without a modification time, linecache keeps the entry regardless of the disk.
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-
-
-def _folder(path: str) -> str:
-    return os.path.dirname(path) if path.endswith(".py") else path
