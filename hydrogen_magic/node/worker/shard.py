@@ -115,11 +115,13 @@ def shard(
     if isinstance(data, DatasetHandle):
         kind = "torch" if find_spec("torch") else "numpy"
         size = _BATCH_SIZE if batch_size is None else batch_size
-        return _stream(_opened(data), share, order, size, kind)
+        options = parquet_stream.StreamOptions(share, order, size, kind)
+        return parquet_stream.stream(_opened(data), options)
     if _is_parquet(data):
         dataset = parquet_shard.open_dataset(data)
         if batch_size is not None:
-            return _stream(dataset, share, order, batch_size, "arrow")
+            options = parquet_stream.StreamOptions(share, order, batch_size, "arrow")
+            return parquet_stream.stream(dataset, options)
         return parquet_shard.table(dataset, share, order)
     if batch_size is not None:
         raise TypeError(
@@ -163,13 +165,6 @@ def _is_parquet_name(item: Any) -> bool:
         return False
     name = str(item)
     return name.endswith(_SUFFIX) or f"{_SUFFIX}?" in name  # with the options of a URL
-
-
-def _stream(
-    dataset: Any, share: IndexShare, seed: int | None, batch_size: int, kind: str
-) -> parquet_stream.ParquetStream:
-    options = parquet_stream.StreamOptions(share, seed, batch_size, kind)
-    return parquet_stream.stream(dataset, options)
 
 
 def _opened(handle: DatasetHandle) -> Any:
