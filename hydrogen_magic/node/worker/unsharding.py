@@ -199,8 +199,14 @@ class _Peers:
     @functools.cached_property
     def _gangs_store(self) -> Any:
         """The store at which the ranks of this gang have met, None if there is none."""
+        if api.world_size() == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            return None
         with suppress(Exception):  # stores raise errors of many types
-            return _gangs_store()
+            from torch.distributed import TCPStore
+
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            timeout = timedelta(seconds=_CONNECT_S)
+            return TCPStore(address, port, timeout=timeout, wait_for_workers=False)
         return None
 
     @property
@@ -284,16 +290,6 @@ def _had_group() -> bool:
     """Whether this rank may have joined a process group: others connect to no store in vain."""
     current = reporter.current()
     return current is not None and current.collectives.count > 0
-
-
-def _gangs_store() -> Any:
-    """Return the store at which the ranks of this gang have met, None if there is none."""
-    from torch.distributed import TCPStore
-
-    if api.world_size() == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, timeout=timedelta(seconds=_CONNECT_S), wait_for_workers=False)
 
 
 def _full(tensor: Any) -> Any:
