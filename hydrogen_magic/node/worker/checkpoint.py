@@ -65,7 +65,7 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
         rank_parts.refuse_parts(state, sharded_checkpoint.leaves(state))
         checkpoint_files.save(state, place.folder)
         if place.is_carried:
-            _process.report(checkpoint_files.NAME)
+            _process.on_save(checkpoint_files.NAME)
     elif place.is_carried and os.environ.get("GROUP_RANK", "0") != "0":
         _process.saved_elsewhere.add(place.folder)
 
@@ -122,7 +122,7 @@ def keep(state: Any, name: str) -> None:
     _process.before_save()
     checkpoint_files.save_beside(state, place.folder, name)
     if place.is_carried:
-        _process.report(name)
+        _process.on_save(name)
 
 
 def kept(name: str) -> Any:
@@ -138,7 +138,7 @@ class _ProcessCheckpoints:
     """The checkpoints of this process: users call functions of this module, without an object."""
 
     def __init__(self) -> None:
-        self.on_save: Callable[[str], None] | None = None
+        self.on_save: Callable[[str], None] = lambda name: None
         """Takes the name of a saved file that other hosts do not see; set on a rank."""
         self.before_save: Callable[[], None] = lambda: None
         """Called on every rank that saves."""
@@ -147,24 +147,20 @@ class _ProcessCheckpoints:
         self.temporary: Path | None = None
         """The folder of a plain process, after its first save."""
 
-    def report(self, name: str) -> None:
-        """Report a saved file to the agent."""
-        if self.on_save is not None:
-            self.on_save(name)
-
 
 _process = _ProcessCheckpoints()
 
 
 def install(
-    on_save: Callable[[str], None] | None, before_save: Callable[[], None] = lambda: None
+    on_save: Callable[[str], None] = lambda name: None,
+    before_save: Callable[[], None] = lambda: None,
 ) -> None:
     """Call ``before_save()`` before each save, ``on_save(file name)`` if other hosts do not see its file."""
     _process.on_save, _process.before_save = on_save, before_save
 
 
 # The agent's socket belongs to the rank, not to its children.
-os.register_at_fork(after_in_child=lambda: install(None))
+os.register_at_fork(after_in_child=install)
 
 
 def environment(folder: Path, *, is_shared: bool) -> dict[str, str]:
