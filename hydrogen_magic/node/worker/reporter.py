@@ -151,9 +151,8 @@ class Reporter:
         if self.on_tick is not None:
             try:
                 self.on_tick()
-            except (
-                Exception
-            ) as error:  # a fault of ours: without this thread, no event would be sent
+            except Exception as error:
+                # A fault of ours: without this thread, no event would be sent.
                 if not self._has_failed:
                     self._has_failed = True
                     text = f"a command was not carried out: {type(error).__name__}: {error}"

@@ -47,9 +47,8 @@ def save(state: Any, folder: Path) -> None:
     try:
         _write_parts(state, made)
         problem = _on_rank_0(lambda: _problem_of_commit(made))
-    except (
-        BaseException
-    ):  # an interrupt too, which may come to another rank just before rank 0 commits
+    except BaseException:
+        # An interrupt too, which may come to another rank just before rank 0 commits.
         if api.rank() == 0:
             _discard(made)
         raise
