@@ -189,6 +189,13 @@ def current() -> Reporter | None:
     return _process.reporter
 
 
+def notice(level: str, text: str) -> None:
+    """Show a message to the user; ignored in a process that is no rank."""
+    reporter = current()
+    if reporter is not None:
+        reporter.notice(level, text)
+
+
 def install(reporter: Reporter | None) -> None:
     """Make ``reporter`` the reporter of this process."""
     _process.reporter = reporter

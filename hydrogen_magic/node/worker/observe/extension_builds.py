@@ -26,7 +26,7 @@ def attach(module: ModuleType) -> None:
     """Show which extension is being compiled; ``module`` is ``torch.utils.cpp_extension``."""
     for name in ("load", "load_inline"):
         setattr(module, name, _shown(getattr(module, name)))
-    explain_waits(module, _warn)
+    explain_waits(module, functools.partial(_reporter.notice, "warning"))
 
 
 def explain_waits(module: ModuleType, say: Callable[[str], None]) -> None:
@@ -46,12 +46,6 @@ def explain_waits(module: ModuleType, say: Callable[[str], None]) -> None:
         wait(baton)
 
     module.FileBaton.wait = waiting
-
-
-def _warn(text: str) -> None:
-    reporter = _reporter.current()
-    if reporter is not None:
-        reporter.notice("warning", text)
 
 
 def _shown(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -229,7 +229,5 @@ def safely(observe: Callable[..., None]) -> Callable[..., None]:
 
 def cannot_observe(library: str, error: Exception) -> None:
     """Report to the user that ``library`` works, but is not observed."""
-    reporter = _reporter.current()
-    if reporter is not None:
-        why = f"{type(error).__name__}: {error}"
-        reporter.notice("warning", f"{library} runs, but cannot be observed ({why})")
+    why = f"{type(error).__name__}: {error}"
+    _reporter.notice("warning", f"{library} runs, but cannot be observed ({why})")

@@ -112,14 +112,11 @@ def _restore(state: Any, name: str) -> None:
         vars(handler).update(kept["handled"].get(name, {}))
     state._saved_state = {**state._saved_state, **pickle.loads(kept["values"])}
     state.restore()
-    reporter = _reporter.current()
-    if reporter is not None and api.rank() == 0:
-        reporter.notice("info", "training continues from the last commit of its elastic state")
+    if api.rank() == 0:
+        _reporter.notice("info", "training continues from the last commit of its elastic state")
 
 
 @functools.cache
 def _warn(text: str) -> None:
     """Report a problem with commits once: the training continues, and only a restart would be affected."""
-    reporter = _reporter.current()
-    if reporter is not None:
-        reporter.notice("warning", f"the last commit of its elastic state {text}")
+    _reporter.notice("warning", f"the last commit of its elastic state {text}")

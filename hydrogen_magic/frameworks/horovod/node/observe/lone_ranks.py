@@ -31,9 +31,8 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
 
 
 def _warn_if_alone(size: int) -> None:
-    reporter = _reporter.current()
-    if reporter is not None and size == 1 < api.world_size() and api.rank() == 0:
-        reporter.notice(
+    if size == 1 < api.world_size() and api.rank() == 0:
+        _reporter.notice(
             "warning",
             f"hvd.init() found no other rank, so each of the {api.world_size()} trains by itself:"
             " launch the gang with `--with horovod`",

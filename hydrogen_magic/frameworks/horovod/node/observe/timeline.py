@@ -273,9 +273,7 @@ class _Timeline:
 
     def _refuse(self, level: str, text: str) -> None:
         self._is_refused = True
-        reporter = _reporter.current()
-        if reporter is not None:
-            reporter.notice(level, text)
+        _reporter.notice(level, text)
 
     def _report(self, path: str, *, is_kept: bool) -> None:
         try:
