@@ -6,24 +6,19 @@ client are not recorded here: the observers of those libraries have them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from hydrogen_magic.node.worker.observe import span_recording
 from hydrogen_magic.node.worker.observe.metrics import log, safely, seen
 
 
 def attach(module: ModuleType) -> None:
     """Patch ``mlflow.log_metric`` and ``log_metrics``; ``module`` is ``mlflow.tracking.fluent``."""
-    # ``mlflow`` itself has them too if it was imported before, as in a forkserver.
-    places = [module, *filter(None, [sys.modules.get("mlflow")])]
     for name, see in (("log_metric", _see_metric), ("log_metrics", _see_metrics)):
-        function = getattr(module, name)
-        watched = seen(function, see)
-        for place in places:
-            if vars(place).get(name) is function:
-                setattr(place, name, watched)
+        # ``mlflow`` itself has them too if it was imported before, as in a forkserver.
+        span_recording.put(module, "mlflow", name, seen(getattr(module, name), see))
 
 
 @safely
