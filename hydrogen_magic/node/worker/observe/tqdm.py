@@ -23,12 +23,9 @@ _FILE_POSITION = 4
 def attach(module: ModuleType) -> None:
     """Patch the bar of ``tqdm.std``, the base class of all other bars."""
     bar = module.tqdm
-    for name, patch in (
-        ("__init__", _silent_init),
-        ("display", _silent_display),
-        ("close", _reporting_close),
-    ):
-        setattr(bar, name, patch(getattr(bar, name)))
+    bar.__init__ = _silent_init(bar.__init__)
+    bar.display = _silent_display(bar.display)
+    bar.close = _reporting_close(bar.close)
     bar.refresh = metrics.followed(bar.refresh, _report_open)
 
 
