@@ -82,11 +82,8 @@ def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
 
 
 def _closure(job: Job) -> Payload:
-    fd = job.closure.dup()
-    try:
-        return from_memfd(fd)
-    finally:
-        os.close(fd)
+    with open(job.closure.dup(), "rb") as file:
+        return from_memfd(file.fileno())
 
 
 @contextmanager

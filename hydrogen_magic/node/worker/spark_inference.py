@@ -132,11 +132,8 @@ def _received(content: Any) -> Payload:
     if not isinstance(content, str):
         pickled, buffers = content
         return Payload(pickled, tuple(buffers))
-    fd = os.open(content, os.O_RDONLY)
-    try:
-        return payload.from_memfd(fd)  # all workers of a host read the same pages
-    finally:
-        os.close(fd)
+    with open(content, "rb") as file:
+        return payload.from_memfd(file.fileno())  # all workers of a host read the same pages
 
 
 def _refuse_missing(needs: list[str]) -> None:
