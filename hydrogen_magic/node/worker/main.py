@@ -231,7 +231,10 @@ class _Rank:
         forward.follow(self.reporter.is_recording)
         self.input_line = user_input.UserInput(self.reporter)
         self.input_line.install(has_debugger=self.is_debuggable)
-        checkpoint.install(self._send_checkpoint, self.input_line.wait_until_recorded)
+        checkpoint.install(
+            lambda name: self._send_report(msg.SavedCheckpoint(name)),
+            self.input_line.wait_until_recorded,
+        )
         self._poll_commands = commands.AgentCommands(
             reader, self.reporter, self.profiler, follow_timeline, self.input_line, self._release
         ).poll
@@ -374,14 +377,14 @@ class _Rank:
         from hydrogen_magic.node.worker import inference
 
         began_s = time.monotonic()
-        is_new = self.set_up is None or self.session is not None
-        if self.set_up is None or is_new:
+        cell_s = 0.0
+        if self.set_up is None or self.session is not None:
             self.set_up = inference.set_up(loaded)
-        if is_new and self.session is None:
-            # These objects stay. Otherwise the garbage collector visits them again and again, which takes a
-            # fifth of the time of a predict that makes a list of every row.
-            gc.freeze()
-        cell_s = time.monotonic() - began_s if is_new else 0.0
+            if self.session is None:
+                # These objects stay. Otherwise the garbage collector visits them again and again, which
+                # takes a fifth of the time of a predict that makes a list of every row.
+                gc.freeze()
+            cell_s = time.monotonic() - began_s
         ready, channel = self.set_up, self.channels.pop()
         is_done = inference.serve(channel, ready.predict, options, cell_s=cell_s, files=ready.files)
         self.is_retained = is_done and self.set_up.can_stay
@@ -473,9 +476,6 @@ class _Rank:
 
     def _send_events(self, batch: Sequence[ev.Event]) -> None:
         self._send(msg.RankEvents(tuple(map(ev.encode, batch))))
-
-    def _send_checkpoint(self, name: str) -> None:
-        self._send_report(msg.SavedCheckpoint(name))
 
     def _send_report(self, message: msg.WorkerReport) -> None:
         """Send an event about the user's call; an agent that has exited is not the user's error."""
