@@ -17,7 +17,6 @@ from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.session import RankSession
 from hydrogen_magic.node.worker import entered_collectives
 from hydrogen_magic.node.worker.entered_collectives import EnteredCollectives
-from hydrogen_magic.node.worker.training_progress import CollectiveTracker
 
 UNUSED: Any = SimpleNamespace(session=None, originals=None)
 
@@ -124,7 +123,7 @@ def epochs_after(*cells: tuple[tuple[int, int], bool, tuple[int, int]]) -> list[
 def test_a_rank_counts_the_collectives_of_its_cell_alone() -> None:
     numbers = iter([5, 7])  # of groups that earlier cells have used
     groups: Any = SimpleNamespace(n_entered=lambda waited_s: next(numbers))
-    entered = EnteredCollectives(0, groups, CollectiveTracker(lambda: 0))
+    entered = EnteredCollectives(UNUSED, groups)
     assert entered.count() == 0, "it has not begun, and its groups may be gone"
     entered.begin()
     assert entered.count() == 2
@@ -135,15 +134,23 @@ def test_a_cell_may_end_while_its_collectives_are_counted(
 ) -> None:
     """The main thread ends it as soon as it is released from a collective."""
     groups: Any = SimpleNamespace(are_released=True, n_entered=lambda waited_s: 3)
-    entered = EnteredCollectives(0, groups, CollectiveTracker(lambda: 0))
+    times_s, reported = iter([0.0, 2.0]), list[ev.Event]()
+    reporter: Any = SimpleNamespace(
+        rank=0,
+        now_s=lambda: next(times_s),
+        collectives=SimpleNamespace(current=None),
+        report=reported.append,
+    )
+    entered = EnteredCollectives(reporter, groups)
     entered.begin()
     monkeypatch.setattr(entered_collectives, "_place_of_main_thread", lambda: (1, 1))
-    assert entered.poll(0.0) is None
+    entered.poll()
 
     def end_meanwhile(waited_s: float) -> int:
         groups.n_entered = lambda waited_s: 4
-        entered.end(2.0)
+        entered.end()
         return 4
 
     groups.n_entered = end_meanwhile
-    assert entered.poll(2.0) is None
+    entered.poll()
+    assert reported == []

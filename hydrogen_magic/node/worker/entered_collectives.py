@@ -11,7 +11,7 @@ import threading
 
 from hydrogen_magic.core.events import CollectivesEntered
 from hydrogen_magic.node.worker.group_recovery import ProcessGroups
-from hydrogen_magic.node.worker.training_progress import CollectiveTracker
+from hydrogen_magic.node.worker.reporter import Reporter
 
 _STUCK_S = 1.0
 """Users perceive a second as waiting."""
@@ -20,9 +20,8 @@ _STUCK_S = 1.0
 class EnteredCollectives:
     """Those of one cell; :meth:`poll` is called on another thread, all else on the main one."""
 
-    def __init__(self, rank: int, groups: ProcessGroups, tracker: CollectiveTracker) -> None:
-        self._rank = rank
-        self._tracker = tracker
+    def __init__(self, reporter: Reporter, groups: ProcessGroups) -> None:
+        self._reporter = reporter
         self._groups = groups
         self._before: int | None = None
         """Their number at the start of the cell, None while no cell runs."""
@@ -39,35 +38,37 @@ class EnteredCollectives:
         """Return how many this rank has entered in the cell; 0 while none runs, or if unknown."""
         return 0 if self._before is None else self._groups.n_entered(0.0) - self._before
 
-    def poll(self, now_s: float) -> CollectivesEntered | None:
-        """Return the number of a rank that is stuck, if it is new.
+    def poll(self) -> None:
+        """Report the number of a rank that is stuck, if it is new.
 
         Groups are only touched then: the main thread does not free one meanwhile.
         """
+        now_s = self._reporter.now_s()
         place = _place_of_main_thread()
         if place != self._place:
             self._place, self._since_s = place, now_s
         before = self._before  # the main thread may end the cell meanwhile
         if before is None or now_s - self._since_s < _STUCK_S:
-            return None
+            return
         self._since_s = now_s
         count = self._groups.n_entered(self._waited_s(now_s)) - before
         if self._before is None or count <= self._reported:
-            return None
+            return
         self._reported = count
-        return CollectivesEntered(now_s, self._rank, count)
+        self._reporter.report(CollectivesEntered(now_s, self._reporter.rank, count))
 
     def _waited_s(self, now_s: float) -> float:
         """Return how long this rank has been in a collective."""
-        current = self._tracker.current
+        current = self._reporter.collectives.current
         return 0.0 if current is None else now_s - current.start_ns / 1e9
 
-    def end(self, now_s: float) -> CollectivesEntered | None:
-        """Return the final number, None if this rank has left the group."""
+    def end(self) -> None:
+        """Report the final number, unless this rank has left the group."""
         count, before, self._before = self.count(), self._before, None
         if before is None or self._groups.are_released or not self._groups.is_joined():
-            return None
-        return CollectivesEntered(now_s, self._rank, count, is_final=True)
+            return
+        now_s, rank = self._reporter.now_s(), self._reporter.rank
+        self._reporter.report(CollectivesEntered(now_s, rank, count, is_final=True))
 
 
 def _place_of_main_thread() -> tuple[int, int]:

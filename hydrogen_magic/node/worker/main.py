@@ -194,9 +194,7 @@ class _Rank:
         self.displayed: Collection[str] = earlier.displayed if earlier else ()
         """Ids of displays, also of earlier cells."""
         self.reporter: reporter.Reporter = self._new_reporter(start)
-        self.entered = entered_collectives.EnteredCollectives(
-            self.rank, self.groups, self.reporter.collectives
-        )
+        self.entered = entered_collectives.EnteredCollectives(self.reporter, self.groups)
         observe.report_failures()
         self.profiler = profiler.Profiler(
             self.reporter, lambda number, fd: self._send(msg.ProfileTrace(number), [fd])
@@ -243,11 +241,7 @@ class _Rank:
     def _tick(self) -> None:
         """Do what a rank of a session does often; called on the reporter's thread."""
         self._poll_commands()
-        self._report_entered(self.entered.poll(self.reporter.now_s()))
-
-    def _report_entered(self, event: ev.CollectivesEntered | None) -> None:
-        if event is not None:
-            self.reporter.report(event)
+        self.entered.poll()
 
     def _record_timeline(self, start: msg.RankStart) -> Callable[[bool], None]:
         """Return what begins and ends the library's own timeline; a plug-in's fault costs only that."""
@@ -305,9 +299,9 @@ class _Rank:
         if code != 0:
             self.profiler.discard()
         self.peer_timeouts.restore()
-        now_s = self.reporter.now_s()
         n_collectives = self.entered.count()
-        self._report_entered(self.entered.end(now_s))
+        self.entered.end()
+        now_s = self.reporter.now_s()
         self.reporter.report(
             self.names.report(now_s, self.rank, self.groups, n_collectives, self._warn)
         )
