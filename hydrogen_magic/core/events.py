@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydrogen_magic.core import validation
 from hydrogen_magic.core.validation import MessageError as MessageError
-from hydrogen_magic.core.validation import checked
 from hydrogen_magic.core.validation import encode as encode
 
 KERNEL_ENDED = "the kernel ended"
@@ -529,24 +529,12 @@ class RankExited(RankEvent):
     """Python stack at a fatal signal, as written by ``faulthandler``."""
 
 
-EVENT_TYPES: Mapping[str, type[Event]] = {
-    cls.__name__: cls
-    for cls in (*Event.__subclasses__(), *RankEvent.__subclasses__())
-    if cls is not RankEvent
-}
-
-
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def decode(message: object) -> Event:
     """Return the event in ``message`` (as made by :func:`encode`), or raise :class:`MessageError`."""
-    if not (isinstance(message, list) and len(message) == 2 and isinstance(message[0], str)):
-        raise MessageError(f"an event should be [kind, fields], got {str(message)[:80]!r}")
-    cls = EVENT_TYPES.get(message[0])
-    if cls is None:
-        raise MessageError(f"unknown kind of event: {message[0][:80]!r}")
-    event: Event = checked(cls, message[1], message[0])
+    event = validation.decode(message, Event)
     _check_lengths(event)
     return event
 

@@ -8,7 +8,7 @@
                                          ◄─── WorkerReport ────────
 
 A message crosses the boundary as JSON, ``[kind, fields]``, where the kind is the name of its class. The
-receiver names the base class that it expects, and :func:`decode` checks kind, direction and every field.
+receiver names the base class that it expects, and ``decode`` checks kind, direction and every field.
 To add a field, add it to the class: mypy then reports each place that builds the message.
 
 Memory files and logs travel beside some messages, as descriptors or as a second ZeroMQ frame.
@@ -16,15 +16,14 @@ Memory files and logs travel beside some messages, as descriptors or as a second
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.core.timeline_files import LibraryTimeline
 from hydrogen_magic.core.validation import MessageError as MessageError
-from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.validation import decode as decode
 from hydrogen_magic.core.validation import encode as encode
 
 
@@ -993,34 +992,3 @@ class OwnerEvents(OwnerReport):
 
     events: tuple[object, ...]
     """As :func:`hydrogen_magic.core.events.encode` returns them."""
-
-
-# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
-
-_M = TypeVar("_M", bound=Message)
-
-
-def _subclasses(cls: type[Message]) -> Iterator[type[Message]]:
-    for below in cls.__subclasses__():
-        yield below
-        yield from _subclasses(below)
-
-
-MESSAGE_TYPES: Mapping[str, type[Message]] = {
-    cls.__name__: cls for cls in _subclasses(Message) if is_dataclass(cls)
-}
-
-
-def decode(raw: object, expected: type[_M]) -> _M:
-    """Return the message in ``raw``, made by :func:`encode`; raise MessageError if it is malformed.
-
-    ``expected``: the base class of the messages that the caller accepts.
-    """
-    if not (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[0], str)):
-        raise MessageError(f"expected a message [kind, fields], got {type(raw).__name__}")
-    kind, fields = raw
-    cls = MESSAGE_TYPES.get(kind)
-    if cls is None or not issubclass(cls, expected):
-        raise MessageError(f"expected a kind of {expected.__name__}, got {kind[:80]!r}")
-    message: _M = checked(cls, fields, kind)
-    return message

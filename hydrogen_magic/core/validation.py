@@ -11,7 +11,9 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Union
+from typing import Any, TypeVar, Union
+
+_T = TypeVar("_T")
 
 
 class MessageError(ValueError):
@@ -176,9 +178,33 @@ def _checked_union(declared: Any, value: Any, where: str) -> Any:
     raise _mistyped(declared, value, where)
 
 
+@cache
+def kinds_of(base: Any) -> Mapping[str, type[Any]]:
+    """Return the kinds of messages or events that are a ``base``, by name: classes without subclasses."""
+    below = base.__subclasses__()
+    if not below:
+        return {base.__name__: base}
+    return {name: kind for each in below for name, kind in kinds_of(each).items()}
+
+
 def encode(value: object) -> list[Any]:
     """Return ``[kind, fields]`` of a message or event, ready for ``json.dumps``."""
     return [type(value).__name__, plain(value)]
+
+
+def decode(raw: object, expected: type[_T]) -> _T:
+    """Return the message or event in ``raw``, made by :func:`encode`; raise MessageError if it is malformed.
+
+    ``expected``: the base class of those that the caller accepts.
+    """
+    if not (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[0], str)):
+        raise MessageError(f"expected a message [kind, fields], got {type(raw).__name__}")
+    kind, fields = raw
+    cls = kinds_of(expected).get(kind)  # type: ignore[arg-type]  # classes are hashable
+    if cls is None:
+        raise MessageError(f"expected a kind of {expected.__name__}, got {kind[:80]!r}")
+    message: _T = checked(cls, fields, kind)
+    return message
 
 
 def plain(value: Any) -> Any:

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from hydrogen_magic import plugins
-from hydrogen_magic.core.events import EVENT_TYPES
+from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.validation import kinds_of
 from hydrogen_magic.driver.state import gang_state
 
 ROOT = Path(__file__).parents[2]
@@ -284,7 +285,7 @@ def test_checks_of_libraries_import_the_standard_library_only() -> None:
 
 def test_every_event_has_a_rule_that_folds_it() -> None:
     rules = {*gang_state._GANG_RULES, *gang_state._RANK_RULES}
-    assert set(EVENT_TYPES.values()) == rules
+    assert set(kinds_of(Event).values()) == rules
 
 
 def test_a_rank_imports_nothing_of_a_notebook() -> None:

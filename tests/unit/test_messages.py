@@ -16,7 +16,6 @@ import pytest
 
 from hydrogen_magic.core import messages
 from hydrogen_magic.core.messages import (
-    MESSAGE_TYPES,
     AgentCommand,
     AgentReport,
     ClosureLabel,
@@ -33,9 +32,11 @@ from hydrogen_magic.core.messages import (
     decode,
     encode,
 )
+from hydrogen_magic.core.validation import kinds_of
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.node.spark import barrier_task
 
+MESSAGES = kinds_of(Message)
 DEPENDENT = {"display": (0, 2)}
 """Values of fields that are valid only with those of others."""
 
@@ -67,9 +68,9 @@ def arrived(message: Message) -> Message:
     return decode(json.loads(json.dumps(encode(message))), Message)
 
 
-@pytest.mark.parametrize("kind", sorted(MESSAGE_TYPES))
+@pytest.mark.parametrize("kind", sorted(MESSAGES))
 def test_every_message_arrives_as_it_was_sent(kind: str) -> None:
-    message = example(MESSAGE_TYPES[kind])
+    message = example(MESSAGES[kind])
     assert arrived(message) == message
 
 
@@ -111,9 +112,9 @@ def test_malformed_messages_are_refused_by_name(raw: Any, said: str) -> None:
 
 
 def test_values_of_secrets_are_not_printed() -> None:
-    launch, start = example(MESSAGE_TYPES["LaunchRequest"]), example(ServiceStart)
+    launch, start = example(MESSAGES["LaunchRequest"]), example(ServiceStart)
     assert "secrets=" not in repr(launch) and "env=" not in repr((launch, start))
-    assert "secret=" not in repr(example(MESSAGE_TYPES["LocalAgentConfig"]))
+    assert "secret=" not in repr(example(MESSAGES["LocalAgentConfig"]))
 
 
 def test_a_task_on_a_host_writes_the_json_of_its_messages() -> None:
@@ -121,7 +122,7 @@ def test_a_task_on_a_host_writes_the_json_of_its_messages() -> None:
     text = Path(host_task.__file__).read_text()
     kinds = set(re.findall(r'"((?:Task|Agent|Remote)[A-Z][A-Za-z]+)"', text))
     some = {"TaskHello", "TaskPing", "AgentBusy", "RemoteAgentConfig"}
-    assert some <= kinds <= set(MESSAGE_TYPES)
+    assert some <= kinds <= set(MESSAGES)
     gpus = {"gpu": SimpleNamespace(addresses=["0"])}
     context = SimpleNamespace(partitionId=lambda: 0, resources=lambda: gpus)
     boot = {"gang": "cafe", "attempt": 0, "token": "t", "owner": "me", "record_dir": "/nowhere"}
