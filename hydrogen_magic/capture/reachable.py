@@ -12,6 +12,7 @@ from typing import Any
 from hydrogen_magic.serialization.code_names import GlobalRead, assigned_names, global_reads
 from hydrogen_magic.serialization.instances import find_on_type
 from hydrogen_magic.serialization.pickler import is_main, own_globals
+from hydrogen_magic.serialization.reducers import own_attributes
 
 _MAX_OBJECTS = 5000
 """A longer search would be slower than pickling, which finds the rest."""
@@ -123,10 +124,7 @@ def _function_parts(function: types.FunctionType, namespace: Mapping[str, Any]) 
 
 def attributes_of(obj: Any) -> Iterable[Any]:
     """Return the values of the attributes of an object, without its code; none if there are many."""
-    try:
-        attributes = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return []
+    attributes = own_attributes(obj)
     if type(attributes) is not dict or len(attributes) > _MAX_CONTAINER:
         return []
     return list(attributes.values())

@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from hydrogen_magic.serialization.instances import set_state
-from hydrogen_magic.serialization.reducers import restore_object
+from hydrogen_magic.serialization.reducers import own_attributes, restore_object
 
 _KINDS = (
     ("torch.nn", "Module"),
@@ -214,10 +214,7 @@ class _Updates:
                 self._originals.add(number, new)
             return new
         self._updated[id(old)] = old
-        try:  # without the code of its class
-            attributes = object.__getattribute__(old, "__dict__")
-        except AttributeError:  # an array
-            attributes = {}
+        attributes = own_attributes(old)
         self._undo.callback(attributes.update, dict(attributes))  # after the next one
         self._undo.callback(attributes.clear)
         self._hooks += (

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from hydrogen_magic.serialization.reducers import restore_by_library, restore_object
+from hydrogen_magic.serialization.reducers import own_attributes, restore_by_library, restore_object
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9
@@ -230,11 +230,7 @@ def _state(
             slots[name] = object.__getattribute__(obj, name)
         except AttributeError:  # not assigned
             continue
-    try:
-        attributes = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        attributes = None
-    return attributes, slots, is_shared
+    return own_attributes(obj), slots, is_shared
 
 
 def restore_attributes(obj: Any, state: tuple[Any, dict[str, Any], bool]) -> None:

@@ -43,7 +43,7 @@ from hydrogen_magic.serialization.instances import (
     reduce_instance,
 )
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
-from hydrogen_magic.serialization.reducers import UNBOUND, Binding, find, resolve
+from hydrogen_magic.serialization.reducers import UNBOUND, Binding, find, own_attributes, resolve
 
 _UNKNOWN: Any = object()
 """Stands for the handler of a class that was not met before."""
@@ -619,10 +619,7 @@ def _reduce_part(part: Any) -> Any:
 
 def _stands_for_a_function(obj: Any) -> bool:
     """Whether a library has wrapped a function of the notebook: the wrapper may be pickled by its name."""
-    try:  # past its own access to attributes: a proxy may load something
-        attributes = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return False
+    attributes = own_attributes(obj)
     if type(attributes) is not dict or attributes.get("__module__") != "__main__":
         return False
     return isinstance(find_on_type(type(obj), "__reduce__"), types.FunctionType)

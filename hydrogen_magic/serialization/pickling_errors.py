@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from hydrogen_magic.serialization.reducers import own_attributes
+
 _MAX_OBJECTS = 200_000
 """Maximum number of objects searched for the path of the culprit; more take over a second."""
 
@@ -200,11 +202,8 @@ def variables_of(path: str, function: types.FunctionType) -> Iterator[tuple[str,
 
 
 def _attributes(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
-    try:
-        attributes = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        attributes = {}
-    yield from ((f"{path}.{name}", item) for name, item in list(attributes.items()))
+    attributes = list(own_attributes(obj).items())
+    yield from ((f"{path}.{name}", item) for name, item in attributes)
     if not issubclass(type(obj), type):
         yield from _slots(path, obj)
 

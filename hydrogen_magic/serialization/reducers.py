@@ -56,6 +56,18 @@ def find(module: str, qualname: str) -> Any:
         return None
 
 
+def own_attributes(obj: Any) -> dict[str, Any]:
+    """Return the attribute dictionary itself, empty if there is none.
+
+    The object's own access to attributes is not used: a proxy may load something.
+    """
+    try:
+        found: dict[str, Any] = object.__getattribute__(obj, "__dict__")
+    except AttributeError:  # it has slots, or is an array
+        return {}
+    return found
+
+
 def restore_sentinel(module: str, name: str, kind: type) -> Any:
     """Return the object of that name and class in this process; a new one if its module has another here."""
     found = _loaded(module, name)

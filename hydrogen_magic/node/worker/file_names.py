@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
+from hydrogen_magic.serialization.reducers import own_attributes
+
 _QUOTED = re.compile(r"""(["'])(.+?)\1""")
 _MOST_VALUES = 10_000
 """Values in which names of files are looked for."""
@@ -44,7 +46,4 @@ def _items(value: Any) -> Iterable[Any]:
         return value  # type: ignore[no-any-return]
     if type(value) is dict:
         return value.values()
-    try:
-        return tuple(object.__getattribute__(value, "__dict__").values())
-    except AttributeError:  # it has none
-        return ()
+    return tuple(own_attributes(value).values())
