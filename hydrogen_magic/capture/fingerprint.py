@@ -32,14 +32,8 @@ def digest_of(value: Any, needs: RequiredNames) -> str:
     if is_plain(value):  # most are; any pickler writes the same
         return hashlib.sha256(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)).hexdigest()
     file = DigestFile()
-    pickler = FingerprintPickler(file, needs)
-    try:
-        pickler.dump(value)
-    except Exception:  # pickling runs the classes' own code: it may raise anything
-        return secrets.token_hex()  # equals no other one
-    finally:
-        pickler.release()  # which keeps the values alive: a pickler is part of a reference cycle
-    return file.sha.hexdigest()
+    found = file.digest_of(FingerprintPickler(file, needs), value)
+    return secrets.token_hex() if found is None else found  # one that equals no other
 
 
 class FingerprintPickler(CapturePickler):

@@ -53,13 +53,7 @@ class VersionReader:
         value = self._needs.namespace[name]
         file = DigestFile()
         pickler = _VersionPickler(file, self._needs, value, self._originals)
-        try:
-            pickler.dump(value)
-            digest = file.sha.hexdigest()
-        except Exception:  # pickling runs the classes' own code: it may raise anything
-            digest = _NOT_PICKLABLE
-        finally:
-            pickler.release()  # which keeps the values alive: a pickler is part of a cycle
+        digest = file.digest_of(pickler, value) or _NOT_PICKLABLE
         parts, is_code = frozenset(pickler.parts), isinstance(value, CODE)
         return Version(digest, ObjectIdentity(value), parts, file.nbytes, is_code), pickler.code
 

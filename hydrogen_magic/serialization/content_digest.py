@@ -8,6 +8,8 @@ import struct
 import zlib
 from typing import Any
 
+from hydrogen_magic.serialization.pickler import Pickler
+
 
 class ValueTooLargeError(Exception):
     """The value is larger than the most bytes that may be read."""
@@ -33,6 +35,19 @@ class DigestFile:
         raw = buffer.raw()
         self.reserve(raw.nbytes)
         self.sha.update(struct.pack("<QL", raw.nbytes, zlib.crc32(raw)))
+
+    def digest_of(self, pickler: Pickler, value: Any) -> str | None:
+        """Return the digest of a value that ``pickler`` writes here; None if that fails or is too much.
+
+        The pickler is released: it cannot write another value.
+        """
+        try:
+            pickler.dump(value)
+        except (Exception, SystemExit):  # pickling runs the classes' own code
+            return None
+        finally:
+            pickler.release()  # which keeps the values alive: a pickler is part of a reference cycle
+        return self.sha.hexdigest()
 
     def reserve(self, nbytes: int) -> None:
         """Count bytes. Raises ValueTooLargeError."""

@@ -55,7 +55,7 @@ class NameWatch:
         self._start: dict[str, ObjectIdentity] = {}
         self._before: dict[str, ObjectIdentity] = {}
         self._sent: frozenset[str] = frozenset()
-        self._shared: dict[str, bytes | None] = {}
+        self._shared: dict[str, str | None] = {}
         """Digests of values that both sides have; None: not comparable."""
 
     def start(self) -> None:
@@ -131,17 +131,10 @@ def _is_special(name: str) -> bool:
 # ── contents ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _digest(value: Any) -> bytes | None:
+def _digest(value: Any) -> str | None:
     """Return a digest of the contents of a value; None if it is too large, or cannot be pickled."""
     file = DigestFile(_MAX_BYTES)
-    pickler = _ContentPickler(file)
-    try:
-        pickler.dump(value)
-    except (Exception, SystemExit):  # pickling runs the classes' own code
-        return None
-    finally:
-        pickler.release()  # which keeps the value alive: a pickler is part of a reference cycle
-    return file.sha.digest()
+    return file.digest_of(_ContentPickler(file), value)
 
 
 class _ContentPickler(Pickler):
