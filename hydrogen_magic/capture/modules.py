@@ -380,20 +380,19 @@ def _accessed(tree: ast.AST) -> Iterator[str]:
                 root = alias.name.partition(".")[0]
                 modules[alias.asname or root] = alias.name if alias.asname else root
     for node in ast.walk(tree):
-        name = _dotted(node) if isinstance(node, ast.Attribute) else ""
+        name = dotted(node) if isinstance(node, ast.Attribute) else ""
         root, _, rest = name.partition(".")
         if root in modules:
             yield f"{modules[root]}.{rest}"
 
 
-def _dotted(node: ast.AST) -> str:
+def dotted(node: ast.AST) -> str:
     """Return ``a.b.c`` for that expression, and an empty string for one of another form."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        base = _dotted(node.value)
-        return f"{base}.{node.attr}" if base else ""
-    return ""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *parts[::-1]]) if isinstance(node, ast.Name) else ""
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:

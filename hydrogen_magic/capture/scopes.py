@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.capture.lines import assigning_code, binds_unknown_names, names_in_magic
-from hydrogen_magic.capture.modules import imported_by
+from hydrogen_magic.capture.modules import dotted, imported_by
 from hydrogen_magic.core import syntax
 from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
@@ -101,16 +101,7 @@ def analyse(
 def _functions(nodes: Iterable[ast.AST]) -> Iterator[str]:
     for node in nodes:
         called = [node.func] if isinstance(node, ast.Call) else getattr(node, "decorator_list", ())
-        yield from filter(None, map(_dotted, called))
-
-
-def _dotted(node: ast.expr) -> str:
-    """Return a name with attributes, ``a.b.c``; empty for other expressions."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *parts[::-1]]) if isinstance(node, ast.Name) else ""
+        yield from filter(None, map(dotted, called))
 
 
 def _used_by_others(nodes: Iterable[ast.AST]) -> Iterator[str]:
