@@ -41,13 +41,12 @@ from hydrogen_magic.serialization.pickler import is_main
 from hydrogen_magic.serialization.reducers import (
     ATOMS,
     BASES,
+    MAKING,
     METACLASS,
     Defaults,
     functions_in,
 )
 
-_MAKING = {"__new__", "__init__", "__prepare__"}
-"""Methods of a metaclass that are called when a class is made."""
 _NEEDING_BODIES = {"equinox", "msgspec", "sqlalchemy"}
 """Packages whose classes are not complete without the body of their statement. Those of others are better
 rebuilt from their attributes, which may have changed since."""
@@ -151,7 +150,7 @@ def is_node_of_jax(cls: type) -> bool:
 def _hooks(cls: type) -> Iterator[tuple[type, Any]]:
     """Yield what Python calls when ``cls`` is made, after the class that has it."""
     for kind in type.mro(type(cls)):
-        yield from ((kind, vars(kind)[name]) for name in _MAKING & vars(kind).keys())
+        yield from ((kind, vars(kind)[name]) for name in MAKING & vars(kind).keys())
     for base in cls.__mro__[1:]:
         if "__init_subclass__" in vars(base):
             yield base, vars(base)["__init_subclass__"]

@@ -18,13 +18,12 @@ from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.memory_layout import bytes_of
+from hydrogen_magic.serialization.reducers import ATOMS
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
 """Attributes of a class that depend on its place in the cell, or on the hash seed."""
 _OF_USE = ("__slotnames__", "__annotations_cache__", "__signature__")
 """Attributes that appear or change when an instance is copied, or annotations or the signature are read."""
-_SHOWN_BY_REPR = (str, bytes, int, float, complex, bool, type(None))
-"""Types whose different values have different texts. A set with others is pickled in its own order."""
 
 
 def digest_of(value: Any, needs: RequiredNames) -> str:
@@ -58,7 +57,8 @@ class FingerprintPickler(CapturePickler):
     def persistent_id(self, obj: Any) -> Any:
         """Pickle's hook: return what is pickled in place of ``obj``, None for itself."""
         kind = type(obj)
-        if (kind is set or kind is frozenset) and all(type(each) in _SHOWN_BY_REPR for each in obj):
+        if (kind is set or kind is frozenset) and all(type(each) in ATOMS for each in obj):
+            # Different values of these types have different texts; other sets are pickled in their own order.
             return kind.__name__, sorted(map(repr, obj))
         return _code_text(obj) if kind is types.CodeType else None
 

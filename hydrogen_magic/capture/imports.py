@@ -252,15 +252,12 @@ def slow_on_first_use(roots: Iterable[str], attributes: Iterable[str]) -> Iterat
 
 
 def _is_module(name: str) -> bool:
-    module = sys.modules.get(name)
-    if not issubclass(type(module), types.ModuleType):
-        return False
-    return object.__getattribute__(module, "__dict__").get("__spec__") is not None
+    return names_of(name).get("__spec__") is not None
 
 
 def sources_of(namespace: Mapping[str, Any], imports: Imports) -> list[str]:
     """Return the notebook's earlier cells; a call has them if IPython runs it."""
-    return [cell for cell in imports.sources if isinstance(cell, str)] or input_cells(namespace)
+    return imports.sources or input_cells(namespace)
 
 
 def input_cells(namespace: Mapping[str, Any]) -> list[str]:

@@ -7,13 +7,14 @@ import functools
 import reprlib
 import sys
 import types
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
 from hydrogen_magic.capture.imports import DEFINITIONS, module_level
+from hydrogen_magic.capture.module_objects import CONTAINERS
 from hydrogen_magic.capture.modules import is_main_guard
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.masking import is_secret_name
@@ -21,8 +22,7 @@ from hydrogen_magic.serialization.closure import ModuleSource
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import names_of
 
-_CONTAINERS = (list, dict, set, deque, OrderedDict, Counter, defaultdict)
-_EMPTY: dict[str, Any] = {kind.__name__: kind() for kind in _CONTAINERS}
+_EMPTY: dict[str, Any] = {kind.__name__: kind() for kind in CONTAINERS}
 """What calls without items create, such as ``deque()`` and ``defaultdict(list)``."""
 _DYNAMIC = {"exec", "globals", "locals", "vars"}
 """Builtins with which an import may assign any name."""
@@ -77,7 +77,7 @@ def _differs(value: Any, initial: Any) -> bool:
 
 def _brief(initial: Any) -> str:
     """Return a short text for a value that a file assigns."""
-    if type(initial) in _CONTAINERS and not initial:
+    if type(initial) in CONTAINERS and not initial:
         return "empty"
     with suppress(ValueError):  # an integer of more than 4,300 digits
         return reprlib.repr(initial)

@@ -22,6 +22,7 @@ from hydrogen_magic.capture.versions import VersionReader
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
 from hydrogen_magic.serialization.pickler import is_main
+from hydrogen_magic.serialization.reducers import ATOMS
 
 _MAX_BYTES = 4 << 20
 """A larger value that a cell perhaps uses is read only if it may be another object: a list of this size takes
@@ -137,7 +138,7 @@ class SessionCapture:
         if _is_definition(value):
             return False
         # An immutable object that is the same one has not changed, and is not read.
-        max_bytes = 0 if type(value) in _IMMUTABLE else _MAX_BYTES
+        max_bytes = 0 if type(value) in ATOMS else _MAX_BYTES
         if not self.names.may_differ(name, ObjectIdentity(value), self.ranks, max_bytes):
             return False
         version = reader.read(name)
@@ -176,8 +177,7 @@ class SessionCapture:
         return find
 
 
-_IMMUTABLE = (str, bytes, int, float, complex, bool, type(None))
-_OTHERS = (*CODE, types.ModuleType, *_IMMUTABLE)
+_OTHERS = (*CODE, types.ModuleType, *ATOMS)
 """Types whose objects are referred to otherwise, or have no identity that counts."""
 
 

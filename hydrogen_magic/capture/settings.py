@@ -180,10 +180,7 @@ def _is_container(value: Any) -> bool:
 
 def _contents(owner: Any) -> Mapping[str, Any]:
     """Return the attributes of a module or class as they are stored; a lazy module does not load."""
-    is_module = issubclass(type(owner), types.ModuleType)
-    found: Mapping[str, Any] = (
-        object.__getattribute__(owner, "__dict__") if is_module else vars(owner)
-    )
+    found: Mapping[str, Any] = object.__getattribute__(owner, "__dict__")
     return found
 
 

@@ -184,10 +184,11 @@ def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
 def _has_notebooks_code(metaclass: type) -> bool:
     """Whether the notebook says how classes of ``metaclass`` are made: that needs the body of the class."""
     own = (vars(base) for base in metaclass.__mro__ if base.__module__ == "__main__")
-    return any(not attributes.keys().isdisjoint(_MAKING) for attributes in own)
+    return any(not attributes.keys().isdisjoint(MAKING) for attributes in own)
 
 
-_MAKING = {"__init__", "__new__", "__prepare__"}
+MAKING = {"__init__", "__new__", "__prepare__"}
+"""Methods of a metaclass that are called when a class is made."""
 
 
 def _made_by_library(
