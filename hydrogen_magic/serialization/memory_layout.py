@@ -117,11 +117,10 @@ class MemoryLayout:
 def bytes_of(storage: Any) -> pickle.PickleBuffer:
     """Return the memory of a torch storage as a buffer, without a copy."""
     nbytes = storage.nbytes()
-    memory: Any = (
-        (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else bytearray()
-    )
-    if nbytes:
-        memory._keeps_alive = storage
+    if not nbytes:
+        return pickle.PickleBuffer(bytearray())
+    memory: Any = (ctypes.c_char * nbytes).from_address(storage.data_ptr())
+    memory._keeps_alive = storage
     return pickle.PickleBuffer(memory)
 
 
