@@ -36,7 +36,7 @@ def test_the_live_view_comes_back_after_a_restart(tabs: Tabs, new_run: NewRun) -
     gang_id = new_run().id
     expect(page.state(OUTLIVING)).to_have_attribute("data-state", "no contact")
     expect(page.widget(OUTLIVING)).to_contain_text(
-        f"The kernel was restarted. The gang continues: %gang attach {gang_id}"
+        f"The kernel was restarted. The gang does not end with its kernel: %gang attach {gang_id}"
     )
     expect(page.widget(OUTLIVING).locator(STOP)).to_have_attribute("aria-disabled", "true")
     page.run(LOAD)
