@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import re
 import signal
@@ -79,7 +80,8 @@ def pidfd_fault() -> str:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:
-        return f"no pidfd_open ({error})"
+        if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            return f"no pidfd_open ({error})"
     return ""
 
 

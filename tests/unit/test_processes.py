@@ -62,6 +62,16 @@ def test_gangs_are_refused_where_processes_cannot_be_watched(
     assert forbidden_pidfd in str(refused.value)
 
 
+def test_a_process_without_free_descriptors_is_not_an_old_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pidfd_open(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    assert processes.pidfd_fault() == ""
+
+
 def test_the_doctor_says_where_processes_cannot_be_watched(
     forbidden_pidfd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
