@@ -45,7 +45,7 @@ def as_numbers(values: dict[str, Any]) -> tuple[Any, ...]:
     ready: tuple[Any, ...] = ()
     for name, value in values.items():
         if type(value) is not float:
-            if getattr(value, "is_cuda", False) and value.numel() == 1:
+            if getattr(value, "is_cuda", False) is True and value.numel() == 1:
                 values[name], event = _copy_on_gpu(value)
                 ready = (*ready, event)
             else:
@@ -63,7 +63,10 @@ def _as_number(name: str, value: Any) -> float:
         if isinstance(plain, (str, bytes, bytearray)):
             raise TypeError
         return float(plain)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except OverflowError:
+        most = f"{sys.float_info.max:.2g}"
+        raise TypeError(f"hm.log({name}=…) must be at most {most}, got a larger integer") from None
+    except (TypeError, ValueError, RuntimeError):
         raise TypeError(
             f"hm.log({name}=…) must be a number or a tensor of one element, got {_type_name(value)}"
         ) from None
@@ -74,8 +77,10 @@ def _type_name(value: Any) -> str:
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
-    shape = getattr(value, "shape", None)
-    return name if shape is None else f"{name} of shape {tuple(shape)}"
+    try:
+        return f"{name} of shape {tuple(value.shape)}"
+    except (AttributeError, TypeError):  # for example a class: its shape is a descriptor
+        return name
 
 
 def _copy_on_gpu(value: Any) -> tuple[Any, Any]:
