@@ -146,7 +146,8 @@ def capture_script(
     elif not file.is_file():
         near = similar(Path(target).name, [p.name for p in _siblings(Path(target))])
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise CaptureError(f"there is no script {target} in {os.getcwd()}{hint}")
+        here = os.readlink("/proc/self/cwd")  # also of a directory that was deleted, and says so
+        raise CaptureError(f"there is no script {target} in {here}{hint}")
     kind = "module" if as_module else "script"
     header = ClosureManifest(kind, target=target, args=tuple(args), seed=seed)
     return Captured(

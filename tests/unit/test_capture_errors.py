@@ -202,6 +202,16 @@ def test_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     capture_script("json.tool", [], as_module=True)
 
 
+def test_a_script_is_looked_for_in_a_directory_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(CaptureError, match=r"no script train\.py in .*/gone \(deleted\)"):
+        capture_script("train.py", [], as_module=False)
+
+
 @pytest.mark.parametrize("text", ["x = 1\nreturn x", "x = 1\nbreak", "x = 1\nnonlocal x"])
 def test_what_only_the_compiler_refuses_is_found_before_anything_starts(
     notebook: Notebook, text: str
