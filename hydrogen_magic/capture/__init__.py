@@ -16,7 +16,6 @@ import os
 import re
 import sys
 import types
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -280,8 +279,7 @@ def _compile(
         flags |= getattr(__future__, feature).compiler_flag
     try:
         tree = syntax.parse(code, filename, flags=flags)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks report them
+        with syntax.without_warnings():
             compiled = compile(tree, filename, "exec", flags, dont_inherit=True)
     except SyntaxError as error:
         error.text = error.text or "".join(python_lines(code)[(error.lineno or 1) - 1 :][:1])

@@ -18,7 +18,6 @@ import inspect
 import linecache
 import sys
 import types
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -199,8 +198,7 @@ def _tree(text: str) -> ast.Module:
 def _compile(
     tree: ast.Module, file: str, flags: int = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 ) -> types.CodeType:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the notebook has shown them
+    with syntax.without_warnings():
         code: types.CodeType = compile(tree, file, "exec", flags, dont_inherit=True)
     return code
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -127,8 +126,7 @@ def assigned_in(sources: Iterable[str]) -> Iterator[str]:
     for source in sources:
         try:
             tree = syntax.parse(source.strip(), flags=_FLAGS)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the kernel has shown them, or the rank will
+            with syntax.without_warnings():
                 code = compile(tree, "<cell>", "exec", _FLAGS, dont_inherit=True)
         except (SyntaxError, ValueError):  # such a cell has not run
             continue
@@ -148,7 +146,9 @@ def reads_in_source(source: str, *, at_end: bool = True) -> list[str]:
     ``at_end``: including the functions that it defines and does not call.
     """
     reads = DefiniteAssignment()
-    reads.run(compile(source, "<definition>", "exec", dont_inherit=True), at_end)
+    with syntax.without_warnings():
+        code = compile(source, "<definition>", "exec", dont_inherit=True)
+    reads.run(code, at_end)
     return [read.name for read in reads.reads]
 
 

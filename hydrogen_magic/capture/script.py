@@ -110,7 +110,8 @@ def _body(cell: CellText) -> tuple[str, list[str]]:
     """
     body = cell.body if cell.body.endswith("\n") else cell.body + "\n"
     try:
-        compile(body, cell.filename, "exec", dont_inherit=True)
+        with syntax.without_warnings():
+            compile(body, cell.filename, "exec", dont_inherit=True)
         found = [n for n in syntax.parse(body).body if isinstance(n, ast.ImportFrom)]
         own = [node for node in found if node.module == "__future__"]
         return _without(body, own), [alias.name for node in own for alias in node.names]
@@ -146,7 +147,8 @@ def _defines(source: str, name: str) -> bool:
 
 def _check_syntax(target: Path, text: str) -> None:
     try:
-        compile(text, str(target), "exec", dont_inherit=True)
+        with syntax.without_warnings():
+            compile(text, str(target), "exec", dont_inherit=True)
     except SyntaxError as error:
         raise CaptureError(
             f"--save {target}: the cell does not compile as part of a script ({error.msg}: "

@@ -1,11 +1,12 @@
-"""Syntax trees of Python source, made in any thread."""
+"""Syntax trees of Python source, made in any thread, and without Python's warnings."""
 
 from __future__ import annotations
 
 import ast
 import threading
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 _TRIES = 20
@@ -34,9 +35,7 @@ def parse(
     flags |= ast.PyCF_ONLY_AST
     is_held = _lock.acquire(timeout=_WAIT_S)
     try:
-        with nullcontext() if warns else warnings.catch_warnings():
-            if not warns:
-                warnings.simplefilter("ignore")
+        with nullcontext() if warns else without_warnings():
             for n in range(_TRIES):
                 try:
                     return compile(source, filename, mode, flags, dont_inherit=True)
@@ -46,6 +45,14 @@ def parse(
     finally:
         if is_held:
             _lock.release()
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Compile what has been compiled before, or will be on a rank: its warnings are shown there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def parsed(source: str) -> ast.Module:

@@ -350,3 +350,15 @@ def test_a_source_that_does_not_define_the_function_is_refused(notebook: Noteboo
     notebook.cell("def scale(x): return x")
     with pytest.raises(CaptureError, match="`first` cannot be saved: its source is not available"):
         save(notebook, "print(first(1))", "s.py")
+
+
+@pytest.mark.filterwarnings("error::SyntaxWarning")
+def test_the_warnings_of_cells_that_have_run_are_not_repeated(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    with pytest.warns(SyntaxWarning):
+        notebook.cell("""
+            def is_five(x): return x is 5
+        """)
+    save(notebook, "is_five(3)", tmp_path / "saved.py")
+    assert "x is 5" in (tmp_path / "saved.py").read_text()
