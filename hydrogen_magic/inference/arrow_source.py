@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _READ_OPTIONS = {"batch_size": 1 << 14, "batch_readahead": 2, "fragment_readahead": 1}
 """How much of a Dataset is read at once, and ahead of the requested batch."""
 _READ_ROWS = 1 << 14
+_NO_TRANSFORM = (
+    "the transform of the Dataset (with_transform or set_transform) is not applied: predict gets the stored"
+    " columns. Transform the batch in predict, or pass the Dataset that map() returns"
+)
 
 
 def arrow_source(frame: Any) -> ArrowSource | None:
@@ -42,7 +46,11 @@ def arrow_source(frame: Any) -> ArrowSource | None:
         return _read_once(frame.schema, lambda: scanned(frame))
     if is_a(frame, "datasets", "Dataset"):  # of Hugging Face
         rows = frame.with_format("arrow")
-        return _read_once(frame.features.arrow_schema, lambda: rows.iter(_READ_ROWS), type(frame))
+        schema = frame.features.arrow_schema
+        source = _read_once(schema, lambda: rows.iter(_READ_ROWS), type(frame))
+        if frame.format["type"] == "custom":
+            source.notes = [_NO_TRANSFORM]
+        return source
     if not hasattr(type(frame), "__arrow_c_stream__"):  # an Ibis group answers every attribute
         return None
     try:
