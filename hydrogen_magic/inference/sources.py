@@ -20,9 +20,8 @@ split blocks of columns and turn predicted integers with nulls into floats.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
 
     from hydrogen_magic.node.prediction.block_rows import BlockRows
     from hydrogen_magic.node.prediction.options import InferOptions
+
+_OLDEST_PYARROW = 21
+"""As pyproject.toml says: older releases read and write structs and text files in other ways."""
 
 _SUPPORTED = (
     "Pass a pandas, Polars, PyArrow or Spark DataFrame, a DuckDB relation, a Hugging Face Dataset or"
@@ -198,8 +200,19 @@ def close(source: FrameSource) -> None:
 
 
 def require_pyarrow(caller: str) -> None:
-    """Raise InferError with the remedy if PyArrow, which most modules here import, is not installed."""
-    if "pyarrow" not in sys.modules and importlib.util.find_spec("pyarrow") is None:
+    """Raise InferError with the remedy if PyArrow, which most modules here import, is missing or too old."""
+    if fault := pyarrow_fault():
         raise InferError(
-            f"{caller} needs PyArrow, which is not installed: pip install 'hydrogen_magic[infer]'"
+            f"{caller} needs PyArrow {_OLDEST_PYARROW} or newer, {fault}: pip install"
+            " 'hydrogen_magic[infer]', and restart the kernel"
         )
+
+
+def pyarrow_fault() -> str:
+    """Return what is wrong with the installed PyArrow; empty if nothing is."""
+    try:
+        found = importlib.metadata.version("pyarrow")
+    except importlib.metadata.PackageNotFoundError:
+        return "which is not installed"
+    is_old = int(found.partition(".")[0]) < _OLDEST_PYARROW
+    return f"here is {found}" if is_old else ""

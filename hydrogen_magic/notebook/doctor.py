@@ -90,9 +90,11 @@ def package(name: str, remedy: str) -> Diagnosis:
 
 def pyarrow() -> Diagnosis:
     """Report the version of PyArrow, which only some cells need."""
+    from hydrogen_magic.inference.sources import pyarrow_fault
+
     found = package("pyarrow", "").found
     needed = "; for `%%infer` and DataFrames: pip install 'hydrogen_magic[infer]'"
-    return Diagnosis("PyArrow", True, found + (needed if found == "not installed" else ""))
+    return Diagnosis("PyArrow", True, found + (needed if pyarrow_fault() else ""))
 
 
 def library(rendezvous: str) -> Diagnosis | None:
