@@ -58,10 +58,11 @@ def pick_view(gang: Gang, *, quiet: bool = False, detached: bool = False) -> Vie
 
     surface = pick_surface(detached=detached)
     if quiet and detached and isinstance(surface, NotebookOutput):
-        from hydrogen_magic.views.widget.rank_displays import RankDisplays  # takes time
+        from hydrogen_magic.views.widget.display import cell_of_threads  # takes time
+        from hydrogen_magic.views.widget.rank_displays import RankDisplays
 
-        # Created in the gang's cell: in another thread, ipykernel 6 returns the newest cell.
-        surface = NotebookOutput(displays=RankDisplays())
+        # Found in the gang's cell: in another thread, ipykernel 6 returns the newest cell.
+        surface = NotebookOutput(displays=RankDisplays(), cell=cell_of_threads())
     if quiet or not isinstance(surface, NotebookOutput):
         return TextView(surface, quiet=quiet, interval_s=DETACHED_S if detached else ATTENDED_S)
     from hydrogen_magic.views.widget import WidgetView

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.events import Notice
@@ -210,7 +212,7 @@ class NotebookOutput:
 
     A saved notebook contains the block once, in its last state, also after ``nbconvert --execute``.
     ``send`` displays the block in place of the previous one; a quiet view needs none. ``displays`` shows
-    displays of ranks; ``clock`` is in seconds.
+    displays of ranks; ``cell`` is the request of the cell under which threads write; ``clock`` is in seconds.
     """
 
     width = 100
@@ -223,8 +225,10 @@ class NotebookOutput:
         send: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         displays: RankDisplays | None = None,
+        cell: Any = None,
     ) -> None:
         self._send = send
+        self._cell = cell
         self._displays = displays
         self._clock = clock
         self._shown = ""
@@ -234,15 +238,20 @@ class NotebookOutput:
 
     def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
         self._put(self._unshown)
-        previous: TextIO | None = None
-        for line in lines:
-            stream = sys.stderr if line.stream == "stderr" else sys.stdout
-            if previous not in (None, stream):
-                previous.flush()  # the two streams are sent separately, which would change their order
-            stream.write(f"{_prefix(line, n_ranks)}{line.text}\n")
-            previous = stream
-        if previous is not None:
-            previous.flush()
+        for is_error, group in itertools.groupby(lines, lambda line: line.stream == "stderr"):
+            text = "".join(f"{_prefix(line, n_ranks)}{line.text}\n" for line in group)
+            self._write("stderr" if is_error else "stdout", text)
+
+    def _write(self, name: str, text: str) -> None:
+        if self._cell is not None and threading.current_thread() is not threading.main_thread():
+            from hydrogen_magic.views.widget.display import send_under
+
+            # sys.stdout of ipykernel before 6.29 writes under the cell that runs now.
+            send_under(self._cell, "stream", {"name": name, "text": text})
+            return
+        stream: TextIO = getattr(sys, name)
+        stream.write(text)
+        stream.flush()  # the two streams are sent separately, which would change their order
 
     def display(self, displays: Sequence[ev.Display], n_ranks: int) -> None:
         if self._displays is None:

@@ -119,8 +119,9 @@ def test_output_of_a_detached_gang_stays_under_its_own_cell(kernel: Kernel, tmp_
     )
     kernel.until(first, lambda: "waits" in first.stream())
     second = kernel.start(
-        f"import hydrogen_magic\nopen({str(go)!r}, 'w').close()\nprint('second')\n"
-        "hydrogen_magic.driver.launcher.gangs().popitem()[1].wait()"
+        f"import contextlib, hydrogen_magic, io\nopen({str(go)!r}, 'w').close()\nprint('second')\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    hydrogen_magic.driver.launcher.gangs().popitem()[1].wait()"
     )
     kernel.finish(second)
     kernel.until(first, lambda: "succeeded" in first.block)

@@ -37,7 +37,12 @@ from hydrogen_magic.views import DETACHED_S, report_fault
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import gang_lines, text_while_running
 from hydrogen_magic.views.text_view import TextView
-from hydrogen_magic.views.widget.display import CellOutput, is_view_needed, is_widget_expected
+from hydrogen_magic.views.widget.display import (
+    CellOutput,
+    cell_of_threads,
+    is_view_needed,
+    is_widget_expected,
+)
 from hydrogen_magic.views.widget.flood import FloodWatch, resend_after
 from hydrogen_magic.views.widget.live_feed import LiveFeed
 from hydrogen_magic.views.widget.page_commands import CommandHandler, PageCommand
@@ -77,6 +82,7 @@ class WidgetView:
             self._live, self._commands, self._send, self._display_again, clock
         )
         self._displays = RankDisplays()
+        self._cell = None if blocking else cell_of_threads()
         self._text: TextView | None = None
         """Shows the gang as text, as long as no page shows it."""
         self._page: Page | None = None
@@ -245,7 +251,7 @@ class WidgetView:
         return self._text
 
     def _new_text(self) -> TextView:
-        device = NotebookOutput(self._display.show_text, displays=self._displays)
+        device = NotebookOutput(self._display.show_text, displays=self._displays, cell=self._cell)
         return TextView(device, clock=self._clock)
 
     def _leave_picture(self, state: GangState) -> None:

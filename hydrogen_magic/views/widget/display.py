@@ -104,6 +104,11 @@ def running_cell() -> Any:
     return parent if parent and parent.get("header") else None
 
 
+def cell_of_threads() -> Any:
+    """Return the running cell for threads that write later; None if it captures its output."""
+    return None if _captures() else running_cell()
+
+
 def send_under(cell: Any, kind: str, content: Mapping[str, Any]) -> None:
     """Publish a message under a cell, which may have ended; from any thread."""
     kernel = kernel_here()
