@@ -28,8 +28,14 @@ def cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
     """Return what IPython calls the cells of its notebook, oldest first, by the file names of their code."""
     shell_of = namespace.get("get_ipython")
     shell = shell_of() if callable(shell_of) else None
-    # Private, and IPython's only place for it; without it, tracebacks show file names.
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    if shell is None:
+        return {}
+    # Private, and IPython's only place for it.
+    numbers = getattr(shell.compile, "_filename_map", None)
+    if numbers is None:  # IPython 7, as in Colab
+        history, name_of = shell.history_manager, shell.compile.get_code_name
+        inputs = enumerate(zip(history.input_hist_raw, history.input_hist_parsed, strict=False))
+        numbers = {name_of(raw, f"{code}\n", number): number for number, (raw, code) in inputs}
     in_order = sorted(numbers.items(), key=operator.itemgetter(1))
     return {filename: f"Cell In[{number}]" for filename, number in in_order}
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import (
@@ -61,11 +61,11 @@ from hydrogen_magic.views.tables import inventory_table, plan_table, sweep_table
 T = TypeVar("T")
 A = TypeVar("A", Arguments, InferArguments)
 
-_FRAMES_TO_CALLER = 3
-"""From ``_expanded``: the magic, IPython's ``run_cell_magic``, and the code that called that."""
-
 _PRELOADED = ("torch", *set(IMPORTED_ON_FIRST_USE.values()))
 """By the agent of the first gang."""
+
+_BLANK = {tokenize.COMMENT, tokenize.ENDMARKER, tokenize.NEWLINE, tokenize.NL}
+"""Tokens that may come after the last one of the code."""
 
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
@@ -150,8 +150,9 @@ class Distributed(Magics):
     def _expanded(self, line: str, cell: str | None) -> str:
         """Expand ``{…}`` and ``$…`` as IPython does, except in values of ``--sweep``: these are Python."""
         pieces = [line] if cell is None else around_sweeps(line)
+        depth = _frames_to_caller()
         for place in range(0, len(pieces), 2):  # in this frame: a comprehension may have its own
-            pieces[place] = self._ip.var_expand(pieces[place], _FRAMES_TO_CALLER)
+            pieces[place] = self._ip.var_expand(pieces[place], depth)
         return "".join(pieces)
 
     def _manage(self, command: GangCommand) -> Any:
@@ -455,16 +456,27 @@ def _syntax_error(error: SyntaxError, label: str) -> CellSyntaxError:
     return CellSyntaxError(f"{error.msg} ({label}, line {error.lineno})", report=report)
 
 
+def _frames_to_caller() -> int:
+    """Return how many frames are between the function that calls this one and the user's code."""
+    depth, frame = 0, sys._getframe(1)
+    while frame.f_back and frame.f_code.co_name not in ("run_cell_magic", "run_line_magic"):
+        depth, frame = depth + 1, frame.f_back
+    return depth + 1
+
+
 def _ends_silently(shell: Any, cell: str) -> bool:
     """Return whether the cell ends in ``;``, which IPython uses to suppress output.
 
-    IPython's ``output_can_be_silenced`` uses the text as typed, where a ``!`` line may not be Python.
+    IPython's own check uses the text as typed, where a ``!`` line may not be Python.
     """
+    if ";" not in cell:
+        return False
     try:
-        hook: Any = DisplayHook
-        return ";" in cell and bool(hook.semicolon_at_end_of_expression(shell.transform_cell(cell)))
+        code = StringIO(shell.transform_cell(cell))
+        tokens = [t.string for t in tokenize.generate_tokens(code.readline) if t.type not in _BLANK]
     except (SyntaxError, tokenize.TokenError):
         return False
+    return tokens[-1:] == [";"]
 
 
 def _write_timeline(gang: Gang, spec: JobSpec) -> None:

@@ -114,7 +114,7 @@ def _of_notebook(name: str, ours: Callable[..., Any]) -> Callable[..., Any] | No
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     if get_shell is None or get_shell() is None:
         return None
-    function = getattr(sys.modules.get("IPython.core.display_functions"), name, None)
+    function = getattr(sys.modules.get("IPython.display"), name, None)
     return None if function is ours else function
 
 

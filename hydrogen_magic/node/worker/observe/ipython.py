@@ -11,6 +11,9 @@ from hydrogen_magic.node.worker import display_functions
 
 
 def attach(module: ModuleType) -> None:
-    """Replace the functions of the module, ``IPython.core.display_functions`` or ``IPython.display``."""
-    for name in display_functions.__all__:
+    """Replace the functions of a module that has them.
+
+    ``IPython.core.display_functions``; ``IPython.core.display`` before IPython 8; ``IPython.display``.
+    """
+    for name in vars(module).keys() & {*display_functions.__all__}:
         setattr(module, name, getattr(display_functions, name))
