@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hydrogen_magic as hm
+
 
 def is_horovods() -> bool:
     """Return whether this rank's gang meets by Horovod."""
@@ -129,6 +131,30 @@ def reduce_and_tell_port(port_file: str) -> None:
     meet()
     Path(port_file).write_text(os.environ["MASTER_PORT"])
     all_reduce_for_ever()
+
+
+def meet_as_in_tutorials(port: int, *, by_url: bool) -> float:
+    """Join at a port of the code's own, twice; return the sum over the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    total = torch.ones(1)
+    place: dict[str, Any] = {"rank": hm.rank(), "world_size": hm.world_size()}
+    if by_url:
+        place["init_method"] = f"tcp://localhost:{port}"
+    else:
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+    for _ in range(1 if by_url else 2):
+        dist.init_process_group("gloo", **place)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+    return float(total)
+
+
+def meet_with_one_more() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=hm.rank(), world_size=hm.world_size() + 1)
 
 
 def join() -> tuple[int, bool]:

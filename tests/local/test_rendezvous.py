@@ -20,7 +20,8 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.errors import RendezvousError
+from hydrogen_magic.errors import RankFailedError, RendezvousError
+from hydrogen_magic.node.rendezvous import torch_groups
 from tests import ranks
 from tests.gangs import PATIENCE_S, ended, until, wait_until
 
@@ -182,6 +183,27 @@ def stores() -> list[int]:
 
 def test_a_rank_that_exits_early_does_not_break_the_joins_of_others() -> None:
     assert hm.run(ranks.join, np=8, start_timeout=PATIENCE_S) == (8, False)
+
+
+@pytest.mark.parametrize(("by_url", "total"), [(False, 4.0), (True, 2.0)])
+def test_ranks_meet_at_an_address_of_their_code(by_url: bool, total: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert hm.run(ranks.meet_as_in_tutorials, port, by_url=by_url, np=2) == total
+
+
+def test_ranks_of_several_hosts_do_not_wait_at_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {torch_groups.STORE: "10.0.0.1:1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    stores = torch_groups.at_any_store(lambda url: iter(()))
+    with pytest.raises(ValueError, match=r"localhost:29500, which ranks on other hosts cannot"):
+        next(stores("tcp://localhost:29500"))
+
+
+def test_a_group_of_more_ranks_than_the_gang_is_refused() -> None:
+    with pytest.raises(RankFailedError, match=r"world_size=3.* this gang of 2 .* --np 3"):
+        hm.run(ranks.meet_with_one_more, np=2)
 
 
 def test_the_environment_of_two_hosts() -> None:

@@ -73,6 +73,7 @@ class TorchRendezvous(Rendezvous):
         shared = {
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
+            torch_groups.STORE: f"{address}:{port}",
             "TORCHELASTIC_RUN_ID": gang,
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),

@@ -13,11 +13,15 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlparse
 
+STORE = "HYDROGEN_MAGIC_STORE"
+"""Variable with the address of the gang's store: the user's code may change those that torch reads."""
+_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 _ERROR = 2
 """Of torch's levels."""
 
@@ -80,22 +84,70 @@ def _noting_sockets(create: Callable[..., Any]) -> Callable[..., Any]:
     return new_process_group
 
 
-def with_new_keys(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's ``rendezvous``, with keys of its own in the store for each group.
+def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's ``rendezvous``, for the gang's store and for one at an address of the user's code.
 
-    After ``destroy_process_group``, torch 2.13 uses the keys of the first group again: ranks read the
-    addresses that others had in it, and wait for a connection until the timeout, as under torchrun.
+    Each group has keys of its own in the store. After ``destroy_process_group``, torch 2.13 uses those of the
+    first group again: ranks read the addresses that others had in it, and wait for a connection until the
+    timeout, as under torchrun.
     """
 
     @functools.wraps(rendezvous)
     def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        for store, rank, world_size in rendezvous(url, *args, **kwargs):
-            if url == "env://" and _process.n_joined > 0:
-                prefixed = sys.modules["torch.distributed"].PrefixStore
-                store = prefixed(f"join_{_process.n_joined}", store)
-            yield store, rank, world_size
+        made, is_of_user = rendezvous(url, *args, **kwargs), _is_of_user(url)
+        with _served_by_a_rank() if is_of_user else nullcontext():
+            store, rank, world_size = next(made)
+        if url == "env://" and not is_of_user:
+            _refuse_missing_ranks(world_size)
+        if url == "env://" and _process.n_joined > 0:
+            prefixed = sys.modules["torch.distributed"].PrefixStore
+            store = prefixed(f"join_{_process.n_joined}", store)
+        yield store, rank, world_size
+        yield from made
 
     return stores
+
+
+def _is_of_user(url: str) -> bool:
+    """Return whether ``url`` stands for another address than that of the gang's store.
+
+    Raises ValueError for one at which ranks on several hosts cannot meet.
+    """
+    _, _, gangs = os.environ.get(STORE, "").rpartition(":")
+    where = urlparse(url)
+    host, port = where.hostname, str(where.port)
+    if where.scheme == "env":
+        host, port = (os.environ.get(f"MASTER_{part}", "") for part in ("ADDR", "PORT"))
+    if not gangs or where.scheme not in ("env", "tcp") or port == gangs:
+        return False
+    has_many_hosts = os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
+    if has_many_hosts and host in ("localhost", "127.0.0.1", "::1"):
+        raise ValueError(
+            f"init_process_group() would meet at {host}:{port}, which ranks on other hosts cannot reach: call"
+            " it without init_method, and do not set MASTER_ADDR and MASTER_PORT"
+        )
+    return True
+
+
+def _refuse_missing_ranks(world_size: int) -> None:
+    """Raise ValueError if the group would wait for ranks that the gang does not have."""
+    n_ranks = int(os.environ.get("WORLD_SIZE", world_size))
+    if world_size > n_ranks:
+        raise ValueError(
+            f"init_process_group(world_size={world_size}) would wait for ranks that this gang of {n_ranks}"
+            f" does not have: leave out world_size, or launch the gang with --np {world_size}"
+        )
+
+
+@contextmanager
+def _served_by_a_rank() -> Iterator[None]:
+    """Let rank 0 open the store, as without torchrun."""
+    before = os.environ.pop(_IS_SERVED, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[_IS_SERVED] = before
 
 
 def note_joined() -> None:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from hydrogen_magic.core.messages import SessionCell
+from hydrogen_magic.node.rendezvous import torch_groups
 from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.node.worker.rank_parts import dtensor_class
 from hydrogen_magic.serialization.pickling_errors import NullFile, walk
@@ -199,14 +200,14 @@ class _Peers:
     @functools.cached_property
     def _gangs_store(self) -> Any:
         """The store at which the ranks of this gang have met, None if there is none."""
-        if api.world_size() == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        address, _, port = os.environ.get(torch_groups.STORE, "").rpartition(":")
+        if api.world_size() == 1 or not port:
             return None
         with suppress(Exception):  # stores raise errors of many types
             from torch.distributed import TCPStore
 
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             timeout = timedelta(seconds=_CONNECT_S)
-            return TCPStore(address, port, timeout=timeout, wait_for_workers=False)
+            return TCPStore(address, int(port), timeout=timeout, wait_for_workers=False)
         return None
 
     @property

@@ -61,7 +61,7 @@ def attach(module: ModuleType) -> None:
         call = _noted(original) if is_joining else original
         replace(name, tracked_collective(name, call, torch, is_joining=is_joining))
     torch_groups.attach(module)
-    module.rendezvous = torch_groups.with_new_keys(module.rendezvous)  # type: ignore[attr-defined]
+    module.rendezvous = torch_groups.at_any_store(module.rendezvous)  # type: ignore[attr-defined]
     for name in ("isend", "irecv"):
         replace(name, torch_groups.pairwise(getattr(module, name), torch))
     replace("destroy_process_group", _tracked_destroy(module.destroy_process_group))
