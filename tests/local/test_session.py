@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,20 @@ def test_later_cells_run_on_the_same_ranks_with_their_variables(cells: Cells) ->
     assert cells.shell.user_ns["y"] == 2
     with pytest.raises(CaptureError, match="`z`"):
         cells.on_ranks("z")
+
+
+def test_a_signal_between_cells_is_handled_in_the_next_one(cells: Cells) -> None:
+    """Its handler may raise, as that of torch's DataLoader does when a worker was killed."""
+    cells.run(
+        "import signal, time\n"
+        "def late(number, frame): raise TimeoutError('the step took too long')\n"
+    )
+    alarm = "signal.signal(signal.SIGALRM, late)\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\nx = 3"
+    pid = cells.on_ranks(f"import os\n{alarm}\nos.getpid()", "--np 1")
+    time.sleep(0.1)
+    with pytest.raises(RankFailedError, match="TimeoutError: the step took too long"):
+        cells.on_ranks("x")
+    assert cells.on_ranks("x, os.getpid()") == (3, pid)
 
 
 def test_displays_outlast_their_cell(cells: Cells, capsys: pytest.CaptureFixture[str]) -> None:

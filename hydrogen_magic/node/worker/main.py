@@ -163,6 +163,7 @@ class _Rank:
             peer_timeouts,
             profiler,
             session_names,
+            user_signals,
         )
 
         self.rank = start.rank
@@ -182,6 +183,9 @@ class _Rank:
         )
         self.names: session_names.RankNames = (
             earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
+        )
+        self.signals: user_signals.UserSignals = (
+            earlier.signals if earlier else user_signals.UserSignals()
         )
         self.is_debugging = options.is_debugging
         self.is_debuggable = not options.debuggable or self.rank in options.debuggable
@@ -260,8 +264,11 @@ class _Rank:
         """Load, run, send the results; return the exit code."""
         try:
             self._start_reporting()
+            self.signals.resume()
             code = self._work_or_debug()
+            self.signals.defer()
         except BaseException as error:
+            self.signals.defer()
             code = self._fail(error)
         framing.close_all(self.channels)  # the cell has failed before it was fed
         is_child = os.getpid() != self.pid  # the cell forked, and its child failed
