@@ -44,6 +44,34 @@ def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShel
     )
 
 
+def test_a_model_comes_back_without_its_wrapper(notebook_shell: InteractiveShell) -> None:
+    """DistributedDataParallel belongs to ranks that have ended; the trained weights must not end with them."""
+    run_cell(
+        notebook_shell,
+        "import torch, torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n"
+        "model = notebooks_own = torch.nn.Linear(2, 1)\nlearner = {'model': torch.nn.Linear(2, 1)}",
+    )
+    run_cell(
+        notebook_shell,
+        "%%distributed --np 2 --out model,learner\n"
+        "dist.init_process_group('gloo')\n"
+        "class Averaged(DistributedDataParallel): pass\n"
+        "model = DistributedDataParallel(model)\n"
+        "learner['model'] = Averaged(learner['model'])\n"
+        "with torch.no_grad(): model.module.weight.fill_(3)\n"
+        "model",
+    )
+    run_cell(
+        notebook_shell,
+        "assert model is notebooks_own and _ is model and model.weight.tolist() == [[3.0, 3.0]]\n"
+        "assert type(learner['model']) is torch.nn.Linear",
+    )
+    *_, gang = launcher.gangs().values()
+    said = notices_of(gang)
+    assert said.count("`model` comes back without its DistributedDataParallel") == 1
+    assert said.count("`learner` comes back without its Averaged") == 1
+
+
 def test_unpicklable_parts() -> None:
     gang = ended(hm.launch(result_ranks.partly_unpicklable, np=2))
     first, second = gang.results

@@ -54,7 +54,6 @@ def test_there_are_none_without_their_class() -> None:
 @pytest.mark.parametrize(
     ("module", "name", "why"),
     [
-        ("torch.nn.parallel", "DistributedDataParallel", "belongs to the process group"),
         ("torch.distributed.fsdp", "FullyShardedDataParallel", "a part of its parameters"),
         ("torch.distributed.optim", "ZeroRedundancyOptimizer", "a part of its state"),
     ],

@@ -28,7 +28,7 @@ from hydrogen_magic.node.worker.rank_parts import (
 from hydrogen_magic.serialization.identity import numbered
 from hydrogen_magic.serialization.pickler import Pickler, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
-from hydrogen_magic.serialization.reducers import Binding, find, resolve, restore_object
+from hydrogen_magic.serialization.reducers import Binding, find, itself, resolve, restore_object
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
@@ -51,12 +51,8 @@ _STATE_OF_ZERO = frozenset(
     )
 )
 """Attributes that DeepSpeed's ZeRO stages 1 and 2 add to parameters (0.19)."""
+_DATA_PARALLEL = ("torch.nn.parallel", "DistributedDataParallel")
 _REFUSED = (
-    (
-        ("torch.nn.parallel", "DistributedDataParallel"),
-        "it belongs to the process group of the ranks",
-        "bring back the model inside it, its .module",
-    ),
     (
         ("torch.distributed.fsdp", "FullyShardedDataParallel"),
         "every rank holds a part of its parameters",
@@ -88,6 +84,8 @@ class ResultPickler(Pickler):
 
     full_tensors: Mapping[int, Any] = types.MappingProxyType({})
     """``id`` of a DTensor -> the full tensor that replaces it."""
+    on_unwrapped: Callable[[str, Any], None] = staticmethod(lambda name, wrapper: None)
+    """Called with the name of a result, and a wrapper that is left out of it."""
     left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
     """``id`` of an object -> its replacement."""
     parts: Callable[[], Mapping[int, RankPart]] = dict
@@ -119,6 +117,8 @@ class ResultPickler(Pickler):
             self.handlers[tensor] = self._reduce_sharded
 
     def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
+        if derives_from(kind, *_DATA_PARALLEL):
+            return self._reduce_data_parallel
         for place, why, remedy in _REFUSED:
             if derives_from(kind, *place):
                 return functools.partial(refuse, why=why, remedy=remedy)
@@ -154,6 +154,11 @@ class ResultPickler(Pickler):
         if self._optimizer_class is not None and issubclass(kind, self._optimizer_class):
             _refuse_wrapped(obj)
         return super().reducer_override(obj)
+
+    def _reduce_data_parallel(self, wrapper: Any) -> Any:
+        """Write the model inside: the wrapper belongs to a group of ranks that end with the gang."""
+        self.on_unwrapped(self.current, wrapper)
+        return itself, (wrapper.module,)
 
     def _reduce_sharded(self, tensor: Any) -> Any:
         full = self.full_tensors.get(id(tensor))

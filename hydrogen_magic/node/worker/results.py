@@ -15,7 +15,7 @@ from typing import Any
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.units import size_text
-from hydrogen_magic.node.worker import rank_parts
+from hydrogen_magic.node.worker import rank_parts, reporter
 from hydrogen_magic.node.worker.namespace import LoadedClosure
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
@@ -82,8 +82,11 @@ class _Delivery:
         self._parts = functools.cache(rank_parts.of_process)
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
+        self._is_first = False
+        self._unwrapped = set[str]()
 
     def run(self, value: Any, is_first: bool) -> int:
+        self._is_first = is_first
         variables, missing = self._loaded.variables()
         results = {**variables, CELL_VALUE: value}
         later = {}
@@ -171,8 +174,14 @@ class _Delivery:
     ) -> ResultPickler:
         made = self._loaded.result_pickler(*args)
         made.full_tensors, made.left_out = self._gathering.tensors, left_out or {}
-        made.parts = self._parts
+        made.parts, made.on_unwrapped = self._parts, self._note_unwrapped
         return made
+
+    def _note_unwrapped(self, name: str, wrapper: Any) -> None:
+        if self._is_first and name not in self._unwrapped:
+            self._unwrapped.add(name)
+            kind = type(wrapper).__name__
+            reporter.notice("info", f"{label(name)} comes back without its {kind}")
 
 
 def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, last: Any) -> str:
