@@ -128,7 +128,7 @@ class ModuleChanges:
         for each in module_state.differences(local):
             is_sent = _is_container(each.value) and any(each.value is value for value in sent)
             if not is_sent:  # under the name by which another module imports it
-                found.setdefault((each.module, each.name), Stays(each.label))
+                found.setdefault((each.module, each.name), Stays(each.label, differs_in_file=True))
         return list(found.values())
 
     def assigned(self) -> set[tuple[str, str]]:
@@ -262,10 +262,10 @@ def sort(
     """Sort settings by how they travel. ``late``: places of those that follow the values in the stream."""
     plain: list[Setting] = []
     pickled: list[Setting] = []
-    stays: list[str] = []
+    stays: list[Stays] = []
     for setting in found:
         if isinstance(setting, Stays):
-            stays.append(setting.name)
+            stays.append(setting)
         elif (setting.module, setting.key) in late:
             pickled.append(setting)
         elif is_plain(setting.value):
@@ -273,7 +273,7 @@ def sort(
         elif is_picklable(setting):
             pickled.append(setting)
         else:
-            stays.append(setting.label)
+            stays.append(Stays(setting.label))
     return SortedSettings(tuple(plain), tuple(pickled), _stays_note(stays))
 
 
@@ -313,8 +313,11 @@ def _is_users(setting: Setting) -> bool:
     return setting.provider != "warnings"
 
 
-def _stays_note(stays: Sequence[str]) -> str:
+def _stays_note(stays: Sequence[Stays]) -> str:
     if not stays:
         return ""
-    listed = first_of(dict.fromkeys(stays), _MOST_LISTED)
-    return f"settings of the notebook that are not sent: {listed}; set them inside the cell"
+    listed = first_of(dict.fromkeys(each.name for each in stays), _MOST_LISTED)
+    remedy = "set them inside the cell"
+    if any(each.differs_in_file for each in stays):
+        remedy += ", or reload a module whose file you have edited"
+    return f"settings of the notebook that are not sent: {listed}; {remedy}"

@@ -45,7 +45,7 @@ def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShel
 
 
 def test_a_model_comes_back_without_its_wrapper(notebook_shell: InteractiveShell) -> None:
-    """DistributedDataParallel belongs to ranks that have ended; the trained weights must not end with them."""
+    """The wrapper belongs to ranks that have ended; the trained weights must not end with them."""
     run_cell(
         notebook_shell,
         "import torch, torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n"

@@ -299,6 +299,7 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     (warning,) = captured.hints
     assert "mylib.lock" in warning and "mylib.STEPS (10 in its file)" in warning
     assert "mylib.history (empty in its file)" in warning
+    assert warning.endswith("or reload a module whose file you have edited")
     assert "unused" not in {item.name for item in captured.inventory}
 
 
