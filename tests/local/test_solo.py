@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
+import torch
 
 import hydrogen_magic as hm
 from tests import library_ranks
@@ -46,8 +47,54 @@ def test_ranks_that_exchange_nothing_are_reported(joins: bool, wraps: bool) -> N
     assert (ALONE in notices_of(gang)) is not wraps, notices_of(gang)
 
 
+def train_after_the_end_of_the_group() -> None:
+    """Step after ``destroy_process_group``: DDP holds the group, and averages still."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(110):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if step == 0:
+            dist.destroy_process_group()
+
+
+def test_models_of_a_destroyed_group_are_not_reported() -> None:
+    gang = ended(hm.launch(train_after_the_end_of_the_group, np=2))
+    gang.raise_for_state()
+    assert ALONE not in notices_of(gang)
+
+
+def train_by_accelerate() -> None:
+    import accelerate
+    import torch
+
+    model = torch.nn.Linear(2, 1)
+    ready = accelerate.Accelerator()
+    model, optimizer = ready.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(12):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.skipif(
+    not importlib.util.find_spec("accelerate") or torch.cuda.is_available(),
+    reason="Accelerate joins the ranks by itself where there are GPUs",
+)
+def test_accelerate_without_gpus_is_reported_with_its_argument() -> None:
+    gang = ended(hm.launch(train_by_accelerate, np=2))
+    gang.raise_for_state()
+    assert f"{ALONE}. To train one model, write Accelerator(cpu=True)" in notices_of(gang)
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="lightning is not installed")
 def test_lightning_without_devices_is_reported(tmp_path: object) -> None:
     gang = ended(hm.launch(library_ranks.fit_lightning, str(tmp_path), devices="auto", np=2))
     gang.raise_for_state()
-    assert f"{ALONE}. To train one model, pass devices=2, num_nodes=1 to the" in notices_of(gang)
+    remedy = "create the Trainer inside the cell, with devices=2, num_nodes=1"
+    assert f"{ALONE}. To train one model, {remedy}" in notices_of(gang)

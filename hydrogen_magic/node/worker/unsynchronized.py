@@ -6,11 +6,14 @@ those of C++ code such as DDP's; calls of other libraries are counted by their o
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.core.library_types import derives_from, loaded
 from hydrogen_magic.core.units import counted
 
 _STEPS = 10
@@ -57,6 +60,8 @@ class ExchangeCounter:
         if alone < (_STEPS_SINCE if exchanged else _STEPS) and not (is_over and not exchanged):
             return ""
         self._is_decided = True
+        if _averages_by_lost_group():
+            return ""
         remedy = self.advice.text or _remedy()
         return (
             f"{counted(alone, 'optimizer step')} without any collective: each of "
@@ -66,18 +71,38 @@ class ExchangeCounter:
 
 def _counts() -> Iterator[int | None]:
     """Yield how many collectives each process group has begun; None for a backend without a count."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    world = getattr(c10d, "_world", None)
-    for group in list(getattr(world, "pg_map", ())):
+    for group in _groups():
         try:
             yield int(group._get_sequence_number_for_group())
         except Exception:  # a backend may raise anything
             yield None
 
 
+def _averages_by_lost_group() -> bool:
+    """Return whether a model may average gradients by a group that was destroyed, which is not counted."""
+    groups = _groups()
+    return any(
+        model.process_group not in groups
+        for model in _objects("torch.nn.parallel", "DistributedDataParallel")
+    )
+
+
+def _groups() -> list[Any]:
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    return list(getattr(getattr(c10d, "_world", None), "pg_map", ()))
+
+
+def _objects(module: str, name: str) -> list[Any]:
+    """Return the objects of a library's class in this process."""
+    return [found for found in gc.get_objects() if derives_from(type(found), module, name)]
+
+
 def _remedy() -> str:
-    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules:
-        nodes = int(os.environ.get("WORLD_SIZE", 1)) // max(1, int(local_size or 1))
-        return f"pass devices={local_size}, num_nodes={nodes} to the Trainer"
+    accelerate = loaded("accelerate.state", "PartialState")
+    if accelerate is not None and accelerate._shared_state:
+        return "write Accelerator(cpu=True), or TrainingArguments(…, use_cpu=True), inside the cell"
+    if any(_objects(module, "Trainer") for module in ("lightning.pytorch", "pytorch_lightning")):
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        n_nodes = int(os.environ.get("WORLD_SIZE", 1)) // local_size
+        return f"create the Trainer inside the cell, with devices={local_size}, num_nodes={n_nodes}"
     return "call init_process_group() and wrap the model in DistributedDataParallel or FSDP"
