@@ -20,8 +20,8 @@ from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink
 from hydrogen_magic.driver.placements.agent_client import with_ports
 from hydrogen_magic.driver.placements.launch_request import SessionAddress
 from hydrogen_magic.driver.placements.remote import (
+    agent_requests,
     forwarded_settings,
-    launch_requests,
     rank_assignment,
 )
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
@@ -233,7 +233,7 @@ class RemoteAttempt:
         if self._is_unwanted:
             return
         address = self._rendezvous.of(self._attempt, assignment.agents[0].held)
-        requests = launch_requests.for_agents(self._attempt, assignment, address)
+        requests = agent_requests.for_agents(self._attempt, assignment, address)
         self._running = list(requests)
         self.is_retained = False  # until here, the ranks of a session wait for the next cell
         transfer = ClosureTransfer(self._attempt, self._running, self._sink)
