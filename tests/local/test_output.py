@@ -27,7 +27,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.output_lines import OutputLines
 from hydrogen_magic.errors import RankFailedError
 from hydrogen_magic.node.agent import rank_output
-from hydrogen_magic.node.agent.output import LivePart, LiveText, RankLog, TokenBucket
+from hydrogen_magic.node.agent.output_limits import LivePart, LiveText, RankLog, TokenBucket
 from tests import leaks, output_ranks
 from tests.gangs import PATIENCE_S, agent_pids, ended, said, until
 

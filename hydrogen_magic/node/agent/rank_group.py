@@ -20,7 +20,7 @@ from hydrogen_magic.node.agent import rank_output
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.descendants import DescendantCleanup
 from hydrogen_magic.node.agent.gpus import RankGpus
-from hydrogen_magic.node.agent.output import RankLog, TokenBucket
+from hydrogen_magic.node.agent.output_limits import RankLog, TokenBucket
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.rank_process import RankProcess
 from hydrogen_magic.node.agent.rank_set import RankSet

@@ -11,7 +11,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask, MaskedStream
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.display_order import DisplayOrder
-from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
+from hydrogen_magic.node.agent.output_limits import CHUNK, LivePart, LiveText, RankLog, TokenBucket
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
 DRAIN_CHUNKS = 32

@@ -16,7 +16,7 @@ from hydrogen_magic.core.masking import masked_file
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.exit_watch import FinishWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
-from hydrogen_magic.node.agent.output import RankLog
+from hydrogen_magic.node.agent.output_limits import RankLog
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.rank_output import RankOutput
 from hydrogen_magic.node.agent.stacks import StackReader

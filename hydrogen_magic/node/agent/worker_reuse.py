@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.file_versions import are_changed
-from hydrogen_magic.node.agent.output import CHUNK
+from hydrogen_magic.node.agent.output_limits import CHUNK
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 
 RANKS_ENDED = "the ranks of the session have ended"
