@@ -1,5 +1,9 @@
 """From a cell of the notebook to a closure that a rank can run.
 
+     serialization.code_names          reachable: names that
+     (DefiniteAssignment: names           functions read
+      assigned before a read)                   │
+               ▼                                ▼
 cell text ── scopes ─► names it reads ── required_names ─► values, imports, errors
                                                              │         │
                                       local modules ◄── stream ─► pickles, one per name

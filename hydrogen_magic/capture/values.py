@@ -1,4 +1,4 @@
-"""Arguments and results of this package."""
+"""What a capture takes and returns: the text of a cell, and a closure with a list of what it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of frozen dataclasses, thousands of them a second."""
+"""``replaced``: ``dataclasses.replace`` in a fraction of the time, for thousands of changes a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ else:
     _T = TypeVar("_T")
 
     def replaced(value: _T, /, **changes: Any) -> _T:
-        """Return a copy with ``changes``, as ``dataclasses.replace`` does, in a tenth of the time.
+        """Return a copy with ``changes``, as ``dataclasses.replace`` does, in a fraction of the time.
 
         For classes without ``__slots__``, ``__post_init__`` and fields that ``__init__`` does not take.
         """

@@ -1,4 +1,4 @@
-"""The GPU of a rank."""
+"""``gpu_of_rank``: torch's name of the GPU on which this rank computes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The run of a gang, as its controller changes it.
+"""One run of a gang: adds its events to the state and the record, and keeps its results and its error.
 
-:class:`~hydrogen_magic.driver.gang.Gang` is the user's view of it.
+Its controller changes it; :class:`~hydrogen_magic.driver.gang.Gang` is the user's view of it.
 """
 
 from __future__ import annotations

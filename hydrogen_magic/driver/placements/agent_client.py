@@ -1,7 +1,7 @@
 """The kernel's end of any agent: its messages and its state.
 
 Its placement determines how it is started and which data bypasses the channel:
-:mod:`~hydrogen_magic.driver.placements.local_agents` on this machine, ``placements.remote`` elsewhere.
+:mod:`~hydrogen_magic.driver.placements.local_agent` on this machine, ``placements.remote`` elsewhere.
 """
 
 from __future__ import annotations

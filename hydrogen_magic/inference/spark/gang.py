@@ -1,4 +1,6 @@
-"""An eager ``%%infer`` over a Spark DataFrame as a gang, with its record, view and stop.
+"""The eager way of ``%%infer`` over a Spark DataFrame, without ``--out``: a gang that runs a ``SparkRun``.
+
+It has a record, a view and a stop, as any gang.
 
 controller ── SparkRun, in a thread ──► Spark ──► Python workers, each shown as a rank
   ▲                                                    │

@@ -1,4 +1,7 @@
-"""``%%infer`` over a Spark DataFrame, classic or Connect, by the same predictor in Spark's own tasks.
+"""The lazy way of ``%%infer`` over a Spark DataFrame, with ``--out``, and what both ways prepare.
+
+The same predictor as elsewhere runs in Spark's own tasks, classic or Connect. For the eager way, :mod:`.run`
+runs jobs over the same DataFrames.
 
     kernel ── package and cell, once per executor ──► a Python worker per task slot
        │                                                  cell runs once, then predict per batch

@@ -1,4 +1,7 @@
-"""Predictions for all rows of a Spark DataFrame as Spark jobs, which can be counted and cancelled."""
+"""The Spark jobs of the eager way, which can be counted and cancelled; :mod:`.gang` runs them in a thread.
+
+A job predicts rows by what :mod:`.prepared` returns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of a rank: all of it to a file, and a bounded live part to the kernel.
+"""Limits on a rank's output: the log on disk, the live text, and the rate of a gang.
 
 Output is read in chunks, not in lines: a rank may print a gigabyte without a newline. The bytes go
 to the rank's log unchanged. Only the live part is decoded, incrementally, so characters split

@@ -1,4 +1,4 @@
-"""The ranks of one attempt on this host, from their forks to the end of their last process."""
+"""One launch request on this host: starts its ranks, reports health, carries out commands, cleans up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HEALTH_S = 1.0
 
 
 class RankGroup:
-    """Runs the ranks of one ``launch`` message."""
+    """Runs the ranks of one :class:`~hydrogen_magic.core.messages.LaunchRequest`."""
 
     def __init__(
         self,

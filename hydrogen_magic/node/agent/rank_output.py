@@ -1,4 +1,4 @@
-"""The output of a rank: all of it in its log, and a limited part for the live view."""
+"""Reads a rank's stdout and stderr from their pipes, and masks secrets: for its log and the live view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of one attempt on this host, as a whole."""
+"""The processes of one attempt on this host: signals to all, and their end by SIGINT, SIGTERM, SIGKILL."""
 
 from __future__ import annotations
 

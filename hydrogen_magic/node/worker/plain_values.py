@@ -1,4 +1,4 @@
-"""Values that any process can unpickle."""
+"""``is_plain``: whether a value is small and of Python's own types, so that any process can unpickle it."""
 
 from __future__ import annotations
 
