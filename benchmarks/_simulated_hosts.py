@@ -87,7 +87,7 @@ class FakeHost:
 
     async def run(self) -> None:
         """Serve until the tasks are released."""
-        self._secret = agent_secret(self._boot["seed"], self._tasks[0])
+        self._secret = agent_secret(self._boot["key_seed"], self._tasks[0])
         self._link = AgentLink(self._boot["endpoints"][0], self._boot["server_key"], self._secret)
         self._closure = HostClosure(self._boot["gang"], self._send)
         held = msg.Address(f"127.1.{self._host // 250}.{self._host % 250 + 1}", 1)

@@ -13,7 +13,7 @@ from typing import Any
 from hydrogen_magic.serialization.reducers import own_attributes
 
 _MAX_OBJECTS = 200_000
-"""Maximum number of objects searched for the path of the culprit; more take over a second."""
+"""Maximum number of objects searched for the path of the unpicklable one; more take over a second."""
 
 _LONGEST_PATH = 100
 """Characters of an expression; a longer one, through the insides of a library, helps no user."""
@@ -83,14 +83,16 @@ def explain(
             f"`{name}` ({describe(value)}) cannot be sent: it is nested too deeply for pickle "
             "(RecursionError): build it inside the cell, or make it flatter"
         )
-    culprit = error.obj if isinstance(error, RefusedError) else last
-    path = path_to(name, value, culprit)
+    unpicklable = error.obj if isinstance(error, RefusedError) else last
+    path = path_to(name, value, unpicklable)
     if path is not None and len(path) > _LONGEST_PATH:
         path = None
-    found = f"`{path or name}` ({describe(culprit if path else value)})"
-    inside = "" if path else f", because of a {describe(culprit)} inside it,"
+    found = f"`{path or name}` ({describe(unpicklable if path else value)})"
+    inside = "" if path else f", because of a {describe(unpicklable)} inside it,"
     why = error.why if isinstance(error, RefusedError) else _reason(error)
-    remedy = error.remedy if isinstance(error, RefusedError) else advice or _remedy(culprit, value)
+    remedy = (
+        error.remedy if isinstance(error, RefusedError) else advice or _remedy(unpicklable, value)
+    )
     return f"{found}{inside} cannot be sent: {why}; {remedy}"
 
 
@@ -111,13 +113,13 @@ def describe(obj: Any) -> str:
     return kind.__qualname__ if kind.__qualname__.startswith(module) else module + kind.__qualname__
 
 
-def _remedy(culprit: Any, value: Any) -> str:
-    """Return what to do about ``culprit``, which is somewhere in the variable's ``value``."""
-    kind = type(culprit)
+def _remedy(unpicklable: Any, value: Any) -> str:
+    """Return what to do about ``unpicklable``, which is somewhere in the variable's ``value``."""
+    kind = type(unpicklable)
     known = _REMEDIES.get(f"{kind.__module__}.{kind.__qualname__}") or _REMEDIES.get(
         kind.__qualname__
     )
-    packages = (str(type(obj).__module__).partition(".")[0] for obj in (value, culprit))
+    packages = (str(type(obj).__module__).partition(".")[0] for obj in (value, unpicklable))
     by_package = next(filter(None, map(_REMEDIES_BY_PACKAGE.get, packages)), None)
     return by_package or known or "create it inside the cell, or leave it out with __getstate__"
 

@@ -48,37 +48,39 @@ class InlinePlacement(InKernelPlacement):
             for event in batch:
                 sink.emit(event)
 
-        said = reporter.Reporter(0, job.clock_zero_s, send)
-        said.exchanges.advice = msg.JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
+        rank_reporter = reporter.Reporter(0, job.clock_zero_s, send)
+        rank_reporter.exchanges.advice = msg.JoinAdvice(
+            job.spec.rendezvous, job.rendezvous.join_advice
+        )
         slot = job.plan.slots[0]
         device = devices.device_name(job.plan, slot)
-        sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, device))
+        sink.emit(ev.RankStarted(rank_reporter.now_s(), 0, os.getpid(), slot.host, device))
         with ExitStack() as stack:
             stack.enter_context(_environment(_rendezvous_environment(attempt, stack)))
-            reporter.install(said)
+            reporter.install(rank_reporter)
             stack.callback(reporter.install, None)
-            said.start()
-            stack.callback(said.close)
+            rank_reporter.start()
+            stack.callback(rank_reporter.close)
             try:
-                _run(job, sink, said)
+                _run(job, sink, rank_reporter)
             except BaseException as error:
                 report = main_thread.report_exception(error)
-                said.post(ev.RankFailed(said.now_s(), 0, report, "running"))
-                said.post(ev.RankExited(said.now_s(), 0, 1))
+                rank_reporter.post(ev.RankFailed(rank_reporter.now_s(), 0, report, "running"))
+                rank_reporter.post(ev.RankExited(rank_reporter.now_s(), 0, 1))
                 raise
 
 
-def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
+def _run(job: Job, sink: EventSink, rank_reporter: reporter.Reporter) -> None:
     assert job.feed is None  # %%infer refuses this placement
-    said.post(ev.RankPhase(said.now_s(), 0, "loading"))
+    rank_reporter.post(ev.RankPhase(rank_reporter.now_s(), 0, "loading"))
     loaded = namespace.load(_closure(job), types.ModuleType("__main__"))
-    said.post(ev.RankPhase(said.now_s(), 0, "running"))
+    rank_reporter.post(ev.RankPhase(rank_reporter.now_s(), 0, "running"))
     value = loaded.run()
     nbytes = results.deliver(
         loaded, value, True, lambda part, section, on_write: sink.deliver(0, part, section)
     )
-    said.post(ev.RankResult(said.now_s(), 0, nbytes))
-    said.post(ev.RankExited(said.now_s(), 0, 0))
+    rank_reporter.post(ev.RankResult(rank_reporter.now_s(), 0, nbytes))
+    rank_reporter.post(ev.RankExited(rank_reporter.now_s(), 0, 0))
 
 
 def _closure(job: Job) -> Payload:

@@ -275,12 +275,12 @@ def _start(name: str, start: dict[str, Any], about: dict[str, Any], ours: str) -
         return folder
 
 
-def agent_secret(seed: str, number: int) -> str:
+def agent_secret(key_seed: str, number: int) -> str:
     """Return the secret key of the agent that task ``number`` may start, as hexadecimal digits.
 
-    All keys follow from one ``seed``: a list of them would make every task as large as the gang.
+    All keys follow from one ``key_seed``: a list of them would make every task as large as the gang.
     """
-    return hmac.new(bytes.fromhex(seed), str(number).encode(), "sha256").hexdigest()
+    return hmac.new(bytes.fromhex(key_seed), str(number).encode(), "sha256").hexdigest()
 
 
 def reachable(endpoints: Sequence[str], hosts: str) -> tuple[str, str]:
@@ -325,7 +325,7 @@ def _start_agent(
         "gang": start["gang"],
         "attempt": start["attempt"],
         "server_key": start["server_key"],
-        "secret": agent_secret(start["seed"], about["number"]),
+        "secret": agent_secret(start["key_seed"], about["number"]),
         "bind": _bind_address(start["address"], own),
         "ports": start["ports"],
         "env": env,

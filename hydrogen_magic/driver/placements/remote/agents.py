@@ -297,7 +297,7 @@ class RelayRoute:
 class Invitation:
     """Keys of possible agents."""
 
-    seed: str = field(repr=False)
+    key_seed: str = field(repr=False)
     """Their secret keys follow from it, see :func:`~.host_task.agent_secret`."""
     agents: tuple[RemoteAgent, ...]
     """By the number of the task that may start them."""
@@ -337,9 +337,11 @@ class RemoteAgentPool:
 
     def invite(self, count: int) -> Invitation:
         """Create keys for all agents that tasks may have to start."""
-        seed = secrets.token_hex(32)
-        made = (host_task.agent_secret(seed, number) for number in range(count))
-        invited = Invitation(seed, tuple(RemoteAgent(self.hub, self, secret) for secret in made))
+        key_seed = secrets.token_hex(32)
+        made = (host_task.agent_secret(key_seed, number) for number in range(count))
+        invited = Invitation(
+            key_seed, tuple(RemoteAgent(self.hub, self, secret) for secret in made)
+        )
         self._agents.update(invited.agents)
         return invited
 

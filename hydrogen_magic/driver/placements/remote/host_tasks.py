@@ -79,7 +79,7 @@ class HostTasks:
             "endpoints": list(endpoints),
             "ports": None if ports is None else asdict(ports),
             "server_key": self.pool.hub.server_key,
-            "seed": self.invited.seed,
+            "key_seed": self.invited.key_seed,
             "fingerprint": of_host,
             "preload": list(job.preload) if fingerprint(job) == of_host else [],
             "record_dir": str(job.record_dir),
