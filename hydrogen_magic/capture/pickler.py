@@ -77,6 +77,11 @@ _SPARK_CLASSES = (
     ("pyspark.sql.connect.dataframe", "DataFrame"),
     ("pyspark.core.rdd", "RDD"),
 )
+_SPARK_DATA = "send its data (.toPandas(), .collect()), or use %%infer"
+_SPARK_REMEDIES = {
+    "DataFrame": f"use hm.dataset(df), which ranks read with hm.shard(); or {_SPARK_DATA}",
+    "RDD": _SPARK_DATA,
+}
 
 _REFUSED = (
     (
@@ -590,7 +595,7 @@ def _is_reloaded(cls: type) -> bool:
 
 def _refuse_spark_object(obj: Any) -> Any:
     kind = type(obj).__name__
-    remedy = "use Spark in the notebook and send only the data that the ranks need"
-    if kind in ("DataFrame", "RDD"):
-        remedy = "send its data (.toPandas(), .collect()), or use %%infer"
+    remedy = _SPARK_REMEDIES.get(
+        kind, "use Spark in the notebook and send only the data that the ranks need"
+    )
     raise RefusedError(obj, f"a {kind} exists only in the notebook's process", remedy)

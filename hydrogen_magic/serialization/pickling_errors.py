@@ -34,10 +34,7 @@ _REMEDIES = {
 _REMEDIES_BY_PACKAGE = {
     "botocore": "create the client inside the cell",
     "ipywidgets": "assign what the cell needs of it, such as its value, to a variable first",
-    "pyspark": (
-        "it exists only in the notebook's process: for a DataFrame use hm.dataset(df), which ranks read "
-        "with hm.shard(); or collect the data that they need (.toPandas(), .collect())"
-    ),
+    "pyspark": "it exists only in the notebook's process: send only the data that the ranks need",
     "psycopg": "open the connection inside the cell",
     "psycopg2": "open the connection inside the cell",
     "sqlalchemy": "connect inside the cell",

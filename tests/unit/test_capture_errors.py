@@ -154,16 +154,26 @@ def test_through_a_function(notebook: Notebook) -> None:
     assert "(used by f() in Cell In[1], line 3)" in refusal(notebook, "f()")
 
 
-def test_spark_is_refused(notebook: Notebook) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "remedy"),
+    [
+        ("pyspark", "SparkContext", "use Spark in the notebook"),
+        ("pyspark.sql", "SparkSession", "use Spark in the notebook"),
+        ("pyspark", "RDD", "send its data (.toPandas(), .collect()), or use %%infer"),
+        (
+            "pyspark.sql.classic.dataframe",
+            "DataFrame",
+            "use hm.dataset(df), which ranks read with hm.shard(); or send its data",
+        ),
+    ],
+)
+def test_spark_is_refused(notebook: Notebook, module: str, name: str, remedy: str) -> None:
     pytest.importorskip("pyspark")
-    notebook.cell("""
-        from pyspark import SparkContext
-        from pyspark.sql import SparkSession
-        x = {"sc": SparkContext.__new__(SparkContext), "s": SparkSession.__new__(SparkSession)}
-    """)
-    assert "`x['sc']`" in (message := refusal(notebook, "x")) and "SparkContext" in message
-    notebook.cell("del x['sc']")
-    assert "SparkSession exists only in the notebook's process" in refusal(notebook, "x")
+    notebook.cell(f"from {module} import {name}\nx = [object.__new__({name})]")
+    message = refusal(notebook, "x")
+    assert (
+        "`x[0]`" in message and f"{name} exists only in the notebook's process; {remedy}" in message
+    )
 
 
 def test_too_large_names_the_biggest(notebook: Notebook) -> None:
