@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from hydrogen_magic.core.messages import WorkerCommand
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.messages import RankEvents, WorkerCommand
 from hydrogen_magic.node.agent import rank_set
+from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
+from hydrogen_magic.node.agent.output_limits import RankLog
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
+from hydrogen_magic.node.agent.rank_process import RankProcess
 from hydrogen_magic.node.agent.rank_set import RankSet
 from hydrogen_magic.node.agent.rank_starter import RankStarter
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
@@ -89,6 +97,32 @@ def test_the_exit_of_an_earlier_process_is_not_that_of_a_rank_with_its_pid() -> 
     assert pool.take_exit(workers[1]) == (signal.SIGTERM, 0)
     for worker in workers:
         worker.close()
+
+
+def test_an_event_that_a_rank_may_not_report_is_refused_with_a_warning(tmp_path: Path) -> None:
+    emitted: list[ev.Event] = []
+    own, foreign = ev.Steps(1.0, 0, 5), ev.Steps(1.0, 1, 5)
+    of_the_gang = ev.Recording(1.0, True)
+
+    async def read() -> None:
+        worker, theirs = PooledWorker.create()
+        reporter = AttemptReporter(0.0, Mask(), emitted.append, Mock())
+        process = RankProcess(0, worker, RankLog(str(tmp_path / "log")), reporter)
+        for _ in range(2):
+            events = tuple(map(ev.encode, (own, foreign, of_the_gang)))
+            with socket.socket(fileno=os.dup(theirs[0])) as end:
+                framing.send(end, RankEvents(events))
+        process._read_control()
+        process.close(is_retained=False)
+        framing.close_all(theirs)
+
+    asyncio.run(read())
+    notices = [event.text for event in emitted if isinstance(event, ev.Notice)]
+    assert [event for event in emitted if not isinstance(event, ev.Notice)] == [own, own]
+    assert [text.partition(" is ignored")[0] for text in notices] == [
+        "rank 0: Steps of rank 1",
+        "rank 0: Recording of the gang",
+    ]
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])

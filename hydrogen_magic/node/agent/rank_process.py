@@ -57,6 +57,8 @@ class RankProcess:
         self._is_stop_requested = False
         self._frames = framing.FrameReader(worker.control)
         self._checkpoints = Path()
+        self._refused: set[str] = set()
+        """Kinds of events that it has reported, and may not."""
         self._cpu: tuple[float, int] | None = None
         self.oom_kills: int | None = None
         """How often the system's out-of-memory killer had been active when the ranks started, if known."""
@@ -134,6 +136,7 @@ class RankProcess:
             return
         is_of_the_gang = isinstance(event, (ev.Notice, ev.Profiling))
         if getattr(event, "rank", None) != self.rank and not is_of_the_gang:
+            self._refuse(event)
             return
         if isinstance(event, ev.RankPhase) and event.phase == "finishing":
             self._finish.begin()
@@ -145,6 +148,16 @@ class RankProcess:
         if isinstance(event, ev.InputRequested):  # the text above its prompt
             self.output.emit_printed()
         self._emit(event)
+
+    def _refuse(self, event: ev.Event) -> None:
+        """Warn that an event is not passed on, once for each kind: there may be thousands a second."""
+        kind = type(event).__name__
+        if kind not in self._refused:
+            self._refused.add(kind)
+            whose = f"of rank {event.rank}" if isinstance(event, ev.RankEvent) else "of the gang"
+            self._warn(
+                f"{kind} {whose} is ignored: a rank reports events with its own number, Notice and Profiling"
+            )
 
     def _send_checkpoint(self, name: str) -> None:
         try:
