@@ -12,6 +12,7 @@ from hydrogen_magic.core.argument_types import parse_duration_s, parse_size_byte
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments.distributed import parse, usage
 from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang
+from hydrogen_magic.notebook.arguments.infer import parse_infer
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 
 
@@ -51,6 +52,13 @@ def test_the_line_wins_over_the_defaults_and_leaves_the_rest() -> None:
     defaults = JobSpec(np=8, retries=1, gpu=True)
     assert parse("", defaults=defaults).spec == defaults
     assert parse("--np 3 --cpu", defaults=defaults).spec == JobSpec(np=3, retries=1, gpu=False)
+
+
+def test_an_option_that_is_not_given_sets_no_field() -> None:
+    """Otherwise it would override %config: argparse's default of a flag is False."""
+    assert parse("").given == frozenset()
+    assert parse("train.py", is_cell=False).given == frozenset()
+    assert parse_infer("df", defaults=JobSpec()).given == frozenset()
 
 
 def test_a_session_knows_what_the_line_itself_sets() -> None:
