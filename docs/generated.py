@@ -11,14 +11,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks._results import RESULTS, heading, shown
+from hydrogen_magic import plugins
 from hydrogen_magic.__main__ import COMMANDS
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.frameworks.deepspeed import command as deepspeed
-from hydrogen_magic.frameworks.horovod import command as horovod
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.notebook.arguments import distributed, gang, infer
 from hydrogen_magic.notebook.arguments.gang import GANG_COMMANDS
@@ -127,8 +127,13 @@ def _terminal_table() -> str:
 
 def terminal_commands() -> dict[str, str]:
     """Return every command of ``python -m hydrogen_magic`` and its meaning."""
-    parsers = {"deepspeed": deepspeed.parser(), "horovod": horovod.parser()}
-    setups = (pair for name, parser in parsers.items() for pair in subcommands(name, parser))
+    modules = {name: main.partition(":")[0] for name, main in plugins.commands().items()}
+    setups = (
+        pair
+        for name, module in sorted(modules.items())
+        if module.startswith("hydrogen_magic.")
+        for pair in subcommands(name, import_module(module).parser())
+    )
     return {**COMMANDS, **dict(setups)}
 
 
