@@ -124,8 +124,7 @@ class GangController:
                 if self._is_unwanted():
                     break  # before it began
                 await self._attempt(number)
-                last = number == self._job.spec.retries or self._is_unwanted()
-                if last or self._outcome() != "FAILED":
+                if not self._may_try_again(number):
                     break
                 self._notice("warning", f"{self._reason('FAILED')}: restarting all ranks")
         except HydrogenError as problem:
@@ -421,6 +420,11 @@ class GangController:
     def _is_unwanted(self) -> bool:
         """Whether the end was requested for a reason other than a failed rank."""
         return self._run.state.stop_reason not in ("", "failure")
+
+    def _may_try_again(self, attempt: int) -> bool:
+        """Return whether this attempt has failed and a retry is left, and no end was requested."""
+        is_last = attempt == self._job.spec.retries
+        return not is_last and not self._is_unwanted() and self._outcome() == "FAILED"
 
     def _outcome(self) -> str:
         if self._is_unwanted() and self._culprit is None:
