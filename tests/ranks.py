@@ -151,6 +151,16 @@ def meet_as_in_tutorials(port: int, *, by_url: bool) -> float:
     return float(total)
 
 
+def reduce_different_shapes() -> None:
+    """Rank 0 leaves the second all_reduce, and ends; rank 1 waits for more data."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(2))
+    dist.all_reduce(torch.ones(2 + hm.rank()))
+
+
 def meet_with_one_more() -> None:
     import torch.distributed as dist
 

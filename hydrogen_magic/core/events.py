@@ -421,7 +421,10 @@ class Spans(RankEvent):
 
 @dataclass(frozen=True)
 class CollectiveWait(RankEvent):
-    """The rank has been inside a collective for a while, or has left it (``name`` is empty)."""
+    """The rank has been inside a collective for a while, or has left it (``name`` is empty).
+
+    A rank that has entered any also reports the last one at its end.
+    """
 
     name: str
     seq: int

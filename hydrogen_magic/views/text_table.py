@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.core.units import clipped, counted, size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
-from hydrogen_magic.driver.state.culprit import is_victim_error
+from hydrogen_magic.driver.state.culprit import DIFFERENT_TENSORS, is_victim_error, left_collective
 from hydrogen_magic.driver.state.formatting import (
     closure_text,
     duration,
@@ -286,7 +286,7 @@ def warnings(state: GangState, now_s: float) -> list[Warned]:
         *_stopped(alive),
         *_asking(alive),
         *_late(alive, now_s),
-        *_in_collectives(alive, now_s),
+        *_in_collectives(state, alive, now_s),
         *_waited_for(alive, now_s),
         *_silent(state.gang, alive, now_s),
     ]
@@ -324,7 +324,7 @@ def _late(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
         yield Warned(f"late {what} {who}", f"waiting for {who}: {clean_name(what)}, {waited}")
 
 
-def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
+def _in_collectives(state: GangState, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
     waiting = [
         rank
         for rank in alive
@@ -341,9 +341,14 @@ def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned
         absent = [rank for rank in alive if not rank.waiting_in]
         waited = duration(max(now_s - rank.waiting_since_s for rank in same))
         verb = "waits" if len(same) == 1 else "wait"
-        missing = f"; missing: {_grouped(absent)}" if absent else ""
+        missing = f"; missing: {_grouped(absent)}" if absent else _left(state)
         text = f"{_grouped(same)} {verb} in {clean_name(name)} for {waited}{missing}"
         yield Warned(f"in {name} {_grouped(same)}", text)
+
+
+def _left(state: GangState) -> str:
+    found = left_collective(state)
+    return f"; {ranks_text(found.absent)} left it: {DIFFERENT_TENSORS}" if found else ""
 
 
 def _waited_for(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:

@@ -853,3 +853,8 @@ def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONHASHSEED", "none")
     with pytest.raises(PlacementError, match=r"exit code 1\).*\n.*PYTHONHASHSEED must be"):
         hm.run(plain_ranks.rank, np=2)
+
+
+def test_a_rank_that_has_left_a_collective_is_not_said_to_miss_it() -> None:
+    error = failure_of(hm.launch(ranks.reduce_different_shapes, np=2))
+    assert str(error).startswith("rank 0 left the all_reduce in which rank 1 waits: do shapes")

@@ -244,6 +244,13 @@ def test_ranks_that_need_attention_are_named() -> None:
     assert warned(waiting, 13.0) == []
     missing = "ranks 0 and 2 wait in all_reduce #7 for 30 s; missing: rank 1"
     assert warned(waiting, 34.0) == [missing]
+    over = [
+        ev.CollectiveWait(6.0, 1, "", 7, 6.0),
+        ev.RankResult(6.0, 1, 0),
+        ev.RankExited(7.0, 1, 0),
+    ]
+    (left,) = warned([*waiting, *over], 34.0)
+    assert "wait in all_reduce #7 for 30 s; rank 1 left it: do shapes and types agree" in left
     apart = [*running(), ev.CollectiveWait(5.0, 0, "all_reduce", 7, 4.0)]
     apart += [ev.CollectiveWait(5.0, 1, "barrier", 7, 4.0)]
     assert warned(apart, 20.0) == ["ranks disagree: rank 0 in all_reduce #7, rank 1 in barrier #7"]

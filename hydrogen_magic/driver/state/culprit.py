@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hydrogen_magic import plugins
-from hydrogen_magic.core.events import ErrorReport, Frame
+from hydrogen_magic.core.events import GRADIENTS, ErrorReport, Frame
 from hydrogen_magic.driver.rendezvous import VictimErrors
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 
@@ -41,6 +41,9 @@ _CONNECTION_TYPES = frozenset(
 """They may as well come from a connection of the user's that has nothing to do with other ranks."""
 _BACKWARD = ("/torch/_tensor.py", "/torch/autograd/__init__.py")
 """Parts of file names. DDP reduces gradients in C++, below these."""
+JOINING = "init_process_group"
+DIFFERENT_TENSORS = "do shapes and types agree on all ranks?"
+"""About a collective that some ranks have left while others wait in it."""
 _PAIRWISE = re.compile(r"send|recv")
 
 
@@ -127,7 +130,7 @@ def collective_of(rank: RankState) -> str:
             if is_known and _is_in_library(frame):
                 return frame.function
             if frame.file.endswith(_BACKWARD):
-                return "gradient all_reduce"
+                return GRADIENTS
     return ""
 
 
@@ -159,10 +162,26 @@ def missed_collective(state: GangState) -> MissedCollective | None:
         return None  # one of them failed for another reason
     waiting = [rank for rank in waiting if rank not in finished]
     name = next(filter(None, map(collective_of, waiting)), "collective")
-    absent = finished or _outside(state)
+    absent = [one for one in finished or _outside(state) if not _has_left(one, name, waiting)]
     if not waiting or not absent or (_PAIRWISE.search(name) and len(state.ranks) > 2):
         return None
     return MissedCollective(name, _numbers(absent), _numbers(waiting))
+
+
+def left_collective(state: GangState) -> MissedCollective | None:
+    """Return which ranks have ended after a collective in which others wait; ``absent`` are those."""
+    finished = [rank for rank in state.ranks if rank.has_run and rank.failure is None]
+    waiting = [rank for rank in state.ranks if _was_waiting(rank) and rank not in finished]
+    name = next(filter(None, map(collective_of, waiting)), "")
+    left = [rank for rank in finished if _has_left(rank, name, waiting)]
+    return MissedCollective(name, _numbers(left), _numbers(waiting)) if left else None
+
+
+def _has_left(rank: RankState, name: str, waiting: Iterable[RankState]) -> bool:
+    """Whether a rank that has ended had entered the collective of the waiting ones, as their code counts."""
+    number = max((one.n_collectives for one in waiting), default=0)
+    is_counted = is_collective(name) and name not in (GRADIENTS, JOINING)
+    return rank.has_run and is_counted and 0 < number <= rank.n_collectives
 
 
 def never_entered(state: GangState) -> MissedCollective | None:

@@ -10,17 +10,19 @@ from itertools import groupby
 from hydrogen_magic.core.events import ErrorReport, Frame, RankExited, RankFailed, without_middle
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.culprit import (
+    DIFFERENT_TENSORS,
+    JOINING,
     collective_of,
     failed_independently,
     is_collective,
     is_victim_error,
+    left_collective,
     missed_collective,
 )
 from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.driver.state.output_lines import clean, clean_name, final_lines
 
-_JOINING = "init_process_group"
 """A rank may leave it and finish while others are still connecting to it."""
 _LONGEST_MESSAGE = 4000
 """Maximum characters of an exception's message; a tensor's repr would bury the rest."""
@@ -70,14 +72,24 @@ def _among_ranks(state: GangState) -> str:
     """Return which ranks missed which collective, "" if unknown."""
     found = missed_collective(state)
     if found is None:
-        return _different_collectives(state)
-    if found.collective == _JOINING and all(state.ranks[rank].has_run for rank in found.absent):
+        return _left(state) or _different_collectives(state)
+    if found.collective == JOINING and all(state.ranks[rank].has_run for rank in found.absent):
         who, late = ranks_text(found.absent), ranks_text(found.waiting)
-        return f"{who} finished before {late} had joined the process group ({_JOINING})"
+        return f"{who} finished before {late} had joined the process group ({JOINING})"
     whose = "its" if len(found.absent) == 1 else "their"
     entered = f"never entered the {found.collective} {whose} peers were waiting in"
     who = ranks_text(found.absent)
     return f"{who} {entered}{_why_absent(who, [state.ranks[rank] for rank in found.absent])}"
+
+
+def _left(state: GangState) -> str:
+    """Return which ranks had left a collective before others, "" if unknown."""
+    found = left_collective(state)
+    if found is None:
+        return ""
+    who, others = ranks_text(found.absent), ranks_text(found.waiting)
+    verb = "waits" if len(found.waiting) == 1 else "wait"
+    return f"{who} left the {found.collective} in which {others} {verb}: {DIFFERENT_TENSORS}"
 
 
 def _why_absent(who: str, absent: Sequence[RankState]) -> str:

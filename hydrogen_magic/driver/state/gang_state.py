@@ -81,6 +81,8 @@ class RankState:
     waiting_in: str = ""
     """The current collective: ``all_reduce #7``; empty otherwise."""
     waiting_since_s: float = 0.0
+    n_collectives: int = 0
+    """How many collectives its own code has entered, known when it waits in one and at its end."""
     waits: RankWaits = field(default_factory=RankWaits)
     n_entered: int = 0
     """At least so many collectives a rank of a session has entered."""
@@ -480,6 +482,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
         rank,
         waiting_in=f"{e.name} #{e.seq}" if e.name else "",
         waiting_since_s=e.since_s,
+        n_collectives=max(rank.n_collectives, e.seq),
         active_s=e.at_s,
     ),
     ev.CollectivesEntered: lambda rank, e: replaced(

@@ -345,6 +345,7 @@ class _Rank:
             os._exit(0)
         self._show_displays()
         self.profiler.finish()
+        self._report_collectives()
         self._enter("finishing", waits=False)
         self._deliver(loaded, value)
         return 0
@@ -403,6 +404,12 @@ class _Rank:
         self.phase = phase
         self.reporter.post(ev.RankPhase(self.reporter.now_s(), self.rank, phase), waits=waits)
 
+    def _report_collectives(self) -> None:
+        """Report how many collectives the cell has entered: another rank may wait in the last one."""
+        now_s, count = self.reporter.now_s(), self.reporter.collectives.count
+        if count:
+            self.reporter.report(ev.CollectiveWait(now_s, self.rank, "", count, now_s))
+
     def _fail(self, error: BaseException) -> int:
         """Report ``error`` before any clean-up; return the exit code."""
         from hydrogen_magic.node.worker import figures, main_thread, post_mortem, user_input
@@ -421,6 +428,7 @@ class _Rank:
         report = main_thread.report_exception(error if left is None else error.__cause__ or error)
         if isinstance(error, SystemExit) and _exit_code(error) == 0:
             report = replace(report, notes=(*report.notes, _EARLY_EXIT))
+        self._report_collectives()
         now_s = self.reporter.now_s()
         self.reporter.post(ev.RankFailed(now_s, self.rank, report, self.phase, exit_code=left))
         figures.show_open()
