@@ -18,12 +18,14 @@ from typing import Any
 
 import pytest
 
+import hydrogen_magic as hm
 from hydrogen_magic import plugins
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.frameworks.jax.node import coordinator, observe
 from hydrogen_magic.node.rendezvous import connection_guard
-from tests.gangs import PATIENCE_S
+from tests import jax_ranks
+from tests.gangs import PATIENCE_S, ended, failure_of, notices_of
 
 GUARD = """
 import sys
@@ -52,6 +54,18 @@ def test_two_ranks_learn_what_one_process_learns() -> None:
     assert found == dict.fromkeys(found, True)
     assert "process_allgather(x, tiled=True)" in of_sharded
     assert "`KEY`" in of_key and "jax.random.key_data" in of_key
+
+
+@pytest.mark.jax
+@pytest.mark.usefixtures("warm_agents")
+def test_ranks_that_do_not_join_are_reported() -> None:
+    gang = ended(hm.launch(jax_ranks.compute, np=2, rendezvous="jax"))
+    assert gang.result == 1
+    assert "jax.distributed.initialize(), so each of the 2 ranks works by itself" in notices_of(
+        gang
+    )
+    error = failure_of(hm.launch(jax_ranks.join, 60.0, np=2))
+    assert "finds no coordinator" in str(error) and "launch the gang `--with jax`" in str(error)
 
 
 @pytest.mark.exhaustive

@@ -20,6 +20,7 @@ from hydrogen_magic.frameworks.jax.node import (
     MULTIHOST_COLLECTIVES,
 )
 from hydrogen_magic.frameworks.jax.node.coordinator import private_directory
+from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
 
 _JOIN_S = 86_400
@@ -31,6 +32,7 @@ def attach(module: ModuleType) -> None:
     joining = with_place(module.initialize)
     module.initialize = tracked_collective(INITIALIZE, joining, is_joining=True)  # type: ignore[attr-defined]
     _choose_interface()
+    _watch_backends()
 
 
 def attach_to_multihost_utils(module: ModuleType) -> None:
@@ -59,6 +61,33 @@ def _choose_interface() -> None:
     jaxlib.make_gloo_tcp_collectives = make
 
 
+def _watch_backends() -> None:
+    """Warn when JAX starts to compute before this rank has joined the others; afterwards it cannot join."""
+    from jax._src import distributed, xla_bridge
+
+    original = getattr(xla_bridge, "backends", None)
+    if original is None:
+        return  # another version of JAX
+
+    @functools.wraps(original)
+    def backends(*args: Any, **kwargs: Any) -> Any:
+        if ADDRESS in os.environ and distributed.global_state.client is None:
+            _warn_of_lone_ranks()
+        return original(*args, **kwargs)
+
+    xla_bridge.backends = backends
+
+
+@functools.cache
+def _warn_of_lone_ranks() -> None:
+    if api.rank() == 0 and api.world_size() > 1:
+        reporter.notice(
+            "warning",
+            f"JAX computes before {INITIALIZE}(), so each of the {api.world_size()} ranks works by itself:"
+            " call it first in the cell",
+        )
+
+
 def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
     """Return JAX's ``initialize`` with this rank's place in its gang as defaults."""
 
@@ -75,7 +104,8 @@ def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
                 initialize(coordinator_address, num_processes, process_id, *args, **kwargs)
             return
         if ADDRESS not in os.environ:
-            initialize(None, num_processes, process_id, *args, **kwargs)
+            with _explained():
+                initialize(None, num_processes, process_id, *args, **kwargs)
             return
         num_processes = int(os.environ["WORLD_SIZE"]) if num_processes is None else num_processes
         process_id = int(os.environ["RANK"]) if process_id is None else process_id
@@ -86,6 +116,19 @@ def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
             initialize(None, num_processes, process_id, *args, **kwargs)
 
     return call
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Explain JAX's error about a missing address in a gang that has another rendezvous."""
+    try:
+        yield
+    except ValueError as error:
+        if "coordinator_address" not in str(error) or reporter.current() is None:
+            raise
+        raise ValueError(
+            f"{INITIALIZE}() finds no coordinator ({error}): launch the gang `--with jax`"
+        ) from error
 
 
 @contextmanager
