@@ -456,6 +456,14 @@ def test_causes_and_notes_are_shown_oldest_first() -> None:
     assert [line for line in lines if line in wanted] == wanted
 
 
+def test_a_traceback_in_a_message_has_the_notebooks_labels() -> None:
+    """As torch and multiprocessing write that of another process into it."""
+    there = 'Traceback:\n  File "{}", line 4, in __getitem__\nKeyError: 1'
+    error = ev.ErrorReport("KeyError", f"Caught KeyError\n{there.format(STEP_FRAME.file)}")
+    lines = report(ended(failed(1, 0, error), 0)).splitlines()
+    assert lines[-2:] == ["  Cell In[3], line 4, in __getitem__", "KeyError: 1"]
+
+
 def test_a_recursion_and_a_huge_message_stay_readable() -> None:
     error = ev.ErrorReport("RecursionError", "x" * 100_000, (CELL_FRAME, *[STEP_FRAME] * 995))
     text = report(ended(failed(1, 0, error), 0))

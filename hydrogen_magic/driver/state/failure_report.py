@@ -198,13 +198,14 @@ def _stack(stack: str, cells: Mapping[str, str]) -> list[str]:
 
 
 def stack_lines(stack: str, cells: Mapping[str, str]) -> list[str]:
-    """Return a stack written by ``faulthandler``, with the notebook's labels for its files."""
+    """Return the lines of a text with a stack, with the notebook's labels for its files."""
 
     def line(text: str) -> str:
         match = _STACK_LINE.match(text)
         if match is None or match[2] not in cells:
             return text
-        return f"{match[1]}{cells[match[2]]}, line {match[3]}{match[4].replace(' in ', ', in ', 1)}"
+        function = match[4].removeprefix(",").replace(" in ", ", in ", 1)
+        return f"{match[1]}{cells[match[2]]}, line {match[3]}{function}"
 
     return [line(clean(text)) for text in stack.splitlines()]
 
@@ -274,7 +275,7 @@ def _is_repeated(error: ErrorReport, cells: Mapping[str, str]) -> bool:
 def _message(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
     text = f"{error.type}: {error.message}" if error.message else error.type
     parts = [without_middle(part, _LONGEST_MESSAGE) for part in (text, *error.notes)]
-    lines = [clean(line) for part in parts for line in part.splitlines()]
+    lines = [line for part in parts for line in stack_lines(part, cells)]
     return [_SUB_EXCEPTION.sub(lambda found: cells.get(found[0], found[0]), line) for line in lines]
 
 
