@@ -62,19 +62,24 @@ _GAP = re.compile(r" … \((\d[\d,]{0,20}) characters left out\) … ")
 
 
 def without_middle(text: str, limit: int) -> str:
-    """Return the beginning and the end of ``text``, together ``limit`` characters, and how many are missing.
+    """Return the beginning and the end of ``text``, and how many characters are missing between them.
 
-    A message that is too long names the error at its beginning and often the reason at its end. ``text``
-    is returned unchanged if that would not make it shorter. Characters that an earlier call has left out
-    are counted, too.
+    Together they have up to ``limit`` characters and end and begin at a space, if there is one nearby. A
+    message that is too long names the error at its beginning and often the reason at its end. ``text`` is
+    returned unchanged if that would not make it shorter. Characters that an earlier call has left out are
+    counted, too.
     """
-    tail = limit // 4
-    middle = text[limit - tail : -tail]
+    tail, nearby = limit // 4, min(40, limit // 8)
+    until, since = limit - tail, len(text) - tail
+    space = text.rfind(" ", until - nearby, until)
+    until = until if space < 0 else space
+    since = text.find(" ", since, since + nearby) + 1 or since
+    middle = text[until:since]
     earlier = sum(int(each[1].replace(",", "")) - len(each[0]) for each in _GAP.finditer(middle))
     marker = f" … ({len(middle) + earlier:,} characters left out) … "
     if len(text) <= limit + len(marker):
         return text
-    return f"{text[: limit - tail]}{marker}{text[-tail:]}"
+    return f"{text[:until]}{marker}{text[since:]}"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -311,6 +312,15 @@ def test_a_message_loses_its_middle_only_if_that_makes_it_shorter(length: int) -
     assert shown == text or len(shown) < length
     assert len(shown) < 350
     assert shown[:200] == text[:200] and shown[-50:] == text[-50:]
+
+
+def test_a_message_is_cut_between_words() -> None:
+    words = " ".join(f"word{n}" for n in range(1000))
+    head, lost, tail = re.split(
+        r" … \((.*) characters left out\) … ", ev.without_middle(words, 300)
+    )
+    assert set(f"{head} {tail}".split()) <= set(words.split())
+    assert len(head) + int(lost.replace(",", "")) + len(tail) == len(words)
 
 
 def test_what_a_message_has_lost_is_counted_once() -> None:

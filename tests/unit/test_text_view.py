@@ -468,6 +468,7 @@ def test_a_recursion_and_a_huge_message_stay_readable() -> None:
     error = ev.ErrorReport("RecursionError", "x" * 100_000, (CELL_FRAME, *[STEP_FRAME] * 995))
     text = report(ended(failed(1, 0, error), 0))
     assert "984 more frames" in text and len(text) < 8000
+    assert text.splitlines()[0].startswith(f"rank 0 failed: RecursionError: {'x' * 220}")
     text = report(ended(failed(1, 0, ev.ErrorReport("E", f"{'x' * 100_000}\nsee line 7")), 0))
     assert text.splitlines()[-1] == "see line 7" and len(text) < 8000
 

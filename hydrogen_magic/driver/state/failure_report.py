@@ -26,7 +26,7 @@ from hydrogen_magic.driver.state.output_lines import clean, clean_name, final_li
 """A rank may leave it and finish while others are still connecting to it."""
 _LONGEST_MESSAGE = 4000
 """Maximum characters of an exception's message; a tensor's repr would bury the rest."""
-_LONGEST_LINE = 200
+_LONGEST_LINE = 320
 """The same in a headline."""
 _MOST_OUTPUT_LINES = 10
 _MOST_FRAMES = 12
