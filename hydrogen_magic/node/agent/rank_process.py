@@ -13,6 +13,7 @@ from hydrogen_magic.core import address_space, processes
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import masked_file
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.exit_watch import FinishWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
@@ -275,7 +276,7 @@ class RankProcess:
         return "; ".join(hints)
 
     def _why_killed(self, max_rss_bytes: int) -> str:
-        peak = f"it used up to {max_rss_bytes / 1e9:.1f} GB of memory"
+        peak = f"it used up to {size_text(max_rss_bytes)} of memory"
         if self.oom_kills is not None and processes.oom_kills() > self.oom_kills:
             return f"out of memory: the system's OOM killer was active; {peak}"
         return f"another process killed it, or the system was out of memory; {peak}"
