@@ -144,7 +144,7 @@ def _logs(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     for rank in _ranks(command, logs):
         if command.rank is None and len(logs) > 1:
             say([f"── rank {rank} ──"])
-        say(final_lines(logs[rank]))
+        say(final_lines(logs[rank]) or [f"rank {rank} wrote nothing"])
 
 
 def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:

@@ -425,6 +425,7 @@ def test_gangs_are_listed_shown_and_read(
     assert "gang 3f2a · 2 ranks · running" in printed_by(shell, "%gang show", capsys)
     assert "failed after 7.0 s" in printed_by(shell, "%gang show ab", capsys)
     assert printed_by(shell, "%gang logs 3f --rank 1", capsys) == "hello\n"
+    assert printed_by(shell, "%gang logs 3f --rank 0", capsys) == "rank 0 wrote nothing\n"
     stacks = "gang ab12 has ended: its last stacks, taken while it ran\n── rank 0 ──\nin train\n"
     assert printed_by(shell, "%gang stacks ab", capsys) == stacks
     assert "gang 3f2a" in printed_by(shell, "%gang show '--np 2'", capsys), "by its name"
