@@ -285,6 +285,8 @@ class Output(RankEvent):
     """Bytes omitted from the live view just before ``text``; the rank's log file has them."""
     skipped_lines: int = 0
     """Line ends among the omitted bytes."""
+    is_logged: bool = True
+    """False: the log could not be written any more, and may lack the omitted bytes."""
 
 
 SHOW, UPDATE, CLEAR, CLEAR_LATER = "show", "update", "clear", "clear later"

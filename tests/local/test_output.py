@@ -252,6 +252,7 @@ def test_a_full_disk_hides_no_error(tmp_path: Path) -> None:
             print(json.dumps({
                 "report": error.report, "notices": [n.text for n in gang.snapshot().notices],
                 "log": gang.logs[error.rank],
+                "last": [e for e in gang.events() if isinstance(e, hm.core.events.Output)][-1].is_logged,
             }))
         """,
         tmp_path,
@@ -261,6 +262,7 @@ def test_a_full_disk_hides_no_error(tmp_path: Path) -> None:
     assert cut in found["report"], "what it shows is not the last output"
     notices = " ".join(found["notices"])
     assert "(No space left on device): the rest of its output is not kept" in notices
+    assert not found["last"]
     assert found["log"].startswith("line 0 ") and found["log"].endswith(f"\n{cut}\n")
 
 

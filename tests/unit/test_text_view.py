@@ -115,6 +115,11 @@ def test_what_was_skipped_is_said_with_the_way_to_all_of_it() -> None:
     ]
 
 
+def test_what_was_skipped_and_is_in_no_log_has_no_way_to_it() -> None:
+    lost = ev.Output(1.0, 1, "stdout", "end\n", 987_000, 10_000, is_logged=False)
+    assert texts([lost]) == ["... 987 kB not shown here", "end"]
+
+
 def test_a_line_without_an_end_appears_when_its_rank_exits() -> None:
     lines = OutputLines()
     assert lines.feed([out(0, "last words")]) == []

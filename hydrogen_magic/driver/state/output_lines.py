@@ -129,8 +129,6 @@ def _shortened(partial: str) -> str:
 
 
 def _skipped(event: ev.Output, gang: str, n_lines: int) -> OutputLine:
-    text = (
-        f"... {size_text(event.skipped_bytes)} not shown here; "
-        f"all of it: %gang logs {gang} --rank {event.rank}"
-    )
+    where = f"; all of it: %gang logs {gang} --rank {event.rank}" if event.is_logged else ""
+    text = f"... {size_text(event.skipped_bytes)} not shown here{where}"
     return OutputLine(event.rank, "note", text, n_lines)

@@ -63,17 +63,17 @@ class RankLog:
         self._path = path
         self._fd: int | None = None
         """None before the first output: most cells of a session print nothing."""
-        self._is_cut = False
+        self.is_cut = False
         """The file could not be written."""
 
     def write(self, data: bytes) -> str | None:
         """Append ``data``; return a message for the user once the file cannot be written any more."""
         rest = memoryview(data)
         try:
-            while rest and not self._is_cut:
+            while rest and not self.is_cut:
                 rest = rest[os.write(self._opened(), rest) :]
         except OSError as error:
-            self._is_cut = True
+            self.is_cut = True
             self._note_cut()
             return (
                 f"its log cannot be written ({error.strerror}): the rest of its output is not kept"

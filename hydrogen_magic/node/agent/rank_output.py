@@ -122,4 +122,6 @@ class RankOutput:
 
     def _emit(self, name: str, part: LivePart | None) -> None:
         if part is not None:
-            self._order.add_output(ev.Output(self._reporter.now_s(), self._rank, name, *part))
+            is_logged = not self._log.is_cut
+            now_s = self._reporter.now_s()
+            self._order.add_output(ev.Output(now_s, self._rank, name, *part, is_logged))
