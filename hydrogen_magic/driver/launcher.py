@@ -41,8 +41,8 @@ from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
+from hydrogen_magic.driver import run_names, tracking
 from hydrogen_magic.driver import session as sessions
-from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.gang import Gang
@@ -106,15 +106,16 @@ def gangs() -> dict[str, Gang]:
     return {gang.id: gang for known in _known.valuerefs() if (gang := known()) is not None}
 
 
-def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
+def load_results(gang: str, rank: int = 0) -> dict[str, Any]:
     """Return the saved results of a rank whose gang failed, was stopped, or returned only some of them.
 
     The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
     ``MissingObject`` replaces every missing object. With ``retries`` the results of all ranks are those of
-    one attempt, the newest in which rank 0 had sent some. Raises HydrogenError when nothing is saved under
-    this id, or the file is damaged.
+    one attempt, the newest in which rank 0 had sent some. ``gang``: its id, the beginning of one, or the
+    name of a run, of which the newest is taken. Raises HydrogenError when there is no such run, nothing of
+    it is saved, or the file is damaged.
     """
-    damage = ""
+    gang_id, damage = _run_called(gang), ""
     try:
         kept = gang_results.load_saved(run_log.run_dir(gang_id), rank)
     except (OSError, ValueError) as error:
@@ -126,6 +127,14 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
         why = damage or "".join(f": {text}" for text in kept.errors.values())
         raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
     return found
+
+
+def _run_called(name: str) -> str:
+    """Return the id of a run. Raises HydrogenError if there is none."""
+    with suppress(HydrogenError):  # it is no id
+        if run_log.run_dir(name).is_dir():
+            return name
+    return run_names.complete(name, run_names.names(gangs(), run_log.recent()))
 
 
 def plan(spec: JobSpec) -> Plan:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import attending, history, launcher, session
+from hydrogen_magic.driver import attending, history, launcher, run_names, session
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import attach
 from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
@@ -92,6 +91,9 @@ def _compare(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     from hydrogen_magic.views.comparison import MOST_RUNS, Comparison
 
     gangs = list({gang.id: gang for gang in map(_find, command.compared)}.values())
+    if len(gangs) == 1 < len(command.compared):
+        named = " and ".join(command.compared)
+        raise ArgumentsError(f"%gang compare: {named} are the same run, {gangs[0].id}")
     if not 2 <= len(gangs) <= MOST_RUNS:
         raise ArgumentsError(f"%gang compare needs 2 to {MOST_RUNS} runs, got {len(gangs)}")
     comparison = Comparison(gangs)
@@ -232,7 +234,7 @@ def reachable(name: str | None, *, take: bool = False, to_stop: bool = False) ->
     None: this kernel's last one, else the newest. ``to_stop``: see :func:`_complete`.
     """
     live = launcher.gangs()
-    known = _names(live, (found for found in run_log.recent() if found.launched.outlives))
+    known = run_names.names(live, (found for found in run_log.recent() if found.launched.outlives))
     if not known:
         _refuse_out_of_reach(name, known)
         raise ArgumentsError("no gang can be reached from here: start one with %%distributed")
@@ -252,7 +254,7 @@ def _refuse_out_of_reach(name: str | None, known: Mapping[str, str]) -> None:
     """Raise ArgumentsError if ``name`` is that of a recorded gang, none of ``known``."""
     recorded = {one.gang: one for one in run_log.recent()}
     try:
-        found = _complete(name, _names({}, recorded.values()), "")
+        found = _complete(name, run_names.names({}, recorded.values()), "")
     except (ArgumentsError, IndexError):
         return
     if name is None or found in known:
@@ -287,56 +289,21 @@ def _find(name: str | None) -> Gang:
     live = launcher.gangs()
     if name is None and live:
         return live[next(reversed(live))]
-    known = _names(live, run_log.recent())
+    known = run_names.names(live, run_log.recent())
     if not known:
         raise ArgumentsError("no gang has run yet: start one with %%distributed")
     found = _complete(name, known, "")
     return live.get(found) or RecordedGang(found)
 
 
-def _names(live: Mapping[str, Gang], recorded: Iterable[run_log.Summary]) -> dict[str, str]:
-    """Return the names of runs by their ids, newest last."""
-    found = {one.gang: (one.launched.wall_time, one.launched.name) for one in recorded}
-    for gang_id, gang in live.items():
-        state = gang.snapshot()
-        found[gang_id] = (state.wall_time, state.name)
-    return {
-        gang_id: found[gang_id][1] for gang_id in sorted(found, key=lambda each: found[each][0])
-    }
-
-
 def _complete(
     name: str | None, known: Mapping[str, str], whose: str, *, to_stop: bool = False
 ) -> str:
-    """Return the id ``name``, else that of the newest run of this name, else the one that it begins.
-
-    ``known``: names of runs by their ids, newest last. ``to_stop``: refuse a name that begins the id of
-    another run: that one may be meant, and a stop cannot be undone.
-    """
-    if name is None:
-        return list(known)[-1]
-    if name in known:
-        return name
-    begun = [each for each in known if each.startswith(name)]
-    named = [each for each, of in known.items() if of == name]
-    others = [each for each in begun if each not in named]
-    if named and others and to_stop:
-        raise ArgumentsError(
-            f"{name!r} is the name of gang {named[-1]}, and the beginning of {', '.join(others[-8:])}: "
-            "give the whole ID"
-        )
-    if named:
-        return named[-1]
-    if len(begun) == 1:
-        return begun[0]
-    if begun:
-        raise ArgumentsError(f"several gangs begin with {name!r}: {', '.join(begun[-8:])}")
-    problem = f"no gang {whose}".strip()
-    longer = [of for of in known.values() if of.startswith(name)]
-    near = longer[-1:] or difflib.get_close_matches(name, known.values(), n=1)
-    shown = ", ".join(f"{each} ({known[each]})" for each in list(known)[-8:])
-    hint = f"; did you mean {near[0]!r}?" if near else f": {shown}"
-    raise ArgumentsError(f"{problem} has the ID or name {name!r}{hint}")
+    """Return what :func:`run_names.complete` returns; raises ArgumentsError."""
+    try:
+        return run_names.complete(name, known, whose, to_stop=to_stop)
+    except HydrogenError as error:
+        raise ArgumentsError(str(error)) from None
 
 
 def _ranks(command: GangCommand, there: Mapping[int, str]) -> list[int]:

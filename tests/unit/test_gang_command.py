@@ -15,6 +15,7 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
 from hydrogen_magic.driver.rank_logs import RankLogs, RankOutputs
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
@@ -175,6 +176,25 @@ def test_the_log_of_one_rank_is_read_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert said == ["hello\n"] and read == [1]
     with pytest.raises(ArgumentsError, match=r"--rank 2: .* known ranks: 0, 1"):
         gang_command.manage(GangCommand("logs", rank=2), said.append)
+
+
+def test_results_are_loaded_by_id_or_name() -> None:
+    write("a1b2", replace(launched("a1b2", owner=DEAD), name="wide"), ENDED)
+    for name, said in {
+        "a1b2": "no results of rank 0 are saved for run 'a1b2'",
+        "wide": "no results of rank 0 are saved for run 'a1b2'",
+        "a1": "no results of rank 0 are saved for run 'a1b2'",
+        "wdie": "no gang has the ID or name 'wdie'; did you mean 'wide'?",
+        "zz zz": r"no gang has the ID or name 'zz zz': .*a1b2 \(wide\)",
+    }.items():
+        with pytest.raises(HydrogenError, match=said):
+            launcher.load_results(name)
+
+
+def test_a_run_is_not_compared_with_itself() -> None:
+    write("a1b2", launched("a1b2", owner=DEAD), ENDED)
+    with pytest.raises(ArgumentsError, match="a1b2 and a1 are the same run, a1b2"):
+        gang_command.manage(GangCommand("compare", compared=("a1b2", "a1")))
 
 
 def test_a_gang_whose_kernel_died_has_ended_everywhere() -> None:
