@@ -55,7 +55,7 @@ MODEL = keras.Sequential(
         keras.layers.Dense(1, activation="softplus", kernel_initializer="ones"),
     ]
 )
-MODEL.compile("sgd", error_of)
+MODEL.compile("adam", error_of)
 ALONE = Doubled()
 EXPECTED = MODEL.predict(X, verbose=0)
 
@@ -107,7 +107,8 @@ def on_rank() -> Any:
 
 
 def main() -> None:
-    found, is_same, of_softplus, model, losses = hm.run(on_rank, np=1, quiet=True)
+    gang = hm.launch(on_rank, np=1)
+    found, is_same, of_softplus, model, losses = gang.result
     after = model.predict(X, verbose=0)
     results = {
         "arrives": np.allclose(found, EXPECTED),
@@ -116,6 +117,7 @@ def main() -> None:
         "is the trained one": not np.allclose(after, EXPECTED) and len(losses) == 1,
         "keeps functions": model.layers[2].activation(0) == 1,
         "keeps attributes": model.layers[1].by == 3.0,
+        "arrives without warnings": "UserWarning" not in gang.logs[0],
         "is refused if it cannot be loaded": "let __init__ accept **kwargs" in refusal(),
     }
     print(json.dumps({name: bool(value) for name, value in results.items()}))

@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 import types
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,10 @@ from hydrogen_magic.serialization.pickling_errors import RefusedError
 
 _CONFIG = "config.json"
 """Of an archive."""
+_UNUSED_OPTIMIZER = (
+    r"Skipping variable loading for optimizer .* the saved optimizer has 2 variables"
+)
+"""Keras warns so of a compiled model that was not fitted: these are in its configuration, too."""
 
 
 def reduce_keras_object(obj: Any) -> Any:
@@ -34,7 +39,7 @@ def reduce_keras_object(obj: Any) -> Any:
     parts = {part.__name__: part for part in _parts_of(obj)}
     found = {name: _custom_object(name, parts) for name in _names_in(config)}
     custom = {name: value for name, value in found.items() if value is not None}
-    return (restore_keras_object, (make, archive, custom)) if custom else (make, (archive,))
+    return restore_keras_object, (make, archive, custom)
 
 
 def restore_keras_object(
@@ -43,7 +48,8 @@ def restore_keras_object(
     """Make an object of Keras of its archive."""
     import keras
 
-    with keras.saving.custom_object_scope(dict(custom)):
+    with keras.saving.custom_object_scope(dict(custom)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _UNUSED_OPTIMIZER)
         return make(archive)
 
 
