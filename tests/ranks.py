@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,24 @@ def hang(how: str) -> int:
 def hang_each(ways: list[str]) -> int:
     """Hang as :func:`hang` does, each rank in its own of these ways."""
     return hang(ways[int(os.environ["RANK"])])
+
+
+def anomaly() -> str:
+    """Return what torch's anomaly mode says about a backward pass that fails."""
+    import warnings
+
+    import torch
+
+    from hydrogen_magic.node.worker.observe import anomalies
+
+    anomalies.attach(torch.fx.traceback)
+    with (
+        warnings.catch_warnings(record=True) as found,
+        suppress(RuntimeError),
+        torch.autograd.detect_anomaly(),
+    ):
+        torch.tensor([-1.0], requires_grad=True).sqrt().sum().backward()
+    return str(found[-1].message)
 
 
 def clean_up_on_stop(marker: str) -> None:

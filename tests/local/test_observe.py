@@ -9,6 +9,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
+from tests import ranks
 from tests.gangs import ended, notices_of, until
 from tests.observed import run
 
@@ -286,3 +287,9 @@ def test_extensions_are_compiled_visibly(tmp_path: Path) -> None:
     assert [text for text in details if text] == ["compiling fused"] and details[-1] == ""
     [notice] = notices_of(gang).splitlines()
     assert f"waits for {tmp_path}/lock, which no process of this machine has open" in notice
+
+
+def test_stacks_of_the_anomaly_mode_begin_in_the_cell() -> None:
+    text = hm.run(ranks.anomaly, np=1, quiet=True)
+    first = text.splitlines()[1]
+    assert first.endswith(", in anomaly") and "hydrogen_magic/node" not in text, text

@@ -271,6 +271,13 @@ def users_part(found: TracebackType | None) -> TracebackType | None:
     return last
 
 
+def users_stack() -> list[traceback.FrameSummary]:
+    """Return the current stack of the caller without frames of ours."""
+    frames = traceback.extract_stack()[:-2]
+    is_rank = len(frames) > 1 and _is_machinery(frames[1].filename)  # and frames[0] is `python -c`
+    return [frame for frame in frames[is_rank:] if not _is_machinery(frame.filename)]
+
+
 def hide_our_frames() -> None:
     """Leave them out where Python prints an exception that cannot be raised, as in exit handlers.
 
