@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import takewhile
 from typing import Any
 
 from hydrogen_magic.core.library_types import python_scalar
@@ -25,14 +25,23 @@ def among(values: Mapping[str, Any]) -> dict[str, Param]:
 def of_arguments(arguments: Sequence[str]) -> dict[str, Param]:
     """Return the options among a script's arguments: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``--amp``."""
     found: dict[str, Any] = {}
-    for word, following in pairwise([*arguments, "--"]):
+    for place, word in enumerate(arguments, 1):
         name, has_value, value = word.partition("=")
         key = name.lstrip("-").replace("-", "_")
         if has_value and key:
             found[key] = _number_or_text(value)
         elif word.startswith("--") and key:
-            found[key] = True if following.startswith("--") else _number_or_text(following)
+            found[key] = _value_of(arguments[place:])
     return among(found)
+
+
+def _value_of(following: Sequence[str]) -> bool | int | float | str:
+    """Return the value of an option before these words: several numbers as text, True without a value."""
+    numbers = [*takewhile(lambda word: not isinstance(_number_or_text(word), str), following)]
+    if len(numbers) > 1:
+        return " ".join(numbers)
+    is_flag = not following or following[0].startswith("--")
+    return True if is_flag else _number_or_text(following[0])
 
 
 def _number_or_text(word: str) -> int | float | str:

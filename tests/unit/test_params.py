@@ -15,6 +15,7 @@ from hydrogen_magic.capture import params
         ("--lr 0.1 --batch-size=256 data/", {"lr": 0.1, "batch_size": 256}),
         ("--shift -1 --amp --name 'two words'", {"shift": -1, "amp": True, "name": "two words"}),
         ("model.width=64 --amp -- rest", {"model.width": 64, "amp": True}),
+        ("--list 1 2 -3.5 --last 4 data/", {"list": "1 2 -3.5", "last": 4}),
         ("--api-key 123 --token=abc plain", {}),
         (f"--long {'x' * 101}", {}),
         ("", {}),
