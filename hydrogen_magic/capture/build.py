@@ -8,7 +8,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -212,12 +212,14 @@ class Builder:
         noted = self.stream.check_size(), unchanged, process_note(self.stream.with_process_state)
         return (*filter(None, noted), *self.local.warnings)
 
-    def _hints(self, seed: int | None) -> tuple[str, ...]:
+    def _hints(self, seed: int | None, modules: Set[str]) -> tuple[str, ...]:
         needs = self.needs
         pickler = self.stream.pickler
         names = needs.read.union(self.cell_attributes, pickler.attributes)
         sources = sources_of(needs.namespace, needs.imports)
-        seeds = seed_note(sources, names) if seed is None else ""
+        seeds = ""
+        if seed is None:
+            seeds = seed_note(sources, self.cell_functions, pickler.attributes, modules)
         values = {name: needs.namespace[name] for name in needs.values}
         gradients = [name for name in self.stream.with_gradients if name in values]
         certain = {name: value for name, value in values.items() if name not in self._perhaps}
@@ -273,7 +275,7 @@ class Builder:
             self._preload(self.local.reached(modules | {s.module for s in effects} | accessed)),
             complete.labels,
             warnings,
-            self._hints(header.seed),
+            self._hints(header.seed, modules),
             self._preload(modules),
             self.stream.originals,
             self._params(),

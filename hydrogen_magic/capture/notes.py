@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import is_main
 
 _SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
+_DRAW_NOTHING = {*sys.stdlib_module_names, "cloudpickle", "hydrogen_magic"} - {"random"}
 _REGISTERS = re.compile(r"register(_\w+)?|add_safe_globals|custom_op")
 _REGISTERS_NODE = re.compile(r"register_(pytree|dataclass|static)\w*")
 _USERS = {
@@ -38,19 +40,36 @@ _PARTS_OF_LIBRARIES = (types.ModuleType, types.FunctionType, types.BuiltinFuncti
 # ── seeds ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
+def seed_note(
+    cells: Sequence[str], called: Iterable[str], names: Set[str], modules: Iterable[str]
+) -> str:
     """Return what seeds in the notebook's ``cells`` mean for ranks; empty if there are none.
 
-    ``names``: those in the code that the ranks run, which may seed itself.
+    It is empty, too, if the ranks seed by themselves or cannot draw random numbers. ``called``: the functions
+    that the cell calls. ``names``: those in functions of the notebook that ranks get. ``modules``: those that
+    the ranks use.
     """
     calls = list(dict.fromkeys(call for source in cells for call in _seed_calls(source)))
-    if not calls or any("seed" in name for name in names):
+    if not calls or _seeds_itself(called, names) or not any(map(_may_draw, modules)):
         return ""
     return (
         f"the notebook called {' and '.join(calls[:3])}, which does not seed the ranks: each rank draws"
         " different random numbers in each run; --seed N seeds rank r with N + r, and a call inside the"
         " cell seeds all ranks equally"
     )
+
+
+def _seeds_itself(called: Iterable[str], names: Set[str]) -> bool:
+    if any(map(_SEED_CALL.fullmatch, called)):
+        return True
+    # Of a function, only the names are known: `args.seed` seeds nothing.
+    return {"random", "seed"} <= names or any(
+        name != "seed" and _SEED_CALL.fullmatch(name) for name in names
+    )
+
+
+def _may_draw(module: str) -> bool:
+    return module.partition(".")[0] not in _DRAW_NOTHING
 
 
 @functools.lru_cache(maxsize=4096)

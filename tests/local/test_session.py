@@ -608,7 +608,7 @@ def test_a_hint_is_shown_once(cells: Cells) -> None:
     cells.run("torch.manual_seed(1295)")  # a kernel shows each text once, and none with --quiet
     notes = []
     for options in ("--np 2 --quiet", "--np 2", ""):
-        gang = cells.run(f"%%distributed --session lab --detach {options}\n1")
+        gang = cells.run(f"%%distributed --session lab --detach {options}\ntorch.rand(1)")
         notes.append(notices_of(ended(gang)))
     assert ["does not seed the ranks" in each for each in notes] == [True, True, False]
 

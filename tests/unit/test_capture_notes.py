@@ -144,6 +144,39 @@ def test_registrations_that_do_not_concern_the_cell(notebook: Notebook, register
     assert notebook.capture(SILENT[registers]).hints == ()
 
 
+@pytest.mark.parametrize(
+    ("cell", "is_noted"),
+    [
+        ("torch.rand(1)", True),
+        ("torch.rand(args.seed)", True),
+        ("draw()", True),
+        ("dropout(ones)", True),
+        ("torch.manual_seed(args.seed); torch.rand(1)", False),
+        ("draw_seeded()", False),
+        ("len([args.seed])", False),
+        ("import os; os.getpid()", False),
+    ],
+)
+def test_seeds_are_noted_where_ranks_draw_without_them(
+    notebook: Notebook, cell: str, is_noted: bool
+) -> None:
+    notebook.cell("""
+        import types
+        import torch
+        torch.manual_seed(1)
+        args = types.SimpleNamespace(seed=1)
+        dropout, ones = torch.nn.Dropout(), torch.ones(1)
+        def draw(): return torch.rand(args.seed)
+        def draw_seeded():
+            torch.manual_seed(args.seed)
+            return draw()
+    """)
+    hints = notebook.capture(cell).hints
+    assert ["torch.manual_seed(1), which does not seed" in hint for hint in hints] == [
+        True
+    ] * is_noted
+
+
 def test_a_quiet_gang_leaves_its_notes_to_the_next_one(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
