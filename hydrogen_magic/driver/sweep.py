@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,9 +21,10 @@ from hydrogen_magic.driver import launcher, tracking
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
-from hydrogen_magic.driver.sweep_values import label_of, params_of
+from hydrogen_magic.driver.sweep_values import folders_of, label_of, params_of
 from hydrogen_magic.driver.tracking import SweepGroup
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, ResultError, SweepError
+from hydrogen_magic.node.worker import checkpoint
 
 if TYPE_CHECKING:
     import pandas
@@ -337,12 +339,22 @@ def prepare(
     most = min(len(captured), most_at_once or len(captured))
     n_at_once = plugins.placement(spec.placement).n_at_once(spec, most)
     runs: list[SweepRun] = []
-    for values, cell in captured:
+    folders = folders_of(values for values, _ in captured)
+    for (values, cell), folder in zip(captured, folders, strict=True):
         listed = replace(cell, params={**cell.params, **params_of(values)})
-        named = replace(spec, name=f"{spec.name} {label_of(values)}", n_at_once=n_at_once)
+        name, env = f"{spec.name} {label_of(values)}", _own_checkpoints(spec.env, folder)
+        named = replace(spec, name=name, env=env, n_at_once=n_at_once)
         launch = partial(launcher.launch_captured, listed, named, title=title, group=group)
         runs.append(SweepRun(values, launch))
     return Sweep(runs, n_at_once, group), [_planned(run, spec) for run in runs]
+
+
+def _own_checkpoints(env: Iterable[tuple[str, str]], folder: str) -> tuple[tuple[str, str], ...]:
+    """Return ``env`` with ``folder`` inside the user's folder of checkpoints, if it names one."""
+    return tuple(
+        (name, os.path.join(value, folder) if name == checkpoint.FOLDER else value)
+        for name, value in env
+    )
 
 
 def _planned(run: SweepRun, spec: JobSpec) -> GangState:

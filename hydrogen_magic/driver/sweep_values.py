@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.capture import Captured
@@ -16,6 +18,8 @@ from hydrogen_magic.errors import OptionValueError
 
 _LONGEST_VALUE = 40
 """Characters of a value in the name of a run."""
+_LONGEST_FOLDER = 100
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NEXT_NAME = re.compile(r"\s+(?=[A-Za-z_]\w*=(?!=))")
 
 
@@ -63,6 +67,26 @@ def label_of(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_value_text(name, value)}" for name, value in values.items())
 
 
+def folders_of(swept: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the name of a folder for each combination, the same in each sweep over these values.
+
+    A hash ends the names of values that are no file names; a number those of values with the same text.
+    """
+    seen: Counter[str] = Counter()
+    names: list[str] = []
+    for values in swept:
+        name = _folder_name(",".join(f"{name}={_text(name, values[name])}" for name in values))
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
+    return names
+
+
+def _folder_name(text: str) -> str:
+    text = _ADDRESS.sub("", text)
+    name = re.sub(r"[^\w.,=+-]+", "_", text, flags=re.ASCII)[:_LONGEST_FOLDER]
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
 def params_of(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Return the values as they are listed with a run: plain ones, and short texts of all others."""
     listed = {
@@ -80,12 +104,15 @@ def _is_number(value: Any) -> bool:
 
 
 def _value_text(name: str, value: Any) -> str:
+    return clipped(_text(name, value), _LONGEST_VALUE)
+
+
+def _text(name: str, value: Any) -> str:
     if is_secret_name(name):
         return MASK
     value = python_scalar(value)
     own_name = value if isinstance(value, str) else getattr(value, "__name__", None)
-    text = " ".join((own_name if isinstance(own_name, str) else repr(value)).split())
-    return clipped(text, _LONGEST_VALUE)
+    return " ".join((own_name if isinstance(own_name, str) else repr(value)).split())
 
 
 def check_used(names: Sequence[str], captured: Captured) -> None:

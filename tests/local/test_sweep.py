@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from pathlib import Path
 
 import pytest
 from IPython.core.error import UsageError
@@ -84,6 +85,19 @@ def test_a_run_that_fails_costs_only_itself(notebook_shell: InteractiveShell) ->
     assert [row["result"] for row in sweep.results] == [None, 1.0, 0.5]
     [failed] = [gang for gang in sweep.gangs if gang is not None and gang.state == "FAILED"]
     assert failed.snapshot().attempt == 1, "--retries holds for each run"
+
+
+def test_each_combination_resumes_from_its_own_checkpoint(
+    notebook_shell: InteractiveShell, tmp_path: Path
+) -> None:
+    notebook_shell.run_cell("lr = 0")
+    options = f"--np 1 --cpu --quiet --env HYDROGEN_MAGIC_CHECKPOINTS={tmp_path}"
+    cell = f"%%distributed {options} --sweep lr=1,2\nimport hydrogen_magic as hm\n"
+    cell += "lrs = hm.checkpoint.load() or []\nhm.checkpoint.save([*lrs, lr])\nlrs"
+    for expected in ([[], []], [[1], [2]]):
+        sweep = run(notebook_shell, cell)
+        assert [row["result"] for row in sweep.results] == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lr=1", "lr=2"]
 
 
 def test_what_cannot_run_is_refused_before_anything_starts(

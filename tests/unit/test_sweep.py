@@ -18,7 +18,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import devices, local
 from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.sweep import Sweep, SweepRun, attend
-from hydrogen_magic.driver.sweep_values import combinations, label_of, params_of
+from hydrogen_magic.driver.sweep_values import combinations, folders_of, label_of, params_of
 from hydrogen_magic.errors import (
     GangStoppedError,
     HydrogenError,
@@ -79,6 +79,24 @@ def test_secrets_are_in_no_name_and_no_list() -> None:
     values = {"api_token": "correct-horse", "note": "x\ny" * 100}
     assert "correct-horse" not in label_of(values) + str(params_of(values))
     assert len(params_of(values)["note"]) == 40 and "\n" not in label_of(values)  # type: ignore[arg-type]
+
+
+def test_each_combination_has_a_folder_with_a_stable_name() -> None:
+    class Layer: ...
+
+    swept: list[dict[str, Any]] = [{"lr": 0.1, "layers": [8, 8]}, {"lr": -1e-5, "layers": dict}]
+    first, second = folders_of(swept)
+    assert first.startswith("lr=0.1,layers=_8,_8_-") and second == "lr=-1e-05,layers=dict"
+    assert folders_of(swept[:1]) == [first]
+    layers = [{"layer": Layer()} for _ in range(2)]
+    same = folders_of(layers)
+    assert same == folders_of([{"layer": Layer()}, {"layer": Layer()}]) and len({*same}) == 2
+    texts = ["a b", "a_b", "x" * 300 + "y", "x" * 300 + "z", "ж" * 200, "../a", "1", 1]
+    names = folders_of({"text": text} for text in texts)
+    assert len({*names}) == len(texts)
+    assert all(len(name.encode()) < 255 and "/" not in name for name in names)
+    (secret,) = folders_of([{"api_token": "correct-horse"}])
+    assert "horse" not in secret and folders_of([{"api_token": "other"}]) == [secret]
 
 
 # ── the queue ────────────────────────────────────────────────────────────────────────────────────
