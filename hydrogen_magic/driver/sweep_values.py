@@ -7,10 +7,12 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.capture.required_names import similar
+from hydrogen_magic.core import syntax
 from hydrogen_magic.core.library_types import python_scalar
 from hydrogen_magic.core.masking import MASK, is_secret_name
 from hydrogen_magic.core.units import clipped
@@ -29,8 +31,8 @@ def combinations(
     """Return all combinations of the values of ``--sweep`` options, the last name varying fastest.
 
     ``options``: names, and their values as written. Values are Python expressions, evaluated in
-    ``namespace``; of a name whose value there is text, they are text. Raises OptionValueError if they
-    cannot be evaluated.
+    ``namespace``; of a name whose value there is text, words without quotation marks are text. Raises
+    OptionValueError if they cannot be evaluated.
     """
     columns = [
         [(name, value) for value in _values(name, text, namespace)] for name, text in options
@@ -39,12 +41,21 @@ def combinations(
 
 
 def _values(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
-    is_text = isinstance(namespace.get(name), str) and text[0] not in "*'\""
+    is_text = isinstance(namespace.get(name), str) and not _is_expression(text)
     words = [part.strip() for part in text.split(",") if part.strip()]
     values = words if is_text else _evaluated(name, text, namespace)
     if not values:
         raise OptionValueError(f"--sweep {name}={text} has no value")
     return values
+
+
+def _is_expression(text: str) -> bool:
+    """Whether it is no plain words: ``*names`` and ``f'a{n}',b`` are Python, ``don't,stop`` is not."""
+    if text[0] in "*'\"":
+        return True
+    with suppress(SyntaxError, ValueError):
+        return ("'" in text or '"' in text) and bool(syntax.parse(f"[{text}]", mode="eval"))
+    return False
 
 
 def _evaluated(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:

@@ -43,6 +43,24 @@ def test_all_combinations_of_expressions_text_and_objects() -> None:
     assert "__builtins__" not in namespace
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("f'a{lr}','b'", ["a1", "b"]),
+        ("('a','b')", [("a", "b")]),
+        (r"r'a\b'", [r"a\b"]),
+        ("str(lr), 'b'", ["1", "b"]),
+        ("don't,stop", ["don't", "stop"]),
+        ("it's,Ann's", ["it's", "Ann's"]),
+        ("a(b,c", ["a(b", "c"]),
+        ("str(lr)", ["str(lr)"]),
+    ],
+)
+def test_values_with_quotation_marks_are_python(text: str, values: list[object]) -> None:
+    found = combinations([("text", text)], {"text": "adam", "lr": 1})
+    assert [each["text"] for each in found] == values
+
+
 def test_scalars_of_numpy_are_listed_as_numbers() -> None:
     (value,) = combinations([("lr", "*np.array([0.5])")], {"np": np})
     assert type(value["lr"]) is np.float64
@@ -56,6 +74,7 @@ def test_scalars_of_numpy_are_listed_as_numbers() -> None:
         ("lr=sgd", "two kinds of quotation marks"),
         ("lr=*[]", "no value"),
         ("lr=1]", "Syntax"),
+        ("optimizer=sgd,'adam'", "'sgd' is not defined.*two kinds of quotation marks"),
         ("optimizer=,", "has no value"),
         ("optimizer= , ", "has no value"),
         ("optimizer=*[]", "has no value"),
