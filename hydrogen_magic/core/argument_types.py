@@ -111,7 +111,7 @@ def swept_values(text: str) -> tuple[str, str]:
     name, _, values = text.partition("=")
     name = unicodedata.normalize("NFKC", name.strip())
     if not name.isidentifier() or keyword.iskeyword(name) or not values.strip():
-        raise ValueError(f"should be NAME=VALUE,VALUE, like lr=0.1,0.01; got {text!r}")
+        raise ValueError(f"should be NAME=VALUE,VALUE, like lr=0.1,0.01; got {text.strip()!r}")
     return name, values.strip()
 
 

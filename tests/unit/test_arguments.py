@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.core.argument_types import parse_duration_s, parse_size_bytes
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.notebook.arguments.distributed import parse, usage
+from hydrogen_magic.notebook.arguments.distributed import around_sweeps, parse, usage
 from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang
 from hydrogen_magic.notebook.arguments.infer import parse_infer
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
@@ -134,7 +134,9 @@ def test_a_quoted_word_may_begin_with_a_hash() -> None:
         ("--save train", "ends in .py"),
         ("--sweep-jobs 2", "add --sweep"),
         ("--sweep lr=1,2 --sweep-jobs 0", "1 or more"),
-        ("--sweep lr", "NAME=VALUE,VALUE"),
+        ("--sweep lr", "--sweep: should be NAME=VALUE,VALUE"),
+        ("--sweep --np 2", "--sweep: should be NAME=VALUE,VALUE, like lr=0.1,0.01; got ''"),
+        ("--sweep lr=1,2 -x", "unknown option -x"),
         ("--sweep lr=1 --sweep lr=2", "given twice"),
         ("--sweep lr=1,2 --detach", "cannot be combined with --detach"),
         ("--sweep lr=1,2 --outlive", "cannot be combined with --outlive"),
@@ -164,9 +166,17 @@ def test_a_wrong_line_is_answered_with_what_would_be_right(line: str, said: str)
 
 
 def test_values_of_a_sweep_may_have_spaces_between_them() -> None:
-    swept = parse("--sweep lr=0.1, -1 --np 3 --timeline --sweep layers=[8, 8], [16]")
-    assert swept.sweep == (("lr", "0.1, -1"), ("layers", "[8, 8], [16]"))
+    swept = parse("--sweep lr=0.1, -1 -n 3 --timeline --sweep layers=[8, 8], [16] --sweep='x=1, 2'")
+    assert swept.sweep == (("lr", "0.1, -1"), ("layers", "[8, 8], [16]"), ("x", "1, 2"))
     assert swept.spec == JobSpec(np=3, timeline="")
+
+
+@pytest.mark.parametrize("values", ["1, 2, -3, 4", "1, -inf, 2", "1,  -math.inf", "-inf, -n"])
+def test_values_of_a_sweep_may_be_negative(values: str) -> None:
+    line = f"--sweep lr={values} -n 3 --quiet"
+    ((_, found),) = parse(line).sweep
+    assert found == " ".join(values.split())
+    assert around_sweeps(line) == ["", f"--sweep lr={values}", " -n 3 --quiet"]
 
 
 @given(st.text(max_size=40))

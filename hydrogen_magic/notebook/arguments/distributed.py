@@ -58,12 +58,13 @@ class Arguments:
     """The fields of ``spec`` that the line itself sets."""
 
 
+_NEXT_OPTION = r"\s--[A-Za-z]|(?<![,=\s])\s+-[A-Za-z]"
+"""An option after values of a sweep. After a comma, ``-inf`` and ``-x`` are values."""
 _SWEPT = re.compile(
-    r"""((?<!\S)--sweep[\s=](?:"(?:\\.|[^"\\])*"|'[^']*'|(?!\s--?[A-Za-z]|\s#)[^"'])*)"""
+    rf"""((?<!\S)--sweep[\s=](?:"(?:\\.|[^"\\])*"|'[^']*'|(?!{_NEXT_OPTION}|\s#)[^"'])*)"""
 )
 """An option ``--sweep`` with its values: up to the next option or a comment outside of quotation marks."""
 
-_SWEPT_AS = "NAME=V,V"
 _OF_CELLS = {"out", "save", "sweep", "sweep_jobs"}
 """Options that scripts refuse, each with its reason."""
 
@@ -75,8 +76,7 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     a script, or a module after ``-m``; all later words belong to the script.
     """
     tokens = split(line)
-    if not is_cell:
-        tokens = _with_timeline_joined(tokens)
+    tokens = _with_sweeps_joined(tokens) if is_cell else _with_timeline_joined(tokens)
     parser = distributed_parser(is_cell)
     found, unknown = parser.parse_known_args(tokens)
     if found.help:
@@ -88,12 +88,11 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     out = tuple(dict.fromkeys(found.out)) or spec.out
     pdb = spec.pdb and not found.sweep  # of %pdb on: runs of a sweep have no input line
     spec = replace(spec, out=out, pdb=pdb)
-    sweep = tuple(_swept(" ".join(words)) for words in found.sweep)
     arguments = Arguments(
         spec=spec,
         dry_run=found.dry_run,
         save=found.save,
-        sweep=sweep,
+        sweep=tuple(found.sweep),
         sweep_jobs=found.sweep_jobs,
         given=given_by(found),
     )
@@ -119,15 +118,6 @@ def usage(is_cell: bool = True) -> str:
     return cells if is_cell else f"{distributed_parser(is_cell=False).format_help()}\n{cells}"
 
 
-class _HelpFormatter(argparse.HelpFormatter):
-    """Shows ``NAME=V,V`` once, though argparse takes its values as several words."""
-
-    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        if action.metavar == _SWEPT_AS:
-            return _SWEPT_AS
-        return super()._format_args(action, default_metavar)
-
-
 def distributed_parser(is_cell: bool) -> LineParser:
     """Return the parser of ``%%distributed``, or of ``%distributed``."""
     return _parser_on(is_cell, tuple(sys.path))
@@ -144,7 +134,6 @@ def _parser_on(is_cell: bool, path: tuple[str, ...]) -> LineParser:
         else "Run a script or module on every rank of a new gang; torchrun's work unchanged.",
         add_help=False,
         allow_abbrev=False,
-        formatter_class=_HelpFormatter,
     )
     add_where(parser)
     add_cluster(parser)
@@ -187,9 +176,9 @@ def _add_comparison(parser: LineParser) -> None:
     parser.add_argument(
         "--sweep",
         action="append",
-        nargs="+",  # values may have spaces between them
+        type=typed(swept_values),
         default=[],
-        metavar=_SWEPT_AS,
+        metavar="NAME=V,V",
         help="run the cell once for each value of a name; repeatable: all combinations",
     )
     parser.add_argument(
@@ -214,13 +203,6 @@ def _add_script(parser: LineParser) -> None:
     for action in parser._actions:
         if action.dest in _OF_CELLS:
             action.help = argparse.SUPPRESS
-
-
-def _swept(text: str) -> tuple[str, str]:
-    try:
-        return swept_values(text)
-    except ValueError as error:
-        raise ArgumentsError(f"--sweep: {error}") from None
 
 
 def _check_sweep(arguments: Arguments) -> None:
@@ -276,6 +258,24 @@ def _with_script(arguments: Arguments, found: argparse.Namespace) -> Arguments:
             "--save writes a cell as a script, and this already is a script: drop --save"
         )
     return replace(arguments, script=words[0], script_args=tuple(words[1:]), as_module=as_module)
+
+
+def _with_sweeps_joined(tokens: list[str]) -> list[str]:
+    """Attach the words that belong to each ``--sweep``: its values may have spaces between them."""
+    joined: list[str] = []
+    for word in tokens:
+        if word == "--sweep":
+            joined.append("--sweep=")
+        elif joined and joined[-1].startswith("--sweep=") and not _is_option(word, joined[-1]):
+            joined[-1] += f" {word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _is_option(word: str, values: str) -> bool:
+    """Whether ``word`` is not one of the ``values`` before it."""
+    return re.compile(_NEXT_OPTION).match(f"{values} {word}", len(values)) is not None
 
 
 def _with_timeline_joined(tokens: list[str]) -> list[str]:
