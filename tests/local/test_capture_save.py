@@ -244,6 +244,24 @@ print(net.width, net.config is config, act(-1), twice(annotated(first)), eval("c
             "config = types.SimpleNamespace(lr=0.1)",
             "`config` and what",
         ),
+        ("class f:\n    lr: float = lr", "lr = 0.5", "`lr` and what"),
+        ("class f: lr = 0.1", "f.lr = 0.5", "`0.1` and what `f` has of it"),
+        ("class f:\n    layers = [1]", "f.layers.append(2)", r"`\[1\]` and what"),
+        ("class f:\n    def g(self): pass", "f.g = lambda self: 2", "`f.g` was set after"),
+        (
+            "class f:\n    def g(self): pass",
+            "import functools\ndef wrap(g): return functools.wraps(g)(lambda self: g(self))\nf.g = wrap(f.g)",
+            "`f.g` was set after",
+        ),
+        ("class f: pass", "f.new = 5", "`f.new` was set after"),
+        ("class f: pass", "f.new = property(lambda self: 5)", "`f.new` was set after"),
+        (
+            "class f:\n    def g(self, seen=[]): pass",
+            "f.g.__defaults__[0].append(1)",
+            r"`\[\]` and what",
+        ),
+        ("def f(seen=[]): seen.append(1)", "f()", r"`\[\]` and what `f` has of it"),
+        ("def f(): pass", "f.count = 7", "`f.count` was set after"),
     ],
 )
 def test_definitions_that_would_not_give_the_same(
@@ -275,12 +293,51 @@ def test_definitions_whose_values_are_the_same(notebook: Notebook, tmp_path: Pat
         class Twice:
             all = names
             all += ("b",)
+            width = 7
+            def scaled(self, by=width): return by
+        def traced(cls):
+            cls.traced, cls.rate = True, 0.2
+            return cls
+        @traced
+        class Traced:
+            rate = 0.1
+        class Base:
+            def __init_subclass__(cls): cls.registered, cls.rate = True, 0.2
+        class Derived(Base):
+            rate = 0.1
+        @dataclasses.dataclass(order=True)
+        class Point:
+            x: int
+            y: float = 0.5
+            def norm(self): return self.x
+        class Locals:
+            for each in "ab": locals()["made_" + each] = each
+        class Slotted:
+            __slots__ = ("x",)
+            x: int
+            __private = 1
+            def __hidden(self): pass
+            act = staticmethod(lambda x: x)
+            by_name = {"act": lambda x: x}
+            @property
+            def size(self): return 1
+            @size.setter
+            def size(self, value): pass
         def load(place=folder): return place
     """)
     notebook.cell("folder = pathlib.Path('x')")
-    save(notebook, "print(Slots().width, Pair().width, Kind.A, Twice.all, load())", "s.py")
+    save(
+        notebook,
+        "print(Slots().width, Pair().width, Kind.A, Twice().scaled(), Traced.rate, Derived.rate, "
+        "Point(1).norm(), Locals.made_a, Slotted().size, Twice.all, load())",
+        "s.py",
+    )
     done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
-    assert done.stdout.startswith("2 2 ") and done.stdout.endswith("('a', 'b') x\n"), done.stderr
+    assert (
+        done.stdout.startswith("2 2 ")
+        and " 7 0.2 0.2 1 a 1 " in done.stdout
+        and done.stdout.endswith("('a', 'b') x\n")
+    ), done.stderr
 
 
 def test_what_a_cell_may_need_is_saved_if_it_can_be(notebook: Notebook, tmp_path: Path) -> None:
