@@ -72,7 +72,7 @@ def check_definition(name: str, value: Any, source: str, namespace: Mapping[str,
     (made,) = syntax.parse(source).body[:1]
     if not isinstance(made, (*_FUNCTIONS, ast.ClassDef)):
         return
-    if inspect.getattr_static(value, "__wrapped__", None) and not made.decorator_list:
+    if _is_wrapped_since(value, len(made.decorator_list), namespace):
         raise CaptureError(
             f"`{name}` cannot be saved: it was wrapped after its definition; write the wrapper as a "
             "decorator, `@…` above the definition"
@@ -95,6 +95,16 @@ def check_definition(name: str, value: Any, source: str, namespace: Mapping[str,
             f"`{name}` cannot be saved: `{name}.{attribute}` was set after its definition; set it in the "
             "definition, and run that cell again"
         )
+
+
+def _is_wrapped_since(value: Any, n_decorators: int, namespace: Mapping[str, Any]) -> bool:
+    """Whether a function or class has more wrappers than its definition has given it."""
+    wrappers: list[Any] = []
+    inner = inspect.unwrap(value, stop=wrappers.append)  # which is called for each wrapper
+    present = namespace.get(value.__name__)
+    if present is value:  # its decorators may have made several
+        return bool(wrappers) and not n_decorators
+    return len(wrappers) > n_decorators or any(each is present for each in [*wrappers, inner][1:])
 
 
 def _values_at_definition(

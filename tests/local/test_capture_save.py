@@ -277,6 +277,31 @@ def test_definitions_that_would_not_give_the_same(
     save(notebook, "print(f)", "s.py")
 
 
+def test_a_second_wrapper_is_refused_under_each_name(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.cell("""
+        import functools
+        def add_one(function):
+            @functools.wraps(function)
+            def wrapper(x): return function(x) + 1
+            return wrapper
+        def keep(function): return function
+    """)
+    definition = "@add_one\n@keep\ndef shifted(x): return x"
+    notebook.cell(definition)
+    notebook.cell("alias = shifted; twice = add_one(shifted); thrice = add_one(twice)")
+    for redefined in (False, True):
+        if redefined:
+            notebook.cell(definition.replace("return x", "return 5 * x"))
+        with pytest.raises(CaptureError, match="`thrice` cannot be saved: it was wrapped after"):
+            save(notebook, "print(thrice(1))", "s.py")
+        save(notebook, "print(alias(1), shifted(1))", "s.py")
+        done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
+        assert done.stdout == ("2 6\n" if redefined else "2 2\n"), done.stderr
+    notebook.cell("twice = add_one(shifted)")
+    with pytest.raises(CaptureError, match="`twice` cannot be saved: it was wrapped after"):
+        save(notebook, "print(twice(1))", "s.py")
+
+
 def test_definitions_whose_values_are_the_same(notebook: Notebook, tmp_path: Path) -> None:
     """Though classes make other objects of them, or their cell was run again."""
     notebook.cell("""
