@@ -6,10 +6,12 @@ import ast
 import io
 import os
 import pickle
+import re
 import types
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def write(
     text = _MARKER + f'"""{cell.label} as a script{run}"""\n\n'
     text += parts.text(body, futures) + f"\n# ── {cell.label} ──\n\n" + body
     _check_syntax(target, text)
-    has_data_of_ours = parts.data_line in replaced
+    has_data_of_ours = parts.data_place in replaced
     files = {target: text.encode()}
     if parts.data:
         if parts.data_path.exists() and not has_data_of_ours:
@@ -145,6 +147,12 @@ def _defines(source: str, name: str) -> bool:
     return name in ("<lambda>", getattr(made, "name", None))
 
 
+def _unused(name: str, text: str) -> str:
+    """Return ``_name``, followed by as many underscores as it takes to be no name in ``text``."""
+    found = {*re.findall(r"\w+", text)}
+    return next(each for n in count() if (each := f"_{name}{'_' * n}") not in found)
+
+
 def _check_syntax(target: Path, text: str) -> None:
     try:
         with syntax.without_warnings():
@@ -162,7 +170,7 @@ class _ScriptParts:
     def __init__(self, needs: RequiredNames, target: Path) -> None:
         self.needs = needs
         self.data_path = target.with_name(target.stem + ".data.pkl")
-        self.data_line = f"_data = pathlib.Path(__file__).with_name({self.data_path.name!r})\n"
+        self.data_place = f"Path(__file__).with_name({self.data_path.name!r})"
         self.target = target
         self.data = b""
         self.values: dict[str, Any] = {}
@@ -185,13 +193,11 @@ class _ScriptParts:
         used += imports.for_side_effects(self.needs.read, modules)
         lines += self._path_lines([*modules, *(statement.module for statement in used)])
         lines += [statement.text for statement in imports.order(used)]
-        if self.pickled:
-            lines += ["import pathlib", "import pickle"]
         if "display" in self.needs.provided:
             lines += ["", "display = print"]
         lines += ["", *(f"{name} = {text}" for name, text in self.literals.items()), ""]
         lines += ["\n" + self.sources[name] for name in early]
-        lines += self._loading(early, late)
+        lines += self._loading(early, late, body)
         return "\n".join(lines) + "\n"
 
     def _sort(self) -> None:
@@ -343,7 +349,7 @@ class _ScriptParts:
         lines = [f"sys.path.insert(0, {folder!r})" for folder in folders]
         return ["import sys", "", *lines, ""] if lines else []
 
-    def _loading(self, early: Sequence[str], late: Sequence[str]) -> list[str]:
+    def _loading(self, early: Sequence[str], late: Sequence[str], body: str) -> list[str]:
         """Return code that loads the pickled values, each before the definitions that need it.
 
         One pickler writes all of them, so that they share objects.
@@ -353,7 +359,12 @@ class _ScriptParts:
         file = io.BytesIO()
         pickler = _SavePickler(file, self.needs.namespace)
         rest, known, waiting = dict(self.pickled), {*early}, set[str]()
-        lines = ["", self.data_line.rstrip(), "_values = pickle.Unpickler(_data.open('rb'))"]
+        text = "\n".join([body, *self.sources.values(), *self.values])
+        values, pathlib, pickling = (
+            _unused(name, text) for name in ("values", "pathlib", "pickle")
+        )
+        lines = ["", f"import pathlib as {pathlib}", f"import pickle as {pickling}", ""]
+        lines.append(f"{values} = {pickling}.Unpickler({pathlib}.{self.data_place}.open('rb'))")
 
         def load(names: Iterable[str]) -> None:
             part = {name: rest.pop(name) for name in names}
@@ -364,8 +375,9 @@ class _ScriptParts:
                     f"`{name}` cannot be saved: its definition needs {', '.join(map(repr, part))}, whose "
                     f"values need `{name}`"
                 )
-            listed = ", ".join(map(repr, part))
-            lines.extend([f"# {listed}: from the notebook", "globals().update(_values.load())", ""])
+            lines.extend(
+                [f"({', '.join(part)},) = {values}.load().values()  # of the notebook", ""]
+            )
 
         def is_ready(name: str) -> bool:
             trial = _SavePickler(NullFile(), self.needs.namespace)

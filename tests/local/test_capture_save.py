@@ -277,6 +277,24 @@ def test_definitions_that_would_not_give_the_same(
     save(notebook, "print(f)", "s.py")
 
 
+def test_names_of_the_notebook_do_not_collide_with_those_of_the_script(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook.cell("""
+        import fractions, numpy as np
+        third, column = fractions.Fraction(1, 3), np.arange(2)
+        _data = _values = _values_ = _pathlib = 1
+        def pickle(): return third
+        def globals(x=column): return x
+        pathlib = fractions.Fraction(1, 4)
+    """)
+    names = "_data, _values, _values_, _pathlib, pickle(), globals(), pathlib, third, column"
+    save(notebook, f"_pickle = 2\nprint({names})", "s.py")
+    save(notebook, f"_pickle = 2\nprint({names})", "s.py")
+    done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "1 1 1 1 1/3 [0 1] 1/4 1/3 [0 1]\n", done.stderr
+
+
 def test_a_second_wrapper_is_refused_under_each_name(notebook: Notebook, tmp_path: Path) -> None:
     notebook.cell("""
         import functools
