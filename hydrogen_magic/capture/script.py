@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import re
+import shlex
 import types
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +56,7 @@ def write(
     replaced = _replaced(target)
     body, futures = _body(cell)
     parts = _ScriptParts(needs, target)
-    run = f": {launcher} {target.name}" if launcher else ""
+    run = f": {launcher} {shlex.quote(target.name)}" if launcher else ""
     text = _MARKER + f'"""{cell.label} as a script{run}"""\n\n'
     text += parts.text(body, futures) + f"\n# ── {cell.label} ──\n\n" + body
     _check_syntax(target, text)
@@ -119,7 +120,7 @@ def _body(cell: CellText) -> tuple[str, list[str]]:
         return _without(body, own), [alias.name for node in own for alias in node.names]
     except SyntaxError as error:
         line = (error.lineno or 1) + cell.first_line - 1
-        text = (error.text or "").strip()
+        text = "".join(python_lines(body)[(error.lineno or 1) - 1 :][:1]).strip()
         raise CaptureError(
             f"line {line} (`{text}`) is not plain Python and cannot be saved in a script: `!` and "
             "`%` lines and top-level `await` work only in a notebook; rewrite the line or drop "

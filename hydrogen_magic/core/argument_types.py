@@ -124,14 +124,15 @@ def run_name(text: str) -> str:
 
 
 def python_file(text: str) -> str:
-    """Return the file name unchanged; ValueError when it does not end in ``.py``."""
+    """Return the file name with ``~`` expanded; ValueError when it does not end in ``.py``."""
     if not text.endswith(".py"):
         raise ValueError(f"should be a file name that ends in .py, got {text!r}")
-    return text
+    return os.path.expanduser(text)
 
 
 def new_file(text: str) -> str:
-    """Return the file name unchanged; ValueError when no file can be written there."""
+    """Return the file name with ``~`` expanded; ValueError when no file can be written there."""
+    text = os.path.expanduser(text)
     path = Path(text)
     if path.is_dir():
         raise ValueError(f"should be a file, {text!r} is a directory")

@@ -91,14 +91,17 @@ def test_torchrun_runs_the_saved_cell(notebook: Notebook, tmp_path: Path) -> Non
 def test_the_script_names_the_command_for_as_many_ranks(
     notebook_shell: InteractiveShell, tmp_path: Path
 ) -> None:
-    cell = "%%distributed --np 3 --cpu --dry-run --save saved.py\n1"
+    cell = "%%distributed --np 3 --cpu --dry-run --save 'my saved.py'\n1"
     notebook_shell.run_cell(cell).raise_error()
-    assert ": torchrun --nproc-per-node 3 saved.py" in (tmp_path / "saved.py").read_text()
+    text = (tmp_path / "my saved.py").read_text()
+    assert ': torchrun --nproc-per-node 3 \'my saved.py\'"""' in text
 
 
 def test_what_cannot_stand_in_a_script(notebook: Notebook, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"line 3 \(`!ls`\)"):
         save(notebook, "x = 1\n!ls\n", "s.py")
+    with pytest.raises(CaptureError, match=r"line 3 \(`await asyncio\.sleep\(0\)`\)"):
+        save(notebook, "import asyncio\nawait asyncio.sleep(0)\n", "s.py")
     with pytest.raises(CaptureError, match="no directory"):
         save(notebook, "x = 1", "nowhere/s.py")
     exec("def f(): pass", notebook.names)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -221,6 +222,13 @@ def test_a_timeline_that_cannot_be_written_is_refused(file: str, found: str) -> 
         pytest.skip("this user may write everything")
     with pytest.raises(ArgumentsError, match=found):
         parse(f"--timeline {file}")
+
+
+def test_files_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cell = parse("--save ~/x.py --timeline ~/x.json")
+    assert (cell.save, cell.spec.timeline) == (f"{tmp_path}/x.py", f"{tmp_path}/x.json")
+    assert parse_gang("timeline 3f -o ~/x.json").file == f"{tmp_path}/x.json"
 
 
 def test_a_timeline_file_before_a_script_is_a_json_file() -> None:

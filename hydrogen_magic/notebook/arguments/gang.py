@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -162,7 +163,8 @@ def _add_options(parser: LineParser, verb: str) -> None:
         text = "assign rank 0's variables after the end, and show no view"
         add("--out", type=typed(variable_names), metavar="NAME[,NAME]", help=text)
     if verb == "timeline":
-        add("-o", "--output", dest="file", metavar="FILE", help="file to write")
+        path = os.path.expanduser
+        add("-o", "--output", dest="file", type=path, metavar="FILE", help="file to write")
     if verb == "wait":
         text = "raise GangTimeoutError after S seconds (also 5m, 1h); the gang continues"
         seconds = typed(parse_duration_s)
