@@ -18,6 +18,7 @@ from hydrogen_magic.driver.rank_logs import RankLogs
 from hydrogen_magic.driver.state import failure_report
 from hydrogen_magic.driver.state.gang_results import GangResults
 from hydrogen_magic.driver.state.gang_state import GangState, fold
+from hydrogen_magic.driver.state.waiting_ranks import waits_at_stop
 from hydrogen_magic.errors import (
     GangStoppedError,
     GangTimeoutError,
@@ -107,7 +108,7 @@ class GangRun:
             return self._failure(state)
         if state.state == "STOPPED":
             kind = GangTimeoutError if state.stop_reason == "timeout" else GangStoppedError
-            return kind(state.reason)
+            return kind("; ".join(filter(None, (state.reason, waits_at_stop(state)))))
         return None
 
     def _failure(self, state: GangState) -> HydrogenError:

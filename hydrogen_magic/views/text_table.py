@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.core.units import clipped, counted, size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
-from hydrogen_magic.driver.state.culprit import DIFFERENT_TENSORS, is_victim_error, left_collective
+from hydrogen_magic.driver.state.culprit import is_victim_error
 from hydrogen_magic.driver.state.formatting import (
     closure_text,
     duration,
@@ -24,6 +24,7 @@ from hydrogen_magic.driver.state.formatting import (
 )
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.output_lines import clean_name
+from hydrogen_magic.driver.state.waiting_ranks import waits, waits_at_stop
 from hydrogen_magic.views.short_names import short_names
 
 MOST_ROWS = 16
@@ -277,16 +278,20 @@ def slowest(ranks: Sequence[RankState]) -> list[RankState]:
 
 
 def warnings(state: GangState, now_s: float) -> list[Warned]:
-    """Return warnings about missing slots, and about stopped, late, waiting or silent ranks."""
+    """Return warnings about missing slots, and about stopped, late, waiting or silent ranks.
+
+    Of a gang that was stopped: where its ranks waited then.
+    """
     if state.is_terminal:
-        return []
+        text = waits_at_stop(state)
+        return [Warned("at stop", text)] if text else []
     alive = [rank for rank in state.ranks if not rank.is_over]
     return [
         *_queued(state),
         *_stopped(alive),
         *_asking(alive),
         *_late(alive, now_s),
-        *_in_collectives(state, alive, now_s),
+        *_in_collectives(state, now_s),
         *_waited_for(alive, now_s),
         *_silent(state.gang, alive, now_s),
     ]
@@ -324,31 +329,9 @@ def _late(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
         yield Warned(f"late {what} {who}", f"waiting for {who}: {clean_name(what)}, {waited}")
 
 
-def _in_collectives(state: GangState, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
-    waiting = [
-        rank
-        for rank in alive
-        if rank.waiting_in and now_s - rank.waiting_since_s > _LONG_COLLECTIVE_S
-    ]
-    names = list(dict.fromkeys(rank.waiting_in for rank in waiting))
-    if len(names) > 1 and len(waiting) == len(alive):
-        places = (f"rank {rank.rank} in {clean_name(rank.waiting_in)}" for rank in waiting[:8])
-        each = ", ".join(places)
-        yield Warned(f"disagree {names}", f"ranks disagree: {each}")
-        return
-    for name in names:
-        same = [rank for rank in waiting if rank.waiting_in == name]
-        absent = [rank for rank in alive if not rank.waiting_in]
-        waited = duration(max(now_s - rank.waiting_since_s for rank in same))
-        verb = "waits" if len(same) == 1 else "wait"
-        missing = f"; missing: {_grouped(absent)}" if absent else _left(state)
-        text = f"{_grouped(same)} {verb} in {clean_name(name)} for {waited}{missing}"
-        yield Warned(f"in {name} {_grouped(same)}", text)
-
-
-def _left(state: GangState) -> str:
-    found = left_collective(state)
-    return f"; {ranks_text(found.absent)} left it: {DIFFERENT_TENSORS}" if found else ""
+def _in_collectives(state: GangState, now_s: float) -> Iterable[Warned]:
+    for key, text in waits(state, now_s, _LONG_COLLECTIVE_S):
+        yield Warned(key, text)
 
 
 def _waited_for(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:

@@ -498,6 +498,15 @@ def test_timeout() -> None:
     assert time.monotonic() - begun >= 1.5
 
 
+def test_the_error_of_a_stopped_gang_says_where_its_ranks_waited() -> None:
+    gang = hm.launch(ranks.hang, "collective", np=2)
+    until(gang, lambda: gang.ranks[0].waiting_in.startswith("all_reduce"))
+    gang.stop()
+    where = r"rank 0 waited in all_reduce #\d+ for .* s; missing: rank 1"
+    with pytest.raises(GangStoppedError, match=f"stopped by you; when it was stopped, {where}"):
+        ended(gang).raise_for_state()
+
+
 def test_a_jump_of_the_wall_clock_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     gang = hm.launch(ranks.hang, "sleep", np=2, timeout=3600, start_timeout=3600)
     until(gang, said(gang, "about to hang"))

@@ -258,7 +258,17 @@ def test_ranks_that_need_attention_are_named() -> None:
     assert "wait in all_reduce #7 for 30 s; rank 1 left it: do shapes and types agree" in left
     apart = [*running(), ev.CollectiveWait(5.0, 0, "all_reduce", 7, 4.0)]
     apart += [ev.CollectiveWait(5.0, 1, "barrier", 7, 4.0)]
-    assert warned(apart, 20.0) == ["ranks disagree: rank 0 in all_reduce #7, rank 1 in barrier #7"]
+    disagree = "rank 0 in all_reduce #7, rank 1 in barrier #7"
+    assert warned(apart, 20.0) == [f"ranks disagree: {disagree}"]
+    end = [
+        ev.StopRequested(20.0, "timeout"),
+        *(ev.RankExited(20.5, r, 0, "", True) for r in (0, 1)),
+    ]
+    end += [ev.StopRequested(20.5, "user", True), ev.GangEnded(21.0, "STOPPED", "too long")]
+    known = "when it was stopped, {}"
+    assert warned([*apart, *end], 500.0) == [known.format(f"ranks disagreed: {disagree}")]
+    late = "ranks 0 and 2 waited in all_reduce #7 for 16 s; missing: rank 1"
+    assert warned([*waiting, *end], 500.0) == [known.format(late)]
     silent = "ranks 0 and 1: no progress for 1:10: %gang stacks 3f2a shows where it is"
     assert (warned(running(), 59.0), warned(running(), 70.0)) == ([], [silent])
     assert warned([*running(), ev.GangEnded(1.0, "STOPPED", "you asked")], 500.0) == []

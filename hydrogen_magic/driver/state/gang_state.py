@@ -158,6 +158,8 @@ class GangState:
     """``PENDING RUNNING SUCCEEDED FAILED STOPPED``."""
     stop_reason: str = ""
     """Reason of a requested end (``user timeout failure session owner kernel cell``), empty without one."""
+    before_stop: GangState | None = None
+    """Its state when the end was requested for another reason than a failure."""
     killed: bool = False
     attempt: int = 0
     queued: tuple[int, int] | None = None
@@ -297,10 +299,12 @@ def _queued(state: GangState, e: ev.Queued) -> GangState:
 
 
 def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
+    killed = state.killed or e.kill
+    if state.stop_reason not in ("", "failure"):
+        return replaced(state, killed=killed)
     # A request takes precedence over a failed rank: it prevents further attempts.
-    known = state.stop_reason not in ("", "failure")
-    reason = state.stop_reason if known else e.reason
-    return replaced(state, stop_reason=reason, killed=state.killed or e.kill)
+    before = None if e.reason == "failure" else state
+    return replaced(state, stop_reason=e.reason, before_stop=before, killed=killed)
 
 
 def _profiling(state: GangState, e: ev.Profiling) -> GangState:
