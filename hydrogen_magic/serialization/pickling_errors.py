@@ -72,20 +72,22 @@ def explain(
 ) -> str:
     """Return why variable ``name`` with ``value`` cannot be sent, and a remedy.
 
-    ``last``: the object that pickle had reached at ``error``. ``advice``: remedy for an object
-    without a specific one; by default, to create it inside the cell.
+    ``name``: empty for the value of a cell. ``last``: the object that pickle had reached at ``error``.
+    ``advice``: remedy for an object without a specific one; by default, to create it inside the cell.
     """
     if isinstance(error.__cause__, RecursionError) or isinstance(error, RecursionError):
         return (
-            f"`{name}` ({describe(value)}) cannot be sent: it is nested too deeply for pickle "
-            "(RecursionError): build it inside the cell, or make it flatter"
+            f"{_expression(name, name)} ({describe(value)}) cannot be sent: it is nested too deeply for "
+            "pickle (RecursionError): build it inside the cell, or make it flatter"
         )
     unpicklable = error.obj if isinstance(error, RefusedError) else last
     path = path_to(name, value, unpicklable)
     if path is not None and len(path) > _LONGEST_PATH:
         path = None
-    found = f"`{path or name}` ({describe(unpicklable if path else value)})"
-    inside = "" if path else f", because of a {describe(unpicklable)} inside it,"
+    found = (
+        f"{_expression(name, path or name)} ({describe(value if path is None else unpicklable)})"
+    )
+    inside = "" if path is not None else f", because of a {describe(unpicklable)} inside it,"
     why = error.why if isinstance(error, RefusedError) else _reason(error)
     remedy = (
         error.remedy if isinstance(error, RefusedError) else advice or _remedy(unpicklable, value)
@@ -93,12 +95,26 @@ def explain(
     return f"{found}{inside} cannot be sent: {why}; {remedy}"
 
 
+def _expression(name: str, path: str) -> str:
+    if name:
+        return f"`{path}`"
+    return f"`{path}` of its value" if path else "its value"
+
+
 def _reason(error: BaseException) -> str:
-    text = str(error).strip()
+    text = _text(error).strip()
     kind = type(error).__name__
     return (
         text if kind in ("TypeError", "PicklingError") and text else f"{kind}: {text}".rstrip(": ")
     )
+
+
+def _text(error: BaseException) -> str:
+    """Return the message; torch raises errors with a format and its values as arguments."""
+    form, *values = error.args or ("",)
+    if not values or not isinstance(form, str) or form.count("{}") != len(values):
+        return str(error)
+    return functools.reduce(lambda text, value: text.replace("{}", str(value), 1), values, form)
 
 
 def describe(obj: Any) -> str:

@@ -303,7 +303,14 @@ def test_what_fails_while_loading_is_raised_as_it_is(notebook: Notebook, ranks: 
         (
             "(i for i in [])",
             [],
-            r"last expression cannot be sent to the notebook: `value` \(generator\)",
+            r"last expression cannot be sent to the notebook: its value \(generator\) .*; "
+            "turn it into a list first; or end the cell with `None`",
+        ),
+        (
+            "import torch.utils.data as data\niter(data.DataLoader([1]))",
+            [],
+            r"its value \(.*\) cannot be sent: NotImplementedError: _SingleProcessDataLoaderIter cannot "
+            "be pickled; bring back its data instead; or end the cell",
         ),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_model_comes_back_without_its_wrapper(notebook_shell: InteractiveShell
 def test_unpicklable_parts() -> None:
     gang = ended(hm.launch(result_ranks.partly_unpicklable, np=2))
     first, second = gang.results
-    assert isinstance(first, ResultError) and "`value[1]['lock']`" in str(first)
+    assert isinstance(first, ResultError) and "`[1]['lock']` of its value" in str(first)
     assert isinstance(second, ResultError) and "rank 1" in str(second)
     kept = hm.load_results(gang.id)["_"]
     assert kept[1]["array"].tolist() == [1, 1, 1] and isinstance(kept[1]["lock"], MissingObject)
