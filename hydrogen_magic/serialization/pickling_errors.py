@@ -82,8 +82,6 @@ def explain(
         )
     unpicklable = error.obj if isinstance(error, RefusedError) else last
     path = path_to(name, value, unpicklable)
-    if path is not None and len(path) > _LONGEST_PATH:
-        path = None
     found = (
         f"{_expression(name, path or name)} ({describe(value if path is None else unpicklable)})"
     )
@@ -138,8 +136,12 @@ def _remedy(unpicklable: Any, value: Any) -> str:
 
 
 def path_to(name: str, value: Any, wanted: Any) -> str | None:
-    """Return an expression that leads from variable ``name`` to the object ``wanted``."""
-    return find_path(name, value, lambda obj: obj is wanted)
+    """Return an expression that leads from variable ``name`` to the object ``wanted``.
+
+    None if there is none, or only a long one.
+    """
+    path = find_path(name, value, lambda obj: obj is wanted)
+    return None if path is None or len(path) > _LONGEST_PATH else path
 
 
 def find_path(name: str, value: Any, is_wanted: Callable[[Any], bool]) -> str | None:

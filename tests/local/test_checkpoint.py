@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -191,8 +193,12 @@ def test_one_that_was_given_up_does_not_overwrite_its_successor(tmp_path: Path) 
         ({"a": [1, threading.Lock()]}, "`state['a'][1]` (_thread.lock) cannot be saved"),
         ({"f": lambda: 1}, "`state['f']` (function) cannot be saved"),
         ((x for x in "ab"), "`state` (generator) cannot be saved"),
+        (
+            functools.reduce(lambda nested, _: [nested], range(200), threading.Lock()),
+            "a _thread.lock in the state cannot be saved",
+        ),
     ],
-    ids=["lock", "lambda", "generator"],
+    ids=["lock", "lambda", "generator", "deep"],
 )
 def test_what_cannot_be_saved_is_named(state: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(TypeError) as caught:
@@ -235,6 +241,9 @@ def test_a_damaged_file_is_named(rest: bytes, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(rest)
     with pytest.raises(ValueError, match=f"{tmp_path}/checkpoint is not a checkpoint of"):
         hm.checkpoint.load(tmp_path)
+    call = re.escape(f"hm.checkpoint.load({str(tmp_path)!r})")
+    with pytest.raises(ValueError, match=f"{tmp_path}/checkpoint is a file: .* {call}"):
+        hm.checkpoint.load(tmp_path / "checkpoint")
 
 
 # ── folders ──────────────────────────────────────────────────────────────────────────────────────
@@ -260,6 +269,7 @@ def test_ranks_outside_of_a_gang_are_asked_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("HYDROGEN_MAGIC_CHECKPOINTS", "")
     for call in (hm.checkpoint.load, lambda: hm.checkpoint.save(1)):
         with pytest.raises(RuntimeError, match="HYDROGEN_MAGIC_CHECKPOINTS"):
             call()
@@ -380,6 +390,8 @@ def test_a_sharded_state_comes_back_on_another_number_of_ranks(tmp_path: Path) -
     assert gang.results == [(1, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])] * 3
     with pytest.raises(ValueError, match=r"is sharded: call .*into="):
         hm.checkpoint.load(folder)
+    with pytest.raises(TypeError, match=r"into=…\) got a object: pass a dict"):
+        hm.checkpoint.load(folder, into=object())  # type: ignore[arg-type]
     hm.checkpoint.save("plain again", folder)
     assert files(folder) == ["checkpoint"]
 

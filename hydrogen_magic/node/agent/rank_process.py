@@ -69,7 +69,7 @@ class RankProcess:
 
     def launch(self, start: msg.RankStart, fds: Sequence[int], device: str) -> None:
         """Start the rank in the waiting worker."""
-        if checkpoint.FOLDER in start.env:
+        if start.env.get(checkpoint.FOLDER):
             self._checkpoints = checkpoint.folder_of(start.env, start.cwd)
         self._finish.is_on_one_host = start.env.get("GROUP_WORLD_SIZE", "1") == "1"
         self.worker.control.setblocking(True)

@@ -90,7 +90,9 @@ def load(
             current model (the number of ranks may differ). It is filled and returned.
 
     Raises:
-        ValueError: The checkpoint cannot be read here; or it is sharded, and ``into`` is missing.
+        ValueError: The checkpoint cannot be read here; or it is sharded, and ``into`` is missing; or
+            ``folder`` is a file.
+        TypeError: ``into`` is not a dict.
         RuntimeError: There is no folder; or the checkpoint is on another host until the next attempt.
     """
     place = _place(folder)
@@ -101,6 +103,11 @@ def load(
             "hm.checkpoint.load(): the checkpoint of this attempt is on rank 0's host; the other "
             "hosts receive it for the next attempt. To load it earlier, save to a folder that "
             "all hosts share: hm.checkpoint.save(state, folder)"
+        )
+    if place.folder.is_file():
+        parent = str(place.folder.parent)
+        raise ValueError(
+            f"{place.folder} is a file: pass its folder, hm.checkpoint.load({parent!r})"
         )
     parts = checkpoint_files.parts(place.folder)
     if parts is None:
@@ -192,7 +199,7 @@ def _place(folder: str | os.PathLike[str] | None) -> _Folder | None:
     """Return the folder to load from, None in a plain process that has saved nothing."""
     if folder is not None:
         return _Folder(Path(folder).expanduser().absolute(), is_carried=False)
-    if FOLDER in os.environ:
+    if os.environ.get(FOLDER):
         return _Folder(folder_of(os.environ), os.environ.get(IS_SHARED) != "1")
     if api.world_size() > 1:
         raise RuntimeError(

@@ -124,6 +124,11 @@ def _on_rank_0(action: Callable[[], Any]) -> Any:
 
 def load(parts: Path, into: dict[str, Any]) -> dict[str, Any]:
     """Fill ``into`` from ``parts``; called by all ranks. Returns it."""
+    if not isinstance(into, dict):
+        raise TypeError(
+            f"hm.checkpoint.load(into=…) got a {type(into).__name__}: pass a dict like the saved one, "
+            'such as {"model": model.state_dict()}'
+        )
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
 
