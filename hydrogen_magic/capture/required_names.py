@@ -254,6 +254,8 @@ def _is_ipythons(value: Any) -> bool:
 
 
 def similar(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return public names like ``name``, best first."""
+    """Return public names like ``name``, best first: those that differ in case alone."""
     public = [candidate for candidate in candidates if not candidate.startswith("_")]
-    return difflib.get_close_matches(name, public, n=3, cutoff=0.7)
+    same = [candidate for candidate in public if candidate.lower() == name.lower()]
+    close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
+    return list(dict.fromkeys([*same, *close]))[:3]

@@ -73,6 +73,18 @@ def _evaluated(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
     return values
 
 
+def note_on(options: Sequence[tuple[str, str]], swept: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return how to sweep over the items of a list, if that is the only value of a sweep."""
+    for name, text in options:
+        value = swept[0][name]
+        if len(swept) == 1 and isinstance(value, (list, tuple, range)):
+            return (
+                f"note: --sweep {name}={text} is one run, whose value is a {type(value).__name__}; "
+                f"--sweep {name}=*{text} sweeps over its items"
+            )
+    return None
+
+
 def label_of(values: Mapping[str, Any]) -> str:
     """Return ``lr=0.1 width=64``."""
     return " ".join(f"{name}={_value_text(name, value)}" for name, value in values.items())
@@ -130,6 +142,10 @@ def check_used(names: Sequence[str], captured: Captured) -> None:
     """Raise OptionValueError if the cell does not use one of ``names`` of the notebook."""
     used = [item.name for item in captured.inventory if item.kind != "module"]
     for name in names:
+        if name not in used and name in (captured.assigned or ()):
+            raise OptionValueError(
+                f"--sweep {name}: the cell assigns `{name}` before it uses it; drop that assignment"
+            )
         if name not in used:
             values = [item.name for item in captured.inventory if item.kind == "value"]
             others = ", ".join(each for each in values if each not in names)

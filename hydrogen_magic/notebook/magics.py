@@ -282,6 +282,9 @@ class Distributed(Magics):
         spec = arguments.spec
         planned = _checked(lambda: launcher.plan(spec))
         captured = self._captured_with_each(arguments, cell, planned)
+        note = sweep_values.note_on(arguments.sweep, [values for values, _ in captured])
+        if note is not None and not spec.quiet:
+            print(note, file=sys.stderr)
         runs, states = sweep.prepare(captured, spec, title, arguments.sweep_jobs)
         if arguments.dry_run:
             print("\n".join([*sweep_table(states, runs.n_at_once), ""]))

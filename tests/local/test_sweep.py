@@ -107,8 +107,12 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     before = last_sweep()
     with pytest.raises(UsageError, match=r"does not use `wdith`.*it uses lr, width.*mean width"):
         run(notebook_shell, "%%distributed --sweep wdith=1,2\nlr * width")
+    with pytest.raises(UsageError, match=r"does not use `Lr`.*it uses lr, width.*mean lr"):
+        run(notebook_shell, "%%distributed --sweep Lr=1,2\nlr * width")
     with pytest.raises(UsageError, match=r"does not use `lr` of the notebook$"):
-        run(notebook_shell, "%%distributed --sweep lr=1,2\nlr = 3")
+        run(notebook_shell, "%%distributed --sweep lr=1,2\n3")
+    with pytest.raises(UsageError, match=r"the cell assigns `lr` before it uses it"):
+        run(notebook_shell, "%%distributed --sweep lr=1,2\nlr = 3\nlr * width")
     with pytest.raises(CaptureError, match=r"`lr` \(_thread.lock\) cannot be sent"):
         run(notebook_shell, "%%distributed --sweep lr=1,threading.Lock()\nlr")
     assert last_sweep() is before
@@ -125,6 +129,11 @@ def test_a_dry_run_lists_the_combinations(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == ["run  lr", "1    1", "2    2", "3    3"]
     assert lines[4].startswith("3 runs, ") and any(line.startswith("rank  host") for line in lines)
+    notebook_shell.run_cell("lrs = [1, 2]")
+    for values, note in (("lrs", "lr=*lrs sweeps over its items"), ("*lrs", ""), ("lrs,[3]", "")):
+        notebook_shell.run_cell(f"%%distributed --np 1 --cpu --dry-run --sweep lr={values}\nlr")
+        err = capsys.readouterr().err
+        assert err.endswith(f"{note}\n") if note else "note" not in err
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     for jobs, said in (("", "3 at once"), ("--sweep-jobs 2", "2 at once")):
         notebook_shell.run_cell(f"%%distributed --np 1 --cpu --dry-run --sweep lr=1,2,3 {jobs}\nlr")
