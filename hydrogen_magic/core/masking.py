@@ -36,6 +36,9 @@ _FILE_SYSTEMS = ("abfs", "adl", "dbfs", "file", "gcs", "gs", "hdfs", "s3", "view
 URL may be a secret, as that of a webhook is."""
 _CONTAINER = re.compile(r"(?:abfs|wasb)s?://[^:@/]+@[^@]*")
 """Azure's URLs have the name of a container in the place of a user."""
+_ASSIGNED = re.compile(r"((?P<name>[A-Za-z_][\w-]*)=).+?(?=\s+--?[A-Za-z]|$)")
+"""A name and its value, up to the next option, in a line of options."""
+_OPTION = re.compile(r"((?<!\S)--(?P<name>[A-Za-z][\w-]*)\s+)(?!-)\S+")
 _WORDS = """
     anonymous automatic available changeme checkpoint collectives complete completed configured
     connection continue database debugging development directory disabled distributed enabled
@@ -82,6 +85,18 @@ def secret_values(
 def is_secret_name(name: str) -> bool:
     """Return whether a variable of this name holds a secret."""
     return _SECRET_NAME.search(name) is not None and _COUNT_NAME.search(name) is None
+
+
+def masked_line(line: str) -> str:
+    """Return a line of options without the values of those with a secret's name.
+
+    ``--sweep api_key='a','b'`` has them after an equals sign, ``--api-key a`` after a space.
+    """
+    for named_value in (_ASSIGNED, _OPTION):
+        line = named_value.sub(
+            lambda found: f"{found[1]}{MASK}" if is_secret_name(found["name"]) else found[0], line
+        )
+    return line
 
 
 def holds(data: bytes | bytearray | memoryview, secret: str) -> bool:

@@ -33,6 +33,7 @@ from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
+from hydrogen_magic.core.masking import masked_line
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import (
     attending,
@@ -169,7 +170,7 @@ class Distributed(Magics):
         if arguments.help:
             print(infer_usage())
             return None
-        return self._infer(self._with_name(arguments), cell, f"%%infer {line}".strip())
+        return self._infer(self._with_name(arguments), cell, masked_line(f"%%infer {line}".strip()))
 
     @no_var_expand
     @needs_local_scope
@@ -211,7 +212,7 @@ class Distributed(Magics):
             print(usage(is_cell=is_cell))
             return None
         arguments = self._with_name(arguments, arguments.script)
-        title = f"{'%%' if is_cell else '%'}distributed {line}".strip()
+        title = masked_line(f"{'%%' if is_cell else '%'}distributed {line}".strip())
         value = self._run(arguments, cell, title)
         is_silent = value is not None and cell is not None and _ends_silently(self._ip, cell)
         return None if is_silent else value

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.masking import Mask, MaskedStream, secret_values
+from hydrogen_magic.core.masking import Mask, MaskedStream, masked_line, secret_values
 
 SECRET = "hf_q8Zr/2xW+9pL"
 
@@ -124,3 +124,16 @@ def test_a_line_that_ends_like_no_secret_is_shown_at_once() -> None:
     assert stream.feed(b"loss 0.5\r") == b"loss 0.5\r"
     assert stream.feed(b"token: hf_q8") == b"token: "
     assert stream.feed(b"\n") == b"hf_q8\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("--sweep api_key='sk-a','sk b' --track mlflow", "--sweep api_key=*** --track mlflow"),
+        ("scr.py --api-key sk-1234 --lr 0.1", "scr.py --api-key *** --lr 0.1"),
+        ("--env API_KEY=sk-1234", "--env API_KEY=***"),
+        ("--sweep lr=0.1, -0.2 --push API_KEY", "--sweep lr=0.1, -0.2 --push API_KEY"),
+    ],
+)
+def test_values_with_the_name_of_a_secret_are_left_out_of_a_line(line: str, shown: str) -> None:
+    assert masked_line(line) == shown
