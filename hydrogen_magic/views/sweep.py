@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from hydrogen_magic.core.units import counted
+from hydrogen_magic.core.units import counted, first_of
 from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
@@ -19,6 +19,7 @@ _INTERVAL_S = 1.0
 """Interval between updates for up to eight runs: their picture is some 100 kB."""
 _RUNS_PER_INTERVAL = 8
 _MOST_METRICS = 4
+_MOST_RUNS = 3
 _MOST_WARNINGS = 5
 
 
@@ -111,11 +112,17 @@ SweepView = _NoView | _NotebookSweep | _TextSweep
 
 
 def _warnings(states: Sequence[GangState]) -> list[str]:
-    """Return the warnings of all runs, the same one of several runs once."""
-    every = (note for state in states for note in state.notices if note.level != "info")
-    texts = list(dict.fromkeys(clean_name(note.text) for note in every))
-    shown = [f"warning: {text}" for text in texts[:_MOST_WARNINGS]]
-    if rest := len(texts) - len(shown):
+    """Return the warnings of all runs, the same one of several runs once, with the names of some."""
+    runs: dict[str, dict[str, None]] = {}
+    for state in states:
+        for note in state.notices:
+            if note.level != "info":
+                runs.setdefault(clean_name(note.text), {})[clean_name(state.name)] = None
+    shown = [
+        f"{'' if len(names) == len(states) else f'{first_of(names, _MOST_RUNS)}: '}warning: {text}"
+        for text, names in list(runs.items())[:_MOST_WARNINGS]
+    ]
+    if rest := len(runs) - len(shown):
         shown.append(counted(rest, "more warning"))
     return shown
 

@@ -134,6 +134,8 @@ def test_names_and_values_are_text() -> None:
 @pytest.mark.parametrize(("n_more", "more"), [(1, "1 more warning"), (2, "2 more warnings")])
 def test_a_sweep_shows_its_first_warnings_and_counts_the_others(n_more: int, more: str) -> None:
     notices = [ev.Notice(1.0, "warning", f"text {n}") for n in range(_MOST_WARNINGS + n_more)]
-    state: Any = SimpleNamespace(notices=notices)
-    *shown, last = _warnings([state, state])
+    states: Any = [SimpleNamespace(notices=notices, name=f"lr={lr}") for lr in (1, 2)]
+    *shown, last = _warnings(states)
     assert shown == [f"warning: text {n}" for n in range(_MOST_WARNINGS)] and last == more
+    states[0].notices = []
+    assert _warnings(states)[0] == "lr=2: warning: text 0"
