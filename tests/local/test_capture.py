@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from hydrogen_magic.capture import capture_call
-from hydrogen_magic.errors import ResultError
 from tests.capture_rig import Notebook, RankError, Ranks, write
 
 pytestmark = pytest.mark.xdist_group("capture")
@@ -693,17 +692,6 @@ def test_an_error_after_await_has_no_context_of_ours(notebook: Notebook, ranks: 
     with pytest.raises(RankError) as caught:
         ranks.run(notebook.capture("import asyncio\nawait asyncio.sleep(0)\n1 / 0"))
     assert "During handling" not in str(caught.value)
-
-
-def test_a_wrapped_model_is_refused_as_a_result(notebook: Notebook, ranks: Ranks) -> None:
-    captured = notebook.capture("""
-        import os, torch, torch.distributed as dist
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        class Mine(torch.nn.parallel.DistributedDataParallel): pass
-        Mine(torch.nn.Linear(1, 1))
-    """)
-    with pytest.raises(ResultError, match=r"bring back the model inside it, its \.module"):
-        _ = ranks.run(captured).value
 
 
 def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
