@@ -162,6 +162,25 @@ def reduce_different_shapes() -> None:
     dist.all_reduce(torch.ones(2 + hm.rank()))
 
 
+def meet_as_children(start_method: str, *ports: int) -> None:
+    """Start two processes that meet: at a port of the code's own, or by the variables of this rank."""
+    from torch.multiprocessing import start_processes
+
+    start_processes(_meet_as_child, ports, nprocs=2, start_method=start_method)
+
+
+def _meet_as_child(rank: int, *ports: int) -> None:
+    import torch.distributed as dist
+
+    if ports:
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(ports[0]))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    everyone = [None, None]
+    dist.all_gather_object(everyone, rank)
+    assert everyone == [0, 1]
+    dist.destroy_process_group()
+
+
 def meet_with_one_more() -> None:
     import torch.distributed as dist
 

@@ -185,11 +185,21 @@ def test_a_rank_that_exits_early_does_not_break_the_joins_of_others() -> None:
     assert hm.run(ranks.join, np=8, start_timeout=PATIENCE_S) == (8, False)
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 @pytest.mark.parametrize(("by_url", "total"), [(False, 4.0), (True, 2.0)])
 def test_ranks_meet_at_an_address_of_their_code(by_url: bool, total: float) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     assert hm.run(ranks.meet_as_in_tutorials, port, by_url=by_url, np=2) == total
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_processes_that_a_rank_starts_meet_apart_from_the_gang(start_method: str) -> None:
+    hm.run(ranks.meet_as_children, start_method, free_port(), np=1)
+    hm.run(ranks.meet_as_children, start_method, np=2)
 
 
 def test_ranks_of_several_hosts_do_not_wait_at_localhost(monkeypatch: pytest.MonkeyPatch) -> None:

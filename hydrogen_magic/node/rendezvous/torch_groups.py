@@ -22,6 +22,7 @@ from urllib.parse import urlparse
 STORE = "HYDROGEN_MAGIC_STORE"
 """Variable with the address of the gang's store: the user's code may change those that torch reads."""
 _IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+_ADDRESSES = ("MASTER_ADDR", "MASTER_PORT", STORE, _IS_SERVED)
 _ERROR = 2
 """Of torch's levels."""
 
@@ -48,10 +49,45 @@ _process = _Groups()
 
 
 def attach(module: ModuleType) -> None:
-    """Observe ``torch.distributed.distributed_c10d`` creating groups."""
+    """Observe ``torch.distributed.distributed_c10d`` creating groups; forked children have none of them."""
+    os.register_at_fork(before=_port_of_children, after_in_child=_leave_gangs_store)
     create = getattr(module, "_new_process_group_helper", None)
     if create is not None:  # private
         module._new_process_group_helper = _noting_sockets(create)  # type: ignore[attr-defined]
+
+
+def attach_to_spawn(module: ModuleType) -> None:
+    """Let processes that ``multiprocessing.popen_spawn_posix`` starts meet apart from the gang."""
+    launch = module.Popen._launch
+
+    @functools.wraps(launch)
+    def launch_apart(*args: Any) -> Any:
+        before = {name: os.environ[name] for name in _ADDRESSES if name in os.environ}
+        _leave_gangs_store()
+        try:
+            return launch(*args)
+        finally:
+            os.environ.update(before)
+
+    module.Popen._launch = launch_apart
+
+
+def _leave_gangs_store() -> None:
+    """Let processes that the user's code starts, as by ``mp.spawn``, open a store of their own.
+
+    They would take the gang's for theirs, or wait for one at an address that they set.
+    """
+    gangs = os.environ.pop(STORE, "")
+    os.environ.pop(_IS_SERVED, None)
+    if gangs and gangs == ":".join(os.environ.get(name, "") for name in _ADDRESSES[:2]):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_port_of_children())
+
+
+@functools.cache
+def _port_of_children() -> str:
+    """Return a port that is free."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
 
 
 def pairwise(call: Callable[..., Any], torch: Any) -> Callable[..., Any]:
@@ -97,7 +133,7 @@ def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
         made, is_of_user = rendezvous(url, *args, **kwargs), _is_of_user(url)
         with _served_by_a_rank() if is_of_user else nullcontext():
             store, rank, world_size = next(made)
-        if url == "env://" and not is_of_user:
+        if url == "env://" and STORE in os.environ and not is_of_user:
             _refuse_missing_ranks(world_size)
         if url == "env://" and _process.n_joined > 0:
             prefixed = sys.modules["torch.distributed"].PrefixStore
