@@ -206,9 +206,10 @@ def write_script(
     history: Sequence[str] = (),
     *,
     launcher: str = "",
-) -> None:
-    """Write ``cell`` and the names it uses from the notebook as a script; its first line names the
-    command ``launcher`` that starts it.
+) -> tuple[Path, ...]:
+    """Write ``cell`` and the names it uses from the notebook as a script; return the files.
+
+    The first line of the script names the command ``launcher`` that starts it.
 
     Values that cannot be written as source go into ``NAME.data.pkl`` beside it. Raises CaptureError if an
     object has no source, or if ``path`` exists and was not written by this function.
@@ -216,7 +217,7 @@ def write_script(
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
     _, needs = _required_names(cell, code, offset, namespace, history)
-    script.write(path, cell, needs, launcher)
+    return script.write(path, cell, needs, launcher)
 
 
 # ── the cell's text ──────────────────────────────────────────────────────────────────────────────

@@ -44,9 +44,10 @@ _MARKER = (
 
 def write(
     path: str | os.PathLike[str], cell: CellText, needs: RequiredNames, launcher: str
-) -> None:
-    """Write the cell with what ``needs`` found as a script, and ``PATH.data.pkl`` if it takes one.
+) -> tuple[Path, ...]:
+    """Write the cell with what ``needs`` found as a script; return the files.
 
+    The second is ``PATH.data.pkl``, if there are values that a script cannot hold.
     ``launcher``: command that starts it, named in its first line; may be empty.
 
     Raises CaptureError if an object has no source, if a line of the cell is IPython's, if one of the two
@@ -72,6 +73,7 @@ def write(
         raise CaptureError(f"--save {target}: it cannot be written ({error.strerror})") from error
     if has_data_of_ours and not parts.data:
         parts.data_path.unlink(missing_ok=True)
+    return tuple(files)
 
 
 def _replaced(target: Path) -> str:

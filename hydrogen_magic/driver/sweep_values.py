@@ -66,9 +66,11 @@ def _evaluated(name: str, text: str, namespace: Mapping[str, Any]) -> list[Any]:
         if isinstance(error, SyntaxError) and len(words) > 1 and "(" not in text:
             each = " ".join(f"--sweep {word}" for word in words)
             raise OptionValueError(f"--sweep takes one name: write {each}") from None
+        hint = ""
+        if isinstance(error, (NameError, SyntaxError)):
+            hint = f"; text needs two kinds of quotation marks: --sweep \"{name}='a','b'\""
         raise OptionValueError(
-            f"--sweep {name}={text}: {type(error).__name__}: {error}. Values are Python expressions; "
-            f"text needs two kinds of quotation marks: --sweep \"{name}='a','b'\""
+            f"--sweep {name}={text}: {type(error).__name__}: {error}. Values are Python expressions{hint}"
         ) from None
     return values
 

@@ -268,7 +268,11 @@ class Distributed(Magics):
             command = command.replace("{np}", str(arguments.spec.np))
             text = ipython_cells.cell_text(shell, cell)
             history = ipython_cells.earlier_sources(shell)
-            capture.write_script(arguments.save, text, shell.user_ns, history, launcher=command)
+            written = capture.write_script(
+                arguments.save, text, shell.user_ns, history, launcher=command
+            )
+            if not arguments.spec.quiet:
+                print(f"saved {' and '.join(map(str, written))}")
             settings = [item.name for item in captured.inventory if item.kind == "setting"]
             if settings:
                 print(
