@@ -266,6 +266,22 @@ def test_a_full_disk_hides_no_error(tmp_path: Path) -> None:
     assert found["log"].startswith("line 0 ") and found["log"].endswith(f"\n{cut}\n")
 
 
+def test_a_log_leaves_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notebook has to be saved while a cell prints without end."""
+    log, size_bytes = RankLog(str(tmp_path / "rank-0.log")), 8 << 30
+    free_bytes = iter([2 << 30, 700 << 20])
+    monkeypatch.setattr(
+        os,
+        "fstatvfs",
+        lambda fd: SimpleNamespace(f_frsize=1, f_blocks=size_bytes, f_bavail=next(free_bytes)),
+    )
+    said = [log.write(b"x" * (1 << 20)) for _ in range(40)]
+    (message,) = filter(None, said)
+    assert said.index(message) == 31, "looked at every 16 MB"
+    assert "(less than 859 MB free on the disk): the rest of its output is not kept" in message
+    log.close()
+
+
 def test_a_log_that_cannot_be_opened_costs_nothing_else(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path / "missing" / "rank-0.log"))
     assert "No such file" in (log.write(b"x") or "")

@@ -8,12 +8,21 @@ between chunks and bytes that are not UTF-8 do no harm.
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from hydrogen_magic.core.units import size_text
+
 CHUNK = 1 << 16
+
+_RESERVED_BYTES = 1 << 30
+"""What a log leaves free on the disk, a tenth of a smaller one: a cell that prints without end must not keep
+the notebook from being saved."""
+_UNCHECKED_BYTES = 16 << 20
+"""How much of a log is written before the space on the disk is looked at, each time."""
 
 _TAIL_BYTES = 16_000
 """Size of the end that is kept of output over the limit: a screenful or two."""
@@ -56,20 +65,23 @@ class TokenBucket:
 class RankLog:
     """The rank's output as a file, in the order it arrived.
 
-    When the disk is full, the file ends with a line that says so: errors show the last lines of a log.
+    When the disk is nearly full, the file ends with a line that says so: errors show the last lines of a log.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: int | None = None
         """None before the first output: most cells of a session print nothing."""
+        self._n_unchecked = 0
+        """Bytes since the space on the disk was looked at."""
         self.is_cut = False
-        """The file could not be written."""
+        """The file is not continued."""
 
     def write(self, data: bytes) -> str | None:
         """Append ``data``; return a message for the user once the file cannot be written any more."""
         rest = memoryview(data)
         try:
+            self._require_space(len(data))
             while rest and not self.is_cut:
                 rest = rest[os.write(self._opened(), rest) :]
         except OSError as error:
@@ -79,6 +91,17 @@ class RankLog:
                 f"its log cannot be written ({error.strerror}): the rest of its output is not kept"
             )
         return None
+
+    def _require_space(self, nbytes: int) -> None:
+        """Raise OSError if the disk has no space for more of this log."""
+        self._n_unchecked += nbytes
+        if self.is_cut or self._n_unchecked < _UNCHECKED_BYTES:
+            return
+        self._n_unchecked = 0
+        disk = os.fstatvfs(self._opened())
+        reserved = min(_RESERVED_BYTES, disk.f_blocks * disk.f_frsize // 10)
+        if disk.f_bavail * disk.f_frsize < reserved:
+            raise OSError(errno.ENOSPC, f"less than {size_text(reserved)} free on the disk")
 
     def _opened(self) -> int:
         if self._fd is None:
