@@ -352,7 +352,7 @@ def prepare(
 def _own_checkpoints(env: Iterable[tuple[str, str]], folder: str) -> tuple[tuple[str, str], ...]:
     """Return ``env`` with ``folder`` inside the user's folder of checkpoints, if it names one."""
     return tuple(
-        (name, os.path.join(value, folder) if name == checkpoint.FOLDER else value)
+        (name, os.path.join(value, folder) if value and name == checkpoint.FOLDER else value)
         for name, value in env
     )
 
