@@ -13,11 +13,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
+
+from hydrogen_magic.core.environment import hidden
 
 STORE = "HYDROGEN_MAGIC_STORE"
 """Variable with the address of the gang's store: the user's code may change those that torch reads."""
@@ -131,7 +133,8 @@ def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(rendezvous)
     def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         made, is_of_user = rendezvous(url, *args, **kwargs), _is_of_user(url)
-        with _served_by_a_rank() if is_of_user else nullcontext():
+        # Without the variable, rank 0 opens the store, as without torchrun.
+        with hidden(_IS_SERVED) if is_of_user else nullcontext():
             store, rank, world_size = next(made)
         if url == "env://" and STORE in os.environ and not is_of_user:
             _refuse_missing_ranks(world_size)
@@ -173,17 +176,6 @@ def _refuse_missing_ranks(world_size: int) -> None:
             f"init_process_group(world_size={world_size}) would wait for ranks that this gang of {n_ranks}"
             f" does not have: leave out world_size, or launch the gang with --np {world_size}"
         )
-
-
-@contextmanager
-def _served_by_a_rank() -> Iterator[None]:
-    """Let rank 0 open the store, as without torchrun."""
-    before = os.environ.pop(_IS_SERVED, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[_IS_SERVED] = before
 
 
 def note_joined() -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from hydrogen_magic.core.environment import hidden
 from hydrogen_magic.frameworks.jax.node import (
     ADDRESS,
     BIND_ADDRESS,
@@ -100,7 +101,8 @@ def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
         **kwargs: Any,
     ) -> None:
         if coordinator_address not in (None, os.environ.get(ADDRESS)):
-            with _without_bind_address():
+            # JAX would serve the gang's socket in place of the address that the user has passed.
+            with hidden(BIND_ADDRESS):
                 initialize(coordinator_address, num_processes, process_id, *args, **kwargs)
             return
         if ADDRESS not in os.environ:
@@ -129,14 +131,3 @@ def _explained() -> Iterator[None]:
         raise ValueError(
             f"{INITIALIZE}() finds no coordinator ({error}): launch the gang `--with jax`"
         ) from error
-
-
-@contextmanager
-def _without_bind_address() -> Iterator[None]:
-    """Hide the gang's socket, which JAX would serve instead of another address that the user has passed."""
-    hidden = os.environ.pop(BIND_ADDRESS, None)
-    try:
-        yield
-    finally:
-        if hidden is not None:
-            os.environ[BIND_ADDRESS] = hidden
