@@ -7,10 +7,11 @@ It takes gigabytes: releases of torch for CPUs alone are only in torch's own ind
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from tests import environments
 
 ROOT = Path(__file__).parents[1]
 PLACE = Path(sys.prefix) / "oldest"
@@ -43,9 +44,8 @@ def install() -> None:
     """Make the environment. Raises CalledProcessError."""
     uv, here = [_PYTHON, "-m", "uv", "pip"], ["--quiet", "--python", _PYTHON]
     pins = PLACE / "oldest.txt"
-    try:
-        subprocess.run([sys.executable, "-m", "venv", str(PLACE)], check=True)
-        subprocess.run([_PYTHON, "-m", "pip", "install", "--quiet", "uv"], check=True)
+    with environments.made(PLACE) as pip_install:
+        subprocess.run([*pip_install, "uv"], check=True)
         package = ["--editable", f"{ROOT}[{_EXTRAS}]"]
         subprocess.run(
             [*uv, "install", *here, "--resolution", "lowest-direct", *package], check=True
@@ -54,9 +54,6 @@ def install() -> None:
             freeze = [*uv, "freeze", *here, "--exclude-editable"]
             subprocess.run(freeze, check=True, stdout=file)
         subprocess.run([*uv, "install", *here, "--constraint", str(pins), *_TOOLS], check=True)
-    except BaseException:
-        shutil.rmtree(PLACE, ignore_errors=True)  # whole or not at all
-        raise
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests import environments
+
 ROOT = Path(__file__).parents[1]
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 OTHERS = tuple(v for v in SUPPORTED if v != f"{sys.version_info.major}.{sys.version_info.minor}")
@@ -52,14 +54,8 @@ def install(version: str) -> bool:
     found = interpreter(version)
     if found is None:
         return False
-    folder = environment(version)
-    try:
-        subprocess.run([found, "-m", "venv", str(folder)], check=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "--editable", str(ROOT)], check=True)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # whole or not at all
-        raise
+    with environments.made(environment(version), found) as pip_install:
+        subprocess.run([*pip_install, "--editable", str(ROOT)], check=True)
     return True
 
 

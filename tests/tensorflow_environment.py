@@ -6,11 +6,12 @@ tests.tensorflow_environment`` makes it; ``make test-all`` runs the tests marked
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+from tests import environments
 
 REQUIREMENTS = ("tensorflow-cpu>=2.16", "tf_keras>=2.16")
 FOLDER = Path(sys.prefix) / "tensorflow"
@@ -18,17 +19,12 @@ FOLDER = Path(sys.prefix) / "tensorflow"
 
 def install() -> None:
     """Make the environment. Raises CalledProcessError, such as where there is no wheel for this Python."""
-    try:
-        subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
+    with environments.made(FOLDER) as pip_install:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         below = FOLDER / "lib" / version / "site-packages" / "below.pth"
         # As a site, so that its own path files count too: this package is installed by one.
         below.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-        pip = [str(FOLDER / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", *REQUIREMENTS], check=True)
-    except BaseException:
-        shutil.rmtree(FOLDER, ignore_errors=True)  # whole or not at all
-        raise
+        subprocess.run([*pip_install, *REQUIREMENTS], check=True)
 
 
 def main() -> None:
