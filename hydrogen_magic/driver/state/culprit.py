@@ -42,6 +42,7 @@ _CONNECTION_TYPES = frozenset(
 _BACKWARD = ("/torch/_tensor.py", "/torch/autograd/__init__.py")
 """Parts of file names. DDP reduces gradients in C++, below these."""
 JOINING = "init_process_group"
+"""A rank may leave it and finish while others are still connecting to it."""
 DIFFERENT_TENSORS = "do shapes and types agree on all ranks?"
 """About a collective that some ranks have left while others wait in it."""
 _PAIRWISE = re.compile(r"send|recv")

@@ -23,7 +23,6 @@ from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.driver.state.output_lines import clean, clean_name, final_lines
 
-"""A rank may leave it and finish while others are still connecting to it."""
 _LONGEST_MESSAGE = 4000
 """Maximum characters of an exception's message; a tensor's repr would bury the rest."""
 _LONGEST_LINE = 320
