@@ -21,7 +21,7 @@ from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.errors import RankFailedError, RendezvousError
-from hydrogen_magic.node.rendezvous import torch_groups
+from hydrogen_magic.node.rendezvous import torch_address
 from tests import ranks
 from tests.gangs import PATIENCE_S, ended, until, wait_until
 
@@ -203,10 +203,10 @@ def test_processes_that_a_rank_starts_meet_apart_from_the_gang(start_method: str
 
 
 def test_ranks_of_several_hosts_do_not_wait_at_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {torch_groups.STORE: "10.0.0.1:1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    found = {torch_address.STORE: "10.0.0.1:1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    stores = torch_groups.at_any_store(lambda url: iter(()))
+    stores = torch_address.at_any_store(lambda url: iter(()))
     with pytest.raises(ValueError, match=r"localhost:29500, which ranks on other hosts cannot"):
         next(stores("tcp://localhost:29500"))
 

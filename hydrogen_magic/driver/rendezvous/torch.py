@@ -19,7 +19,7 @@ from collections.abc import Callable
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.rendezvous import Rendezvous, RendezvousInfo, ServiceSpec, VictimErrors
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, interface, place
-from hydrogen_magic.node.rendezvous import torch_groups, torch_store
+from hydrogen_magic.node.rendezvous import torch_address, torch_groups, torch_store
 
 _POLL_S = 0.02
 """How soon a lone rank's first connection, or its end, is noticed."""
@@ -73,7 +73,7 @@ class TorchRendezvous(Rendezvous):
         shared = {
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
-            torch_groups.STORE: f"{address}:{port}",
+            torch_address.STORE: f"{address}:{port}",
             "TORCHELASTIC_RUN_ID": gang,
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),

@@ -1,6 +1,4 @@
-"""torch's process groups on a rank: the store at which it joins them, and how they are given up.
-
-Ranks of a session give up groups and join them again: see :mod:`hydrogen_magic.node.worker.group_recovery`.
+"""torch's process groups on a rank of a session: see :mod:`hydrogen_magic.node.worker.group_recovery`.
 
 Gloo has no abort. Its waits end when the connection of a pair of ranks closes, so that is done to the sockets
 that were opened while a group was created. NCCL has one, in torch's ``_abort_process_group``.
@@ -15,18 +13,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlparse
 
-from hydrogen_magic.core.environment import hidden
-
-STORE = "HYDROGEN_MAGIC_STORE"
-"""Variable with the address of the gang's store: the user's code may change those that torch reads."""
-_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-_ADDRESSES = ("MASTER_ADDR", "MASTER_PORT", STORE, _IS_SERVED)
 _ERROR = 2
 """Of torch's levels."""
 
@@ -53,45 +44,10 @@ _process = _Groups()
 
 
 def attach(module: ModuleType) -> None:
-    """Observe ``torch.distributed.distributed_c10d`` creating groups; forked children have none of them."""
-    os.register_at_fork(before=_port_of_children, after_in_child=_leave_gangs_store)
+    """Observe ``torch.distributed.distributed_c10d`` creating groups."""
     create = getattr(module, "_new_process_group_helper", None)
     if create is not None:  # private
         module._new_process_group_helper = _noting_sockets(create)  # type: ignore[attr-defined]
-
-
-def attach_to_spawn(module: ModuleType) -> None:
-    """Let processes that ``multiprocessing.popen_spawn_posix`` starts meet apart from the gang."""
-    launch = module.Popen._launch
-
-    @functools.wraps(launch)
-    def launch_apart(*args: Any) -> Any:
-        before = {name: os.environ[name] for name in _ADDRESSES if name in os.environ}
-        _leave_gangs_store()
-        try:
-            return launch(*args)
-        finally:
-            os.environ.update(before)
-
-    module.Popen._launch = launch_apart
-
-
-def _leave_gangs_store() -> None:
-    """Let processes that the user's code starts, as by ``mp.spawn``, open a store of their own.
-
-    They would take the gang's for theirs, or wait for one at an address that they set.
-    """
-    gangs = os.environ.pop(STORE, "")
-    os.environ.pop(_IS_SERVED, None)
-    if gangs and gangs == ":".join(os.environ.get(name, "") for name in _ADDRESSES[:2]):
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_port_of_children())
-
-
-@functools.cache
-def _port_of_children() -> str:
-    """Return a port that is free."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 def pairwise(call: Callable[..., Any], torch: Any) -> Callable[..., Any]:
@@ -124,60 +80,22 @@ def _noting_sockets(create: Callable[..., Any]) -> Callable[..., Any]:
     return new_process_group
 
 
-def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's ``rendezvous``, for the gang's store and for one at an address of the user's code.
+def with_new_keys(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's ``rendezvous``, with keys of its own in the store for each group.
 
-    Each group has keys of its own in the store. After ``destroy_process_group``, torch 2.13 uses those of the
-    first group again: ranks read the addresses that others had in it, and wait for a connection until the
-    timeout, as under torchrun.
+    After ``destroy_process_group``, torch 2.13 uses the keys of the first group again: ranks read the
+    addresses that others had in it, and wait for a connection until the timeout, as under torchrun.
     """
 
     @functools.wraps(rendezvous)
     def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        made, is_of_user = rendezvous(url, *args, **kwargs), _is_of_user(url)
-        # Without the variable, rank 0 opens the store, as without torchrun.
-        with hidden(_IS_SERVED) if is_of_user else nullcontext():
-            store, rank, world_size = next(made)
-        if url == "env://" and STORE in os.environ and not is_of_user:
-            _refuse_missing_ranks(world_size)
-        if url == "env://" and _process.n_joined > 0:
-            prefixed = sys.modules["torch.distributed"].PrefixStore
-            store = prefixed(f"join_{_process.n_joined}", store)
-        yield store, rank, world_size
-        yield from made
+        for store, rank, world_size in rendezvous(url, *args, **kwargs):
+            if url == "env://" and _process.n_joined > 0:
+                prefixed = sys.modules["torch.distributed"].PrefixStore
+                store = prefixed(f"join_{_process.n_joined}", store)
+            yield store, rank, world_size
 
     return stores
-
-
-def _is_of_user(url: str) -> bool:
-    """Return whether ``url`` stands for another address than that of the gang's store.
-
-    Raises ValueError for one at which ranks on several hosts cannot meet.
-    """
-    _, _, gangs = os.environ.get(STORE, "").rpartition(":")
-    where = urlparse(url)
-    host, port = where.hostname, str(where.port)
-    if where.scheme == "env":
-        host, port = (os.environ.get(f"MASTER_{part}", "") for part in ("ADDR", "PORT"))
-    if not gangs or where.scheme not in ("env", "tcp") or port == gangs:
-        return False
-    has_many_hosts = os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
-    if has_many_hosts and host in ("localhost", "127.0.0.1", "::1"):
-        raise ValueError(
-            f"init_process_group() would meet at {host}:{port}, which ranks on other hosts cannot reach: call"
-            " it without init_method, and do not set MASTER_ADDR and MASTER_PORT"
-        )
-    return True
-
-
-def _refuse_missing_ranks(world_size: int) -> None:
-    """Raise ValueError if the group would wait for ranks that the gang does not have."""
-    n_ranks = int(os.environ.get("WORLD_SIZE", world_size))
-    if world_size > n_ranks:
-        raise ValueError(
-            f"init_process_group(world_size={world_size}) would wait for ranks that this gang of {n_ranks}"
-            f" does not have: leave out world_size, or launch the gang with --np {world_size}"
-        )
 
 
 def note_joined() -> None:

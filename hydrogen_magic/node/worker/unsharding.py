@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from hydrogen_magic.core.messages import SessionCell
-from hydrogen_magic.node.rendezvous import torch_groups
+from hydrogen_magic.node.rendezvous import torch_address
 from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.node.worker.rank_parts import dtensor_class
 from hydrogen_magic.serialization.pickling_errors import NullFile, walk
@@ -200,7 +200,7 @@ class _Peers:
     @functools.cached_property
     def _gangs_store(self) -> Any:
         """The store at which the ranks of this gang have met, None if there is none."""
-        address, _, port = os.environ.get(torch_groups.STORE, "").rpartition(":")
+        address, _, port = os.environ.get(torch_address.STORE, "").rpartition(":")
         if api.world_size() == 1 or not port:
             return None
         with suppress(Exception):  # stores raise errors of many types

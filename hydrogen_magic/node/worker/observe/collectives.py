@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core.events import COLLECTIVES
-from hydrogen_magic.node.rendezvous import torch_groups
+from hydrogen_magic.node.rendezvous import torch_address, torch_groups
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.span_recording import put
 
@@ -61,7 +61,9 @@ def attach(module: ModuleType) -> None:
         call = _noted(original) if is_joining else original
         replace(name, tracked_collective(name, call, torch, is_joining=is_joining))
     torch_groups.attach(module)
-    module.rendezvous = torch_groups.at_any_store(module.rendezvous)  # type: ignore[attr-defined]
+    torch_address.let_children_meet_apart()
+    rendezvous = torch_address.at_any_store(module.rendezvous)
+    module.rendezvous = torch_groups.with_new_keys(rendezvous)  # type: ignore[attr-defined]
     for name in ("isend", "irecv"):
         replace(name, torch_groups.pairwise(getattr(module, name), torch))
     replace("destroy_process_group", _tracked_destroy(module.destroy_process_group))
