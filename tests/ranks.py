@@ -187,6 +187,15 @@ def meet_with_one_more() -> None:
     dist.init_process_group("gloo", rank=hm.rank(), world_size=hm.world_size() + 1)
 
 
+def join_in_reverse() -> int:
+    """Join the process group in the reverse order of the gang's ranks; return the rank in the group."""
+    import torch.distributed as dist
+
+    n_ranks = hm.world_size()
+    dist.init_process_group("gloo", rank=n_ranks - 1 - hm.rank(), world_size=n_ranks)
+    return dist.get_rank()
+
+
 def join() -> tuple[int, bool]:
     """Join the process group and leave at once; return whether torch waits for all ranks when they join."""
     import torch.distributed as dist

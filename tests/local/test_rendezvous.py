@@ -216,6 +216,13 @@ def test_a_group_of_more_ranks_than_the_gang_is_refused() -> None:
         hm.run(ranks.meet_with_one_more, np=2)
 
 
+def test_ranks_that_join_with_the_number_of_others_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert hm.run(ranks.join_in_reverse, np=2) == 1
+    assert "rank 0: called init_process_group(rank=1); if two" in capsys.readouterr().out
+
+
 def test_the_environment_of_two_hosts() -> None:
     slots = tuple(
         Slot(rank, rank % 2, rank // 2, 4, 2, 2, f"host{rank // 2}", None) for rank in range(4)

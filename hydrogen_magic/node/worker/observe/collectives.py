@@ -12,7 +12,7 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -73,12 +73,26 @@ def attach(module: ModuleType) -> None:
 def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        torch_groups.note_arguments(inspect.signature(init).bind_partial(*args, **kwargs).arguments)
+        given = inspect.signature(init).bind_partial(*args, **kwargs).arguments
+        torch_groups.note_arguments(given)
+        _warn_of_rank(given)
         with _explained(), _init_barrier():
             init(*args, **kwargs)
         torch_groups.note_joined()
 
     return init_process_group
+
+
+def _warn_of_rank(given: Mapping[str, Any]) -> None:
+    """Warn if ``init_process_group`` joins all ranks, and this one with the number of another."""
+    reporter, rank = _reporter.current(), given.get("rank", -1)
+    of_all = str(given.get("world_size")) == os.environ.get("WORLD_SIZE")
+    if reporter is not None and of_all and rank not in (-1, reporter.rank):
+        reporter.notice(
+            "warning",
+            f"called init_process_group(rank={rank}); if two ranks join with the same number, all wait until"
+            " the timeout: call it without rank",
+        )
 
 
 @contextmanager
