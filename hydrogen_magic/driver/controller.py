@@ -22,7 +22,7 @@ from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt
 from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.culprit import (
-    MissedCollective,
+    PartialCollective,
     failed_independently,
     may_debug,
     missing,
@@ -399,12 +399,12 @@ class GangController:
                 self._fail_missing(found, limit_s)
                 return
 
-    def _fail_missing(self, found: MissedCollective, limit_s: float) -> None:
+    def _fail_missing(self, found: PartialCollective, limit_s: float) -> None:
         text = (
-            f"{ranks_text(found.absent)} did not enter {found.collective} within {limit_s:g} s, "
+            f"{ranks_text(found.outside)} did not enter {found.collective} within {limit_s:g} s, "
             f"while {ranks_text(found.waiting)} waited there (start_timeout)"
         )
-        for rank in found.absent:
+        for rank in found.outside:
             known = self._run.state.ranks[rank]
             why = "; its process is stopped (SIGSTOP)" if known.process_state == "T" else ""
             report = ev.ErrorReport("RendezvousTimeout", f"{text}{why}")

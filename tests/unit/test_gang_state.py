@@ -14,7 +14,7 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.culprit import (
-    MissedCollective,
+    PartialCollective,
     is_victim_error,
     may_debug,
     missed_collective,
@@ -79,7 +79,7 @@ def test_a_rank_that_asks_the_user_is_neither_missing_nor_a_straggler() -> None:
     assert next(w.text for w in warnings(asking, 99.0)) == "rank 3 is waiting for input"
     answered = replay([*events, ev.InputAnswered(3.0, 3, 1)])
     found = missing(answered, "init", 10.0, 99.0)
-    assert found is not None and found.absent == (3,)
+    assert found is not None and found.outside == (3,)
     assert stragglers(answered, 99.0) == {3: "3 ranks wait for it in init #1"}
     pair = replay([*running(2), ev.CollectiveWait(2.0, 0, "barrier", 7, 1.0)])
     assert stragglers(pair, 99.0) == {1: "1 rank waits for it in barrier #7"}
@@ -90,7 +90,7 @@ def test_who_has_not_come_is_missing_and_who_has_just_come_is_not() -> None:
     waits = [ev.CollectiveWait(1.5, rank, "hvd.init", 1, 0.5) for rank in (0, 2)]
     state = replay([*running(4), *waits])
     assert missing(state, "hvd.init", 10.0, 11.9) is None
-    late = MissedCollective("hvd.init", absent=(1, 3), waiting=(0, 2))
+    late = PartialCollective("hvd.init", outside=(1, 3), waiting=(0, 2))
     assert missing(state, "hvd.init", 10.0, 12.1) == late
     assert missing(state, "hvd.barrier", 10.0, 12.1) is None, "they wait somewhere else"
     others = [ev.CollectiveWait(12.0, rank, "hvd.init", 1, 10.9) for rank in (1, 3)]
@@ -109,9 +109,9 @@ def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() ->
     fewer = ev.CollectivesEntered(3.0, 1, 2, is_final=True)
     waits = ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0)
     state = replay([*running(3), *inside, waits, *over, fewer])
-    assert never_entered(state) == MissedCollective("barrier", absent=(1,), waiting=(0, 2))
+    assert never_entered(state) == PartialCollective("barrier", outside=(1,), waiting=(0, 2))
     left_out = replay([*running(3), *inside, ev.RankPhase(1.0, 1, "idle")])
-    assert never_entered(left_out) == MissedCollective("collective", absent=(1,), waiting=(0, 2))
+    assert never_entered(left_out) == PartialCollective("collective", outside=(1,), waiting=(0, 2))
 
 
 def test_step_rate_is_over_a_window() -> None:
@@ -221,7 +221,7 @@ def test_jax_aborts_the_peers_of_a_rank_that_is_stopped_or_has_finished() -> Non
     assert blamed(stopped, *aborted, np=3, rendezvous="jax") == 2
     finished = replay([*running(2, rendezvous="jax"), ev.RankResult(5.0, 1, 10), *aborted])
     missed = missed_collective(finished)
-    assert missed is not None and (missed.absent, missed.waiting) == ((1,), (0,))
+    assert missed is not None and (missed.outside, missed.waiting) == ((1,), (0,))
 
 
 def test_a_rank_that_aborts_in_jax_is_to_blame_while_another_one_computes() -> None:

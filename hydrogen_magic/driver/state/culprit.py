@@ -69,12 +69,13 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class MissedCollective:
-    """A collective in which some ranks waited and which others never entered."""
+class PartialCollective:
+    """A collective in which some ranks wait alone."""
 
     collective: str
     """``all_reduce``, or ``collective`` if its name is unknown."""
-    absent: tuple[int, ...]
+    outside: tuple[int, ...]
+    """Ranks that are not in it: they never entered it, or have left it."""
     waiting: tuple[int, ...]
 
 
@@ -146,7 +147,7 @@ def is_collective(function: str) -> bool:
     return any(_any_of(*library.collectives).search(function) for library in libraries)
 
 
-def missed_collective(state: GangState) -> MissedCollective | None:
+def missed_collective(state: GangState) -> PartialCollective | None:
     """Return which ranks never entered the collective in which the others waited; None if unknown.
 
     Ranks whose cell has ended take precedence over those that still compute: one of the latter may have
@@ -166,16 +167,16 @@ def missed_collective(state: GangState) -> MissedCollective | None:
     absent = [one for one in finished or _outside(state) if not _has_left(one, name, waiting)]
     if not waiting or not absent or (_PAIRWISE.search(name) and len(state.ranks) > 2):
         return None
-    return MissedCollective(name, _numbers(absent), _numbers(waiting))
+    return PartialCollective(name, _numbers(absent), _numbers(waiting))
 
 
-def left_collective(state: GangState) -> MissedCollective | None:
-    """Return which ranks have ended after a collective in which others wait; ``absent`` are those."""
+def left_collective(state: GangState) -> PartialCollective | None:
+    """Return which ranks have ended after a collective in which others wait; None without such ranks."""
     finished = [rank for rank in state.ranks if rank.has_run and rank.failure is None]
     waiting = [rank for rank in state.ranks if _was_waiting(rank) and rank not in finished]
     name = next(filter(None, map(collective_of, waiting)), "")
     left = [rank for rank in finished if _has_left(rank, name, waiting)]
-    return MissedCollective(name, _numbers(left), _numbers(waiting)) if left else None
+    return PartialCollective(name, _numbers(left), _numbers(waiting)) if left else None
 
 
 def _has_left(rank: RankState, name: str, waiting: Iterable[RankState]) -> bool:
@@ -185,7 +186,7 @@ def _has_left(rank: RankState, name: str, waiting: Iterable[RankState]) -> bool:
     return rank.has_run and is_counted and 0 < number <= rank.n_collectives
 
 
-def never_entered(state: GangState) -> MissedCollective | None:
+def never_entered(state: GangState) -> PartialCollective | None:
     """Return which ranks of a session have ended their cell, or are left out of it, without a collective
     in which others are.
     """
@@ -196,7 +197,7 @@ def never_entered(state: GangState) -> MissedCollective | None:
         return None
     absent = [rank for rank in over if rank.n_entered < inside[0].n_entered]
     name = next(filter(None, map(collective_of, inside)), "collective")
-    return MissedCollective(name, _numbers(absent), _numbers(inside))
+    return PartialCollective(name, _numbers(absent), _numbers(inside))
 
 
 def _was_waiting(rank: RankState) -> bool:
@@ -296,7 +297,7 @@ def may_debug(state: GangState, rank: RankState, now_s: float) -> bool:
 
 def missing(
     state: GangState, init_collective: str, join_timeout_s: float, now_s: float
-) -> MissedCollective | None:
+) -> PartialCollective | None:
     """Return ranks that have not entered a collective where others wait for too long; None if too early.
 
     If a rank has entered and left, all ranks were there: then no other can be missing.
@@ -308,7 +309,7 @@ def missing(
     if any(rank.input_request or rank.debugger_request for rank in state.ranks):
         return None  # the user is debugging
     absent = _numbers(rank for rank in state.ranks if rank not in waiting)
-    return MissedCollective(init_collective, absent, _numbers(waiting)) if absent else None
+    return PartialCollective(init_collective, absent, _numbers(waiting)) if absent else None
 
 
 def _earliest(found: Iterable[Evidence]) -> Evidence | None:
@@ -322,7 +323,7 @@ def _decide(best: Evidence, wait_until_s: float, now_s: float) -> Verdict:
 def _absent(state: GangState) -> int | None:
     """Return the single living rank for which the reporting ones waited."""
     found = missed_collective(state)
-    if found is None or len(found.absent) > 1:
+    if found is None or len(found.outside) > 1:
         return None
-    rank = state.ranks[found.absent[0]]
+    rank = state.ranks[found.outside[0]]
     return None if rank.has_run else rank.rank

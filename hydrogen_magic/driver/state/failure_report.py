@@ -72,13 +72,13 @@ def _among_ranks(state: GangState) -> str:
     found = missed_collective(state)
     if found is None:
         return _left(state) or _different_collectives(state)
-    if found.collective == JOINING and all(state.ranks[rank].has_run for rank in found.absent):
-        who, late = ranks_text(found.absent), ranks_text(found.waiting)
+    if found.collective == JOINING and all(state.ranks[rank].has_run for rank in found.outside):
+        who, late = ranks_text(found.outside), ranks_text(found.waiting)
         return f"{who} finished before {late} had joined the process group ({JOINING})"
-    whose = "its" if len(found.absent) == 1 else "their"
+    whose = "its" if len(found.outside) == 1 else "their"
     entered = f"never entered the {found.collective} {whose} peers were waiting in"
-    who = ranks_text(found.absent)
-    return f"{who} {entered}{_why_absent(who, [state.ranks[rank] for rank in found.absent])}"
+    who = ranks_text(found.outside)
+    return f"{who} {entered}{_why_absent(who, [state.ranks[rank] for rank in found.outside])}"
 
 
 def _left(state: GangState) -> str:
@@ -86,7 +86,7 @@ def _left(state: GangState) -> str:
     found = left_collective(state)
     if found is None:
         return ""
-    who, others = ranks_text(found.absent), ranks_text(found.waiting)
+    who, others = ranks_text(found.outside), ranks_text(found.waiting)
     verb = "waits" if len(found.waiting) == 1 else "wait"
     return f"{who} left the {found.collective} in which {others} {verb}: {DIFFERENT_TENSORS}"
 

@@ -39,7 +39,7 @@ def waits(
 
 def _left(state: GangState) -> str:
     found = left_collective(state)
-    return f"; {ranks_text(found.absent)} left it: {DIFFERENT_TENSORS}" if found else ""
+    return f"; {ranks_text(found.outside)} left it: {DIFFERENT_TENSORS}" if found else ""
 
 
 def waits_at_stop(state: GangState) -> str:
