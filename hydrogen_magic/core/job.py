@@ -25,6 +25,10 @@ DEFAULT_SESSION = "main"
 """Name of the session of ``--session`` without a name."""
 
 
+_LONGEST_S = 1e8
+"""Three years: a time may be given as infinite, a message has no such number."""
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """The user's request, with validated arguments."""
@@ -40,7 +44,7 @@ class JobSpec:
     pack: bool | None = None
     """Hosts of a cluster. True: as few as possible. False: as many as possible. None: as few as possible for
     ranks with GPUs of their own, otherwise the cluster's choice."""
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Environment of every rank, on top of the notebook's; takes precedence over our own variables."""
     out: tuple[str, ...] = ()
     """Names of rank 0's variables to bring back."""
@@ -106,11 +110,10 @@ class JobSpec:
         for name, least in (("np", 1), ("retries", 0), ("max_closure_bytes", 1)):
             object.__setattr__(self, name, _as_int(getattr(self, name)))
             _check(name, getattr(self, name), (int,), least)
-        for name in ("start_timeout_s", "grace_s", "idle_s"):
-            _check(name, getattr(self, name), (int, float), 0)
-        for name in ("timeout_s", "wait_s"):
-            if getattr(self, name) is not None:
-                _check(name, getattr(self, name), (int, float), 0)
+        for name in ("start_timeout_s", "grace_s", "idle_s", "timeout_s", "wait_s"):
+            if (value := getattr(self, name)) is not None or name not in ("timeout_s", "wait_s"):
+                _check(name, value, (int, float), 0)
+                object.__setattr__(self, name, min(value, _LONGEST_S))
         for name, ranks in (("display", self.display), ("ranks", self.on_ranks)):
             # A later cell of a session takes np from its first one.
             if self.session is None and not all(0 <= rank < self.np for rank in ranks):

@@ -133,16 +133,6 @@ class ObserverSpec:
 
 
 @dataclass(frozen=True)
-class JoinAdvice:
-    """How ranks of the gang join each other, for messages to a user whose ranks do not."""
-
-    rendezvous: str = "torch"
-    """Its name, as ``--with`` takes it."""
-    text: str = ""
-    """What code has to do; empty for ``torch.distributed``."""
-
-
-@dataclass(frozen=True)
 class RankLaunch:
     """One rank that an agent starts."""
 
@@ -169,21 +159,16 @@ class SessionCell:
     """All ranks of the session take part."""
     is_joined: bool
     """No rank has left the default process group by itself, or has never joined it."""
-    first_rank: int = 0
-    """The first rank that takes part: its value and variables are the results."""
 
 
 @dataclass(frozen=True)
 class RankOptions:
     """The part of a launch request that goes to all ranks of the gang."""
 
-    join_advice: JoinAdvice
-    displaying: tuple[int, ...]
-    """Ranks whose displays are shown below the cell; empty: all."""
-    is_debugging: bool
-    """A rank that fails waits in the debugger."""
-    debuggable: tuple[int, ...]
-    """Ranks that may open the debugger; empty: all."""
+    spec: JobSpec
+    """The user's options."""
+    join_advice: str
+    """:attr:`~hydrogen_magic.driver.rendezvous.Rendezvous.join_advice`."""
     infer_options: Mapping[str, object] | None
     """Options of ``%%infer``, None for an ordinary cell."""
     session: SessionCell | None
@@ -215,7 +200,6 @@ class LaunchRequest(AgentCommand):
     """Directory of the run's record; a remote agent uses its own."""
     clock_zero_s: float
     """The sender's ``time.monotonic()`` at which the gang's clock is 0."""
-    grace_s: float
     is_recording: bool
     """Ranks record spans."""
     secrets: tuple[str, ...] = field(repr=False)

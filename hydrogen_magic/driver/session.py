@@ -131,7 +131,7 @@ class RankSession:
         ranks = spec.on_ranks or tuple(range(self.spec.np))
         is_joined = all(rank.is_joined for rank in self.ranks.values())
         is_whole = len(ranks) == self.spec.np
-        cell = msg.SessionCell(self._n_cells, self._epoch, is_whole, is_joined, spec.first_rank)
+        cell = msg.SessionCell(self._n_cells, self._epoch, is_whole, is_joined)
         self._n_cells += 1
         return CellRun(self, cell, ranks, captured.session)
 

@@ -24,7 +24,6 @@ from hydrogen_magic.transport import framing
 
 _START_S = 120.0
 """How long an owner may take to start: an interpreter and imports, on a machine under load."""
-_LONGEST_S = 1e8
 """Three years: an option may be infinite, a time in a message may not."""
 LIMIT_S = 86400.0
 """The timeout by default, a day: an unattended gang has to end at some time."""
@@ -43,7 +42,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str, planned: 
         spec = replace(spec, timeout_s=LIMIT_S)
     around = forkserver.Surroundings.now()
     request = msg.OwnGang(
-        spec=_finite(spec),
+        spec=spec,
         title=title,
         source=captured.source,
         cells=dict(captured.cells),
@@ -78,12 +77,6 @@ def _check_record() -> None:
             f"--outlive needs a directory for the record of the gang: {error}; set HYDROGEN_MAGIC_HOME to a "
             "writable directory"
         ) from None
-
-
-def _finite(spec: JobSpec) -> JobSpec:
-    times = ("timeout_s", "wait_s", "start_timeout_s", "grace_s")
-    given = {name: getattr(spec, name) for name in times}
-    return replace(spec, **{k: min(v, _LONGEST_S) for k, v in given.items() if v is not None})
 
 
 def _started(request: msg.OwnGang, captured: Captured) -> OwnerConnection:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.driver.placements import Attempt, EventSink, InKernelPlacement, Job, devices
 from hydrogen_magic.errors import PlacementError
@@ -49,9 +48,8 @@ class InlinePlacement(InKernelPlacement):
                 sink.emit(event)
 
         rank_reporter = reporter.Reporter(0, job.clock_zero_s, send)
-        rank_reporter.exchanges.advice = msg.JoinAdvice(
-            job.spec.rendezvous, job.rendezvous.join_advice
-        )
+        rank_reporter.exchanges.rendezvous = job.spec.rendezvous
+        rank_reporter.exchanges.join_advice = job.rendezvous.join_advice
         slot = job.plan.slots[0]
         device = devices.device_name(job.plan, slot)
         sink.emit(ev.RankStarted(rank_reporter.now_s(), 0, os.getpid(), slot.host, device))

@@ -11,9 +11,6 @@ from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.driver.placements import Attempt, devices
 from hydrogen_magic.driver.rendezvous import RendezvousInfo
 
-_LONGEST_GRACE_S = 1e8
-"""Three years: ``grace_s`` may be infinite, a time in a message may not."""
-
 
 @dataclass(frozen=True)
 class HostLaunch:
@@ -67,7 +64,7 @@ def build(
     attempt: Attempt, plan: Plan, rendezvous: RendezvousInfo, host: HostLaunch
 ) -> msg.LaunchRequest:
     """Return the request for one agent."""
-    job, spec = attempt.job, attempt.job.spec
+    job = attempt.job
     return msg.LaunchRequest(
         gang=attempt.gang,
         attempt=attempt.number,
@@ -84,16 +81,13 @@ def build(
         fingerprint=host.fingerprint,
         record_dir=host.record_dir,
         clock_zero_s=job.clock_zero_s,
-        grace_s=min(spec.grace_s, _LONGEST_GRACE_S),
         is_recording=attempt.is_recording(),
         secrets=job.secrets,
         observers=job.observers,
         timeline=job.rendezvous.timeline,
         options=msg.RankOptions(
-            join_advice=msg.JoinAdvice(spec.rendezvous, job.rendezvous.join_advice),
-            displaying=spec.displaying,
-            is_debugging=spec.pdb,
-            debuggable=spec.on_ranks,
+            spec=job.spec,
+            join_advice=job.rendezvous.join_advice,
             infer_options=dict(job.feed.options) if job.feed is not None else None,
             session=job.session_cell,
             group_recovery=job.rendezvous.group_recovery,

@@ -253,7 +253,7 @@ class RankGroup:
         if self._ending is None:
             is_session = self._request.options.session is not None
             end = self.ranks.interrupt if is_session else self.ranks.terminate
-            self._ending = asyncio.ensure_future(end(self._request.grace_s))
+            self._ending = asyncio.ensure_future(end(self._request.options.spec.grace_s))
 
     def kill(self, only: int | None = None) -> None:
         """Kill every rank at once, or ``only`` one that is no longer needed."""

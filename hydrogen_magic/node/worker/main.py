@@ -175,7 +175,7 @@ class _Rank:
         self.infer_options = options.infer_options
         self.set_up: inference.SetUp | None = None if earlier is None else earlier.set_up
         self.session = options.session
-        self.is_first = self.rank == (options.session.first_rank if options.session else 0)
+        self.is_first = self.rank == options.spec.first_rank
         """Its value and variables are the results of the gang."""
         self.speaks_for_host = start.speaks_for_host
         self.groups: group_recovery.ProcessGroups = (
@@ -187,8 +187,8 @@ class _Rank:
         self.signals: user_signals.UserSignals = (
             earlier.signals if earlier else user_signals.UserSignals()
         )
-        self.is_debugging = options.is_debugging
-        self.is_debuggable = not options.debuggable or self.rank in options.debuggable
+        self.is_debugging = options.spec.pdb
+        self.is_debuggable = not options.spec.on_ranks or self.rank in options.spec.on_ranks
         self.is_retained = False
         """It waits for another gang after this one."""
         self.peer_timeouts = peer_timeouts.PeerTimeouts()
@@ -213,8 +213,10 @@ class _Rank:
         found = reporter.Reporter(
             self.rank, start.clock_zero_s, self._send_events, interval=interval
         )
-        found.exchanges.advice = start.options.join_advice
-        displaying = start.options.displaying
+        spec = start.options.spec
+        found.exchanges.rendezvous = spec.rendezvous
+        found.exchanges.join_advice = start.options.join_advice
+        displaying = spec.displaying
         if not displaying or self.rank in displaying:
             n_displaying = len(displaying) or api.world_size()
             queue = displays.DisplayQueue(self.rank, n_displaying, earlier=self.displayed)

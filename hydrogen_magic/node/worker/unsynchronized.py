@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.library_types import derives_from, loaded
 from hydrogen_magic.core.units import counted
 
@@ -26,7 +25,10 @@ class ExchangeCounter:
     """One rank's communication with others. The user's thread calls ``add_call`` and ``keep_counts``."""
 
     def __init__(self, rank: int) -> None:
-        self.advice = msg.JoinAdvice()
+        self.rendezvous = "torch"
+        """Name of the gang's rendezvous."""
+        self.join_advice = ""
+        """What code has to do to join the other ranks; empty for ``torch.distributed``."""
         self._is_decided = rank != 0  # one rank reports it for all
         self._calls = 0
         self._past = 0
@@ -62,7 +64,7 @@ class ExchangeCounter:
         self._is_decided = True
         if _averages_by_lost_group():
             return ""
-        remedy = self.advice.text or _remedy()
+        remedy = self.join_advice or _remedy()
         return (
             f"{counted(alone, 'optimizer step')} without any collective: each of "
             f"the {world_size} ranks trains its own model. To train one model, {remedy}"

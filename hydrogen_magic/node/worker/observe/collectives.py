@@ -107,11 +107,11 @@ def _explained() -> Iterator[None]:
         reporter = _reporter.current()
         if reporter is None or "MASTER_ADDR" not in str(error) or "MASTER_ADDR" in os.environ:
             raise
-        advice = reporter.exchanges.advice
+        exchanges = reporter.exchanges
         raise ValueError(
             "init_process_group() finds no torch rendezvous in a gang launched `--with "
-            f"{advice.rendezvous}`: launch the gang `--with torch`, or "
-            f"{advice.text or 'join the ranks with that library'}"
+            f"{exchanges.rendezvous}`: launch the gang `--with torch`, or "
+            f"{exchanges.join_advice or 'join the ranks with that library'}"
         ) from error
 
 
