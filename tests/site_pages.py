@@ -38,8 +38,6 @@ LOCAL = [
         "CONTRIBUTING.md",
         not_run={
             "page            kernel": "a drawing",
-            "hydrogen_magic.placements": "metadata; tests/local/test_plugins.py has such plug-ins",
-            "hydrogen_magic.observers": "metadata; tests/local/test_plugins.py has such plug-ins",
         },
     ),
     Page("docs/install.md"),
@@ -372,6 +370,13 @@ opt
     ),
     # ── internals and reference ──────────────────────────────────────────────────────────────────
     Page("docs/internals/how-it-works.md", not_run={"notebook kernel": "a drawing"}),
+    Page(
+        "docs/internals/plug-ins.md",
+        not_run={
+            "hydrogen_magic.placements": "metadata; tests/local/test_plugins.py has such plug-ins",
+            "hydrogen_magic.observers": "metadata; tests/local/test_plugins.py has such plug-ins",
+        },
+    ),
     Page(
         "docs/reference/distributed.md", not_run={"%%distributed [options]": "the syntax of a line"}
     ),
