@@ -59,7 +59,7 @@ def test_a_rank_that_handles_signals_is_killed_in_the_end(
     deaf: Any = DeafRank(has_reacted)
     ranks = RankSet()
     ranks.add(deaf)
-    asyncio.run(ranks.terminate(grace_s=2.0))
+    asyncio.run(ranks.end(grace_s=2.0))
     assert deaf.signals == [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 
 
@@ -71,13 +71,13 @@ def test_a_rank_of_a_session_that_does_not_return_is_killed(
     deaf: Any = DeafRank(has_reacted=True)
     ranks = RankSet()
     ranks.add(deaf)
-    asyncio.run(ranks.interrupt(grace_s=0.0))
+    asyncio.run(ranks.end_cell(grace_s=0.0))
     assert deaf.signals == [signal.SIGINT, signal.SIGKILL]
 
 
-def test_interrupting_no_ranks_takes_no_grace() -> None:
+def test_ending_the_cell_of_no_ranks_takes_no_grace() -> None:
     """A Stop may come before the first rank of a session's cell has started."""
-    asyncio.run(asyncio.wait_for(RankSet().interrupt(grace_s=1000.0), 20.0))
+    asyncio.run(asyncio.wait_for(RankSet().end_cell(grace_s=1000.0), 20.0))
 
 
 def new_worker(pid: int = 0) -> PooledWorker:

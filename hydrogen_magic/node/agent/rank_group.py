@@ -252,7 +252,7 @@ class RankGroup:
         self.cleanup.note(self.ranks)
         if self._ending is None:
             is_session = self._request.options.session is not None
-            end = self.ranks.interrupt if is_session else self.ranks.terminate
+            end = self.ranks.end_cell if is_session else self.ranks.end
             self._ending = asyncio.ensure_future(end(self._request.options.spec.grace_s))
 
     def kill(self, only: int | None = None) -> None:

@@ -1,4 +1,9 @@
-"""The processes of one attempt on this host: signals to all, and their end by SIGINT, SIGTERM, SIGKILL."""
+"""The processes of one attempt on this host: signals to all, and their end.
+
+:meth:`RankSet.end` ends ranks by SIGINT, SIGTERM and SIGKILL. :meth:`RankSet.end_cell`, for ranks of a
+session, has no SIGTERM: their processes stay. Tasks of ``%%infer`` that run without an agent are ended by
+SIGINT and SIGKILL in :mod:`~hydrogen_magic.node.worker.task_reporter`.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +86,7 @@ class RankSet:
         for process in self:
             process.signal(signum)
 
-    async def interrupt(self, grace_s: float) -> None:
+    async def end_cell(self, grace_s: float) -> None:
         """End the cell on the ranks of a session, which stay; those that have not returned then are killed.
 
         A rank in a collective is released at once, one that has not returned after a moment in any case:
@@ -102,7 +107,7 @@ class RankSet:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.all_exited.wait(), max(0.0, until_s - time.monotonic()))
 
-    async def terminate(self, grace_s: float) -> None:
+    async def end(self, grace_s: float) -> None:
         """End the ranks by SIGINT, SIGTERM and SIGKILL; ``grace_s``: for those that react to SIGINT."""
         begun = time.monotonic()
         self.signal(signal.SIGINT)
