@@ -124,7 +124,7 @@ class GangController:
                 if self._is_unwanted():
                     break  # before it began
                 await self._attempt(number)
-                if not self._may_try_again(number):
+                if not self._may_try_again():
                     break
                 self._notice("warning", f"{self._reason('FAILED')}: restarting all ranks")
         except HydrogenError as problem:
@@ -261,12 +261,11 @@ class GangController:
 
     def _release_closure(self) -> None:
         """Free the captured data when no rank will load it any more."""
-        state, spec = self._run.state, self._job.spec
-        is_last = state.attempt == spec.retries
-        is_here = plugins.placement(spec.placement).on_this_machine
+        is_here = plugins.placement(self._job.spec.placement).on_this_machine
         # Hosts on which all ranks are idle are sent the closure, too, maybe later than the others.
         unloaded = _START_PHASES if is_here else (*_START_PHASES, "idle")
-        if is_last and all(rank.phase not in unloaded for rank in state.ranks):
+        is_loaded = all(rank.phase not in unloaded for rank in self._run.state.ranks)
+        if is_loaded and self._is_last_attempt():
             self._job.closure.release()
 
     def _look_for_culprit(self) -> None:
@@ -421,10 +420,17 @@ class GangController:
         """Whether the end was requested for a reason other than a failed rank."""
         return self._run.state.stop_reason not in ("", "failure")
 
-    def _may_try_again(self, attempt: int) -> bool:
-        """Return whether this attempt has failed and a retry is left, and no end was requested."""
-        is_last = attempt == self._job.spec.retries
-        return not is_last and not self._is_unwanted() and self._outcome() == "FAILED"
+    def _is_last_attempt(self) -> bool:
+        return self._run.state.attempt == self._job.spec.retries
+
+    def _may_try_again(self) -> bool:
+        """Return whether this attempt has failed and a retry is left, and no end was requested.
+
+        An attempt that raises HydrogenError never comes here: the gang ends, whatever retries are left.
+        AgentLostError does: :meth:`_on_agent_lost` makes it a failure of the attempt.
+        """
+        is_over = self._is_last_attempt() or self._is_unwanted()
+        return not is_over and self._outcome() == "FAILED"
 
     def _outcome(self) -> str:
         if self._is_unwanted() and self._culprit is None:
