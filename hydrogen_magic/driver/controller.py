@@ -23,10 +23,10 @@ from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.culprit import (
     PartialCollective,
+    culprit_in_session,
     failed_independently,
+    late_to_join,
     may_debug,
-    missing,
-    never_entered,
     verdict,
 )
 from hydrogen_magic.driver.state.failure_report import headline
@@ -292,9 +292,9 @@ class GangController:
     def _look_for_absent(self) -> None:
         """Release the ranks of a session that wait for one that has ended its cell."""
         state = self._run.state
-        found = never_entered(state)
-        if found is not None and not state.stop_reason and self._culprit is None:
-            self._name_culprit(state, found.waiting[0])
+        culprit = culprit_in_session(state)
+        if culprit is not None and not state.stop_reason and self._culprit is None:
+            self._name_culprit(state, culprit)
             self._agent_group.send(msg.ReportStacks())
             self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
@@ -393,7 +393,7 @@ class GangController:
         limit_s = self._job.rendezvous.join_timeout_s(self._job.spec)
         while init_collective:
             await asyncio.sleep(_CHECK_START_S)
-            found = missing(self._run.state, init_collective, limit_s, self._job.now_s())
+            found = late_to_join(self._run.state, init_collective, limit_s, self._job.now_s())
             if found is not None:
                 self._fail_missing(found, limit_s)
                 return

@@ -15,10 +15,11 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.culprit import (
     PartialCollective,
+    culprit_in_session,
     is_victim_error,
+    late_to_join,
     may_debug,
     missed_collective,
-    missing,
     never_entered,
     verdict,
 )
@@ -74,11 +75,11 @@ def test_a_rank_that_asks_the_user_is_neither_missing_nor_a_straggler() -> None:
     waits = [ev.CollectiveWait(2.0, rank, "init", 1, 1.0) for rank in (0, 1, 2)]
     events = [*running(4), *waits, ev.InputRequested(1.5, 3, 1, "(Pdb) ")]
     asking = replay(events)
-    assert missing(asking, "init", 10.0, 99.0) is None
+    assert late_to_join(asking, "init", 10.0, 99.0) is None
     assert stragglers(asking, 99.0) == {}
     assert next(w.text for w in warnings(asking, 99.0)) == "rank 3 is waiting for input"
     answered = replay([*events, ev.InputAnswered(3.0, 3, 1)])
-    found = missing(answered, "init", 10.0, 99.0)
+    found = late_to_join(answered, "init", 10.0, 99.0)
     assert found is not None and found.outside == (3,)
     assert stragglers(answered, 99.0) == {3: "3 ranks wait for it in init #1"}
     pair = replay([*running(2), ev.CollectiveWait(2.0, 0, "barrier", 7, 1.0)])
@@ -89,14 +90,14 @@ def test_who_has_not_come_is_missing_and_who_has_just_come_is_not() -> None:
     """A rank that waits says so after a second: until then it may be there."""
     waits = [ev.CollectiveWait(1.5, rank, "hvd.init", 1, 0.5) for rank in (0, 2)]
     state = replay([*running(4), *waits])
-    assert missing(state, "hvd.init", 10.0, 11.9) is None
+    assert late_to_join(state, "hvd.init", 10.0, 11.9) is None
     late = PartialCollective("hvd.init", outside=(1, 3), waiting=(0, 2))
-    assert missing(state, "hvd.init", 10.0, 12.1) == late
-    assert missing(state, "hvd.barrier", 10.0, 12.1) is None, "they wait somewhere else"
+    assert late_to_join(state, "hvd.init", 10.0, 12.1) == late
+    assert late_to_join(state, "hvd.barrier", 10.0, 12.1) is None, "they wait somewhere else"
     others = [ev.CollectiveWait(12.0, rank, "hvd.init", 1, 10.9) for rank in (1, 3)]
-    assert missing(replay([*running(4), *waits, *others]), "hvd.init", 10.0, 99.0) is None
+    assert late_to_join(replay([*running(4), *waits, *others]), "hvd.init", 10.0, 99.0) is None
     gone_on = [ev.CollectiveWait(12.0, rank, "", 1, 0.5) for rank in (0, 2)]
-    assert missing(replay([*running(4), *waits, *gone_on]), "hvd.init", 10.0, 99.0) is None
+    assert late_to_join(replay([*running(4), *waits, *gone_on]), "hvd.init", 10.0, 99.0) is None
 
 
 def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() -> None:
@@ -105,11 +106,12 @@ def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() ->
     over = [ev.CollectivesEntered(1.0, 1, 2), ev.RankResult(3.0, 1, 0)]
     assert never_entered(replay([*running(3), *inside, *over])) is None
     same = ev.CollectivesEntered(3.0, 1, 3, is_final=True)
-    assert never_entered(replay([*running(3), *inside, *over, same])) is None
+    assert culprit_in_session(replay([*running(3), *inside, *over, same])) is None
     fewer = ev.CollectivesEntered(3.0, 1, 2, is_final=True)
     waits = ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0)
     state = replay([*running(3), *inside, waits, *over, fewer])
     assert never_entered(state) == PartialCollective("barrier", outside=(1,), waiting=(0, 2))
+    assert culprit_in_session(state) == 0
     left_out = replay([*running(3), *inside, ev.RankPhase(1.0, 1, "idle")])
     assert never_entered(left_out) == PartialCollective("collective", outside=(1,), waiting=(0, 2))
 

@@ -33,7 +33,7 @@ _UNWINDING_STRONG_S = 5.0
 """The same when another rank failed on its own meanwhile: the older exception may be handled."""
 
 _SEEN_WAITING_S = 1.5
-"""A waiting rank is noticed after a second: one that has just entered is not missing."""
+"""A waiting rank is noticed after a second: one that has just entered is not late."""
 
 _CONNECTION_TYPES = frozenset(
     ["ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError"]
@@ -271,10 +271,19 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
         return _decide(unwinding, first_final_s + _UNWINDING_S, now_s)
     if now_s < first_final_s + _SETTLE_WEAK_S:
         return Verdict(None, first_final_s + _SETTLE_WEAK_S)
-    absent = _absent(state)
+    absent = _sole_absent(state)
     # A rank that aborted sends no report; reports of its peers may arrive before its end.
     first = min(finals, key=lambda one: (state.ranks[one.rank].failure is not None, one.at_s))
     return Verdict(first.rank if absent is None else absent, now_s)
+
+
+def culprit_in_session(state: GangState) -> int | None:
+    """Return the culprit if some ranks of a session wait for others that have ended their cell, else None.
+
+    No rank has failed then: the first of those that wait is named.
+    """
+    found = never_entered(state)
+    return None if found is None else found.waiting[0]
 
 
 def may_debug(state: GangState, rank: RankState, now_s: float) -> bool:
@@ -295,12 +304,12 @@ def may_debug(state: GangState, rank: RankState, now_s: float) -> bool:
     return now_s > request.at_s + (_UNWINDING_S if strong else _SETTLE_WEAK_S)
 
 
-def missing(
+def late_to_join(
     state: GangState, init_collective: str, join_timeout_s: float, now_s: float
 ) -> PartialCollective | None:
     """Return ranks that have not entered a collective where others wait for too long; None if too early.
 
-    If a rank has entered and left, all ranks were there: then no other can be missing.
+    If a rank has entered and left, all ranks were there: then no other can be late.
     """
     waiting = [rank for rank in state.ranks if rank.waiting_in.startswith(f"{init_collective} #")]
     since_s = min((rank.waiting_since_s for rank in waiting), default=now_s)
@@ -320,7 +329,7 @@ def _decide(best: Evidence, wait_until_s: float, now_s: float) -> Verdict:
     return Verdict(best.rank if now_s >= wait_until_s else None, wait_until_s)
 
 
-def _absent(state: GangState) -> int | None:
+def _sole_absent(state: GangState) -> int | None:
     """Return the single living rank for which the reporting ones waited."""
     found = missed_collective(state)
     if found is None or len(found.outside) > 1:
