@@ -20,25 +20,21 @@ from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt, EventSink, Job
 from hydrogen_magic.driver.profiling import GangProfiler
+from hydrogen_magic.driver.start_watch import START_PHASES, StartWatch
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.culprit import (
-    PartialCollective,
     culprit_in_session,
     failed_independently,
-    late_to_join,
     may_debug,
     verdict,
 )
 from hydrogen_magic.driver.state.failure_report import headline
-from hydrogen_magic.driver.state.formatting import late_text, ranks_text
-from hydrogen_magic.driver.state.gang_state import GangState, RankState
+from hydrogen_magic.driver.state.formatting import late_text
+from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 _FAILURE_EVENTS = (ev.RankFailed, ev.ExceptionHandled, ev.RankExited)
-_START_PHASES = ("waiting", "starting", "loading")
-"""Phases of a rank that has not loaded the closure yet."""
-_CHECK_START_S = 0.5
 _ASK_AGAIN_S = 0.25
 """How often it is decided whether a rank may be debugged that only its peers may have made fail."""
 _STACKS_S = 0.15
@@ -186,16 +182,14 @@ class GangController:
             self._run.emit(ev.RankPhase(self._job.now_s(), rank, "idle"))
         attempt = Attempt(self._run.id, number, self._job, lambda: self._run.state.is_recording)
         sink = EventSink(self._on_event, self._run.deliver, self._profiling.on_trace)
-        watching = [
-            asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_rendezvous())
-        ]
+        start = StartWatch(self._run, self._job, self._on_event)
+        watching = asyncio.ensure_future(start.watch())
         try:
             await self._agent_group.launch(attempt, sink)
         except AgentLostError as error:
             self._on_agent_lost(error)
         finally:
-            for watch in watching:
-                watch.cancel()
+            watching.cancel()
             self._cancel_timer()
             if self._job.feed is not None:
                 await _in_thread(self._job.feed.close)
@@ -263,7 +257,7 @@ class GangController:
         """Free the captured data when no rank will load it any more."""
         is_here = plugins.placement(self._job.spec.placement).on_this_machine
         # Hosts on which all ranks are idle are sent the closure, too, maybe later than the others.
-        unloaded = _START_PHASES if is_here else (*_START_PHASES, "idle")
+        unloaded = START_PHASES if is_here else (*START_PHASES, "idle")
         is_loaded = all(rank.phase not in unloaded for rank in self._run.state.ranks)
         if is_loaded and self._is_last_attempt():
             self._job.closure.release()
@@ -355,59 +349,6 @@ class GangController:
     def _profile(self, steps: int) -> None:
         if not self._run.state.is_terminal:
             self._profiling.start(steps)
-
-    async def _watch_start(self) -> None:
-        """Fail the ranks that do not reach the first line of the cell in time.
-
-        While the attempt waits for slots, or for data to reach its hosts, there are no ranks. While bytes of
-        the closure arrive, a slow line is not their fault.
-        """
-        began_s, sent_bytes = self._job.now_s(), 0
-        limit_s = self._job.spec.start_timeout_s
-        while True:
-            await asyncio.sleep(_CHECK_START_S)
-            closure = self._run.state.closure
-            is_bringing_data = closure is not None and closure.what == ev.DATA
-            if self._run.state.queued is not None or is_bringing_data:
-                began_s = self._job.now_s()
-                continue
-            if closure is not None and closure.sent_bytes > sent_bytes:
-                began_s, sent_bytes = closure.at_s, closure.sent_bytes
-            late = [rank for rank in self._run.state.ranks if rank.phase in _START_PHASES]
-            if not late:
-                return
-            if self._job.now_s() - began_s > limit_s:
-                self._fail_late(late, limit_s)
-                return
-
-    def _fail_late(self, late: list[RankState], limit_s: float) -> None:
-        for rank in late:
-            doing = rank.detail or rank.phase
-            text = f"did not reach the cell within {limit_s:g} s (start_timeout): {doing}"
-            report = ev.ErrorReport("StartTimeout", text)
-            self._on_event(ev.RankFailed(self._job.now_s(), rank.rank, report, rank.phase))
-
-    async def _watch_rendezvous(self) -> None:
-        """Fail the ranks that do not enter the initial collective while the others wait there."""
-        init_collective = self._job.rendezvous.init_collective
-        limit_s = self._job.rendezvous.join_timeout_s(self._job.spec)
-        while init_collective:
-            await asyncio.sleep(_CHECK_START_S)
-            found = late_to_join(self._run.state, init_collective, limit_s, self._job.now_s())
-            if found is not None:
-                self._fail_missing(found, limit_s)
-                return
-
-    def _fail_missing(self, found: PartialCollective, limit_s: float) -> None:
-        text = (
-            f"{ranks_text(found.outside)} did not enter {found.collective} within {limit_s:g} s, "
-            f"while {ranks_text(found.waiting)} waited there (start_timeout)"
-        )
-        for rank in found.outside:
-            known = self._run.state.ranks[rank]
-            why = "; its process is stopped (SIGSTOP)" if known.process_state == "T" else ""
-            report = ev.ErrorReport("RendezvousTimeout", f"{text}{why}")
-            self._on_event(ev.RankFailed(self._job.now_s(), rank, report, known.phase))
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

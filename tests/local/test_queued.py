@@ -13,7 +13,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import AgentCommand
-from hydrogen_magic.driver import controller
+from hydrogen_magic.driver import start_watch
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
 from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.state.gang_state import GangState, replay
@@ -145,7 +145,7 @@ def agent_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingAgentGroup]:
         return made
 
     monkeypatch.setattr(LocalPlacement, "open", opened)
-    monkeypatch.setattr(controller, "_CHECK_START_S", 0.01)
+    monkeypatch.setattr(start_watch, "_CHECK_S", 0.01)
     yield made
     made.has_room.set()
 
