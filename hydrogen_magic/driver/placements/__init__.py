@@ -22,7 +22,7 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.driver.placements.forkserver import Surroundings
+from hydrogen_magic.driver.placements.surroundings import Surroundings
 from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization.payload import Payload, to_memfd

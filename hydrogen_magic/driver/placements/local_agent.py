@@ -18,9 +18,9 @@ from contextlib import suppress
 
 from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.driver.placements import AgentLostError, EventSink, forkserver
+from hydrogen_magic.driver.placements import AgentLostError, EventSink, surroundings
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
-from hydrogen_magic.driver.placements.forkserver import Surroundings
+from hydrogen_magic.driver.placements.surroundings import Surroundings
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.transport import framing
@@ -101,8 +101,8 @@ class LocalAgent(AgentClient):
             bind=_LOOPBACK,
             env={**env, **self.marks},
             sys_path=sys_path,
-            fingerprint=forkserver.fingerprint(env, sys_path),
-            preload=(*forkserver.shadowed_modules(sys_path), *preload),
+            fingerprint=surroundings.fingerprint(env, sys_path),
+            preload=(*surroundings.shadowed_modules(sys_path), *preload),
             kernel_pid=os.getpid(),
         )
 

@@ -12,8 +12,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import partial
 
-from hydrogen_magic.driver.placements.forkserver import Surroundings
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
+from hydrogen_magic.driver.placements.surroundings import Surroundings
 from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import Hub
 
