@@ -22,10 +22,10 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.owner import start
 from hydrogen_magic.driver.owner.connection import attach
-from hydrogen_magic.driver.placements import surroundings
 from hydrogen_magic.driver.placements.spark import owner_session, private_calls
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.placement import SparkPlacement
+from hydrogen_magic.driver.placements.surroundings import Surroundings
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport import framing
 from tests import jupyter, leaks, spark_rig
@@ -191,7 +191,7 @@ def test_the_owner_has_a_session_like_the_notebooks(
 
 def test_an_owner_that_is_still_starting_ends_with_its_kernel() -> None:
     """Its server accepts the connection and does not answer: the client would try for ten minutes."""
-    around = surroundings.Surroundings.now()
+    around = Surroundings.now()
     ours, theirs = framing.pair()
     with socket.create_server(("127.0.0.1", 0)) as server, tempfile.TemporaryFile() as stderr:
         server.settimeout(PATIENCE_S)

@@ -12,7 +12,8 @@ import pytest
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import AgentCommand, LaunchRequest, ServiceSpec, decode, encode
 from hydrogen_magic.core.processes import COOKIE
-from hydrogen_magic.driver.placements import Attempt, Job, launch_request, surroundings
+from hydrogen_magic.driver.placements import Attempt, Job, launch_request
+from hydrogen_magic.driver.placements.surroundings import forkserver_fingerprint
 from hydrogen_magic.driver.rendezvous import RendezvousInfo
 from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 
@@ -84,5 +85,5 @@ def test_infinite_times_can_be_sent() -> None:
 @pytest.mark.parametrize(("name", "is_other"), [("KERAS_BACKEND", True), ("HOME", False)])
 def test_a_forkserver_is_for_one_setting_that_is_read_on_import(name: str, is_other: bool) -> None:
     """With another one, the modules that it has imported would be of the wrong backend."""
-    found = {surroundings.fingerprint({name: value}, ()) for value in ("torch", "jax")}
+    found = {forkserver_fingerprint({name: value}, ()) for value in ("torch", "jax")}
     assert (len(found) == 2) is is_other

@@ -16,7 +16,11 @@ from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import OwnerConnection
-from hydrogen_magic.driver.placements import surroundings
+from hydrogen_magic.driver.placements.surroundings import (
+    Surroundings,
+    import_path,
+    shadowed_modules,
+)
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.serialization import payload
@@ -40,7 +44,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str, planned: 
     spec = _with_gpus(spec, planned)
     if spec.timeout_s is None:
         spec = replace(spec, timeout_s=LIMIT_S)
-    around = surroundings.Surroundings.now()
+    around = Surroundings.now()
     request = msg.OwnGang(
         spec=spec,
         title=title,
@@ -55,7 +59,7 @@ def launch_outliving(captured: Captured, spec: JobSpec, *, title: str, planned: 
         env={name: value for name, value in around.env.items() if name not in _MARKS},
         cwd=around.directory,
         sys_path=around.sys_path,
-        shadowed=tuple(surroundings.shadowed_modules(around.sys_path)),
+        shadowed=tuple(shadowed_modules(around.sys_path)),
         placement_setup=plugins.placement(spec.placement).owner_setup(),
     )
     return _started(request, captured).follow()
@@ -114,7 +118,7 @@ def _start_process(theirs: socket.socket, stderr: IO[bytes]) -> subprocess.Popen
     return subprocess.Popen(
         command_line.command(
             "hydrogen_magic.driver.owner.process",
-            surroundings.import_path(),
+            import_path(),
             str(theirs.fileno()),
         ),
         pass_fds=[theirs.fileno()],

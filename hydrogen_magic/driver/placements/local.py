@@ -24,10 +24,14 @@ from hydrogen_magic.driver.placements import (
     devices,
     launch_request,
     local_agents,
-    surroundings,
 )
 from hydrogen_magic.driver.placements.agent_client import with_ports
 from hydrogen_magic.driver.placements.local_agent import LocalAgent
+from hydrogen_magic.driver.placements.surroundings import (
+    Surroundings,
+    forkserver_fingerprint,
+    shadowed_modules,
+)
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.transport import framing
@@ -115,7 +119,7 @@ def _threads(job: Job) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, share))}
 
 
-_Needs = tuple[surroundings.Surroundings, Mapping[str, str], Sequence[str]]
+_Needs = tuple[Surroundings, Mapping[str, str], Sequence[str]]
 """What an agent is started with: the last two are its forkserver's environment and imports."""
 
 
@@ -163,7 +167,7 @@ class LocalAgentGroup:
         self._has_cells = job.session_cell is not None
         self._needs = job.surroundings, job.env, job.preload
         if not (self._has_cells and self.is_retained):
-            self._digest = surroundings.fingerprint(job.env, job.surroundings.sys_path)
+            self._digest = forkserver_fingerprint(job.env, job.surroundings.sys_path)
         handed: list[int] = []
         try:
             while True:
@@ -321,7 +325,7 @@ def _launch_request(
     host = launch_request.HostLaunch(
         slots=plan.slots,
         env={**job.env, **agent.marks},
-        preload=(*surroundings.shadowed_modules(around.sys_path), *job.preload),
+        preload=(*shadowed_modules(around.sys_path), *job.preload),
         fingerprint=digest,
         user_env=dict(job.spec.env),
         rank_env={**_threads(job), **checkpoints},

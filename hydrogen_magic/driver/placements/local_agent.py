@@ -18,9 +18,13 @@ from contextlib import suppress
 
 from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.driver.placements import AgentLostError, EventSink, surroundings
+from hydrogen_magic.driver.placements import AgentLostError, EventSink
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
-from hydrogen_magic.driver.placements.surroundings import Surroundings
+from hydrogen_magic.driver.placements.surroundings import (
+    Surroundings,
+    forkserver_fingerprint,
+    shadowed_modules,
+)
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.transport import framing
@@ -101,8 +105,8 @@ class LocalAgent(AgentClient):
             bind=_LOOPBACK,
             env={**env, **self.marks},
             sys_path=sys_path,
-            fingerprint=surroundings.fingerprint(env, sys_path),
-            preload=(*surroundings.shadowed_modules(sys_path), *preload),
+            fingerprint=forkserver_fingerprint(env, sys_path),
+            preload=(*shadowed_modules(sys_path), *preload),
             kernel_pid=os.getpid(),
         )
 

@@ -1,4 +1,4 @@
-"""What the forkserver of an agent has from the kernel: module path, directory, and imports in advance."""
+"""What ranks and the forkserver of their agent have from the notebook: variables, module path, directory."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _MATTERS = (
 """Prefixes of variables that libraries read only on import."""
 
 
-def fingerprint(env: Mapping[str, str], sys_path: Sequence[str]) -> str:
+def forkserver_fingerprint(env: Mapping[str, str], sys_path: Sequence[str]) -> str:
     """Return a digest of everything that a forkserver cannot change after importing modules.
 
     Installing a package changes its directory's time; the agent itself watches files of imported modules.

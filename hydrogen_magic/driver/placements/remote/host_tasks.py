@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.driver.placements import Attempt, Job, surroundings
+from hydrogen_magic.driver.placements import Attempt, Job
 from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import Invitation, RemoteAgentPool
+from hydrogen_magic.driver.placements.surroundings import forkserver_fingerprint
 from hydrogen_magic.node.agent import host_task
 
 IDLE_S = 60.0
@@ -64,7 +65,7 @@ class HostTasks:
         ports = job.spec.ports
         # A new agent's forkserver has the host's variables. If the gang sets others that matter on import,
         # the launch replaces it: it imports nothing before.
-        of_host = surroundings.fingerprint({}, job.surroundings.sys_path)
+        of_host = forkserver_fingerprint({}, job.surroundings.sys_path)
         return {
             "gang": attempt.gang,
             "attempt": attempt.number,
@@ -90,7 +91,7 @@ class HostTasks:
 def fingerprint(job: Job) -> str:
     """Return the fingerprint that a forkserver on a host must have to serve this gang."""
     env = forwarded_settings.environment(job)
-    return surroundings.fingerprint(env, job.surroundings.sys_path)
+    return forkserver_fingerprint(env, job.surroundings.sys_path)
 
 
 def problem_of(text: str) -> msg.TaskProblem | None:
