@@ -44,7 +44,7 @@ from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, SessionSends, bundle
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 
 _NO_LIMIT = 1 << 62
 """A value that is too large, and that the cell may need, is an error with the remedy."""

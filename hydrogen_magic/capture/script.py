@@ -35,7 +35,8 @@ from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import imported_names
-from hydrogen_magic.serialization.pickling_errors import NullFile, RefusedError, explain, walk
+from hydrogen_magic.serialization.object_paths import walk
+from hydrogen_magic.serialization.pickling_errors import NullFile, RefusedError, explain
 
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"

@@ -38,7 +38,7 @@ from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 from hydrogen_magic.node.prediction.column_values import check_times
 from hydrogen_magic.node.prediction.ndarray_columns import has_tensors, tensors
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 
 if TYPE_CHECKING:
     from hydrogen_magic.node.prediction.options import InferOptions

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 
 if TYPE_CHECKING:
     import pyarrow as pa

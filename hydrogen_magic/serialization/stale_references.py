@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from hydrogen_magic.serialization.pickling_errors import children, variables_of
+from hydrogen_magic.serialization.object_paths import children, variables_of
 
 _OF_IPYTHON = {"In", "Out", "exit", "quit", "get_ipython"}
 _LEVELS = 3

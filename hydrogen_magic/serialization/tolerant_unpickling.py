@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hydrogen_magic.serialization.pickling_errors import find_path
+from hydrogen_magic.serialization.object_paths import find_path
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pyspark.ml.param.shared import HasLabelCol, HasPredictionCol, HasSeed
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 
 _LAUNCH_OPTIONS = (
     *("env", "retries", "timeout", "start_timeout", "grace", "wait", "pack", "ports"),

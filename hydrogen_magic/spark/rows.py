@@ -21,7 +21,7 @@ from hydrogen_magic.inference.spark.cell_task import quoted
 from hydrogen_magic.inference.spark.prepared import as_array
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.column_names import listed
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 from hydrogen_magic.spark.trainings import NOT_TRAINED
 
 _IS_VALIDATION = "hydrogen_magic is validation"

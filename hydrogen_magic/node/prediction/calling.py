@@ -12,7 +12,7 @@ from hydrogen_magic.core.lazy_annotations import signature_of
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import TENSOR, BatchType, batch_type_of
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 
 
 class Caller:

@@ -17,7 +17,7 @@ from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction.arrow_copies import copied_column
 from hydrogen_magic.node.prediction.arrow_types import family, with_parts
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 
 _SINGLE = (str, bytes, bool, int, float, complex, type(None), np.generic)
 _PARTS: dict[str, tuple[type, ...]] = {

@@ -28,7 +28,7 @@ from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.node.prediction.column_values import array_from, is_single
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 
 PREDICTION = "prediction"
 """The name of a column without one."""

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from hydrogen_magic.core.units import size_text
-from hydrogen_magic.serialization.pickling_errors import NullFile, describe, path_to
+from hydrogen_magic.serialization.object_paths import describe, path_to
+from hydrogen_magic.serialization.pickling_errors import NullFile
 
 NAME = "checkpoint"
 _POINTER = b"hydrogen_magic: parts in "

@@ -15,7 +15,7 @@ from typing import Any
 
 from hydrogen_magic.core.library_types import loaded
 from hydrogen_magic.node.worker import api
-from hydrogen_magic.serialization.pickling_errors import describe, path_to
+from hydrogen_magic.serialization.object_paths import describe, path_to
 
 FSDP_STATES = (
     "call `get_state_dict(model, opt, options=StateDictOptions(full_state_dict=True))` of "

@@ -21,6 +21,7 @@ from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.unsharding import Gathering
 from hydrogen_magic.serialization import pickling_errors
+from hydrogen_magic.serialization.object_paths import describe
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, Packer, label
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
@@ -154,9 +155,7 @@ class _Delivery:
         """Send for the run log what an object holds beside the objects that cannot be pickled."""
         left_out: dict[int, MissingObject] = {}
         while last is not obj and id(last) not in left_out and len(left_out) < _MAX_LEFT_OUT:
-            left_out[id(last)] = MissingObject(
-                pickling_errors.describe(last), "it cannot be pickled"
-            )
+            left_out[id(last)] = MissingObject(describe(last), "it cannot be pickled")
             packer = Packer(functools.partial(self._pickler, left_out=left_out))
             try:
                 section = packer.pack(name, obj)

@@ -24,7 +24,7 @@ from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.worker import api, parquet_shard, parquet_stream, sharded_streams
 from hydrogen_magic.node.worker.batch_kinds import picked
 from hydrogen_magic.node.worker.index_share import IndexShare
-from hydrogen_magic.serialization.pickling_errors import describe
+from hydrogen_magic.serialization.object_paths import describe
 
 _TAKEN = (
     "It accepts a list, tuple, range or other sequence, a NumPy array, a torch tensor or "

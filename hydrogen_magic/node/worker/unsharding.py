@@ -20,7 +20,8 @@ from hydrogen_magic.core.messages import SessionCell
 from hydrogen_magic.node.rendezvous import torch_address
 from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.node.worker.rank_parts import dtensor_class
-from hydrogen_magic.serialization.pickling_errors import NullFile, walk
+from hydrogen_magic.serialization.object_paths import walk
+from hydrogen_magic.serialization.pickling_errors import NullFile
 from hydrogen_magic.serialization.result_stream import label
 
 _COMPARE_S = 600.0
