@@ -1,14 +1,23 @@
-"""Messages about unpicklable objects: they name the variable and a remedy."""
+"""Messages about unpicklable objects: they name the variable and a remedy.
+
+Remedies for objects that pickle itself cannot write are listed here. Those for objects that are refused
+(:class:`RefusedError`) are in capture/pickler.py, result_pickler.py and rank_parts.py of node/worker, and
+library_objects.py and keras_objects.py beside this module.
+"""
 
 from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Mapping
 from typing import Any
 
 from hydrogen_magic.serialization.object_paths import describe, path_to
 
-_REMEDIES = {
+_BY_DEFAULT = "object"
+"""Key of the remedy for all other objects."""
+
+TO_RANKS = {
     "generator": "create it inside the cell, or turn it into a list first",
     "coroutine": "await it inside the cell",
     "socket.socket": "open it inside the cell",
@@ -17,18 +26,25 @@ _REMEDIES = {
     "mmap.mmap": "map the file inside the cell",
     "weakref.ReferenceType": "keep the object itself, or look it up inside the cell",
     "subprocess.Popen": "start the process inside the cell",
+    "zipfile.ZipFile": "open the archive inside the cell",
     "frame": "do not keep frames or tracebacks",
     "traceback": "do not keep frames or tracebacks",
-}
-
-_REMEDIES_BY_PACKAGE = {
     "botocore": "create the client inside the cell",
     "ipywidgets": "assign what the cell needs of it, such as its value, to a variable first",
     "pyspark": "it exists only in the notebook's process: send only the data that the ranks need",
     "psycopg": "open the connection inside the cell",
     "psycopg2": "open the connection inside the cell",
     "sqlalchemy": "connect inside the cell",
+    _BY_DEFAULT: "create it inside the cell",
 }
+"""Remedies for what ranks cannot be sent, by the name of its type (:func:`describe`) or its package."""
+
+TO_NOTEBOOK = {
+    "generator": "turn it into a list first",
+    "coroutine": "await it first",
+    _BY_DEFAULT: "bring back its data instead",
+}
+"""Remedies for results of ranks."""
 
 
 class NullFile(io.RawIOBase):
@@ -58,12 +74,15 @@ def refuse(obj: Any, *, why: str, remedy: str) -> Any:
 
 
 def explain(
-    name: str, value: Any, error: BaseException, last: Any, advice: str | None = None
+    name: str,
+    value: Any,
+    error: BaseException,
+    last: Any,
+    remedies: Mapping[str, str] = TO_RANKS,
 ) -> str:
     """Return why variable ``name`` with ``value`` cannot be sent, and a remedy.
 
     ``name``: empty for the value of a cell. ``last``: the object that pickle had reached at ``error``.
-    ``advice``: remedy for an object without a specific one; by default, to create it inside the cell.
     """
     if isinstance(error.__cause__, RecursionError) or isinstance(error, RecursionError):
         return (
@@ -77,9 +96,7 @@ def explain(
     )
     inside = "" if path is not None else f", because of a {describe(unpicklable)} inside it,"
     why = error.why if isinstance(error, RefusedError) else _reason(error)
-    remedy = (
-        error.remedy if isinstance(error, RefusedError) else advice or _remedy(unpicklable, value)
-    )
+    remedy = _remedy(value, unpicklable, error, remedies)
     return f"{found}{inside} cannot be sent: {why}; {remedy}"
 
 
@@ -105,12 +122,20 @@ def _text(error: BaseException) -> str:
     return functools.reduce(lambda text, value: text.replace("{}", str(value), 1), values, form)
 
 
-def _remedy(unpicklable: Any, value: Any) -> str:
-    """Return what to do about ``unpicklable``, which is somewhere in the variable's ``value``."""
-    kind = type(unpicklable)
-    known = _REMEDIES.get(f"{kind.__module__}.{kind.__qualname__}") or _REMEDIES.get(
-        kind.__qualname__
-    )
-    packages = (str(type(obj).__module__).partition(".")[0] for obj in (value, unpicklable))
-    by_package = next(filter(None, map(_REMEDIES_BY_PACKAGE.get, packages)), None)
-    return by_package or known or "create it inside the cell, or leave it out with __getstate__"
+def _remedy(value: Any, unpicklable: Any, error: BaseException, remedies: Mapping[str, str]) -> str:
+    """Return what to do about ``value`` because of the ``unpicklable`` object in it.
+
+    A remedy for the value itself is the better one: it names what the user has made.
+    """
+    of_value = None if value is unpicklable else _known_remedy(value, remedies)
+    if of_value is None and isinstance(error, RefusedError):
+        return error.remedy
+    if remedy := of_value or _known_remedy(unpicklable, remedies):
+        return remedy
+    leave_out = "" if value is unpicklable else ", or leave it out with __getstate__"
+    return f"{remedies[_BY_DEFAULT]}{leave_out}"
+
+
+def _known_remedy(obj: Any, remedies: Mapping[str, str]) -> str | None:
+    package = str(type(obj).__module__).partition(".")[0]
+    return remedies.get(describe(obj)) or remedies.get(package)

@@ -28,8 +28,6 @@ from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
 _REPORT_S = 0.5
 """Results that are sent within this time need no progress report; later, one report each interval."""
-_ADVICE = "bring back its data instead"
-_ADVICE_BY_TYPE = {"generator": "turn it into a list first", "coroutine": "await it first"}
 _MAX_LEFT_OUT = 100
 """Unpicklable objects that a partial result may lack; each one takes another attempt."""
 
@@ -187,9 +185,7 @@ class _Delivery:
 def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, last: Any) -> str:
     """Return why a result cannot be sent. Never raises, even if objects do so on inspection."""
     try:
-        inside = "" if last is obj else ", or leave it out with __getstate__"
-        advice = _ADVICE_BY_TYPE.get(type(last).__name__, _ADVICE + inside)
-        message = pickling_errors.explain(name, obj, error, last, advice)
+        message = pickling_errors.explain(name, obj, error, last, pickling_errors.TO_NOTEBOOK)
     except Exception:
         message = f"{label(name)} cannot be sent: {type(error).__name__}"
     if name != CELL_VALUE:
