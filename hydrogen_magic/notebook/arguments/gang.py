@@ -86,8 +86,8 @@ def parse_gang_words(words: Sequence[str]) -> GangCommand:
     found, unknown = parser.parse_known_args(words[1:])
     if unknown:
         subject = vars(found).get("gang") or vars(found).get("session")
-        advice = _advice(unknown, words, parser, subject)
-        raise ArgumentsError(f"%gang {verb} {unknown[0]}: {advice}")
+        remedy = _remedy(unknown, words, parser, subject)
+        raise ArgumentsError(f"%gang {verb} {unknown[0]}: {remedy}")
     given = vars(found)
     given["out"] = tuple(given.get("out") or ())
     given["compared"] = tuple(dict.fromkeys(given.get("compared", ())))
@@ -101,7 +101,7 @@ def parse_gang_words(words: Sequence[str]) -> GangCommand:
     return command
 
 
-def _advice(
+def _remedy(
     unknown: Sequence[str], words: Sequence[str], parser: LineParser, subject: str | None
 ) -> str:
     """Return what to write in place of words that the parser does not know."""

@@ -150,8 +150,8 @@ def _one_frame(frames: Sequence[str], words: Sequence[str]) -> str:
     if not frames:
         raise ArgumentsError(f"%%infer needs the name of a DataFrame, {example}")
     listed = list_with_spaces(frames[1], words)
-    advice = f"write a list without spaces: {listed}" if listed else example
-    raise ArgumentsError(f"%%infer takes one DataFrame, got {' '.join(frames)}; {advice}")
+    remedy = f"write a list without spaces: {listed}" if listed else example
+    raise ArgumentsError(f"%%infer takes one DataFrame, got {' '.join(frames)}; {remedy}")
 
 
 def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
