@@ -83,9 +83,9 @@ def capture_cell(
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
     session = replace(session, where=cell.label) if session else None
-    names, needs = _required_names(cell, code, offset, namespace, history, out, session)
-    held = session.held if session else ()
-    _check_out(out, names, {*namespace, *held})
+    scope, needs = _required_names(cell, code, offset, namespace, history, out, session)
+    on_ranks = session.on_ranks if session else ()
+    _check_out(out, scope, {*namespace, *on_ranks})
     header = ClosureManifest(
         "cell",
         code=code,
@@ -96,13 +96,13 @@ def capture_cell(
         sources={cell.filename: _visible(cell)},
         seed=seed,
     )
-    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out, session)
+    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, scope, out, session)
     builder.add_names()
-    may_assign_any = names.has_unknown_names or not _RUNS_TEXT.isdisjoint(names.attributes)
+    may_assign_any = scope.has_unknown_names or not _RUNS_TEXT.isdisjoint(scope.attributes)
     return replace(
         builder.finish(header, {cell.filename: cell.label}),
         source=cell.body,
-        assigned=None if may_assign_any else names.assigned,
+        assigned=None if may_assign_any else scope.assigned,
     )
 
 
@@ -124,8 +124,8 @@ def capture_call(
     namespace = sys.modules["__main__"].__dict__
     if session is not None:
         session = replace(session, where=f"{getattr(function, '__qualname__', function)}()")
-    held = session.held if session else ()
-    needs = RequiredNames(namespace, Imports(()), cell_labels(namespace), held=held)
+    on_ranks = session.on_ranks if session else ()
+    needs = RequiredNames(namespace, Imports(()), cell_labels(namespace), on_ranks=on_ranks)
     _add_pushed(needs, session)
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
@@ -240,31 +240,31 @@ def _required_names(
     def called(name: str) -> list[str]:
         return [use.read.name for use in reads_of(namespace.get(name), namespace)]
 
-    names = analyse(tree, compiled, called)
-    held = session.held if session else ()
-    unknown = names.has_unknown_names
-    needs = RequiredNames(namespace, imports, labels, names.assigned, unknown, held)
+    scope = analyse(tree, compiled, called)
+    on_ranks = session.on_ranks if session else ()
+    unknown = scope.has_unknown_names
+    needs = RequiredNames(namespace, imports, labels, scope.assigned, unknown, on_ranks)
     needs.imported = imported_names(tree)
-    needs.unsure = names.unsure
-    for read in names.reads:
-        may_lack = (read.line, read.name) in names.guarded
+    needs.unsure = scope.unsure
+    for read in scope.reads:
+        may_lack = (read.line, read.name) in scope.guarded
         needs.add(read.name, _where(read.line, code, offset), read.assigned, may_lack)
-    if names.possible_reads:
-        possible = RequiredNames(namespace, imports, labels, names.assigned, held=held)
-        for read in names.possible_reads:
+    if scope.possible_reads:
+        possible = RequiredNames(namespace, imports, labels, scope.assigned, on_ranks=on_ranks)
+        for read in scope.possible_reads:
             possible.add(read.name, _where(read.line, code, offset), read.assigned, may_lack=True)
         needs.add_possible(possible)
     for name in out:  # the cell may change it through an alias only
-        if name in namespace and name not in names.assigned:
+        if name in namespace and name not in scope.assigned:
             needs.add(name, "--out")
     _add_pushed(needs, session)
     needs.check()
-    return names, needs
+    return scope, needs
 
 
 def _add_pushed(needs: RequiredNames, session: SessionCapture | None) -> None:
     for name in session.push if session else ():
-        if name in needs.held and name not in needs.namespace:
+        if name in needs.on_ranks and name not in needs.namespace:
             raise CaptureError(
                 f"--push {name}: only the ranks of the session have this name; define it in the notebook, "
                 "or drop --push"
@@ -313,10 +313,10 @@ def _visible(cell: CellText) -> str:
     return "\n" * (cell.first_line - 1) + cell.body
 
 
-def _check_out(out: Sequence[str], names: ScopeAnalysis, namespace: Collection[str]) -> None:
+def _check_out(out: Sequence[str], scope: ScopeAnalysis, namespace: Collection[str]) -> None:
     for name in out:
-        if name in names.assigned or name in namespace or names.has_unknown_names:
+        if name in scope.assigned or name in namespace or scope.has_unknown_names:
             continue
-        near = similar(name, [*names.assigned, *namespace])
+        near = similar(name, [*scope.assigned, *namespace])
         hint = f"; did you mean `{near[0]}`?" if near else ""
         raise CaptureError(f"`{name}` (--out) is never assigned in the cell{hint}")

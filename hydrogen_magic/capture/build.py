@@ -58,15 +58,15 @@ class Builder:
         needs: RequiredNames,
         max_bytes: int,
         ranks_have_gpu: bool,
-        names: ScopeAnalysis | None = None,
+        scope: ScopeAnalysis | None = None,
         out: Sequence[str] = (),
         session: SessionCapture | None = None,
     ) -> None:
         """``session``: the session whose ranks run the cell."""
         self.needs = needs
-        self.cell_modules = names.modules if names else ()
-        self.cell_attributes = names.attributes if names else ()
-        self.cell_functions = names.functions if names else frozenset[str]()
+        self.cell_modules = scope.modules if scope else ()
+        self.cell_attributes = scope.attributes if scope else ()
+        self.cell_functions = scope.functions if scope else frozenset[str]()
         self.local = needs.local
         self.use = session.choose(needs, out) if session else None
         code, find = frozenset[str](), None
@@ -266,7 +266,7 @@ class Builder:
             session=self._session_names(),
             sources={**_sources(pickler.filenames), **header.sources},
             labels={**self._labels(), **cells},
-            provided=tuple(sorted(self.needs.provided)),
+            provided=tuple(sorted(self.needs.provided_by_ranks)),
         )
         warnings = self._warnings()
         return Captured(
@@ -354,7 +354,7 @@ class Builder:
         items.sort(key=lambda item: -item.nbytes)
         items += [
             CapturedItem(name, "value", 0, f"kept: only the ranks have it; {why}")
-            for name, why in needs.of_ranks.items()
+            for name, why in needs.only_on_ranks.items()
         ]
         items += [
             CapturedItem(s.name, "import", 0, f"{s.text}; {why}")

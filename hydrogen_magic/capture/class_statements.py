@@ -291,7 +291,7 @@ def _statement(
         reads |= mentioned - classes
     given = {each: space[each] for each in sorted(reads) if _is_notebooks(each, needs)}
     is_lacking = any(each not in space and not hasattr(builtins, each) for each in reads)
-    is_lacking = is_lacking or any(map(needs.is_ranks_own, reads))
+    is_lacking = is_lacking or any(map(needs.is_provided_by_ranks, reads))
     if is_lacking or any(value is cls for value in given.values()) or _calls_notebook(node, space):
         return None
     if not needs_body and not _registers_node(cls, node, given):
@@ -336,7 +336,7 @@ def _module_of(value: Any) -> str:
 
 def _is_notebooks(name: str, needs: RequiredNames) -> bool:
     """Whether the notebook has a name, and a rank has nothing of its own for it."""
-    is_own = needs.is_ranks_own(name) or needs.is_builtin_here(name)
+    is_own = needs.is_provided_by_ranks(name) or needs.is_builtin_here(name)
     return name in needs.namespace and not is_own
 
 

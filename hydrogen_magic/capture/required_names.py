@@ -1,4 +1,8 @@
-"""Decides which names of the notebook a closure needs, before anything is pickled."""
+"""Decides which names of the notebook a closure needs, before anything is pickled.
+
+:meth:`RequiredNames.add` has all rules but two: :class:`.build.Builder` decides about values that are only
+perhaps read, and :mod:`.session_cell` about what the ranks of a session have.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +43,12 @@ class RequiredNames:
         imports: Imports,
         labels: Mapping[str, str],
         assigned: Iterable[str] = (),
-        tolerant: bool = False,
-        held: Collection[str] = (),
+        binds_unknown_names: bool = False,
+        on_ranks: Collection[str] = (),
     ) -> None:
-        """``held``: names that the ranks of a session have."""
+        """``on_ranks``: names that the ranks of a session have."""
         self.namespace = namespace
-        self.held = held
+        self.on_ranks = on_ranks
         self.imports = imports
         self.labels = labels
         self.local = LocalModules()
@@ -52,15 +56,15 @@ class RequiredNames:
         self.assigned = set(assigned)
         self.imported: frozenset[str] = frozenset()
         """Names that the cell itself imports."""
-        self.tolerant = tolerant
-        """The cell binds unknown names: no name counts as undefined."""
+        self.binds_unknown_names = binds_unknown_names
+        """The cell may bind any name: none counts as undefined."""
         self.values: dict[str, str] = {}
         """Names whose values are sent, and why."""
         self.statements: dict[str, tuple[Statement, str]] = {}
         """Import statements by source, and why."""
-        self.of_ranks: dict[str, str] = {}
+        self.only_on_ranks: dict[str, str] = {}
         """Names that only the ranks of the session have, and why."""
-        self.provided: set[str] = set()
+        self.provided_by_ranks: set[str] = set()
         self.read: set[str] = set()
         """Every requested name."""
         self.possible: dict[str, str] = {}
@@ -92,14 +96,14 @@ class RequiredNames:
         if name in self.namespace:
             self._done[name] = bound, may_lack
             _import_lazy(self.namespace, name)
-        if self.is_ranks_own(name):
-            self.provided.add(name)
+        if self.is_provided_by_ranks(name):
+            self.provided_by_ranks.add(name)
         elif name in _MODULE_NAMES or self.is_builtin_here(name):
             return
         elif name in self.namespace:
             self._add_value(name, self.namespace[name], why, bound, may_lack)
-        elif name in self.held:
-            self.of_ranks.setdefault(name, why)
+        elif name in self.on_ranks:
+            self.only_on_ranks.setdefault(name, why)
         elif not (may_lack or hasattr(builtins, name)):
             self._missing.setdefault(name, why)
 
@@ -109,11 +113,24 @@ class RequiredNames:
         for text in found:
             _, self.values[name] = self.statements.pop(text)
 
+    def replace_on_ranks(self, name: str, on_some_rank: Collection[str]) -> None:
+        """Request a function or class of which the ranks have an earlier version.
+
+        What it reads comes with it, unless a rank has that: the cell does not use the name itself.
+        """
+        self.values[name] = f"the ranks have an earlier {name}"
+        for use in reads_of(self.namespace[name], self.namespace):
+            read = use.read.name
+            if read in on_some_rank or read not in self.namespace:
+                self.ignore(read)
+            elif not use.read.is_text:
+                self.add(read, f"used by {use.function}")
+
     def release(self, names: Collection[str]) -> None:
         """Note that the ranks of the session delete ``names``."""
-        self.held = {*self.held}.difference(names)
+        self.on_ranks = {*self.on_ranks}.difference(names)
         for name in names:
-            self.of_ranks.pop(name, None)
+            self.only_on_ranks.pop(name, None)
 
     def ignore(self, name: str) -> None:
         """Regard ``name`` as resolved, unless it was requested."""
@@ -154,7 +171,7 @@ class RequiredNames:
 
     def check(self) -> None:
         """Raise CaptureError if a name is undefined."""
-        if self.tolerant:
+        if self.binds_unknown_names:
             return
         missing = [(name, why) for name, why in self._missing.items() if name not in self.assigned]
         if missing:
@@ -172,17 +189,17 @@ class RequiredNames:
         """Add the names that ``other`` found in addition."""
         self.possible.update({**other.possible, **other.values})
         self.statements = {**other.statements, **self.statements}
-        self.provided |= other.provided
+        self.provided_by_ranks |= other.provided_by_ranks
 
     def is_known(self, name: str) -> bool:
         """Whether ``name`` is resolved: by its own value, an import, or the cell itself."""
         if name in self._done or name in self.assigned:
             return True
-        if name in self.held and name not in self.namespace:
+        if name in self.on_ranks and name not in self.namespace:
             return True
         return name not in self.namespace and hasattr(builtins, name)
 
-    def is_ranks_own(self, name: str) -> bool:
+    def is_provided_by_ranks(self, name: str) -> bool:
         """Whether a rank provides ``name`` itself."""
         if name in PROVIDED:
             return name not in self.namespace or _is_ipythons(self.namespace[name])
@@ -210,7 +227,7 @@ class RequiredNames:
             self.add_reads(value, bound)
 
     def _undefined_text(self, name: str, where: str) -> str:
-        near = similar(name, [*self.namespace, *self.assigned, *self.held])
+        near = similar(name, [*self.namespace, *self.assigned, *self.on_ranks])
         hint = f"did you mean `{near[0]}`? Otherwise, define" if near else "define"
         return (
             f"`{name}`, {where}, is not defined: {hint} it in an earlier cell or"

@@ -197,7 +197,7 @@ class _ScriptParts:
         used += imports.for_side_effects(self.needs.read, modules)
         lines += self._path_lines([*modules, *(statement.module for statement in used)])
         lines += [statement.text for statement in imports.order(used)]
-        if "display" in self.needs.provided:
+        if "display" in self.needs.provided_by_ranks:
             lines += ["", "display = print"]
         lines += ["", *(f"{name} = {text}" for name, text in self.literals.items()), ""]
         lines += ["\n" + self.sources[name] for name in early]

@@ -44,7 +44,7 @@ class SessionCapture:
     """Display name of the cell."""
 
     @property
-    def held(self) -> list[str]:
+    def on_ranks(self) -> list[str]:
         """The names that all of the ranks have."""
         return self.names.held_by(self.ranks)
 
@@ -92,21 +92,14 @@ class SessionCapture:
     def _add_definitions(self, needs: RequiredNames) -> None:
         """Add functions and classes of the ranks that the notebook has defined again.
 
-        The cell may use them through objects of the ranks. What they read comes with them, unless the ranks
-        have it: it is not used by name.
+        The cell may use them through objects of the ranks.
         """
         for name in self.names.held:
             value = needs.namespace.get(name)
             if name in needs.values or not isinstance(value, CODE) or not is_main(value):
                 continue
             if not self.names.is_same_object(name, ObjectIdentity(value), self.ranks):
-                needs.values[name] = f"the ranks have an earlier {name}"
-                for use in reads_of(value, needs.namespace):
-                    read = use.read.name
-                    if read in self.names.held or read not in needs.namespace:
-                        needs.ignore(read)
-                    elif not use.read.is_text:
-                        needs.add(read, f"used by {use.function}")
+                needs.replace_on_ranks(name, self.names.held)
 
     def _add_read_by_definitions(self, needs: RequiredNames) -> None:
         """Add values that functions and classes of the ranks read, and that the notebook alone has changed.
@@ -114,7 +107,9 @@ class SessionCapture:
         The cell may call them through objects of the ranks, which only the ranks know: a conflict about such
         a name is no reason to refuse it.
         """
-        if not needs.of_ranks and not any(self.names.changes(n, self.ranks) for n in needs.values):
+        if not needs.only_on_ranks and not any(
+            self.names.changes(n, self.ranks) for n in needs.values
+        ):
             return
         reader = VersionReader(needs.copy(), self.originals)
         uses = {use.read.name: use for name in self.names.held for use in self._reads(name, needs)}
@@ -150,12 +145,12 @@ class SessionCapture:
         """Return the functions and classes that the ranks have, and names that only they have."""
         versions = use.cell.versions
         kept = (name for name in use.of(Action.KEEP) if versions[name].is_code)
-        return frozenset((*kept, *(name for name in self.held if name not in namespace)))
+        return frozenset((*kept, *(name for name in self.on_ranks if name not in namespace)))
 
     def values_on_ranks(self, use: SessionUse, needs: RequiredNames) -> Callable[[Any], str | None]:
         """Return what finds the name of an object that the ranks have under it, with the same contents."""
         names = {}
-        for name in self.held:
+        for name in self.on_ranks:
             value = needs.namespace.get(name)
             if issubclass(type(value), _OTHERS) or not name.isidentifier():
                 continue
