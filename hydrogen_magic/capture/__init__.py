@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.capture import params, script
+from hydrogen_magic.capture import params, saved_script
 from hydrogen_magic.capture.build import Builder
 from hydrogen_magic.capture.imports import Imports, imported_names
 from hydrogen_magic.capture.lines import cell_labels, python_lines
@@ -217,7 +217,7 @@ def write_script(
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
     _, needs = _required_names(cell, code, offset, namespace, history)
-    return script.write(path, cell, needs, launcher)
+    return saved_script.write(path, cell, needs, launcher)
 
 
 # ── the cell's text ──────────────────────────────────────────────────────────────────────────────
