@@ -50,6 +50,21 @@ _NO_LIMIT = 1 << 62
 """A value that is too large, and that the cell may need, is an error with the remedy."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _UsedModules:
+    """The modules that a closure uses."""
+
+    lines: tuple[ImportLine, ...]
+    submodules: tuple[str, ...]
+    """Those that are attributes of imported ones."""
+    required: set[str]
+    """Without these the ranks cannot run the closure."""
+    imported: set[str]
+    """These, and those that are imported for their effects."""
+    on_access: set[str]
+    """Modules that are imported on first use."""
+
+
 class Builder:
     """Pickles the needed values and finds their local modules."""
 
@@ -243,47 +258,64 @@ class Builder:
         if self.use is not None:  # values that cannot be sent, of names that are perhaps read
             unsent = {*self.use.of(Action.SEND, Action.FILL)} - {*self.names}
             self.use = self.use.without(unsent)
+        used = self._used_modules()
+        self.local.add(sorted(used.imported))
+        manifest = self._manifest(header, cells, used)
+        warnings = self._warnings()
+        pickler = self.stream.pickler
+        return Captured(
+            payload=bundle(manifest, self.stream.finish()),
+            inventory=(*self._inventory(), *self._settings.inventory(self.stream.sizes)),
+            preload=self._preload(self.local.reached(used.imported | used.on_access)),
+            cells=manifest.labels,
+            warnings=warnings,
+            hints=self._hints(header.seed, used.required),
+            required_modules=self._preload(used.required),
+            originals=self.stream.originals,
+            params=self._params(),
+            digests=self._digests,
+            setting_digests=lambda: self._digests_of(self._settings.of_objects()),
+            datasets=dict(pickler.datasets),
+            data_places=tuple(sorted(pickler.data_places)),
+            session=self.use,
+        )
+
+    def _used_modules(self) -> _UsedModules:
         pickler = self.stream.pickler
         attributes = pickler.attributes.union(self.cell_attributes, pickler.sent.in_decorators)
         used = [statement for statement, _ in self.needs.statements.values()]
         effects = self.needs.imports.for_side_effects(self.needs.read, self.cell_modules)
-        lines = self._import_lines(used, effects)
         submodules = used_submodules([_bound_module(s) for s in used], attributes)
-        imported = [s.module for s in used] + [f"{s.module}.{s.attribute}" for s in used]
-        modules = {*imported, *submodules, *pickler.modules, *self.cell_modules}
+        names = [s.module for s in used] + [f"{s.module}.{s.attribute}" for s in used]
+        required = {*names, *submodules, *pickler.modules, *self.cell_modules}
         roots = sorted({*pickler.modules, *self.cell_modules})
-        accessed = {*used_submodules(roots, attributes), *slow_on_first_use(roots, attributes)}
-        self.local.add(sorted(modules | {s.module for s in effects}))
-        complete = dataclasses.replace(
+        return _UsedModules(
+            lines=self._import_lines(used, effects),
+            submodules=submodules,
+            required=required,
+            imported=required | {s.module for s in effects},
+            on_access={
+                *used_submodules(roots, attributes),
+                *slow_on_first_use(roots, attributes),
+            },
+        )
+
+    def _manifest(
+        self, header: ClosureManifest, cells: Mapping[str, str], used: _UsedModules
+    ) -> ClosureManifest:
+        return dataclasses.replace(
             header,
             modules=self.local.sources,
-            imports=lines,
-            submodules=submodules,
+            imports=used.lines,
+            submodules=used.submodules,
             settings=self._settings.plain,
             names=tuple(self.names),
             has_module_objects=not all(each.is_new for each in self._objects),
             unsent=self._unsent,
             session=self._session_names(),
-            sources={**_sources(pickler.filenames), **header.sources},
+            sources={**_sources(self.stream.pickler.filenames), **header.sources},
             labels={**self._labels(), **cells},
             provided=tuple(sorted(self.needs.provided_by_ranks)),
-        )
-        warnings = self._warnings()
-        return Captured(
-            bundle(complete, self.stream.finish()),
-            (*self._inventory(), *self._settings.inventory(self.stream.sizes)),
-            self._preload(self.local.reached(modules | {s.module for s in effects} | accessed)),
-            complete.labels,
-            warnings,
-            self._hints(header.seed, modules),
-            self._preload(modules),
-            self.stream.originals,
-            self._params(),
-            self._digests,
-            lambda: self._digests_of(self._settings.of_objects()),
-            datasets=dict(pickler.datasets),
-            data_places=tuple(sorted(pickler.data_places)),
-            session=self.use,
         )
 
     def _session_names(self) -> SessionSends | None:
