@@ -107,13 +107,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Called by ``%load_ext hydrogen_magic``."""
-    from hydrogen_magic.notebook import magics
+    from hydrogen_magic.notebook import extension
 
-    magics.load(shell)
+    extension.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Called by ``%unload_ext hydrogen_magic``."""
-    from hydrogen_magic.notebook import magics
+    from hydrogen_magic.notebook import extension
 
-    magics.unload(shell)
+    extension.unload(shell)

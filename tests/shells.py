@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from hydrogen_magic.node.worker import settings
-from hydrogen_magic.notebook import magics
+from hydrogen_magic.notebook import extension
 from hydrogen_magic.serialization.closure import Setting
 
 
@@ -21,12 +21,12 @@ def loaded_shell() -> Iterator[InteractiveShell]:
     main = sys.modules["__main__"]  # the shell replaces it
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    magics.load(shell)
+    extension.load(shell)
     try:
         with settings_restored():
             yield shell
     finally:
-        magics.unload(shell)
+        extension.unload(shell)
         shell.user_ns.clear()
         forget(shell)
         InteractiveShell.clear_instance()

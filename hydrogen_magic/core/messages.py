@@ -11,8 +11,8 @@ A message crosses the boundary as JSON, ``[kind, fields]``, where the kind is th
 receiver names the base class that it expects, and ``decode`` checks kind, direction and every field.
 To add a field, add it to the class: mypy then reports each place that builds the message.
 
-A launch: ``driver/placements/launch_request.py`` builds a :class:`LaunchRequest`, ``node/agent/server.py`` takes
-it. Its :class:`RankOptions` are for all ranks, a :class:`RankLaunch` for one. ``node/agent/rank_group.py``
+A launch: ``driver/placements/launch_request.py`` builds a :class:`LaunchRequest`, ``node/agent/server.py``
+takes it. Its :class:`RankOptions` are for all ranks, a :class:`RankLaunch` for one. ``node/agent/rank_group.py``
 sends both to the rank in a :class:`RankStart`, ``node/worker/main.py`` takes it. Other messages are found by
 the name of their class, or of their base class.
 

@@ -6,9 +6,7 @@ import os
 import sys
 import tokenize
 import traceback
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -30,7 +28,6 @@ from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, plugins
 from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
-from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import masked_line
@@ -48,7 +45,6 @@ from hydrogen_magic.driver.interrupts import interrupts_held, interrupts_raise
 from hydrogen_magic.driver.owner.start import launch_outliving
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import CellSyntaxError, HydrogenError, OptionValueError, ResultError
-from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.notebook import gang_command, ipython_cells, outliving, post_mortem
 from hydrogen_magic.notebook.arguments.distributed import Arguments, around_sweeps, parse, usage
 from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang
@@ -263,24 +259,19 @@ class Distributed(Magics):
             )
         captured = self._captured_cell(arguments.spec, cell, planned)
         if arguments.save is not None:
-            shell = self._ip
-            command = plugins.rendezvous(arguments.spec.rendezvous).launcher
-            command = command.replace("{np}", str(arguments.spec.np))
-            text = ipython_cells.cell_text(shell, cell)
-            history = ipython_cells.earlier_sources(shell)
-            written = capture.write_script(
-                arguments.save, text, shell.user_ns, history, launcher=command
-            )
-            if not arguments.spec.quiet:
-                print(f"saved {' and '.join(map(str, written))}")
-            settings = [item.name for item in captured.inventory if item.kind == "setting"]
-            if settings:
-                print(
-                    f"warning: {arguments.save} leaves out settings of the notebook, which the ranks have: "
-                    f"{', '.join(settings)}",
-                    file=sys.stderr,
-                )
+            self._save(arguments.save, cell, arguments.spec)
+            _warn_of_settings(arguments.save, captured)
         return captured
+
+    def _save(self, path: str, cell: str, spec: JobSpec) -> None:
+        """Write the cell as a script to ``path``."""
+        shell = self._ip
+        text = ipython_cells.cell_text(shell, cell)
+        history = ipython_cells.earlier_sources(shell)
+        command = plugins.rendezvous(spec.rendezvous).launcher.replace("{np}", str(spec.np))
+        written = capture.write_script(path, text, shell.user_ns, history, launcher=command)
+        if not spec.quiet:
+            print(f"saved {' and '.join(map(str, written))}")
 
     def _run_sweep(self, arguments: Arguments, cell: str, title: str) -> sweep.Sweep | None:
         """Run the cell with each combination of values; return the sweep if all runs succeed."""
@@ -497,83 +488,18 @@ def _write_timeline(gang: Gang, spec: JobSpec) -> None:
         print(f"the timeline could not be written: {error}", file=sys.stderr)
 
 
+def _warn_of_settings(path: str, captured: capture.Captured) -> None:
+    """Warn if the script at ``path`` lacks settings that the ranks have."""
+    settings = [item.name for item in captured.inventory if item.kind == "setting"]
+    if settings:
+        print(
+            f"warning: {path} leaves out settings of the notebook, which the ranks have: "
+            f"{', '.join(settings)}",
+            file=sys.stderr,
+        )
+
+
 def _print_dry_run(captured: capture.Captured, planned: Plan) -> None:
     lines = inventory_table(captured.inventory, captured.payload.nbytes)
     notes = [f"warning: {text}" for text in (*captured.warnings, *captured.hints)]
     print("\n".join([*lines, *notes, "", *plan_table(planned)]))
-
-
-# ── the extension ────────────────────────────────────────────────────────────────────────────────
-
-_NAMES = [
-    *((kind, name) for kind in ("line", "cell") for name in ("distributed", "gang")),
-    ("cell", "infer"),
-    ("line", "debug"),
-]
-"""Every kind and name of our magics."""
-_EXTENDED = {("line", "debug")}
-"""Of these, the ones that do what the replaced one does, too."""
-
-
-def load(shell: InteractiveShell) -> None:
-    """Register the magics; report replaced magics, and earlier runs that had to be stopped."""
-    magic = Distributed(shell)
-    magic.replaced = _magics_of_others(shell)
-    for key, other in magic.replaced.items():
-        if key in _EXTENDED:
-            continue
-        name = key[1]
-        warnings.warn(
-            f"hydrogen_magic replaces the %%{name} magic registered by {_module_of(other)}; "
-            "%unload_ext hydrogen_magic restores it.",
-            stacklevel=3,
-        )
-    shell.register_magics(magic)
-    shell.events.register("post_run_cell", magic.get_ready)
-    _report_stopped_runs()
-    for line in outliving.attachable_lines():
-        print(line)
-    run_log.prune()  # when all are reported
-
-
-def unload(shell: InteractiveShell) -> None:
-    """Remove the magics and restore the replaced ones. Gangs continue."""
-    registered = shell.magics_manager.magics
-    for kind, name in _NAMES:
-        if _is_ours(registered[kind].get(name)):
-            del registered[kind][name]
-    configurables: list[Any] = shell.configurables
-    for magic in [each for each in configurables if isinstance(each, Distributed)]:
-        for (kind, name), other in magic.replaced.items():
-            registered[kind].setdefault(name, other)
-        with suppress(ValueError):
-            shell.events.unregister("post_run_cell", magic.get_ready)
-        configurables.remove(magic)
-    shell.magics_manager.registry.pop("Distributed", None)
-
-
-def _magics_of_others(shell: InteractiveShell) -> dict[tuple[str, str], Any]:
-    find: Any = shell.find_magic  # which loads lazy ones
-    there = {(kind, name): find(name, kind) for kind, name in _NAMES}
-    return {key: magic for key, magic in there.items() if magic and not _is_ours(magic)}
-
-
-def _is_ours(magic: Any) -> bool:
-    return _module_of(magic).partition(".")[0] == "hydrogen_magic"
-
-
-def _module_of(magic: Any) -> str:
-    return str(getattr(magic, "__module__", "") or "")
-
-
-def _report_stopped_runs() -> None:
-    abandoned = launcher.clean_up_abandoned()
-    for line in outliving.ended_lines(abandoned):
-        print(line)
-    stopped = [gang_id for gang_id in abandoned if not outliving.is_outliving(gang_id)]
-    if stopped:
-        runs = "1 earlier run was" if len(stopped) == 1 else f"{len(stopped)} earlier runs were"
-        names = ", ".join(stopped[:5])
-        print(f"{runs} stopped when the kernel ended: {names} (%gang show {stopped[0]})")
-        if any(map(fingerprints.has_answers, stopped)):
-            print("its finished rows are kept: run the %%infer cell with --resume to continue")

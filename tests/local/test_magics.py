@@ -43,7 +43,7 @@ from hydrogen_magic.driver.history import history
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
-from hydrogen_magic.notebook import doctor, gang_command, ipython_cells, magics
+from hydrogen_magic.notebook import doctor, extension, gang_command, ipython_cells, magics
 from hydrogen_magic.serialization import identity, result_stream
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.pickler import Pickler
@@ -315,7 +315,7 @@ def test_the_bodys_first_line_is_found_as_the_user_sees_it(raw: str, line: int) 
 def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
     shell: InteractiveShell,
 ) -> None:
-    magics.unload(shell)
+    extension.unload(shell)
     of_ipython = shell.magics_manager.magics["line"]["debug"]
 
     def distributed(line: str, cell: str | None = None) -> str:
@@ -324,10 +324,10 @@ def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
     distributed.__module__ = "other_extension.magic"
     shell.register_magic_function(distributed, "line_cell", "distributed")
     with pytest.warns(UserWarning, match=r"registered by other_extension\.magic"):
-        magics.load(shell)
+        extension.load(shell)
     with pytest.raises(UsageError):
         run(shell, "%%distributed --npp\n1")
-    magics.unload(shell)
+    extension.unload(shell)
     assert run(shell, "%%distributed\n1") == "theirs"
     assert shell.magics_manager.magics["line"]["debug"] is of_ipython
     assert not any(isinstance(c, magics.Distributed) for c in shell.configurables)
@@ -354,12 +354,12 @@ def test_loading_reports_a_run_whose_kernel_died_once(
     write_run("mine", run_log.owner_of_this_process())
     with open(run_log.runs_dir() / "dead" / "events.jsonl", "a") as file:
         file.write('["Output", {"at_')  # it was killed while it wrote
-    magics.unload(shell)
-    magics.load(shell)
+    extension.unload(shell)
+    extension.load(shell)
     assert "1 earlier run was stopped when the kernel ended: dead" in capsys.readouterr().out
     assert replay(run_log.read("dead")).state == "STOPPED"
-    magics.unload(shell)
-    magics.load(shell)
+    extension.unload(shell)
+    extension.load(shell)
     assert capsys.readouterr().out == ""
 
 

@@ -24,7 +24,7 @@ from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.owner import connection, local_socket
 from hydrogen_magic.driver.owner.connection import AttachedGang, attach
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
-from hydrogen_magic.notebook import magics
+from hydrogen_magic.notebook import extension
 from hydrogen_magic.transport import framing
 from tests import made_up_gpus, plain_ranks
 from tests.gangs import PATIENCE_S, ended, notices_of, until, wait_until, wait_until_gone
@@ -222,7 +222,7 @@ def test_its_ranks_end_with_its_owner(launched: Launch, capsys: pytest.CaptureFi
     wait_until_gone(pids)
     ended(gang)
     assert (gang.state, gang.snapshot().reason) == ("STOPPED", ev.OWNER_ENDED)
-    magics._report_stopped_runs()  # as %load_ext does it
+    extension._report_stopped_runs()  # as %load_ext does it
     said = capsys.readouterr().out
     assert f"gang {gang.id} has ended: its owner process ended unexpectedly" in said
 

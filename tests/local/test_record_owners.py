@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver.owner import connection
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.notebook import magics
+from hydrogen_magic.notebook import extension
 from tests.records import ENDED, METRICS, launched, write
 
 
@@ -45,7 +45,7 @@ def test_a_silent_run_of_another_machine_is_ended_there(host: str) -> None:
         "away", replace(launched("away", owner="another machine:1:1"), host=host), METRICS
     )
     os.utime(folder / "events.jsonl", (0, 0))
-    magics._report_stopped_runs()  # as %load_ext does it
+    extension._report_stopped_runs()  # as %load_ext does it
     is_here = host != "another"
     if not is_here:
         with pytest.raises(HydrogenError, match="runs on another: attach to it there"):
@@ -60,6 +60,6 @@ def test_a_run_is_reported_before_its_record_is_deleted(
     write("old", replace(launched("old", owner=dead_owner()), outlives=True), METRICS)
     for number in range(50):
         write(f"new{number}", launched(f"new{number}", 100.0), ENDED)
-    magics.load(notebook_shell)
+    extension.load(notebook_shell)
     assert "gang old has ended: its owner process" in capsys.readouterr().out
     assert "old" not in run_log.recent_ids()

@@ -1,0 +1,88 @@
+"""Loads and unloads the magics, and restores those of others that they replace."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.inference import fingerprints
+from hydrogen_magic.notebook import outliving
+from hydrogen_magic.notebook.magics import Distributed
+
+_NAMES = [
+    *((kind, name) for kind in ("line", "cell") for name in ("distributed", "gang")),
+    ("cell", "infer"),
+    ("line", "debug"),
+]
+"""Every kind and name of our magics."""
+_EXTENDED = {("line", "debug")}
+"""Of these, the ones that do what the replaced one does, too."""
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics; report replaced magics, and earlier runs that had to be stopped."""
+    magic = Distributed(shell)
+    magic.replaced = _magics_of_others(shell)
+    for key, other in magic.replaced.items():
+        if key in _EXTENDED:
+            continue
+        name = key[1]
+        warnings.warn(
+            f"hydrogen_magic replaces the %%{name} magic registered by {_module_of(other)}; "
+            "%unload_ext hydrogen_magic restores it.",
+            stacklevel=3,
+        )
+    shell.register_magics(magic)
+    shell.events.register("post_run_cell", magic.get_ready)
+    _report_stopped_runs()
+    for line in outliving.attachable_lines():
+        print(line)
+    run_log.prune()  # when all are reported
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Remove the magics and restore the replaced ones. Gangs continue."""
+    registered = shell.magics_manager.magics
+    for kind, name in _NAMES:
+        if _is_ours(registered[kind].get(name)):
+            del registered[kind][name]
+    configurables: list[Any] = shell.configurables
+    for magic in [each for each in configurables if isinstance(each, Distributed)]:
+        for (kind, name), other in magic.replaced.items():
+            registered[kind].setdefault(name, other)
+        with suppress(ValueError):
+            shell.events.unregister("post_run_cell", magic.get_ready)
+        configurables.remove(magic)
+    shell.magics_manager.registry.pop("Distributed", None)
+
+
+def _magics_of_others(shell: InteractiveShell) -> dict[tuple[str, str], Any]:
+    find: Any = shell.find_magic  # which loads lazy ones
+    there = {(kind, name): find(name, kind) for kind, name in _NAMES}
+    return {key: magic for key, magic in there.items() if magic and not _is_ours(magic)}
+
+
+def _is_ours(magic: Any) -> bool:
+    return _module_of(magic).partition(".")[0] == "hydrogen_magic"
+
+
+def _module_of(magic: Any) -> str:
+    return str(getattr(magic, "__module__", "") or "")
+
+
+def _report_stopped_runs() -> None:
+    abandoned = launcher.clean_up_abandoned()
+    for line in outliving.ended_lines(abandoned):
+        print(line)
+    stopped = [gang_id for gang_id in abandoned if not outliving.is_outliving(gang_id)]
+    if stopped:
+        runs = "1 earlier run was" if len(stopped) == 1 else f"{len(stopped)} earlier runs were"
+        names = ", ".join(stopped[:5])
+        print(f"{runs} stopped when the kernel ended: {names} (%gang show {stopped[0]})")
+        if any(map(fingerprints.has_answers, stopped)):
+            print("its finished rows are kept: run the %%infer cell with --resume to continue")
