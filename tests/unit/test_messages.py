@@ -125,10 +125,10 @@ def test_a_task_on_a_host_writes_the_json_of_its_messages() -> None:
     assert some <= kinds <= set(MESSAGES)
     gpus = {"gpu": SimpleNamespace(addresses=["0"])}
     context = SimpleNamespace(partitionId=lambda: 0, resources=lambda: gpus)
-    boot = {"gang": "cafe", "attempt": 0, "token": "t", "owner": "me", "record_dir": "/nowhere"}
-    plain = decode(["TaskHello", host_task._about(boot, {"number": 1})], TaskMessage)
+    sent = {"gang": "cafe", "attempt": 0, "token": "t", "owner": "me", "record_dir": "/nowhere"}
+    plain = decode(["TaskHello", host_task._about(sent, {"number": 1})], TaskMessage)
     assert isinstance(plain, messages.TaskHello) and plain.parent_pid is None
-    about = host_task._about(boot, barrier_task._about(context, host_task.read))
+    about = host_task._about(sent, barrier_task._about(context, host_task.read))
     hello = decode(["TaskHello", about], TaskMessage)
     assert isinstance(hello, messages.TaskHello)
     assert (hello.kind, hello.gpus) == ("Spark task", ("0",))

@@ -81,7 +81,7 @@ def test_the_doctor_says_where_processes_cannot_be_watched(
 
 
 def test_a_host_where_processes_cannot_be_watched_is_reported(forbidden_pidfd: str) -> None:
-    boot = {"python": list(sys.version_info[:2]), "hosts": "executors", "library": "", "needs": []}
+    sent = {"python": list(sys.version_info[:2]), "hosts": "executors", "library": "", "needs": []}
     with pytest.raises(host_task._ProblemError) as refused:
-        host_task._check(boot)
+        host_task._check(sent)
     assert f"executors need Linux 5.3 or newer: {forbidden_pidfd}" in str(refused.value)

@@ -70,18 +70,19 @@ class _ProblemError(Exception):
         super().__init__(PROBLEM + json.dumps(["TaskProblem", found]) + "\n")
 
 
-def main(boot: dict[str, Any], code: str) -> None:
+def main(instructions: dict[str, Any], code: str) -> None:
     """Be a task in a process of its own, whose argument is the task's number."""
     gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     try:
-        for _ in hold(boot, base64.b64decode(code), {"number": int(sys.argv[1]), "gpus": gpus}):
+        task = {"number": int(sys.argv[1]), "gpus": gpus}
+        for _ in hold(instructions, base64.b64decode(code), task):
             pass
     except _ProblemError as problem:
         sys.exit(str(problem))
 
 
 def hold(
-    boot: dict[str, Any],
+    instructions: dict[str, Any],
     code: bytes,
     task: dict[str, Any],
     address: str = "",
@@ -92,15 +93,15 @@ def hold(
 ) -> Iterator[None]:
     """Hold the place of a rank until the rank is over; yield now and then while the agent is silent.
 
-    ``boot``: the kernel's instructions. ``code``: the package as a zip. ``task``: fields of its
-    ``TaskHello``. ``address``: this host's, among the hosts. ``folder``: where the agent may have
-    its own. ``provider``: descriptor of a connection that the provider of this host closes when it
-    ends the task without this process; -1 if there is none. ``beats``: yield every second, because
-    the provider ends tasks without a sign of life.
+    ``instructions``: the kernel's. ``code``: the package as a zip. ``task``: fields of its ``TaskHello``.
+    ``address``: this host's, among the hosts. ``folder``: where the agent may have its own.
+    ``provider``: descriptor of a connection that the provider of this host closes when it ends the
+    task without this process; -1 if there is none. ``beats``: yield every second, because the
+    provider ends tasks without a sign of life.
     """
-    _check(boot)
-    start = {**boot, "code": code, "address": address, "folder": folder}
-    sock, agent = _attached(start, _about(boot, task))
+    _check(instructions)
+    instructions = {**instructions, "code": code, "address": address, "folder": folder}
+    sock, agent = _attached(instructions, _about(instructions, task))
     with sock:
         yield from _wait(sock, agent, task["number"], provider, beats)
 
@@ -108,11 +109,11 @@ def hold(
 # ── requirements ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _check(boot: dict[str, Any]) -> None:
+def _check(instructions: dict[str, Any]) -> None:
     """Report missing requirements of the ranks before anything starts."""
-    here, hosts = f"Python {platform.python_version()}, {sys.executable}", boot["hosts"]
-    if list(sys.version_info[:2]) != boot["python"]:
-        wanted = ".".join(map(str, boot["python"]))
+    here, hosts = f"Python {platform.python_version()}, {sys.executable}", instructions["hosts"]
+    if list(sys.version_info[:2]) != instructions["python"]:
+        wanted = ".".join(map(str, instructions["python"]))
         found = f"the notebook runs Python {wanted}, {hosts} run {here}"
         raise _ProblemError("python", found)
     try:
@@ -120,12 +121,12 @@ def _check(boot: dict[str, Any]) -> None:
     except (AttributeError, OSError) as error:  # the second also from sandboxes that forbid it
         text = f"{hosts} need Linux 5.3 or newer: no pidfd_open ({error})"
         raise _ProblemError("system", text) from None
-    if boot["library"]:
+    if instructions["library"]:
         asked: dict[str, Any] = {"__name__": "__main__"}
-        exec(boot["library"], asked)
+        exec(instructions["library"], asked)
         if fault := asked["fault"]():
-            raise _ProblemError("library", f"`--with {boot['with']}`: {fault}")
-    if missing := [name for name in boot["needs"] if is_missing(name)]:
+            raise _ProblemError("library", f"`--with {instructions['with']}`: {fault}")
+    if missing := [name for name in instructions["needs"] if is_missing(name)]:
         raise _ProblemError("missing", f"{hosts} have no module {', '.join(missing)} ({here})")
 
 
@@ -145,13 +146,13 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _about(boot: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+def _about(instructions: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the task's ``TaskHello``."""
     return {
-        "gang": boot["gang"],
-        "attempt": boot["attempt"],
-        "machine": _machine(boot["token"]),
-        "shares_disk": _sees_record(boot["record_dir"], boot["owner"]),
+        "gang": instructions["gang"],
+        "attempt": instructions["attempt"],
+        "machine": _machine(instructions["token"]),
+        "shares_disk": _sees_record(instructions["record_dir"], instructions["owner"]),
         "gpus_visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "versions": _versions(),
         "sys_path": _sys_path(),
@@ -206,15 +207,17 @@ def _machine(token: str) -> str:
     return hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:32]
 
 
-def _attached(start: dict[str, Any], about: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
+def _attached(
+    instructions: dict[str, Any], about: dict[str, Any]
+) -> tuple[socket.socket, dict[str, Any]]:
     """Return the connection to an agent that has accepted this task, and what the agent says of itself."""
     deadline = time.monotonic() + _ATTACH_S
     number, ours = 0, ""
     while number < _MOST_AGENTS:
-        name = _name(start["token"], number)
+        name = _name(instructions["token"], number)
         sock = _connected(name)
         if sock is None:
-            ours = _start(name, start, about, ours)
+            ours = _start(name, instructions, about, ours)
         answer = None if sock is None else _say(sock, about)
         if sock is not None and answer is not None and answer[0] == "TaskAccepted":
             return sock, answer[1]
@@ -251,7 +254,7 @@ def _connected(name: str) -> socket.socket | None:
     return sock
 
 
-def _start(name: str, start: dict[str, Any], about: dict[str, Any], ours: str) -> str:
+def _start(name: str, instructions: dict[str, Any], about: dict[str, Any], ours: str) -> str:
     """Start an agent that listens on ``name``, unless another task was faster: the name serves as lock.
 
     Returns the folder of the agent that this task has started, ``ours`` before this call; empty for none.
@@ -265,10 +268,10 @@ def _start(name: str, start: dict[str, Any], about: dict[str, Any], ours: str) -
             text = f"the agent process exited while it started{_last_words(ours)}"
             shutil.rmtree(ours, ignore_errors=True)
             raise _ProblemError("agent", text)
-        endpoint, own = reachable(start["endpoints"], start["hosts"])
-        folder = tempfile.mkdtemp(prefix="hydrogen-", dir=start["folder"] or None)
+        endpoint, own = reachable(instructions["endpoints"], instructions["hosts"])
+        folder = tempfile.mkdtemp(prefix="hydrogen-", dir=instructions["folder"] or None)
         try:
-            _start_agent(folder, listening, start, about, endpoint, own)
+            _start_agent(folder, listening, instructions, about, endpoint, own)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -309,31 +312,31 @@ def reachable(endpoints: Sequence[str], hosts: str) -> tuple[str, str]:
 def _start_agent(
     folder: str,
     listening: socket.socket,
-    start: dict[str, Any],
+    instructions: dict[str, Any],
     about: dict[str, Any],
     endpoint: str,
     own: str,
 ) -> None:
     package = os.path.join(folder, "code")
-    with zipfile.ZipFile(io.BytesIO(start["code"])) as packed:
+    with zipfile.ZipFile(io.BytesIO(instructions["code"])) as packed:
         packed.extractall(package)
     sys_path = [package, *_sys_path()]
-    marks = {"HYDROGEN_MAGIC_AGENT": secrets.token_hex(16), "HYDROGEN_MAGIC_OWNER": start["owner"]}
-    env = {**os.environ, **marks}
+    mark, owner = secrets.token_hex(16), instructions["owner"]
+    env = {**os.environ, "HYDROGEN_MAGIC_AGENT": mark, "HYDROGEN_MAGIC_OWNER": owner}
     config = {
         "endpoint": endpoint,
-        "gang": start["gang"],
-        "attempt": start["attempt"],
-        "server_key": start["server_key"],
-        "secret": agent_secret(start["key_seed"], about["number"]),
-        "bind": _bind_address(start["address"], own),
-        "ports": start["ports"],
+        "gang": instructions["gang"],
+        "attempt": instructions["attempt"],
+        "server_key": instructions["server_key"],
+        "secret": agent_secret(instructions["key_seed"], about["number"]),
+        "bind": _bind_address(instructions["address"], own),
+        "ports": instructions["ports"],
         "env": env,
         "sys_path": sys_path,
-        "fingerprint": start["fingerprint"],
-        "preload": start["preload"],
+        "fingerprint": instructions["fingerprint"],
+        "preload": instructions["preload"],
         "folder": folder,
-        "idle_s": start["idle_s"],
+        "idle_s": instructions["idle_s"],
         "parent_pid": about.get("parent_pid"),
     }
     ours, theirs = socket.socketpair()

@@ -12,10 +12,10 @@ import sys
 from typing import Any
 
 
-def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> Any:
-    """Run the task. ``boot`` and ``code``: for ``hold()`` of the module ``host_task``.
+def serve(batches: Any, instructions: dict[str, Any], code: bytes, host_task: Any) -> Any:
+    """Run the task. ``instructions`` and ``code``: for ``hold()`` of the module ``host_task``.
 
-    ``boot["ends_idle_workers"]``: see ``Session.ends_idle_workers``.
+    ``instructions["ends_idle_workers"]``: see ``Session.ends_idle_workers``.
     """
     for _ in batches:
         pass
@@ -31,8 +31,9 @@ def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> An
     schema = pyarrow.schema({"o": pyarrow.binary()})
     output = _output()
     provider = -1 if output is None else output.fileno()
+    beats = instructions["ends_idle_workers"]
     holding = host_task.hold(
-        boot, code, about, address, _local_dir(), provider, beats=boot["ends_idle_workers"]
+        instructions, code, about, address, _local_dir(), provider, beats=beats
     )
     for _ in holding:
         if output is not None:

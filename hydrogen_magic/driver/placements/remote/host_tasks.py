@@ -51,10 +51,10 @@ class HostTasks:
             host: distinguishes hosts that share a machine.
         """
         endpoints = self.pool.listen(addresses or own_addresses(), self.attempt.job.spec.ports)
-        boot = json.dumps(self.instructions(endpoints, host))
+        instructions = json.dumps(self.instructions(endpoints, host))
         code = base64.b64encode(packaging.code()).decode()
         source = packaging.source(host_task.__name__)
-        return f"{source}\nmain(json.loads({boot!r}), {code!r})\n"
+        return f"{source}\nmain(json.loads({instructions!r}), {code!r})\n"
 
     def instructions(self, endpoints: Sequence[str], host: str = "") -> dict[str, Any]:
         """Return the argument of ``host_task.hold``, for a task that is not a program of its own.
