@@ -60,6 +60,8 @@ _CLEANUP_S = 5.0
 _MOST_AGENTS = 64
 """Maximum number of gangs of one kernel at the same time on one machine."""
 _DISTRIBUTIONS = ("torch", "pyzmq", "numpy")
+_PASSED_ON = ("gang", "attempt", "server_key", "ports", "fingerprint", "preload", "idle_s")
+"""Instructions that the agent gets as they are."""
 
 
 class _ProblemError(Exception):
@@ -324,19 +326,13 @@ def _start_agent(
     mark, owner = secrets.token_hex(16), instructions["owner"]
     env = {**os.environ, "HYDROGEN_MAGIC_AGENT": mark, "HYDROGEN_MAGIC_OWNER": owner}
     config = {
+        **{name: instructions[name] for name in _PASSED_ON},
         "endpoint": endpoint,
-        "gang": instructions["gang"],
-        "attempt": instructions["attempt"],
-        "server_key": instructions["server_key"],
         "secret": agent_secret(instructions["key_seed"], about["number"]),
         "bind": _bind_address(instructions["address"], own),
-        "ports": instructions["ports"],
         "env": env,
         "sys_path": sys_path,
-        "fingerprint": instructions["fingerprint"],
-        "preload": instructions["preload"],
         "folder": folder,
-        "idle_s": instructions["idle_s"],
         "parent_pid": about.get("parent_pid"),
     }
     ours, theirs = socket.socketpair()
