@@ -122,8 +122,8 @@ def task_config(
 ) -> dict[str, Any]:
     """Return the instructions to tasks that run this cell, without those about its rows."""
     return {
-        "package": sent.package_digest,
-        "closure": sent.closure_digest,
+        "package_digest": sent.package_digest,
+        "closure_digest": sent.closure_digest,
         "run": secrets.token_hex(8),
         "env": [*forwarded_settings.forwarded(), *spec.env],
         "gpu": has_gpu,

@@ -324,7 +324,7 @@ class _CellGuest:
 
     def read(self, path: str, config: dict[str, Any], package: Any) -> Iterator[Any]:
         """Yield the rows of the file of a finished partition."""
-        self._load(package, config["package"])
+        self._load(package, config["package_digest"])
         from hydrogen_magic.node.prediction import partition_files
 
         yield from partition_files.read(path, config)
@@ -337,13 +337,13 @@ class _CellGuest:
     def serve(
         self, batches: Any, config: dict[str, Any], package: Any, closure: Any
     ) -> Iterator[Any]:
-        self._load(package, config["package"])
+        self._load(package, config["package_digest"])
         from hydrogen_magic.node.worker import spark_inference
 
         with spark_inference.task_of(config) as task:
             try:
                 if self._worker is None:
-                    content = _content(closure, config["closure"])
+                    content = _content(closure, config["closure_digest"])
                     self._worker = spark_inference.CellWorker(self.hide, config, content)
                     del content
                 task.enter("running")
