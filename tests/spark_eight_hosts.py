@@ -108,7 +108,7 @@ def _n_free(stage: Stage) -> int:
 
 def _free_slots(stage: Stage) -> dict[str, int]:
     """Return what a gang finds that is packed or spread: tasks return a moment after their gang's end."""
-    from hydrogen_magic.driver.placements.spark import session as sessions
+    from hydrogen_magic.driver.placements.spark import spark_session as sessions
     from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_by_host
 
     session = sessions._session(stage.spark)

@@ -15,7 +15,7 @@ from typing import Any
 
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import ExecutorList, roster
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.views.text_table import gang_lines

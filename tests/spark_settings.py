@@ -16,7 +16,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.spark import private_calls
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import roster
 from hydrogen_magic.driver.placements.spark.capacity_check import (
     ClusterCapacity,

@@ -25,9 +25,9 @@ def check_encryption(override: str, logger: logging.Logger) -> None:
 
 def session_settings() -> Any:
     """Return the ``spark.conf`` of the notebook's session; PlacementError if there is none."""
-    from hydrogen_magic.driver.placements.spark import session
+    from hydrogen_magic.driver.placements.spark import spark_session
 
-    return session.find().spark.conf
+    return spark_session.find().spark.conf
 
 
 def _is_true(settings: Any, key: str) -> bool:

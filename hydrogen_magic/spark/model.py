@@ -8,7 +8,7 @@ import pandas as pd
 from pyspark.ml.base import Model
 from pyspark.ml.util import MLReadable, MLWritable
 
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.inference.spark.cell_task import called_once, quoted
 from hydrogen_magic.inference.spark.function import check_version, function_of
 from hydrogen_magic.inference.spark.prepared import is_case_sensitive

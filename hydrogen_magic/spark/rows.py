@@ -14,7 +14,7 @@ from typing import Any
 from hydrogen_magic.driver.datasets.dataset import dataset
 from hydrogen_magic.driver.datasets.handles import NO_ROWS
 from hydrogen_magic.driver.datasets.spark import while_wanted
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.errors import GangStoppedError, OptionTypeError, OptionValueError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.spark.cell_task import quoted

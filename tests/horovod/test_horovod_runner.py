@@ -18,7 +18,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.observe import keras

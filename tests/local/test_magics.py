@@ -40,7 +40,7 @@ from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.history import history
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.notebook import doctor, extension, gang_command, ipython_cells, magics

@@ -187,7 +187,8 @@ def test_signatures_are_the_originals(name: str) -> None:
 
 @pytest.mark.spark
 def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = "hydrogen_magic.driver.placements.spark.session._session_classes"  # not imported: ranks have less
+    # By its name, since ranks cannot import all of the package.
+    none = "hydrogen_magic.driver.placements.spark.spark_session._session_classes"
     monkeypatch.setattr(none, lambda: ())
     with pytest.raises(RuntimeError, match=r"use `local_mode=True`.*SparkSession"):
         TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)

@@ -21,7 +21,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.errors import GangStoppedError, InferError, OptionTypeError
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.inference.run import InferenceRun

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.placements.spark import session as spark_sessions
+from hydrogen_magic.driver.placements.spark import spark_session as spark_sessions
 from hydrogen_magic.driver.placements.spark.application_status import running_tasks
 from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.gang_command import manage

@@ -14,7 +14,7 @@ import pytest
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark import application_status
 from hydrogen_magic.driver.placements.spark import capacity_check as surveys
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import (
     executors_of_tasks,
     other_jobs,
@@ -28,7 +28,7 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     registered_cores,
 )
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import PlacementError
 from tests import spark_rig
 from tests.gangs import PATIENCE_S

@@ -12,7 +12,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver.datasets import folders
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.errors import HydrogenError
 from tests.documented import covers
 from tests.gangs import ended, wait_until

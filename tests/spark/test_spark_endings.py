@@ -31,7 +31,7 @@ from hydrogen_magic.driver.placements import Attempt, local_agents
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.spark import barrier_job
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
-from hydrogen_magic.driver.placements.spark.session import Session, wait_for_jobs
+from hydrogen_magic.driver.placements.spark.spark_session import Session, wait_for_jobs
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
 from tests import ending_ranks, leaks, plain_ranks, ranks, spark_rig
 from tests.gangs import (

@@ -18,7 +18,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import running_tasks
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from hydrogen_magic.views.text_table import gang_lines

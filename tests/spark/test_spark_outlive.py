@@ -23,7 +23,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.owner import start
 from hydrogen_magic.driver.owner.connection import attach
 from hydrogen_magic.driver.placements.spark import owner_session, private_calls
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.placement import SparkPlacement
 from hydrogen_magic.driver.placements.surroundings import Surroundings
 from hydrogen_magic.errors import PlacementError

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import PlacementError
 from tests import shells, spark_classes, spark_rig
 from tests.gangs import PATIENCE_S
@@ -300,7 +300,7 @@ def _environment(folder: Path) -> dict[str, str]:
 _ON_A_CONSOLE = """
 import json, threading, time
 from pyspark.sql import SparkSession
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 
 def slow(batches):
     import pyarrow, time

@@ -14,7 +14,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark import capacity_check as surveys
 from hydrogen_magic.driver.placements.spark.application_status import Executor, ExecutorList
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, capacity
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import PlacementError
 
 _numbers = itertools.count()

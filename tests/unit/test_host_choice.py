@@ -13,10 +13,10 @@ import pytest
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements.remote.rank_assignment import expected, unassigned
 from hydrogen_magic.driver.placements.spark import host_choice, hosts, placement
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
 from hydrogen_magic.driver.placements.spark.host_choice import HostChoice, choose, packed, spread
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.views.tables import plan_table
 
@@ -211,7 +211,7 @@ def test_threads_that_plan_at_once_get_their_own_capacity(monkeypatch: pytest.Mo
         return 1.0
 
     found = SimpleNamespace(spark=object())
-    monkeypatch.setattr(placement.session, "find", lambda: found)
+    monkeypatch.setattr(sessions, "find", lambda: found)
     monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(
         placement.capacity_check,

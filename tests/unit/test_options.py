@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.driver.placements.spark import session
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark import spark_session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from tests import ranks
 
 
@@ -93,12 +93,14 @@ def test_arguments_of_udf_are_checked_before_a_session_is_needed(
 def test_a_udf_names_versions_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     spark = SimpleNamespace(version="4.0.1")
     old = Session(spark, False, "with Spark 4.0.1", "spark://there:7077")
-    monkeypatch.setattr(session, "find", lambda: old)
+    monkeypatch.setattr(spark_session, "find", lambda: old)
     with pytest.raises(hm.errors.PlacementError, match=r"found Spark 4\.0\.1 and pyspark \d"):
         hm.udf(len, "n long")
 
 
 def test_a_udf_needs_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_active", lambda: None)  # other tests of this process have some
+    monkeypatch.setattr(
+        spark_session, "_active", lambda: None
+    )  # other tests of this process have some
     with pytest.raises(hm.errors.PlacementError, match=r"^hm\.udf needs a Spark session"):
         hm.udf(len, "n long")

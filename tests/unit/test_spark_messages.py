@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.barrier_job import as_error
 from hydrogen_magic.driver.placements.spark.job_errors import explained
 from hydrogen_magic.errors import PlacementError

@@ -25,7 +25,7 @@ from hydrogen_magic.driver.placements.spark import (
 )
 from hydrogen_magic.driver.placements.spark.application_status import Executor, ExecutorList
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, waits_for
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 
 EARLIER, OWN = "hydrogen_magic-cafe-0", "hydrogen_magic-cafe-1"
 

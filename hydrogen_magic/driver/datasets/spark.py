@@ -20,9 +20,9 @@ from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.datasets import folders, handles, writing
 from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.driver.placements.spark import private_calls
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
-from hydrogen_magic.driver.placements.spark.session import Session, without_pandas_warning
+from hydrogen_magic.driver.placements.spark.spark_session import Session, without_pandas_warning
 from hydrogen_magic.driver.placements.spark.stage_counts import StageCounts
 from hydrogen_magic.errors import HydrogenError, InferError
 from hydrogen_magic.inference.spark.prepared import refuse_unsupported, with_arrays

@@ -20,7 +20,7 @@ from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
-from hydrogen_magic.driver.placements.spark.session import Session, without_pandas_warning
+from hydrogen_magic.driver.placements.spark.spark_session import Session, without_pandas_warning
 from hydrogen_magic.inference.spark import shipping
 
 _COLUMNS_SINCE = (4, 2)

@@ -12,8 +12,8 @@ from hydrogen_magic import capture
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec, variables
 from hydrogen_magic.core.units import counted
-from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import InferError, OptionTypeError, OptionValueError, PlacementError
 from hydrogen_magic.inference.spark import shipping
 from hydrogen_magic.inference.spark.cell_task import CellTask, task_config

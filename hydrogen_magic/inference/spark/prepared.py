@@ -27,11 +27,11 @@ import pyarrow as pa
 from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark import gpu_resources
-from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import roster
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
-from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.inference.spark import shipping
 from hydrogen_magic.inference.spark.cell_task import CellTask, quoted, task_config

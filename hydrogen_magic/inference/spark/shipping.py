@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.driver.placements.remote import packaging
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.payload import Payload
 

@@ -11,7 +11,7 @@ from hydrogen_magic.driver.placements.remote import packaging
 from hydrogen_magic.driver.placements.remote.host_tasks import problem_of
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError, task_error
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 

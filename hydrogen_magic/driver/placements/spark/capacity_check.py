@@ -23,8 +23,8 @@ from hydrogen_magic.driver.placements.spark.application_status import (
     roster,
 )
 from hydrogen_magic.driver.placements.spark.gpu_resources import TaskResources, share
-from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import PlacementError
 
 _CHECK_S = 0.8

@@ -17,8 +17,8 @@ from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.application_status import ExecutorList
 from hydrogen_magic.driver.placements.spark.job_errors import explained
-from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import PlacementError
 
 _RESOURCE = "gpu"

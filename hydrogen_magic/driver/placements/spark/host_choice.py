@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_by_host
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import PlacementError
 
 _ABORTS = "spark.locality.wait.legacyResetOnTaskLaunch"

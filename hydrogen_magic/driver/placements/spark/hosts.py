@@ -37,7 +37,7 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
 from hydrogen_magic.driver.placements.spark.host_choice import choose, obstacle_to_choice
 from hydrogen_magic.driver.placements.spark.job_errors import STOPPED, SparkJobError
 from hydrogen_magic.driver.placements.spark.relay import Relay
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import HydrogenError, PlacementError
 
 _QUEUED_S = 1.0

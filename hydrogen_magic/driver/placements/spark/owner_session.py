@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from hydrogen_magic.driver.placements.spark import private_calls, session
+from hydrogen_magic.driver.placements.spark import private_calls, spark_session
 from hydrogen_magic.driver.placements.spark.job_errors import explained
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 from hydrogen_magic.errors import PlacementError
 
 _JOBS_S = 5.0
@@ -62,10 +62,10 @@ def owned(values: Mapping[str, object]) -> Iterator[None]:
     except Exception as error:  # gRPC's and pyspark's have no common base
         raise PlacementError(f"the Spark session cannot be copied: {explained(error)}") from error
     try:
-        session.use(spark)
+        spark_session.use(spark)
         yield
     finally:
-        session.wait_for_jobs(_JOBS_S)
+        spark_session.wait_for_jobs(_JOBS_S)
         _release(spark.client)
 
 

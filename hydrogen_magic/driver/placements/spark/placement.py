@@ -15,7 +15,7 @@ from hydrogen_magic.driver.placements.spark import (
     capacity_check,
     host_choice,
     owner_session,
-    session,
+    spark_session,
 )
 from hydrogen_magic.driver.placements.spark.hosts import SparkHosts
 from hydrogen_magic.errors import PlacementError
@@ -57,7 +57,7 @@ class SparkPlacement(Placement):
 
     def owner_setup(self) -> Mapping[str, object]:
         """Return how to connect to the Spark Connect server; sessions of other kinds are refused."""
-        return owner_session.setup(session.find())
+        return owner_session.setup(spark_session.find())
 
     def in_owner(self, setup: Mapping[str, object]) -> AbstractContextManager[None]:
         return owner_session.owned(setup)
@@ -73,9 +73,9 @@ class _Cluster:
         self._last: tuple[object, capacity_check.ClusterCapacity, float] | None = None
         """The question, its answer and their time: together, since threads ask, too."""
 
-    def look(self, spec: JobSpec) -> tuple[session.Session, capacity_check.ClusterCapacity]:
+    def look(self, spec: JobSpec) -> tuple[spark_session.Session, capacity_check.ClusterCapacity]:
         """Return the notebook's session and the capacity for ``spec``."""
-        found, last = session.find(), self._last
+        found, last = spark_session.find(), self._last
         asked = spec, found.spark
         if last is not None and last[0] == asked and time.monotonic() <= last[2] + _FRESH_S:
             return found, last[1]

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class AnySession(Protocol):
-    """What is needed of a ``Session`` of :mod:`~hydrogen_magic.driver.placements.spark.session`."""
+    """What is needed of a ``Session`` of :mod:`~hydrogen_magic.driver.placements.spark.spark_session`."""
 
     @property
     def spark(self) -> Any: ...

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydrogen_magic.driver.placements.spark import private_calls
-from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.spark_session import Session
 
 TaskCount = tuple[int, int]
 """Number of finished tasks, and of all tasks."""
