@@ -12,7 +12,7 @@ from typing import Any
 from hydrogen_magic.compat.keras_callback import KerasCallback
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import api, reporter
-from hydrogen_magic.node.worker.observe import keras, metrics
+from hydrogen_magic.node.worker.observe import helpers, keras
 
 _LONGEST = 4000
 """Maximum length of a message in characters, as in the original."""
@@ -80,7 +80,7 @@ class LogCallback(KerasCallback):
 
     def _record(self, logs: Mapping[str, Any], step: int) -> None:
         if not keras.is_seen(self.model):
-            metrics.log(logs, step)
+            helpers.log(logs, step)
 
 
 def _short(value: Any) -> str:

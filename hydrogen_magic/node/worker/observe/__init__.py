@@ -17,7 +17,7 @@ from types import ModuleType
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
-from hydrogen_magic.node.worker.observe import metrics, tqdm
+from hydrogen_magic.node.worker.observe import helpers, tqdm
 
 _OURS = __name__.partition(".")[0]
 _failed: list[tuple[str, Exception]] = []
@@ -45,7 +45,7 @@ def install(observers: Iterable[msg.ObserverSpec]) -> None:
 def report_failures() -> None:
     """Report the observers that failed before this process had a reporter."""
     while _failed:
-        metrics.cannot_observe(*_failed.pop(0))
+        helpers.cannot_observe(*_failed.pop(0))
 
 
 def _attach(function: str, module: ModuleType) -> None:
@@ -55,4 +55,4 @@ def _attach(function: str, module: ModuleType) -> None:
         if reporter.current() is None:
             _failed.append((module.__name__, error))
         else:
-            metrics.cannot_observe(module.__name__, error)
+            helpers.cannot_observe(module.__name__, error)

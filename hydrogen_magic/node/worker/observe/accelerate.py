@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
 
 def attach(module: ModuleType) -> None:
     """Patch ``Accelerator.log``; ``module`` is ``accelerate.accelerator``."""
-    module.Accelerator.log = metrics.claiming(module.Accelerator.log, _see)
+    module.Accelerator.log = helpers.claiming(module.Accelerator.log, _see)
 
 
-@metrics.safely
+@helpers.safely
 def _see(accelerator: Any, values: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> None:
-    metrics.log(dict(metrics.flattened(values, "/")), step)
+    helpers.log(dict(helpers.flattened(values, "/")), step)

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
 
 def attach(module: ModuleType) -> None:
     """Patch ``write_scalars`` of all writers; ``module`` is ``clu.metric_writers``."""
     for kind in vars(module).values():
         if isinstance(kind, type) and "write_scalars" in vars(kind):
-            kind.write_scalars = metrics.claiming(kind.write_scalars, _see)  # type: ignore[attr-defined]
+            kind.write_scalars = helpers.claiming(kind.write_scalars, _see)  # type: ignore[attr-defined]
 
 
 def attach_to_pools(module: ModuleType) -> None:
@@ -27,11 +27,11 @@ def attach_to_pools(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def __call__(self: Any, function: Callable[..., Any]) -> Any:  # noqa: N807
-        return original(self, metrics.claiming(function) if metrics.is_claimed() else function)
+        return original(self, helpers.claiming(function) if helpers.is_claimed() else function)
 
     module.Pool.__call__ = __call__
 
 
-@metrics.safely
+@helpers.safely
 def _see(writer: Any, step: Any, scalars: Any) -> None:
-    metrics.log(scalars, step)
+    helpers.log(scalars, step)

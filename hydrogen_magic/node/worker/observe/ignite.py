@@ -15,15 +15,15 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
 _OBSERVED_LOGGERS = {"MLflowLogger", "TensorboardLogger", "WandBLogger"}
 
 _running: list[_Watch] = []
 """Those of engines that run, the outermost first."""
-_numbers = metrics.for_each_gang(weakref.WeakKeyDictionary[Any, int])
+_numbers = helpers.for_each_gang(weakref.WeakKeyDictionary[Any, int])
 """Engines that have run in this gang, and their numbers."""
-_owners = metrics.for_each_gang(dict[str, int])
+_owners = helpers.for_each_gang(dict[str, int])
 """Curve -> number of the first engine that had it."""
 _logged: weakref.WeakSet[Any] = weakref.WeakSet()
 """Engines with a logger that is observed."""
@@ -70,7 +70,7 @@ class _Watch:
         self._number = numbers.setdefault(engine, 1 + max(numbers.values(), default=0))
         self._known: dict[str, Any] = {}
         """Metrics that are recorded, or of an earlier run: engines keep the last value of each."""
-        self._bar = metrics.LibraryBar()
+        self._bar = helpers.LibraryBar()
         self._handlers = {
             events.ITERATION_COMPLETED: self._on_iteration,
             events.EPOCH_COMPLETED: self._on_epoch,
@@ -85,7 +85,7 @@ class _Watch:
         _running.pop()
         self._end()
 
-    @metrics.safely
+    @helpers.safely
     def _begin(self, outer: list[_Watch]) -> None:
         for trainer in outer:  # its metrics come first, so that they keep their names
             trainer.log_metrics()
@@ -94,13 +94,13 @@ class _Watch:
         for event, handler in self._handlers.items():
             self._engine.add_event_handler(event, handler)
 
-    @metrics.safely
+    @helpers.safely
     def _end(self) -> None:
         self._bar.close()
         for event, handler in self._handlers.items():
             self._engine.remove_event_handler(handler, event)
 
-    @metrics.safely
+    @helpers.safely
     def _on_iteration(self, engine: Any) -> None:
         if self is _running[0]:
             output = engine.state.output
@@ -112,7 +112,7 @@ class _Watch:
     def _on_epoch(self, engine: Any) -> None:
         self.log_metrics()
 
-    @metrics.safely
+    @helpers.safely
     def log_metrics(self) -> None:
         """Record the metrics that were computed since the last call."""
         found = self._engine.state.metrics.items()
@@ -123,7 +123,7 @@ class _Watch:
     def _log(self, values: Mapping[str, Any]) -> None:
         if self._engine not in _logged:
             curves = {self._curve(str(k)): v for k, v in values.items() if _is_number(v)}
-            metrics.log(curves, _running[0]._engine.state.iteration)
+            helpers.log(curves, _running[0]._engine.state.iteration)
 
     def _curve(self, name: str) -> str:
         is_first = _owners().setdefault(name, self._number) == self._number

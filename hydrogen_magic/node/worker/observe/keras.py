@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models whose metrics are recorded here."""
@@ -29,7 +29,7 @@ class Automatic(int):
 
 def attach(module: ModuleType, hooks: type[KerasHooks] | None = None) -> None:
     """Make every ``CallbackList`` call our callback too; ``module`` is ``keras.callbacks``."""
-    observer = metrics.callback_class(hooks or KerasHooks, module.Callback)
+    observer = helpers.callback_class(hooks or KerasHooks, module.Callback)
     original = module.CallbackList.__init__
 
     @functools.wraps(original)
@@ -58,7 +58,7 @@ def attach_to_loggers(module: ModuleType) -> None:
 def _hide(callback: type) -> None:
     for hook in ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_test_end"):
         if hook in vars(callback):
-            setattr(callback, hook, metrics.claiming(getattr(callback, hook)))
+            setattr(callback, hook, helpers.claiming(getattr(callback, hook)))
 
 
 def is_seen(model: object) -> bool:
@@ -66,7 +66,7 @@ def is_seen(model: object) -> bool:
     return model in _seen
 
 
-@metrics.safely
+@helpers.safely
 def _join(callbacks: Any, observer: type[Any]) -> None:
     # Not through the arguments: a callback of the user for batches ends Keras's background calls.
     ours = observer()
@@ -98,8 +98,8 @@ class KerasHooks:
         super().__init__()
         self.params = {}
         self._lock = threading.Lock()
-        self._bar = metrics.LibraryBar()
-        self._inner = metrics.LibraryBar()
+        self._bar = helpers.LibraryBar()
+        self._inner = helpers.LibraryBar()
         self._is_fitting = False
         self._title = ""
         self._first_step = 0
@@ -117,7 +117,7 @@ class KerasHooks:
         super().set_model(model)  # type: ignore[misc]  # of the library's class
         self._note_model()
 
-    @metrics.safely
+    @helpers.safely
     def _note_model(self) -> None:
         _seen.add(self.model)
 
@@ -132,45 +132,45 @@ class KerasHooks:
 
     # ── fit ──────────────────────────────────────────────────────────────────────────────────────
 
-    @metrics.safely
+    @helpers.safely
     def on_train_begin(self, logs: Any = None) -> None:
         self._is_fitting = True
         self._first_step = self.steps_done()
 
-    @metrics.safely
+    @helpers.safely
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         of = f"/{self.params['epochs']}" if "epochs" in self.params else ""
         self._title = f"Epoch {epoch + 1}{of}"
         self._n_batches = 0
         self._show()
 
-    @metrics.safely
+    @helpers.safely
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        metrics.log(self.means(logs), self._first_step + batch)
+        helpers.log(self.means(logs), self._first_step + batch)
         self._names.update(logs or {})
         with self._lock:
             self._count_steps(batch + 1 - self._n_batches)
             self._show(batch + 1)
 
-    @metrics.safely
+    @helpers.safely
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         new = {name: value for name, value in (logs or {}).items() if name not in self._names}
-        metrics.log(new, self._first_step + max(self._n_batches - 1, 0))
+        helpers.log(new, self._first_step + max(self._n_batches - 1, 0))
         self._first_step += self._n_batches
         self._inner.close()
 
-    @metrics.safely
+    @helpers.safely
     def on_train_end(self, logs: Any = None) -> None:
         self._is_fitting = False
         self._bar.close()
 
     # ── evaluate and predict; evaluate also inside of fit ────────────────────────────────────────
 
-    @metrics.safely
+    @helpers.safely
     def on_test_begin(self, logs: Any = None) -> None:
         self._begin("Validation" if self._is_fitting else "Evaluate")
 
-    @metrics.safely
+    @helpers.safely
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_fitting:
             self._show_inner(batch + 1)
@@ -178,24 +178,24 @@ class KerasHooks:
             with self._lock:
                 self._show(batch + 1)
 
-    @metrics.safely
+    @helpers.safely
     def on_test_end(self, logs: Any = None) -> None:
         if self._is_fitting:
             self._inner.close()
             return
-        metrics.log({f"test_{name}": v for name, v in (logs or {}).items()}, self.steps_done())
+        helpers.log({f"test_{name}": v for name, v in (logs or {}).items()}, self.steps_done())
         self._bar.close()
 
-    @metrics.safely
+    @helpers.safely
     def on_predict_begin(self, logs: Any = None) -> None:
         self._begin("Predict")
 
-    @metrics.safely
+    @helpers.safely
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
         with self._lock:
             self._show(batch + 1)
 
-    @metrics.safely
+    @helpers.safely
     def on_predict_end(self, logs: Any = None) -> None:
         self._bar.close()
 

@@ -16,25 +16,25 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
 
 def attach(module: ModuleType) -> None:
     """Patch ``Trainer``; ``module`` is ``trainer.trainer`` of lightning.pytorch or pytorch_lightning."""
     package = module.__name__.removesuffix(".trainer.trainer")
-    module.Trainer.__init__ = metrics.followed(
+    module.Trainer.__init__ = helpers.followed(
         module.Trainer.__init__, lambda _, trainer, /, *__, **___: _join(trainer, package)
     )
     # No public interface separates values that Lightning passes to its loggers from the user's.
     connector = module._LoggerConnector
-    connector.log_metrics = metrics.claiming(connector.log_metrics)
+    connector.log_metrics = helpers.claiming(connector.log_metrics)
 
 
-@metrics.safely
+@helpers.safely
 def _join(trainer: Any, package: str) -> None:
     if _reporter.current() is not None and not trainer.barebones:
         base = importlib.import_module(f"{package}.callbacks").Callback
-        trainer.callbacks.append(metrics.new_callback(_LightningHooks, base))
+        trainer.callbacks.append(helpers.new_callback(_LightningHooks, base))
 
 
 class _LightningHooks:
@@ -45,10 +45,10 @@ class _LightningHooks:
         self._last: dict[str, Any] = {}
         self._shows_bars = False
         self._n_batches: float = math.inf
-        self._training = metrics.LibraryBar()
-        self._evaluating = metrics.LibraryBar()
+        self._training = helpers.LibraryBar()
+        self._evaluating = helpers.LibraryBar()
 
-    @metrics.safely
+    @helpers.safely
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
         self._step = trainer.global_step
         bar = trainer.progress_bar_callback
@@ -60,18 +60,18 @@ class _LightningHooks:
 
     # ── training ─────────────────────────────────────────────────────────────────────────────────
 
-    @metrics.safely
+    @helpers.safely
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._see(trainer)  # of the previous epoch, computed after all hooks of its end
         if self._shows_bars:
             self._n_batches = trainer.progress_bar_callback.total_train_batches
             self._training.show(_epoch(trainer), 0, self._n_batches)
 
-    @metrics.safely
+    @helpers.safely
     def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
         self._step = trainer.global_step
 
-    @metrics.safely
+    @helpers.safely
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
     ) -> None:
@@ -79,7 +79,7 @@ class _LightningHooks:
         if self._shows_bars:
             self._training.show(_epoch(trainer), batch_idx + 1, self._n_batches)
 
-    @metrics.safely
+    @helpers.safely
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self._see(trainer)
         self._training.close()
@@ -103,7 +103,7 @@ class _LightningHooks:
     ) -> None:
         self._show("Predict", batch_idx, trainer.num_predict_batches, loader)
 
-    @metrics.safely
+    @helpers.safely
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         self._evaluating.close()
         if not trainer.sanity_checking:
@@ -111,23 +111,23 @@ class _LightningHooks:
 
     on_test_end = on_validation_end
 
-    @metrics.safely
+    @helpers.safely
     def on_predict_end(self, trainer: Any, module: Any) -> None:
         self._evaluating.close()
 
-    @metrics.safely
+    @helpers.safely
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         self._training.close()
         self._evaluating.close()
 
-    @metrics.safely
+    @helpers.safely
     def _show(self, title: str, batch: int, totals: Any, loader: int) -> None:
         if self._shows_bars:
             total = totals[loader] if isinstance(totals, list) else totals
             self._evaluating.show(title, batch + 1, total)
 
     def _see(self, trainer: Any) -> None:
-        metrics.log(dict(self._new(trainer.logged_metrics)), self._step)
+        helpers.log(dict(self._new(trainer.logged_metrics)), self._step)
 
     def _new(self, logged: Any) -> Iterator[tuple[str, Any]]:
         """Yield values logged since the last call: Lightning keeps the last value of every name.

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker.observe import span_recording
-from hydrogen_magic.node.worker.observe.metrics import log, safely, seen
+from hydrogen_magic.node.worker.observe.helpers import log, safely, seen
 
 
 def attach(module: ModuleType) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import span_recording
-from hydrogen_magic.node.worker.observe.metrics import Nesting
+from hydrogen_magic.node.worker.observe.helpers import Nesting
 
 _STEP = "optimizer step"
 

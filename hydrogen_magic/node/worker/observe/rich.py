@@ -13,21 +13,21 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
-_bars: weakref.WeakKeyDictionary[Any, dict[int, metrics.LibraryBar]] = weakref.WeakKeyDictionary()
+_bars: weakref.WeakKeyDictionary[Any, dict[int, helpers.LibraryBar]] = weakref.WeakKeyDictionary()
 """``Progress`` -> the bars of its tasks, by their numbers."""
 
 
 def attach(module: ModuleType) -> None:
     """Patch ``Progress``; ``module`` is ``rich.progress``."""
     kind = module.Progress
-    kind.__init__ = metrics.followed(kind.__init__, _silence)
+    kind.__init__ = helpers.followed(kind.__init__, _silence)
     kind.stop = _stopping(kind.stop)
-    kind.add_task = metrics.followed(kind.add_task, _see_new)
-    kind.remove_task = metrics.followed(kind.remove_task, _forget)
+    kind.add_task = helpers.followed(kind.add_task, _see_new)
+    kind.remove_task = helpers.followed(kind.remove_task, _forget)
     for name in ("advance", "reset", "update"):
-        setattr(kind, name, metrics.seen(getattr(kind, name), _see))
+        setattr(kind, name, helpers.seen(getattr(kind, name), _see))
 
 
 # ── what is drawn ────────────────────────────────────────────────────────────────────────────────
@@ -54,7 +54,7 @@ class _NotDrawn:
 
 
 def _silence(_: None, progress: Any, /, *args: Any, **kwargs: Any) -> None:
-    if _reporter.current() is not None and metrics.is_own_stream(progress.console.file):
+    if _reporter.current() is not None and helpers.is_own_stream(progress.console.file):
         progress.live = _NotDrawn(progress.live)
 
 
@@ -84,12 +84,12 @@ def _forget(_: None, progress: Any, /, task_id: int) -> None:
         bar.close()
 
 
-@metrics.safely
+@helpers.safely
 def _see(progress: Any, /, task_id: int, *_: Any, **__: Any) -> None:
-    if progress.disable or metrics.is_claimed():
+    if progress.disable or helpers.is_claimed():
         return
     task = next(each for each in progress.tasks if each.id == task_id)
-    bar = _bars.setdefault(progress, {}).setdefault(task_id, metrics.LibraryBar("it"))
+    bar = _bars.setdefault(progress, {}).setdefault(task_id, helpers.LibraryBar("it"))
     if task.visible and (bar.is_open or not task.finished):
         bar.show(_plain(task.description), task.completed, task.total)
     if task.finished or not task.visible:

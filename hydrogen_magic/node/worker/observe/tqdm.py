@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
 _FILE_POSITION = 4
 """Position of ``file`` among the arguments of ``tqdm.__init__``, after ``self``."""
@@ -26,7 +26,7 @@ def attach(module: ModuleType) -> None:
     bar.__init__ = _silent_init(bar.__init__)
     bar.display = _silent_display(bar.display)
     bar.close = _reporting_close(bar.close)
-    bar.refresh = metrics.followed(bar.refresh, _report_open)
+    bar.refresh = helpers.followed(bar.refresh, _report_open)
 
 
 # ── the bar ──────────────────────────────────────────────────────────────────────────────────────
@@ -54,7 +54,7 @@ def _silent_init(original: Any) -> Any:
         is_positional = len(args) > _FILE_POSITION
         file = args[_FILE_POSITION] if is_positional else kwargs.get("file")
         file = sys.stderr if file is None else file
-        if _reporter.current() is not None and metrics.is_own_stream(file):
+        if _reporter.current() is not None and helpers.is_own_stream(file):
             self._hydrogen_silent = True
             silent = _Silent(file)
             if is_positional:
@@ -115,9 +115,9 @@ def attach_to_rich(module: ModuleType) -> None:
     """Hide the ``rich.progress`` of ``tqdm.rich`` from its observer: the bar itself is reported."""
     bar = module.tqdm_rich
     for name in ("__init__", "display", "reset"):
-        setattr(bar, name, metrics.claiming(getattr(bar, name)))
+        setattr(bar, name, helpers.claiming(getattr(bar, name)))
     # Other bars do so themselves.
-    bar.__init__ = metrics.followed(bar.__init__, lambda _, bar, /, *__, **___: bar.refresh())
+    bar.__init__ = helpers.followed(bar.__init__, lambda _, bar, /, *__, **___: bar.refresh())
 
 
 # ── tqdm.notebook ────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
 _AXES = ("epoch", "step", "total_flos")
 _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
@@ -20,7 +20,7 @@ _SUMMARY = "train_runtime"
 def attach(module: ModuleType) -> None:
     """Add our callback to the default callbacks; ``module`` is ``transformers.trainer``."""
     module.DEFAULT_CALLBACKS.append(
-        metrics.callback_class(_TransformersHooks, module.TrainerCallback)
+        helpers.callback_class(_TransformersHooks, module.TrainerCallback)
     )
 
 
@@ -28,33 +28,33 @@ def attach_to_integrations(module: ModuleType) -> None:
     """Hide what callbacks pass on (to TensorBoard, W&B, MLflow, …); ``module`` defines their classes."""
     for kind in vars(module).values():
         if isinstance(kind, type) and kind.__module__ == module.__name__ and "on_log" in vars(kind):
-            kind.on_log = metrics.claiming(kind.on_log)  # type: ignore[attr-defined]
+            kind.on_log = helpers.claiming(kind.on_log)  # type: ignore[attr-defined]
 
 
 class _TransformersHooks:
     """The hooks of our callback; it never changes the Trainer's ``control``."""
 
     def __init__(self) -> None:
-        self._training = metrics.LibraryBar("step")
-        self._predicting = metrics.LibraryBar("batch")
+        self._training = helpers.LibraryBar("step")
+        self._predicting = helpers.LibraryBar("batch")
         self._n_predicted = 0
 
-    @metrics.safely
+    @helpers.safely
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and _SUMMARY not in logs:
             curves = {name: value for name, value in logs.items() if _is_curve(name)}
-            metrics.log(curves, state.global_step)
+            helpers.log(curves, state.global_step)
 
-    @metrics.safely
+    @helpers.safely
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if _has_no_bar(args, state):
             self._training.show("", state.global_step, state.max_steps)
 
-    @metrics.safely
+    @helpers.safely
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._training.close()
 
-    @metrics.safely
+    @helpers.safely
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any
     ) -> None:
@@ -62,7 +62,7 @@ class _TransformersHooks:
             self._n_predicted += 1
             self._predicting.show("", self._n_predicted, _length(eval_dataloader))
 
-    @metrics.safely
+    @helpers.safely
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._n_predicted = 0
         self._predicting.close()

@@ -10,7 +10,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker.observe import metrics
+from hydrogen_magic.node.worker.observe import helpers
 
 _steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """Run -> step of its next call without one. To ask W&B for it would take a message to another process."""
@@ -18,14 +18,14 @@ _steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 def attach(module: ModuleType) -> None:
     """Patch ``Run.log``, which is also ``wandb.log``; ``module`` is ``wandb.sdk.wandb_run``."""
-    module.Run.log = metrics.followed(module.Run.log, _see)
+    module.Run.log = helpers.followed(module.Run.log, _see)
 
 
-@metrics.safely
+@helpers.safely
 def _see(
     _: None, run: Any, data: Any, step: Any = None, commit: bool | None = None, *__: Any, **___: Any
 ) -> None:
     at = _steps.get(run, 0) if step is None else step
     _steps[run] = at + 1 if commit or (commit is None and step is None) else at
-    if not metrics.is_claimed():
-        metrics.log(dict(metrics.flattened(data, ".")), at)
+    if not helpers.is_claimed():
+        helpers.log(dict(helpers.flattened(data, ".")), at)
