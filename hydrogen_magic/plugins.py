@@ -84,6 +84,7 @@ __all__ = [
     "TrackedRun",
     "Tracker",
     "VictimErrors",
+    "aborts",
     "check",
     "check_variables",
     "commands",
