@@ -253,12 +253,7 @@ class RemoteAttempt:
         finally:
             watching.cancel()
             transfer.stop()
-            key = self._attempt.gang, self._attempt.number
-            await asyncio.gather(*(agent.channels.close(*key) for agent in requests))
-            for agent in requests:
-                agent.let_go(self._attempt)
-            run_log.drop_incomplete(self._job.checkpoints)  # such as a checkpoint of a lost host
-            self._running = []
+            await self._let_go()
         problem = await asyncio.to_thread(forwarded_settings.leave_timeline, self._attempt)
         if problem:
             self._notice("warning", problem)
@@ -267,6 +262,15 @@ class RemoteAttempt:
                 one.result()  # raises the error that ended it
         if self._has_lost_tasks:
             await self._raise_if_revoked()
+
+    async def _let_go(self) -> None:
+        """End the use of the agents by this attempt; drop files that have arrived in part."""
+        key = self._attempt.gang, self._attempt.number
+        await asyncio.gather(*(agent.channels.close(*key) for agent in self._running))
+        for agent in self._running:
+            agent.let_go(self._attempt)
+        run_log.drop_incomplete(self._job.checkpoints)  # such as a checkpoint of a lost host
+        self._running = []
 
     def _connect_feed(self, assignment: rank_assignment.RankAssignment) -> None:
         """Give every rank its channel, if the ranks are fed."""
