@@ -28,7 +28,7 @@ def link(tmp_path: Path) -> Any:
     link._attached, link._connections, link._ranks = {}, set(), {}
     link._group = SimpleNamespace(gang="g1", attempt=0, record_dir=str(tmp_path))
     link._link, link._logs = Mock(), None
-    link._incoming = link._datasets = link._checkpoints = link._drop_partial_closure = Mock()
+    link._incoming = link._files = Mock()
     link._shipping, link._channels = AsyncMock(), AsyncMock()
     link._next_checkpoints = {}
     return link

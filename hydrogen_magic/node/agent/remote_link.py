@@ -28,8 +28,7 @@ from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node import dataset_handle
-from hydrogen_magic.node.agent.host_closure import HostClosure
-from hydrogen_magic.node.agent.host_folders import HostFolders
+from hydrogen_magic.node.agent.host_files import HostFiles
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.rank_group import RankGroup
@@ -38,12 +37,10 @@ from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import AgentLink
-from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgoing
+from hydrogen_magic.transport.file_transfer import Incoming, Outgoing
 from hydrogen_magic.transport.forwarded_channel import ForwardedChannels
 
 _BEAT_S = 2.0
-_POLL_S = 0.02
-"""How often a gang that waits for its closure checks whether it was stopped."""
 _REPORT_S = 0.5
 _LARGE_BYTES = 64 << 20
 """Smaller results are sent within a second on a gigabit line."""
@@ -97,10 +94,6 @@ class RemoteLink(KernelLink):
         """Folders that the gang's ranks need here."""
         self._parents: dict[int, int] = {}
         """Process id -> pidfd."""
-        self._closure: HostClosure | None = None
-        """Of the gang that is served, or was last."""
-        self._closure_news = asyncio.Event()
-        """Something was reported about it: it may be complete."""
         self._incoming = Incoming()
         self._shipping = BackgroundTasks()
         self._next_checkpoints: dict[str, tuple[msg.RankFile, int] | None] = {}
@@ -119,8 +112,7 @@ class RemoteLink(KernelLink):
         self._link, self._over, self._expect_ranks = link, over, expect_ranks
         self._outgoing = Outgoing(link.send)
         self._channels = ForwardedChannels(self._outgoing, self._warn)
-        self._datasets = HostFolders(self._folder / msg.DATASETS, link.send)
-        self._checkpoints = HostFolders(self._folder / msg.CHECKPOINTS, link.send)
+        self._files = HostFiles(self._config, link.send)
         self._watch_parent(self._config.parent_pid)
         self._listening.setblocking(False)
         self._background.start(self._send_heartbeats())
@@ -131,7 +123,7 @@ class RemoteLink(KernelLink):
         while True:
             if self._attached or self._group is not None:
                 self._idle_since = time.monotonic()
-            idle_s = self._config.idle_s if self._datasets.is_empty else _IDLE_WITH_DATA_S
+            idle_s = self._config.idle_s if self._files.datasets.is_empty else _IDLE_WITH_DATA_S
             if time.monotonic() - self._idle_since > idle_s:
                 self._exit()
             self._link.send(msg.Heartbeat(time.monotonic()))
@@ -191,8 +183,7 @@ class RemoteLink(KernelLink):
         self._stop_listening()
         for task in list(self._connections):
             self._hang_up(task)
-        if self._closure is not None:
-            self._closure.close()
+        self._files.close()
         self._incoming.drop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -288,9 +279,7 @@ class RemoteLink(KernelLink):
         elif self._serving == key:
             self._serving = None
             self._incoming.drop()
-            self._drop_partial_closure()
-            self._datasets.drop_incomplete()
-            self._checkpoints.drop_incomplete()
+            self._files.drop_incomplete()
         if self._is_retiring:
             self._exit()
 
@@ -307,59 +296,23 @@ class RemoteLink(KernelLink):
                 self._accept_tasks() if is_sure else self._link.send(
                     msg.Heartbeat(time.monotonic())
                 )
-            case msg.KeepFolder():
-                self._folders(command.kind).keep(command)
-            case msg.ForgetFolders():
-                self._folders(command.kind).forget(command.names)
-            case msg.ServeClosure():
-                self._closure_of(command.gang).serve(command, self.bind, self.ports)
-            case msg.FetchClosure():
-                self._closure_of(command.gang).fetch(command, self._config.secret)
             case msg.ReleaseTasks():
-                if self._closure is not None and self._closure.gang == command.gang:
-                    self._closure.stop_serving()
+                self._files.stop_serving(command.gang)
                 self._release((command.gang, command.attempt))
             case _:
-                return False
+                return self._files.handle(command)
         return True
 
     def _take_part(self, part: msg.FilePart, data: memoryview) -> None:
         self._link.send(msg.PartTaken())
         match part.label:
-            case msg.ClosureLabel(closure_of=gang):
-                self._closure_of(gang).take(part, data)
-            case msg.FolderFile(kind=kind) as label:
-                self._folders(kind).take(label, part, data)
+            case msg.ClosureLabel() | msg.FolderFile() as label:
+                self._files.take(label, part, data)
             case msg.ChannelFrame() as label:
                 if (fd := self._incoming.take(part, data)) is not None:
                     self._channels.take(label, fd)
             case msg.RankFile():
                 raise msg.MessageError("a file of a rank must go to the kernel")
-
-    def _closure_of(self, gang: str) -> HostClosure:
-        """Return the gang's closure, whatever of it has arrived."""
-        if self._closure is None or self._closure.gang != gang:
-            self._forget_other_gangs(gang)
-            self._closure = HostClosure(gang, self._report_closure)
-        return self._closure
-
-    def _report_closure(self, report: msg.AgentReport) -> None:
-        self._link.send(report)
-        self._closure_news.set()
-
-    def _drop_partial_closure(self) -> None:
-        """Drop a closure that was on its way when the gang was stopped."""
-        if self._closure is not None and not self._closure.file.is_complete:
-            self._closure.close()
-            self._closure = None
-
-    def _forget_other_gangs(self, gang: str) -> None:
-        if self._closure is not None:
-            self._closure.close()
-        self._checkpoints.forget([name for name in self._checkpoints.names() if name != gang])
-
-    def _folders(self, kind: str) -> HostFolders:
-        return self._datasets if kind == msg.DATASETS else self._checkpoints
 
     # ── a gang ──
 
@@ -370,9 +323,9 @@ class RemoteLink(KernelLink):
         task = self._nearest_task()
         env = {"OMP_NUM_THREADS": "1", **self._config.env, **(task.env if task else {})}
         shared = request.checkpoint_dir  # the kernel's own directory, where all machines see it
-        checkpoints = Path(shared) if shared else self._checkpoints.folder / request.gang
+        checkpoints = Path(shared) if shared else self._files.checkpoints.folder / request.gang
         env |= {**checkpoint.environment(checkpoints, is_shared=bool(shared)), **request.env}
-        env[dataset_handle.FOLDER] = str(self._datasets.folder)
+        env[dataset_handle.FOLDER] = str(self._files.datasets.folder)
         timeline = request.timeline
         if timeline is not None and given_path(timeline, env):
             # A path of the kernel's machine: the kernel writes what we send it there.
@@ -418,10 +371,7 @@ class RemoteLink(KernelLink):
         folder, timelines = Path(group.record_dir), group.timelines.kept
         self._logs = LogShipper(group.gang, folder, timelines, self._send_log)
         self._logs.begin()
-        while (closure := self._whole_closure(group.gang)) is None and not group.is_cancelled:
-            self._closure_news.clear()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._closure_news.wait(), _POLL_S)
+        closure = await self._files.whole_closure(group.gang, lambda: group.is_cancelled)
         channels = self._open_channels(group)
         return [memory_file("nothing") if closure is None else os.dup(closure.fd), *channels]
 
@@ -435,12 +385,6 @@ class RemoteLink(KernelLink):
         ours = {rank: sock.detach() for rank, (sock, _) in pairs.items()}
         self._channels.open(group.gang, group.attempt, ours)
         return [sock.detach() for _, sock in pairs.values()]
-
-    def _whole_closure(self, gang: str) -> ArrivingFile | None:
-        closure = self._closure
-        if closure is None or closure.gang != gang or not closure.file.is_complete:
-            return None
-        return closure.file
 
     def send_file(self, file: msg.RankFile, fd: int) -> None:
         fd = os.dup(fd)
