@@ -139,7 +139,7 @@ class ObserverSpec:
 
 @dataclass(frozen=True)
 class RankLaunch:
-    """One rank that an agent starts."""
+    """One rank that an agent starts, by a :class:`RankStart` to its worker."""
 
     rank: int
     device: str

@@ -29,7 +29,10 @@ from hydrogen_magic.serialization.payload import Payload, to_memfd
 
 
 class AgentLostError(HydrogenError):
-    """The agents that ran an attempt have ended unexpectedly. Nothing of the attempt is left."""
+    """The agents that ran an attempt have ended unexpectedly. Nothing of the attempt is left.
+
+    Of the errors of :meth:`AgentGroup.launch`, only this one leaves the gang its retries.
+    """
 
 
 class WorkFeed(Protocol):

@@ -22,7 +22,10 @@ class HostLostError(AgentLostError):
 
 
 class HostsRevokedError(HydrogenError):
-    """The hosts were taken away on purpose, which says more than the reports of their agents."""
+    """The hosts were taken away on purpose, which says more than the reports of their agents.
+
+    The gang is not tried again.
+    """
 
 
 class HostProvider(ABC):
