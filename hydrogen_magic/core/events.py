@@ -178,10 +178,28 @@ class ClosureSent(Event):
 @dataclass(frozen=True)
 class StopRequested(Event):
     reason: str
-    """``"user"``, ``"timeout"``, ``"failure"``, ``"session"`` (``%gang end``), ``"owner"`` (SIGTERM),
-    ``"kernel"`` (it ended) or ``"cell"`` (that waited for it, and failed: by its view, for example)."""
+    """A key of :data:`STOP_REASONS`."""
     kill: bool = False
     """True: at once, without SIGINT first."""
+
+
+STOP_REASONS = {
+    "user": ("you asked", "stopped by you"),
+    "timeout": ("time is up", "stopped: it ran longer than its timeout of {timeout:g} s"),
+    "failure": ("a rank failed", ""),
+    "kernel": ("the kernel ended", KERNEL_ENDED),
+    "owner": (
+        "its owner process was terminated",
+        "stopped: its owner process was terminated (SIGTERM)",
+    ),
+    "session": ("its session was ended", "stopped by %gang end"),
+    "cell": (
+        "the cell that waited for it failed",
+        "stopped: the cell that waited for it failed",
+    ),
+}
+"""Why gangs are stopped -> the reason that views show meanwhile, and that of the end; after a failure the
+latter is the failure. A cell fails while it waits by its view, for example."""
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,6 @@ _NO_CELL = (
     "input() needs a cell that waits for its gang, and this one runs in the background: run it by "
     "%%distributed without --detach and --outlive, or pass the value as a variable"
 )
-_STOP_WORDS = {
-    "user": "stopped by you",
-    "timeout": "stopped: it ran longer than its timeout of {timeout:g} s",
-    "kernel": ev.KERNEL_ENDED,
-    "owner": "stopped: its owner process was terminated (SIGTERM)",
-    "session": "stopped by %gang end",
-    "cell": "stopped: the cell that waited for it failed",
-}
 
 
 class GangController:
@@ -387,7 +379,8 @@ class GangController:
         if outcome == "SUCCEEDED":
             return f"{counted(len(state.ranks), 'rank')} finished"
         if outcome == "STOPPED":
-            return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
+            _, text = ev.STOP_REASONS[state.stop_reason]
+            return text.format(timeout=self._job.spec.timeout_s or 0)
         if self._culprit is None and state.fault:
             return _first_line(state.fault.message)
         return self._headline or "the gang failed"

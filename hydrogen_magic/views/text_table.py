@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
+from hydrogen_magic.core.events import STOP_REASONS
 from hydrogen_magic.core.units import clipped, counted, size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
 from hydrogen_magic.driver.state.culprit import is_victim_error
@@ -96,17 +97,6 @@ def status_line(state: GangState, now_s: float) -> str:
     return " · ".join(part for part in parts if not part.endswith(": ") and part)
 
 
-_STOP_REASONS = {
-    "user": "you asked",
-    "timeout": "time is up",
-    "failure": "a rank failed",
-    "kernel": "the kernel ended",
-    "owner": "its owner process was terminated",
-    "session": "its session was ended",
-    "cell": "the cell that waited for it failed",
-}
-
-
 def _state_text(state: GangState, now_s: float) -> str:
     if state.state == "SUCCEEDED":
         return f"succeeded in {duration(now_s)}"
@@ -118,9 +108,8 @@ def _state_text(state: GangState, now_s: float) -> str:
         return f"{ended}: {reason.removeprefix('stopped: ')}" if reason else ended
     if state.stop_reason:
         how = "killing" if state.killed else "stopping"
-        return (
-            f"{how} ({_STOP_REASONS.get(state.stop_reason, state.stop_reason)}) · {duration(now_s)}"
-        )
+        why, _ = STOP_REASONS.get(state.stop_reason, (state.stop_reason, ""))
+        return f"{how} ({why}) · {duration(now_s)}"
     if state.queued is not None:
         have, wanted = state.queued
         return f"queued, {have} of {counted(wanted, 'slot')} · {duration(now_s)}"

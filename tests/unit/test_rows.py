@@ -256,8 +256,39 @@ def test_memory_of_a_rank_that_has_ended_is_the_last_known() -> None:
     assert rank_rows.rank_row(state.ranks[0], "", 2.0)["rss_bytes"] == 5_000
 
 
-def test_the_protocol_and_the_rows_agree_on_marks() -> None:
+# ── the protocol ─────────────────────────────────────────────────────────────────────────────────
+
+
+def declared(pattern: str, item: str) -> list[str]:
+    """Return the items of a declaration in ``protocol.ts``, in order."""
     source = Path(rank_rows.__file__).parent / "front" / "src" / "protocol.ts"
-    listed = re.search(r"MARKS: readonly Mark\[\] = \[(.*?)\]", source.read_text())
-    assert listed is not None
-    assert tuple(re.findall(r'"(\w*)"', listed[1])) == rank_rows.MARKS
+    found = re.search(pattern, source.read_text(), re.DOTALL | re.MULTILINE)
+    assert found is not None, pattern
+    return re.findall(item, found[1], re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["Gang", "Rank", "Bar", "Rows", "Notice", "RankSummary"])
+def test_rows_have_the_keys_of_the_protocol(name: str) -> None:
+    rows = ev.RowsDone(1.0, 0.0, 1, 2, 0, 0)
+    state = running(1, *bar(1, 2), rows, ev.Notice(1.0, "info", "said"))
+    gang, rank = rank_rows.gang_row(state, 1.0), rank_rows.rank_row(state.ranks[0], "", 1.0)
+    summary, _ = rank_rows.summary_columns(state, [""], [], [])
+    sent = {
+        "Gang": gang,
+        "Rank": rank,
+        "Bar": rank["bar"],
+        "Rows": gang["rows"],
+        "Notice": gang["notices"][0],
+        "RankSummary": {**summary, "at": 0},
+    }
+    keys = declared(rf"^export interface {name} {{\n(.*?)^}}", r"^  (\w+)\??:")
+    assert sorted(sent[name]) == sorted(keys)
+
+
+def test_the_protocol_has_the_marks_phases_and_reasons_of_the_kernel() -> None:
+    marks = declared(r"MARKS: readonly Mark\[\] = \[(.*?)\]", r'"(\w*)"')
+    assert tuple(marks) == rank_rows.MARKS
+    phases = declared(r"^  /\*\* `([\w ]*)`. \*/\n  phase: string", r"\w+")
+    assert tuple(phases) == rank_rows._PHASES
+    reasons = declared(r"type StopReason =(.*?);", r'"(\w+)"')
+    assert reasons == list(ev.STOP_REASONS)

@@ -157,7 +157,7 @@ class GangState:
     state: str = "PENDING"
     """``PENDING RUNNING SUCCEEDED FAILED STOPPED``."""
     stop_reason: str = ""
-    """Reason of a requested end (``user timeout failure session owner kernel cell``), empty without one."""
+    """Reason of a requested end, a key of :data:`~.events.STOP_REASONS`; empty without one."""
     before_stop: GangState | None = None
     """Its state when the end was requested for another reason than a failure."""
     killed: bool = False

@@ -18,6 +18,8 @@ export type GangWord =
   | "failed"
   | "stopped";
 
+export type StopReason = "user" | "timeout" | "failure" | "kernel" | "owner" | "session" | "cell";
+
 export interface Gang {
   id: string;
   /** The user's input: the line of the magic. */
@@ -26,8 +28,8 @@ export interface Gang {
   state: GangWord;
   /** The reason in one line, set at the end. */
   reason: string;
-  /** `user`, `timeout`, `failure`, `session`, `owner` or `kernel` while it is stopped; otherwise empty. */
-  stop_reason: string;
+  /** Empty unless it is stopped. */
+  stop_reason: "" | StopReason;
   attempt: number;
   /** The gang continues when its kernel ends. */
   outlives: boolean;
@@ -84,7 +86,7 @@ export interface Rank {
   rank: number;
   host: string;
   device: string;
-  /** `waiting starting loading running finishing done failed stopped`. */
+  /** `waiting starting loading running finishing done failed stopped idle`. */
   phase: string;
   /** The rank's activity in words: "in all_reduce #7, 12 s", "failed: ValueError". */
   doing: string;
