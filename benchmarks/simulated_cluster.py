@@ -55,7 +55,7 @@ from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.plugins import Placement
 from hydrogen_magic.testing.entry_points import declare
 from hydrogen_magic.transport.channel import Hub
-from hydrogen_magic.views.widget.feed import PageFeed
+from hydrogen_magic.views.widget.page_updates import PageUpdates
 
 RANKS_PER_HOST = 8
 _HOSTS = Path(__file__).with_name("_simulated_hosts.py")
@@ -118,7 +118,7 @@ class ModelView:
     interval_s = 0.1
 
     def __init__(self) -> None:
-        self._feed = PageFeed()
+        self._feed = PageUpdates()
         self._began_s = time.monotonic()
         self.spent_s = 0.0
 

@@ -31,7 +31,7 @@ from hydrogen_magic.driver.attending import attend
 from hydrogen_magic.driver.calls import launch
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.views import ATTENDED_S
-from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
+from hydrogen_magic.views.widget.page_updates import PageMessage, PageUpdates
 
 MESSAGES_PER_S = 10
 EVENTS_PER_S = 20
@@ -153,7 +153,7 @@ def health(np: int, now_s: float) -> Batch:
 
 def measured(case: Case, seconds: int) -> Found:
     """Run one case through a feed."""
-    feed, state = PageFeed(), GangState()
+    feed, state = PageUpdates(), GangState()
     spent_s = fold_s = longest_s = 0.0
     by_second = [0] * seconds
     n_messages = 0

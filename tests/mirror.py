@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrogen_magic.views.widget.feed import PageMessage
+from hydrogen_magic.views.widget.page_updates import PageMessage
 
 Bucket = tuple[float, float, float, float]
 """Count, mean, minimum, maximum."""

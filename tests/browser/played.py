@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Locator, Page
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views.widget.display import BUNDLE
-from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
+from hydrogen_magic.views.widget.page_updates import PageMessage, PageUpdates
 from tests.gangs import PATIENCE_S
 
 __all__ = ["PlayedView", "messages_of", "open_page"]
@@ -142,10 +142,10 @@ class PlayedView:
 
 
 def messages_of(
-    events: Sequence[ev.Event], now_s: float, feed: PageFeed | None = None
+    events: Sequence[ev.Event], now_s: float, feed: PageUpdates | None = None
 ) -> Iterator[PageMessage]:
     """Yield what a page is sent of a gang to which all these events have happened."""
-    feed, state = feed or PageFeed(is_raised=True), replay(events)
+    feed, state = feed or PageUpdates(is_raised=True), replay(events)
     fresh = events
     while (message := feed.update(state, fresh, now_s)) is not None:
         yield message

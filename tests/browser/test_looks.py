@@ -12,7 +12,7 @@ from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views import static_picture
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.static_svg.fills import FILLS
-from hydrogen_magic.views.widget.feed import PageFeed
+from hydrogen_magic.views.widget.page_updates import PageUpdates
 from tests.browser.played import PlayedView, messages_of, open_page
 from tests.browser.scenes import SCENES, events_of
 from tests.gangs import wait_until
@@ -206,7 +206,7 @@ def test_everything_is_in_sight_in_both_themes_and_widths(view: PlayedView, scen
 def test_a_profile_is_shown_when_it_has_come(view: PlayedView) -> None:
     events, now_s = events_of("profile")
     n_before = len(trained(2, 200))
-    feed = PageFeed()
+    feed = PageUpdates()
     view.say(messages_of(events[:n_before], now_s, feed))
     timeline = view.widget.locator(".hm-timeline")
     expect(timeline.get_by_role("button", name="Profile", exact=True)).to_have_count(0)

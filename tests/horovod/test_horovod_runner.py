@@ -23,7 +23,7 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.observe import keras
 from hydrogen_magic.views.tables import plan_table
-from hydrogen_magic.views.widget.output_feed import LiveLines
+from hydrogen_magic.views.widget.live_lines import LiveLines
 from tests import runner_ranks
 from tests.documented import covers
 

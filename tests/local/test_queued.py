@@ -19,7 +19,7 @@ from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.text_table import gang_lines, headline
 from hydrogen_magic.views.widget import rank_rows
-from hydrogen_magic.views.widget.feed import PageFeed
+from hydrogen_magic.views.widget.page_updates import PageUpdates
 from tests import plain_ranks
 from tests.gangs import PATIENCE_S
 
@@ -78,7 +78,7 @@ def test_stopping_is_said_rather_than_waiting() -> None:
 
 
 def test_pages_hear_of_every_slot_at_once() -> None:
-    feed, state = PageFeed(), waiting()
+    feed, state = PageUpdates(), waiting()
     feed.update(state, [], 2.0)
     event = ev.Queued(2.01, 3, 4)
     message = feed.update(waiting(event), [event], 2.01)

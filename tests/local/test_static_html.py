@@ -13,7 +13,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import attending
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.widget import retained_views
-from hydrogen_magic.views.widget.feed import PageFeed
+from hydrogen_magic.views.widget.page_updates import PageUpdates
 from hydrogen_magic.views.widget.static_html import static_html, static_view
 from tests import seconds
 
@@ -38,7 +38,7 @@ def failed_gang() -> list[ev.Event]:
 
 def test_the_picture_is_the_same_from_a_feed_that_was_told_all() -> None:
     events = failed_gang()
-    feed = PageFeed()
+    feed = PageUpdates()
     for n in range(1, len(events) + 1):
         feed.update(replay(events[:n]), events[n - 1 : n], n / 10)
     state = replay(events)

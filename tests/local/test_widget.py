@@ -30,12 +30,12 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 BREAKS = (
-    "import hydrogen_magic.views.widget.feed as feed\n"
-    "whole = feed.PageFeed.{method}\n"
+    "from hydrogen_magic.views.widget import page_updates\n"
+    "whole = page_updates.PageUpdates.{method}\n"
     "def broken(*_): raise RuntimeError('no more')\n"
-    "feed.PageFeed.{method} = broken"
+    "page_updates.PageUpdates.{method} = broken"
 )
-MENDS = "feed.PageFeed.{method} = whole"
+MENDS = "page_updates.PageUpdates.{method} = whole"
 COMMS = "len(__import__('comm').get_comm_manager().comms)"
 BOARD = (
     "import hydrogen_magic.views.widget.shell_interceptor as routes\n"

@@ -25,7 +25,7 @@ from hydrogen_magic.node.worker.displays import MOST_BYTES, DisplayQueue
 from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of
 from hydrogen_magic.views import pick_view, text_view
 from hydrogen_magic.views.widget import rank_displays
-from hydrogen_magic.views.widget.output_feed import LiveLines
+from hydrogen_magic.views.widget.live_lines import LiveLines
 from hydrogen_magic.views.widget.rank_displays import RankDisplays
 from tests.fake_gang import FakeGang
 

@@ -23,7 +23,7 @@ from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker import reporter as reporters
 from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
 from hydrogen_magic.views.text_table import gang_lines
-from hydrogen_magic.views.widget.feed import PageFeed
+from hydrogen_magic.views.widget.page_updates import PageUpdates
 from hydrogen_magic.views.widget.static_html import static_html
 from tests.gang_events import running
 
@@ -128,7 +128,7 @@ def test_what_passes_the_border_is_shown(said: list[ev.Event], end: str) -> None
         *running(),
         *map(through_json, said),
     ]
-    state, feed, last = replay(events), PageFeed(), ev.GangEnded(5.0, end, "\ud800", 0)
+    state, feed, last = replay(events), PageUpdates(), ev.GangEnded(5.0, end, "\ud800", 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for fresh, now_s in ((events, 2.0), ([last], 5.0)):

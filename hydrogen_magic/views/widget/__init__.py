@@ -44,7 +44,7 @@ from hydrogen_magic.views.widget.display import (
     is_widget_expected,
 )
 from hydrogen_magic.views.widget.flood import FloodWatch, resend_after
-from hydrogen_magic.views.widget.live_feed import LiveFeed
+from hydrogen_magic.views.widget.live_updates import LiveUpdates
 from hydrogen_magic.views.widget.page_commands import CommandHandler, PageCommand
 from hydrogen_magic.views.widget.page_requests import PageRequests
 from hydrogen_magic.views.widget.rank_displays import RankDisplays
@@ -76,7 +76,7 @@ class WidgetView:
         self._clock = clock
         self._display = CellOutput()
         self._flood = FloodWatch(clock=clock)
-        self._live = LiveFeed(gang, is_raised=blocking, clock=clock)
+        self._live = LiveUpdates(gang, is_raised=blocking, clock=clock)
         self._commands = CommandHandler(gang, self._send, self._on_request)
         self._requests = PageRequests(
             self._live, self._commands, self._send, self._display_again, clock
@@ -256,7 +256,7 @@ class WidgetView:
 
     def _leave_picture(self, state: GangState) -> None:
         is_printed = self._text is not None
-        drawn = static_view(self._live.events(), state.gang, self._live.page_feed)
+        drawn = static_view(self._live.events(), state.gang, self._live.page_updates)
         html = drawn.html(state, with_output=not is_printed, is_raised=self._blocking)
         lines = gang_lines(state, state.now_s, NotebookOutput.width)
         if not is_printed:

@@ -12,8 +12,8 @@ from hydrogen_magic.core.events import Metrics
 from hydrogen_magic.core.units import counted, size_text
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.views.widget.feed import PageMessage
 from hydrogen_magic.views.widget.page_commands import PageCommand
+from hydrogen_magic.views.widget.page_updates import PageMessage
 
 _PART_BYTES = 1 << 20
 """Bytes of a message: a server forwards others in between."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views.widget.downloads import DownloadFile, DownloadMaker, parts
-from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
-from hydrogen_magic.views.widget.live_feed import LiveFeed
+from hydrogen_magic.views.widget.live_updates import LiveUpdates
 from hydrogen_magic.views.widget.page_commands import CommandHandler, PageCommand, PageSender
+from hydrogen_magic.views.widget.page_updates import PageMessage, PageUpdates
 
 _SERVING_S = 0.05
 """Time for requests of pages between two updates: half of it."""
@@ -28,7 +28,7 @@ class PageRequests:
 
     def __init__(
         self,
-        live: LiveFeed,
+        live: LiveUpdates,
         commands: CommandHandler,
         send: PageSender,
         display_again: Callable[[str], bool],
@@ -95,31 +95,31 @@ class PageRequests:
         if gang is None:
             self._commands.refuse_released(request)  # between the request and here
             return
-        feed = self._live.start()
+        updates = self._live.start()
         if request["do"] == "hello":
-            for message in feed.full(request["client"]):
+            for message in updates.full(request["client"]):
                 self._send(*message)
             return
         try:
-            self._answer_about(gang, feed, request)
+            self._answer_about(gang, updates, request)
         except (KeyError, TypeError, OverflowError) as error:
             self._commands.refuse_unknown(request, error)
         except (HydrogenError, ValueError) as error:
             # for a metric that the next attempt has not logged yet
             self._commands.answer(request, ok=False, text=str(error))
 
-    def _answer_about(self, gang: Gang, feed: PageFeed, request: PageCommand) -> None:
+    def _answer_about(self, gang: Gang, updates: PageUpdates, request: PageCommand) -> None:
         match request["do"]:
             case "detail":
-                self._send(*feed.detail(request))
+                self._send(*updates.detail(request))
             case "show":
                 is_shown = self._display_again(request["what"])
                 self._commands.answer(request, ok=is_shown)
             case "rows":
-                feed.watch(request["ranks"])
+                updates.watch(request["ranks"])
                 self._send_changes_if_closed()
             case "tracks":
-                feed.watch_tracks(request["client"], request["ranks"])
+                updates.watch_tracks(request["client"], request["ranks"])
                 self._send_changes_if_closed()
             case _:
                 self._maker.make(gang, request)

@@ -17,7 +17,7 @@ from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.views import static_svg as pictures
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.line_shares import kept_lines, output_summary
-from hydrogen_magic.views.widget.feed import PageFeed
+from hydrogen_magic.views.widget.page_updates import PageUpdates
 
 _MOST_LINES = 1000
 _MOST_CHARACTERS = 100_000
@@ -59,10 +59,10 @@ class StaticView:
         return failure_report.report(state, own[-_CULPRIT_LINES:])
 
 
-def static_view(events: Sequence[Event], gang: str, known: PageFeed | None = None) -> StaticView:
+def static_view(events: Sequence[Event], gang: str, known: PageUpdates | None = None) -> StaticView:
     """Return the contents for ``events``.
 
-    ``known``: a feed that has processed all of them, which saves seconds for millions of points.
+    ``known``: updates that have processed all of them, which saves seconds for millions of points.
     """
     output = OutputLines()
     lines = [*output.feed(events, gang), *output.flush()]

@@ -1,5 +1,5 @@
 /**
- * Messages between kernel and page; the kernel's side is `feed.py`, `downloads.py` and `model.py`.
+ * Messages between kernel and page; the kernel's side is `page_updates.py`, `downloads.py` and `model.py`.
  * Times are seconds since the gang was launched. Numbers that JSON cannot represent (a loss of NaN)
  * are sent as words, see `Figure`. Columns of numbers are sent as binary buffers, little-endian,
  * found by their index `at` in the message's list of buffers.

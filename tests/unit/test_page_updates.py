@@ -1,4 +1,4 @@
-"""The feed: a page that follows it knows the gang, at a rate that a page can take."""
+"""Updates of a page: a page that follows them knows the gang, at a rate that it can take."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
 from hydrogen_magic.views.curves import ALL_RANKS
-from hydrogen_magic.views.widget import feed
-from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
-from hydrogen_magic.views.widget.live_feed import LiveFeed
+from hydrogen_magic.views.widget import page_updates
+from hydrogen_magic.views.widget.live_updates import LiveUpdates
+from hydrogen_magic.views.widget.page_updates import PageMessage, PageUpdates
 from tests import seconds
 from tests.fake_gang import FakeGang
 from tests.gang_events import running
@@ -42,10 +42,10 @@ def spans(rank: int, n: int, start_s: float = 0.0, track: str = "spans") -> ev.S
 
 
 class Rig:
-    """A feed after some events, and the pages that follow it."""
+    """The updates after some events, and the pages that follow it."""
 
     def __init__(self, *events: ev.Event) -> None:
-        self.feed = PageFeed()
+        self.updates = PageUpdates()
         self.state = GangState()
         self.now_s = 0.0
         self.pages = [Mirror()]
@@ -61,20 +61,20 @@ class Rig:
         for event in events:
             self.state = fold(self.state, event)
         self.now_s += after_s
-        message = self.feed.update(self.state, events, self.now_s)
+        message = self.updates.update(self.state, events, self.now_s)
         for page in self.pages if message is not None else ():
             page.apply(message)
         return message
 
     def arrive(self, name: str) -> Mirror:
         page = Mirror(name)
-        for message in self.feed.full(name):
+        for message in self.updates.full(name):
             page.apply(message)
         self.pages.append(page)
         return page
 
     def end(self, *events: ev.Event) -> int:
-        """Let the gang end and the feed say the rest; return the number of messages."""
+        """Let the gang end and the updates say the rest; return the number of messages."""
         self.tick(*events)
         n = 1
         while self.tick() is not None:
@@ -140,10 +140,10 @@ def test_one_that_arrives_knows_what_those_know_that_were_there(
 
 def assert_is_complete(page: Mirror, rig: Rig) -> None:
     assert page.gang["state"] == "done" and page.gang["ended_s"] is not None
-    assert page.names == rig.feed.tracks.names
-    for key, spans in rig.feed.tracks.tracks().items():
+    assert page.names == rig.updates.tracks.names
+    for key, spans in rig.updates.tracks.tracks().items():
         assert [row[0] for row in page.spans.get(key, [])] == spans.starts_s.tolist()
-    for whole in rig.feed.curves.full(None):
+    for whole in rig.updates.curves.full(None):
         for rank, buckets in whole.series.items():
             curve = page.curves.get(whole.metric, MirroredCurve())
             told = curve.series.get(rank, {})
@@ -182,7 +182,7 @@ def test_names_of_spans_come_with_their_index() -> None:
         message = rig.tick(seconds.spans(1.0, 0, (name,), (5.0,), (6.0,), (0,)))
         assert message is not None and message.content["names"] == [name]
         # A page that has lost a message would otherwise give them the index of an earlier one.
-        assert message.content["names_at"] == rig.feed.tracks.names.index(name)
+        assert message.content["names_at"] == rig.updates.tracks.names.index(name)
 
 
 def test_the_last_profile_is_the_one_that_was_recorded() -> None:
@@ -308,7 +308,7 @@ def test_of_many_ranks_those_that_stand_out_have_rows() -> None:
     rig = Rig(*running(64), *(ev.Progress(1.0, r, 0, "", 50.0 + r, 200.0) for r in range(64)))
     assert rig.page.summary["shown"] == [0, 1, 2, 3]
     rig.tick(ev.RankExited(2.0, 40, 1), after_s=1.0)
-    rig.feed.watch([60, 60, 999, -1])
+    rig.updates.watch([60, 60, 999, -1])
     rig.tick()
     assert rig.page.summary["shown"] == [0, 1, 2, 3, 40, 60]
     assert rig.page.summary["chosen"] == [60], "a page that was reloaded must know it"
@@ -324,7 +324,7 @@ def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
     rig = Rig(*running(32))
     for tick in range(3):
         if tick == 2:
-            rig.feed.watch([27])
+            rig.updates.watch([27])
         steps = range(10 * tick, 10 * tick + 10)
         rig.tick(
             *(batch(r, steps, loss=[float(r)] * 10) for r in range(32)),
@@ -337,17 +337,17 @@ def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
         sizes = {r: len(s) for (r, track), s in page.spans.items() if track == "spans"}
         assert sizes == dict.fromkeys((*range(16), 27), 30)
     assert late.summary == rig.page.summary and late.summary_columns == rig.page.summary_columns
-    rig.feed.watch_tracks("me", range(16, 32))
+    rig.updates.watch_tracks("me", range(16, 32))
     rig.tick()
     assert {r for r, track in rig.page.spans if track == "spans"} == set(range(32))
 
 
 def test_the_timelines_of_several_pages_go_on() -> None:
     rig = Rig(*running(96))
-    rig.feed.watch_tracks("one", range(32, 48))
-    rig.feed.watch_tracks("other", range(48, 64))
+    rig.updates.watch_tracks("one", range(32, 48))
+    rig.updates.watch_tracks("other", range(48, 64))
     rig.arrive("reloaded")
-    rig.feed.watch_tracks("other", range(64, 80))
+    rig.updates.watch_tracks("other", range(64, 80))
 
     def told() -> set[int]:
         message = rig.tick(*(spans(r, 1, rig.now_s) for r in range(96)))
@@ -356,7 +356,7 @@ def test_the_timelines_of_several_pages_go_on() -> None:
 
     assert told() == {*range(16), *range(32, 48), *range(64, 80)}
     for closed in "abcd":
-        rig.feed.watch_tracks(closed, range(80, 96))
+        rig.updates.watch_tracks(closed, range(80, 96))
     assert told() == {*range(16), *range(80, 96)}
 
 
@@ -370,7 +370,7 @@ def test_of_many_ranks_that_were_stopped_some_have_rows_that_say_why() -> None:
     assert rig.page.summary["shown"] == [0, 1, 2, 9]
     assert rig.page.ranks[9]["phase"] == "stopped"
     assert rig.page.ranks[9]["why"] == "least progress"
-    rig.feed.watch([50])
+    rig.updates.watch([50])
     rig.tick()
     assert rig.page.ranks[50]["why"] == "chosen"
 
@@ -434,7 +434,7 @@ def order(**changed: Any) -> dict[str, Any]:
 
 def test_detail_answers_the_client_that_asked() -> None:
     rig = Rig(*running(), *(batch(r, range(5000), loss=[float(r)] * 5000) for r in range(2)))
-    content, buffers = rig.feed.detail(order())
+    content, buffers = rig.updates.detail(order())
     asked = {"id": "7", "from": 100, "until": 299.5, "metric": "loss"}
     series = [{"rank": rank, "n": 100} for rank in (-1, 0, 1)]
     known = {"kind": "detail", "to": "me", **asked, "width": 2, "series": series, "at": 0}
@@ -446,12 +446,12 @@ def test_detail_answers_the_client_that_asked() -> None:
 def test_a_detail_that_cannot_be_given_is_refused_with_the_reason() -> None:
     rig = Rig(*running(), batch(0, range(9), loss=[1.0] * 9))
     with pytest.raises(ValueError, match="no metric named 'lost'"):
-        rig.feed.detail(order(metric="lost"))
+        rig.updates.detail(order(metric="lost"))
 
 
 def test_however_many_buckets_are_asked_for_there_is_a_limit() -> None:
     rig = Rig(*running(), batch(0, range(20_000), loss=[1.0] * 20_000))
-    content, _ = rig.feed.detail(order(**{"from": 0, "until": 20_000, "buckets": 10**9}))
+    content, _ = rig.updates.detail(order(**{"from": 0, "until": 20_000, "buckets": 10**9}))
     assert content["width"] == 4
 
 
@@ -499,8 +499,8 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "_MOST_SPANS_KEPT", 5000)
-    monkeypatch.setattr(feed, "_MOST_SPANS_AT_ONCE", 1000)
+    monkeypatch.setattr(page_updates, "_MOST_SPANS_KEPT", 5000)
+    monkeypatch.setattr(page_updates, "_MOST_SPANS_AT_ONCE", 1000)
 
 
 @pytest.mark.usefixtures("small")
@@ -513,7 +513,7 @@ def test_a_page_that_comes_late_gets_the_newest_spans_in_parts() -> None:
         sum(len(found) for (_, track), found in rig.page.spans.items() if track == "spans") == 9000
     )
     page, sizes = Mirror("late"), []
-    for message in rig.feed.full("late"):
+    for message in rig.updates.full("late"):
         page.apply(message)
         sizes.append(sum(part["n"] for part in message.content["spans"]))
     assert max(sizes) <= 1000 and sum(sizes) == 5000 and page.parts_left == 0
@@ -526,7 +526,7 @@ def test_a_page_that_comes_late_gets_the_newest_spans_in_parts() -> None:
 @pytest.mark.usefixtures("small")
 def test_of_ranks_that_a_page_turns_to_it_gets_the_newest_spans() -> None:
     rig = Rig(*running(32), *(spans(20, 1500, start_s) for start_s in (0.0, 9.0, 18.0, 27.0)))
-    rig.feed.watch_tracks("me", range(16, 32))
+    rig.updates.watch_tracks("me", range(16, 32))
     while rig.tick(after_s=0.01) is not None:
         pass
     told = rig.page.spans[20, "spans"]
@@ -542,7 +542,7 @@ def test_the_first_page_gets_what_any_page_keeps(end: list[ev.Event], tmp_path: 
     flood = [spans(0, 1500, start_s) for start_s in (0.0, 9.0, 18.0, 27.0)]
     lines = [out(0, f"line {n}\n") for n in range(2500)]
     gang._events = [*running(), *flood, *lines, stacks, *end]
-    live = LiveFeed(gang, is_raised=False, clock=lambda: 30.0)
+    live = LiveUpdates(gang, is_raised=False, clock=lambda: 30.0)
     live.update(replay(gang._events), gang._events)
     page = Mirror("first")
     for message in live.start().full("first"):
@@ -564,6 +564,6 @@ def test_what_is_left_of_a_flood_of_spans_comes_in_several_messages() -> None:
         fresh = []
     assert len(messages) > 2
     assert max(sum(map(len, message.buffers)) for message in messages) < 1_000_000
-    told = sum(len(spans.starts_s) for spans in rig.feed.tracks.tracks().values())
+    told = sum(len(spans.starts_s) for spans in rig.updates.tracks.tracks().values())
     assert told >= 200_000
     assert sum(len(buffer) for message in messages for buffer in message.buffers) > 15 * 180_000

@@ -19,7 +19,7 @@ from hydrogen_magic.driver.state.span_tracks import Key, SpanTrack, SpanTracks, 
 from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
 from hydrogen_magic.views.text_table import MOST_ROWS
 from hydrogen_magic.views.widget.json_values import curve_part, span_part, stack_text
-from hydrogen_magic.views.widget.output_feed import LiveLines
+from hydrogen_magic.views.widget.live_lines import LiveLines
 from hydrogen_magic.views.widget.rank_rows import followed_ranks
 from hydrogen_magic.views.widget.state_diff import StateDiff
 
@@ -58,7 +58,7 @@ class PageMessage(NamedTuple):
     buffers: list[bytes]
 
 
-class PageFeed:
+class PageUpdates:
     """Follows one gang and creates the messages about changes.
 
     Of more than 16 ranks, curves are sent of all ranks together, rank 0, failed ranks, and those requested
