@@ -1,4 +1,9 @@
-"""A gang's state as JSON of the protocol: header, rows of ranks, and a summary of all ranks."""
+"""A gang's state as JSON of the protocol: header, rows of ranks, and a summary of all ranks.
+
+To show another value of a rank, add it to :func:`rank_row` and to ``Rank`` in ``front/src/protocol.ts`` (tsc
+names the places that create one). Add a column to ``front/src/view/figures.ts``, for text to
+``views/text_table.py``, and for the picture that a notebook keeps to ``views/static_svg/ranks.py``.
+"""
 
 from __future__ import annotations
 
