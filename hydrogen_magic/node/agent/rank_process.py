@@ -188,9 +188,17 @@ class RankProcess:
             return
         found = next(iter(processes.processes([self.worker.pid])), None)
         if found is not None:
-            now_s, cpu = self._now_s(), round(self._cpu_percent(found.cpu_ticks), 1)
-            usage = (found.rss_bytes, cpu, found.state, gpu.percent, gpu.memory_bytes)
-            self._emit(ev.RankHealth(now_s, self.rank, *usage))
+            self._emit(
+                ev.RankHealth(
+                    self._now_s(),
+                    self.rank,
+                    rss_bytes=found.rss_bytes,
+                    cpu_percent=round(self._cpu_percent(found.cpu_ticks), 1),
+                    process_state=found.state,
+                    gpu_percent=gpu.percent,
+                    gpu_memory_bytes=gpu.memory_bytes,
+                )
+            )
         if step := self._finish.slow_step():
             self._emit(ev.RankPhase(self._now_s(), self.rank, "finishing", step))
 
