@@ -11,10 +11,10 @@ A message crosses the boundary as JSON, ``[kind, fields]``, where the kind is th
 receiver names the base class that it expects, and ``decode`` checks kind, direction and every field.
 To add a field, add it to the class: mypy then reports each place that builds the message.
 
-A launch: ``driver/placements/launch_request.py`` builds a :class:`LaunchRequest`, ``node/agent/server.py``
-takes it. Its :class:`RankOptions` are for all ranks, a :class:`RankLaunch` for one. ``node/agent/rank_group.py``
-sends both to the rank in a :class:`RankStart`, ``node/worker/main.py`` takes it. Other messages are found by
-the name of their class, or of their base class.
+A launch: ``driver/placements/launch_request.py`` builds a :class:`LaunchRequest`, which
+``node/agent/server.py`` takes. Its :class:`RankOptions` are for all ranks, a :class:`RankLaunch` for one.
+``node/agent/rank_group.py`` sends both to the rank in a :class:`RankStart`, which ``node/worker/main.py``
+takes. The name of another message, or of its base class, finds its sender and its receiver.
 
 Memory files and logs travel beside some messages, as descriptors or as a second ZeroMQ frame.
 """
