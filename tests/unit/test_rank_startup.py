@@ -75,7 +75,6 @@ def test_a_child_that_the_cell_has_forked_does_not_wait_for_displays(
     monkeypatch.setattr(os, "_exit", sys.exit)
     rank: Any = types.SimpleNamespace(
         pid=os.getppid(),
-        set_up=None,
         session=None,
         infer_options=None,
         closure_fd=os.open(os.devnull, os.O_RDONLY),

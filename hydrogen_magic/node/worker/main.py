@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydrogen_magic.core import events as ev
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         namespace,
         reporter,
         session_loop,
+        session_names,
+        user_signals,
     )
     from hydrogen_magic.serialization.payload import Payload
 
@@ -107,7 +109,7 @@ def _run(
     main_thread.hide_our_frames()
     try:
         process_setup.enter_environment(start)
-        rank = _Rank(control, reader, start, fds)
+        rank = _Rank(control, reader, start, fds, _nothing_kept(start.options))
     except Exception as error:  # a missing working directory, modules that cannot be read
         _report_start(control, start, error)
         return 1
@@ -120,7 +122,7 @@ def _run(
         later, fds = received
         process_setup.asked_to_stop.clear()
         process_setup.update_environment(start.env, later.env)
-        rank, start = _Rank(control, reader, later, fds, rank), later
+        rank, start = _Rank(control, reader, later, fds, rank.kept), later
         code = rank.run()
     return code
 
@@ -145,8 +147,31 @@ def _report_start(control: socket.socket, start: msg.RankStart, error: Exception
     framing.send(control, msg.RankEvents((ev.encode(failed),)))
 
 
+@dataclass
+class _Kept:
+    """What a rank keeps for its next gang, a later cell of the session or ``%%infer`` of the same cell."""
+
+    began: float
+    """Unix time."""
+    groups: group_recovery.ProcessGroups
+    names: session_names.RankNames
+    signals: user_signals.UserSignals
+    set_up: inference.SetUp | None = None
+    displayed: Collection[str] = ()
+    """Ids of displays, also of earlier cells."""
+
+
+def _nothing_kept(options: msg.RankOptions) -> _Kept:
+    """Return what a new process begins with."""
+    from hydrogen_magic.node.worker import group_recovery, session_names, user_signals
+
+    groups = group_recovery.ProcessGroups(options.group_recovery)
+    names = session_names.RankNames(vars(sys.modules["__main__"]))
+    return _Kept(time.time(), groups, names, user_signals.UserSignals())
+
+
 class _Rank:
-    """Run the cell on this rank; ``earlier`` is this process in the gang before."""
+    """Run the cell on this rank."""
 
     def __init__(
         self,
@@ -154,39 +179,21 @@ class _Rank:
         reader: framing.FrameReader,
         start: msg.RankStart,
         fds: Sequence[int],
-        earlier: _Rank | None = None,
+        kept: _Kept,
     ) -> None:
-        from hydrogen_magic.node.worker import (
-            entered_collectives,
-            group_recovery,
-            observe,
-            peer_timeouts,
-            profiler,
-            session_names,
-            user_signals,
-        )
+        from hydrogen_magic.node.worker import entered_collectives, observe, peer_timeouts, profiler
 
         self.rank = start.rank
         self.pid = os.getpid()
-        self.began: float = earlier.began if earlier else time.time()
-        """Unix time."""
+        self.kept = kept
+        self.groups, self.names, self.signals = kept.groups, kept.names, kept.signals
         self.closure_fd, *self.channels = fds
         options = start.options
         self.infer_options = options.infer_options
-        self.set_up: inference.SetUp | None = None if earlier is None else earlier.set_up
         self.session = options.session
         self.is_first = self.rank == options.spec.first_rank
         """Its value and variables are the results of the gang."""
         self.speaks_for_host = start.speaks_for_host
-        self.groups: group_recovery.ProcessGroups = (
-            earlier.groups if earlier else group_recovery.ProcessGroups(options.group_recovery)
-        )
-        self.names: session_names.RankNames = (
-            earlier.names if earlier else session_names.RankNames(vars(sys.modules["__main__"]))
-        )
-        self.signals: user_signals.UserSignals = (
-            earlier.signals if earlier else user_signals.UserSignals()
-        )
         self.is_debugging = options.spec.pdb
         self.is_debuggable = not options.spec.on_ranks or self.rank in options.spec.on_ranks
         self.is_retained = False
@@ -195,8 +202,6 @@ class _Rank:
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
-        self.displayed: Collection[str] = earlier.displayed if earlier else ()
-        """Ids of displays, also of earlier cells."""
         self.reporter: reporter.Reporter = self._new_reporter(start)
         self.entered = entered_collectives.EnteredCollectives(self.reporter, self.groups)
         observe.report_failures()
@@ -219,8 +224,8 @@ class _Rank:
         displaying = spec.displaying
         if not displaying or self.rank in displaying:
             n_displaying = len(displaying) or api.world_size()
-            queue = displays.DisplayQueue(self.rank, n_displaying, earlier=self.displayed)
-            found.displays, self.displayed = queue, queue.ids
+            queue = displays.DisplayQueue(self.rank, n_displaying, earlier=self.kept.displayed)
+            found.displays, self.kept.displayed = queue, queue.ids
         reporter.install(found)
         return found
 
@@ -287,7 +292,8 @@ class _Rank:
     @property
     def _loaded(self) -> namespace.LoadedClosure | None:
         """What an earlier gang with the same closure has loaded."""
-        return self.set_up.loaded if self.set_up is not None and self.session is None else None
+        set_up = self.kept.set_up
+        return set_up.loaded if set_up is not None and self.session is None else None
 
     def _work_or_debug(self) -> int:
         """Work; with ``--pdb``, let the user look at an exception before it is reported."""
@@ -316,7 +322,8 @@ class _Rank:
         )
         self.reporter.close(is_patient=code == 0, keeps_thread=True)  # which sends it
         standard_streams.flush()
-        files = self.set_up.files if self.set_up is not None and self.session is None else {}
+        set_up = self.kept.set_up
+        files = set_up.files if set_up is not None and self.session is None else {}
         self._send(msg.WorkerRetained(files, code))
 
     def _release(self, is_forced: bool) -> None:
@@ -382,16 +389,17 @@ class _Rank:
 
         began_s = time.monotonic()
         cell_s = 0.0
-        if self.set_up is None or self.session is not None:
-            self.set_up = inference.set_up(loaded)
+        ready = self.kept.set_up
+        if ready is None or self.session is not None:
+            ready = self.kept.set_up = inference.set_up(loaded)
             if self.session is None:
                 # These objects stay. Otherwise the garbage collector visits them again and again, which
                 # takes a fifth of the time of a predict that makes a list of every row.
                 gc.freeze()
             cell_s = time.monotonic() - began_s
-        ready, channel = self.set_up, self.channels.pop()
+        channel = self.channels.pop()
         is_done = inference.serve(channel, ready.predict, options, cell_s=cell_s, files=ready.files)
-        self.is_retained = is_done and self.set_up.can_stay
+        self.is_retained = is_done and ready.can_stay
 
     def _show_displays(self) -> None:
         """Show open figures, and wait until the displays are sent, at the rate that a front end can draw."""
@@ -479,7 +487,7 @@ class _Rank:
         except BaseException as error:
             _print_exception(error)
         if children:
-            processes.unlink_shared_memory(processes.ended(children), self.began)
+            processes.unlink_shared_memory(processes.ended(children), self.kept.began)
 
     def _send(self, message: msg.WorkerReport, fds: Sequence[int] = ()) -> None:
         with self.lock:
