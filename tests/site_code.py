@@ -225,7 +225,7 @@ def _as_in_a_notebook(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            folders._delete_all()
+            folders.delete_all()
             for name in set(sys.modules) - modules:
                 if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
                     del sys.modules[name]

@@ -442,7 +442,7 @@ def _start_controller(
 
 
 @atexit.register  # after that of the agents, so it runs before
-def _end_with_kernel() -> None:
+def end_with_kernel() -> None:
     """Stop what runs, so that records say why it ended; ranks have a moment for their ``finally``."""
     began_s = time.monotonic()
     gangs = [gang for gang, _ in list(_running.values())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.notebook import outliving
 from hydrogen_magic.notebook.magics import Distributed
@@ -39,6 +41,7 @@ def load(shell: InteractiveShell) -> None:
         )
     shell.register_magics(magic)
     shell.events.register("post_run_cell", magic.get_ready)
+    _end_before_other_processes(getattr(shell, "kernel", None))
     _report_stopped_runs()
     for line in outliving.attachable_lines():
         print(line)
@@ -59,6 +62,26 @@ def unload(shell: InteractiveShell) -> None:
             shell.events.unregister("post_run_cell", magic.get_ready)
         configurables.remove(magic)
     shell.magics_manager.registry.pop("Distributed", None)
+    vars(getattr(shell, "kernel", shell)).pop("do_shutdown", None)
+
+
+def _end_before_other_processes(kernel: Any) -> None:
+    """Have a kernel that is shut down end its gangs and delete its data at once.
+
+    ipykernel waits for the notebook's other processes before it exits, such as Spark's JVM, and Jupyter
+    kills it after some seconds: then exit handlers do not run.
+    """
+    shut_down = getattr(kernel, "do_shutdown", None)
+    if shut_down is None:
+        return
+
+    @functools.wraps(shut_down)
+    def do_shutdown(*args: Any, **kwargs: Any) -> Any:
+        launcher.end_with_kernel()
+        folders.delete_all()
+        return shut_down(*args, **kwargs)
+
+    kernel.do_shutdown = do_shutdown
 
 
 def _magics_of_others(shell: InteractiveShell) -> dict[tuple[str, str], Any]:

@@ -38,7 +38,7 @@ def frame(n_rows: int = 100) -> pd.DataFrame:
 def datasets(hydrogen_home: Path) -> Iterator[Callable[[], list[str]]]:
     """Return the datasets that exist; what a test leaves is deleted, as at the end of a process."""
     yield lambda: [record.name for record in (hydrogen_home / "datasets").glob("*")]
-    folders._delete_all()
+    folders.delete_all()
 
 
 # ── on ranks ─────────────────────────────────────────────────────────────────────────────────────
@@ -283,7 +283,7 @@ def test_a_forked_child_leaves_the_data_to_its_parent(datasets: Callable[[], lis
     hm.dataset(frame())
     child = os.fork()
     if not child:
-        folders._delete_all()  # as at its exit
+        folders.delete_all()  # as at its exit
         os._exit(0)
     os.waitpid(child, 0)
     assert len(datasets()) == 1
@@ -334,7 +334,7 @@ def test_a_store_that_does_not_answer_delays_nothing_else(
     unreachable(error)
     with pytest.raises(type(error)):
         rows.delete()
-    folders._delete_all()  # as at the end of a process
+    folders.delete_all()  # as at the end of a process
     assert len(datasets()) == 1 and not os.path.exists(str(here.path))
     folders._forget()
     (hydrogen_home / "datasets" / "stray").touch()
@@ -344,7 +344,7 @@ def test_a_store_that_does_not_answer_delays_nothing_else(
     monkeypatch.setattr(RowProgress, "add", _no_space)
     with pytest.raises(OSError, match="No space left"):
         hm.dataset(frame(), path="memory://lake/tmp")
-    folders._delete_all()
+    folders.delete_all()
     folders._forget()
     assert len(datasets()) == 3
     with pytest.raises((ImportError, OSError)):

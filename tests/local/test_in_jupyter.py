@@ -591,3 +591,38 @@ def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how
     # jupyter_client interrupts first: then the gang may end in order before the kernel does.
     assert reported or (printed == "" and how != "crash"), printed
     assert kernel.run("%reload_ext hydrogen_magic").stream() == "", "reported once"
+
+
+def test_a_kernel_that_is_shut_down_while_a_child_lingers_ends_in_order(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    """As with Spark's JVM, for whose end ipykernel waits until Jupyter kills it: no exit handler runs."""
+    ignore = (
+        "import signal, sys; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN);"
+        " print(1); sys.stdin.read()"
+    )
+    kernel.run(
+        "import subprocess, sys, pathlib, pandas, hydrogen_magic as hm\n"
+        f"child = subprocess.Popen([sys.executable, '-uc', {ignore!r}], stdin=-1, stdout=-1)\n"
+        "child.stdout.readline()\n"
+        "handle = hm.dataset(pandas.DataFrame({'x': [1]}))"
+    )
+    folders = kernel.home / "datasets"
+    assert any(folders.rglob("*.parquet"))
+    cell = kernel.run(
+        "%%distributed --np 2 --detach\nimport pathlib, time\n"
+        f"mark = pathlib.Path({str(tmp_path)!r}, f'rank-{{hm.rank()}}')\n"
+        "try:\n    mark.write_text('begun')\n    time.sleep(1000)\n"
+        "finally:\n    mark.write_text('cleaned up')"
+    )
+    name = cell.value.partition("Gang ")[2].partition(":")[0]  # type: ignore[union-attr]
+    marks = [tmp_path / f"rank-{rank}" for rank in range(2)]
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(mark.exists() for mark in marks):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+    kernel.restart(now=False)
+    assert [mark.read_text() for mark in marks] == ["cleaned up"] * 2
+    assert not any(folders.rglob("*.parquet"))
+    kernel.load()
+    assert "its kernel ended" in kernel.run(f"%gang show {name}").stream()

@@ -155,7 +155,7 @@ def test_the_data_of_its_notebook_stays_until_its_end(
     notebook_shell.push({"here": here, "there": there})
     gang = launched("--np 2", READING.format(go=str(tmp_path / "go")))
     there.delete()
-    folders._delete_all()  # as at the end of the kernel
+    folders.delete_all()  # as at the end of the kernel
     launcher.clean_up_abandoned()  # as in the next one
     owner = owner_of(gang.id)
     (tmp_path / "go").touch()

@@ -57,7 +57,7 @@ CONNECT_TOO = pytest.param(
 def spark(request: pytest.FixtureRequest) -> Iterator[Any]:
     """This process's session, classic or Connect; files of results are deleted as at the end of a process."""
     yield request.getfixturevalue(request.param)
-    folders._delete_all()
+    folders.delete_all()
 
 
 on_classic = pytest.mark.parametrize("spark", [CLASSIC], indirect=True)

@@ -47,7 +47,7 @@ on_classic = pytest.mark.parametrize("spark", [CLASSIC], indirect=True)
 @pytest.fixture(autouse=True)
 def deleted_afterwards() -> Iterator[None]:
     yield
-    folders._delete_all()
+    folders.delete_all()
 
 
 def numbers(spark: Any, n_rows: int = 1000) -> Any:

@@ -175,7 +175,8 @@ def _forget() -> None:
 
 
 @atexit.register
-def _delete_all() -> None:
+def delete_all() -> None:
+    """Delete the data of this process."""
     for folder in list(_owned):
         with suppress(Exception):  # it stays for a later process
             folder.delete()
