@@ -16,12 +16,13 @@ from hydrogen_magic.capture import params
 from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, slow_on_first_use, sources_of, used_submodules
 from hydrogen_magic.capture.module_objects import ModuleObject, module_objects
-from hydrogen_magic.capture.modules import importable_parts, is_installed
+from hydrogen_magic.capture.modules import ModuleFile, importable_parts, is_installed
 from hydrogen_magic.capture.notes import (
     definition_note,
     gradient_note,
     graph_note,
     jax_note,
+    lost_module_note,
     outdated_note,
     process_note,
     registration_note,
@@ -31,6 +32,7 @@ from hydrogen_magic.capture.ownership import Action
 from hydrogen_magic.capture.reachable import objects_in
 from hydrogen_magic.capture.required_names import MAX_POSSIBLE_BYTES, RequiredNames
 from hydrogen_magic.capture.scopes import ScopeAnalysis
+from hydrogen_magic.capture.sent_modules import gone
 from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.settings import (
     ModuleChanges,
@@ -117,10 +119,24 @@ class Builder:
         self.names = self.needs.ordered_values(self._out)
         modules = {statement.module for statement, _ in self.needs.statements.values()}
         self.local.add(sorted(modules.union(self.cell_modules)))
+        self.local.add(self._edited)
         self._objects = self._objects or self._shared_objects(self._near_objects)
         self.stream.refer_to([each for each in self._objects if not each.is_new])
         self.stream.add((name, self.needs.namespace[name]) for name in self.names)
         self.needs.check()
+
+    @functools.cached_property
+    def _edited(self) -> Mapping[str, ModuleFile]:
+        """Local modules that the ranks of the session have, and that were edited since.
+
+        The cell may use them through objects of the ranks.
+        """
+        return self.use.names.modules.edited(self.local.sources) if self.use else {}
+
+    @property
+    def _lost(self) -> list[str]:
+        """Those whose files cannot be read any more."""
+        return [name for name in self._edited if name not in self.local.sources]
 
     def _shared_objects(self, parts: Callable[[], Iterable[Any]]) -> list[ModuleObject]:
         """Return the objects of the local modules that are sent which are among ``parts()``."""
@@ -206,7 +222,7 @@ class Builder:
         needs = self.needs
         effects = needs.imports.for_side_effects(needs.read, self.cell_modules)
         statements = [statement for statement, _ in needs.statements.values()]
-        used = {*(s.module for s in (*statements, *effects)), *self.cell_modules}
+        used = {*(s.module for s in (*statements, *effects)), *self.cell_modules, *self._edited}
         used |= self.stream.pickler.modules
         self.local.add(sorted(used))
         roots = {name.partition(".")[0] for name in used}
@@ -225,7 +241,8 @@ class Builder:
     def _warnings(self) -> tuple[str, ...]:
         unchanged = definition_note(self.needs.namespace, set(self._out) - self.needs.assigned)
         noted = self.stream.check_size(), unchanged, process_note(self.stream.with_process_state)
-        return (*filter(None, noted), *self.local.warnings)
+        lost = [lost_module_note(name, self._edited[name].path) for name in self._lost]
+        return (*filter(None, noted), *self.local.warnings, *lost)
 
     def _hints(self, seed: int | None, modules: Set[str]) -> tuple[str, ...]:
         needs = self.needs
@@ -277,7 +294,7 @@ class Builder:
             setting_digests=lambda: self._digests_of(self._settings.of_objects()),
             datasets=dict(pickler.datasets),
             data_places=tuple(sorted(pickler.data_places)),
-            session=self.use,
+            session=self.use and dataclasses.replace(self.use, files=self._files()),
         )
 
     def _used_modules(self) -> _UsedModules:
@@ -299,6 +316,11 @@ class Builder:
                 *slow_on_first_use(roots, attributes),
             },
         )
+
+    def _files(self) -> dict[str, ModuleFile]:
+        """Return the files of the local modules, of which the ranks know after the cell."""
+        lost = {name: gone(self._edited[name]) for name in self._lost}
+        return {**self.local.files, **lost}
 
     def _manifest(
         self, header: ClosureManifest, cells: Mapping[str, str], used: _UsedModules

@@ -32,6 +32,8 @@ class LocalModules:
 
     def __init__(self) -> None:
         self.sources: dict[str, ModuleSource] = {}
+        self.files: dict[str, ModuleFile] = {}
+        """Those of the sources, as they were when they were read."""
         self.warnings: list[str] = []
         self._seen: set[str] = set()
         _resolved.cache_clear()  # a link may lead elsewhere than for the cell before
@@ -100,6 +102,7 @@ class LocalModules:
                 continue
             if file.name not in self.sources:
                 self.sources[file.name] = ModuleSource(source, file.path, file.is_package)
+                self.files[file.name] = file
         new = {each for each in frozenset().union(*mentioned.values()) if self._is_new(each)}
         roots: set[str] = set()
         for name in [name for name, names in mentioned.items() if not new.isdisjoint(names)]:
@@ -229,7 +232,7 @@ def _is_installation(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class _File:
+class ModuleFile:
     """A module of a tree."""
 
     name: str
@@ -242,7 +245,7 @@ class _File:
 
 def _files(
     name: str, path: str, above: frozenset[tuple[int, int]] = frozenset()
-) -> Iterator[_File]:
+) -> Iterator[ModuleFile]:
     """Yield every module of a tree. Looks at each file once: a tree may have a thousand, for every cell.
 
     ``above``: device and inode of the directories that contain it; a link back to one of them is left out.
@@ -259,7 +262,7 @@ def _files(
         entries = {entry.name: entry for entry in os.scandir(path)}
     init = entries.pop("__init__.py", None)
     if init is None or not os.path.isfile(init.path):
-        yield _File(name, path, is_package=True)
+        yield ModuleFile(name, path, is_package=True)
     else:
         yield from _file(name, init.path, init.stat, is_package=True)
     for each, entry in sorted(entries.items()):
@@ -274,10 +277,10 @@ def _files(
 
 def _file(
     name: str, path: str, stat: Callable[[], os.stat_result], *, is_package: bool = False
-) -> Iterator[_File]:
+) -> Iterator[ModuleFile]:
     with suppress(OSError):  # a link to nothing, or a file that is being replaced
         status = stat()
-        yield _File(name, path, is_package, status.st_size, status.st_mtime_ns)
+        yield ModuleFile(name, path, is_package, status.st_size, status.st_mtime_ns)
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
@@ -285,7 +288,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
     return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
-def _packages(name: str, path: str, above: frozenset[tuple[int, int]]) -> Iterator[_File]:
+def _packages(name: str, path: str, above: frozenset[tuple[int, int]]) -> Iterator[ModuleFile]:
     """Yield the modules of a directory, if there are any."""
     found = list(_files(name, path, above))
     if any(file.path.endswith(".py") for file in found):
@@ -298,7 +301,7 @@ def _may_be_package(entry: os.DirEntry[str]) -> bool:
     return entry.name.isidentifier() and not skipped and not has_python
 
 
-_cache: dict[str, tuple[_File, tuple[str, frozenset[str]]]] = {}
+_cache: dict[str, tuple[ModuleFile, tuple[str, frozenset[str]]]] = {}
 """By path: the file as it was, its source and the top-level modules that it may import."""
 
 _IMPORT = re.compile(
@@ -307,7 +310,7 @@ _IMPORT = re.compile(
 """An import statement, or what looks like one in a text. The first names of relative imports are missing."""
 
 
-def _read(file: _File) -> tuple[str, frozenset[str]]:
+def _read(file: ModuleFile) -> tuple[str, frozenset[str]]:
     """Return a file's source and the top-level modules that it may import.
 
     To parse all files of a large package takes seconds. So only those are parsed that may import another

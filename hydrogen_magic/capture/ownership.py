@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from hydrogen_magic.capture.modules import ModuleFile
 from hydrogen_magic.capture.scopes import assigned_in
+from hydrogen_magic.capture.sent_modules import SentModules
 from hydrogen_magic.core.events import NamesChanged
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.object_paths import Path
@@ -138,6 +140,8 @@ class SessionUse:
     """Display name of the cell."""
     imported: frozenset[str] = frozenset()
     """Names that the cell itself imports."""
+    files: Mapping[str, ModuleFile] = field(default_factory=dict)
+    """Those of the local modules that it sends."""
 
     @property
     def held(self) -> list[str]:
@@ -191,6 +195,8 @@ class SessionNames:
         """By name and rank."""
         self.reads: dict[str, tuple[object, Sequence[FunctionRead]]] = {}
         """What the notebook's functions and classes read, and which object that holds for, by name."""
+        self.modules = SentModules()
+        """The local modules that the ranks have."""
         self._matched: dict[int, dict[str, dict[Path, int]]] = {}
         """See :attr:`SessionSends.matched`, by rank: what the rank has not been sent yet."""
         self._n_cells = 0

@@ -281,7 +281,9 @@ class CellRun:
 
     def finish(self) -> str:
         if self._use is not None:
-            self._session.names.after_cell(self._use, self._reports)
+            names, is_whole = self._session.names, len(self.ranks) == self._session.spec.np
+            names.after_cell(self._use, self._reports)
+            names.modules.after_cell(self._use.files, is_whole=is_whole, failed=self._has_failed)
         return self._session.finish_cell(self._reports, self._has_failed, self._cause)
 
 

@@ -15,6 +15,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.errors import CaptureError, PlacementError, RankFailedError
+from tests.gangs import notices_of
 from tests.local.test_session import Cells, cells
 
 __all__ = ["cells"]
@@ -125,6 +126,10 @@ def test_what_ipython_binds_on_the_ranks_is_no_variable_of_the_session(cells: Ce
     assert cells.on_ranks("_") == 42
 
 
+def last_notices() -> str:
+    return notices_of(list(launcher.gangs().values())[-1])
+
+
 def test_new_definitions_reach_what_the_ranks_have(cells: Cells, tmp_path: Path) -> None:
     module = tmp_path / "edited_layers.py"
     module.write_text("class Layer:\n    def of(self): return 1\n")
@@ -143,6 +148,18 @@ def test_new_definitions_reach_what_the_ranks_have(cells: Cells, tmp_path: Path)
         )
         cells.on_ranks("class Net:\n    def of(self): return 4\n")
         assert cells.on_ranks("net.of()") == 4
+        # A cell that uses the module only by an object of the ranks
+        module.write_text("class Layer:\n    def of(self): return 50\n")
+        assert cells.on_ranks("layer.of()", "--ranks 0") == 50
+        assert cells.on_ranks("layer.of()", "--ranks 1") == 50
+        assert "loaded edited modules again: edited_layers" in last_notices()
+        module.write_text("class Layer:\n    def of(self: return 6\n")
+        for _ in range(2):
+            with pytest.raises(RankFailedError, match="SyntaxError"):
+                cells.on_ranks("layer.of()")
+        module.unlink()
+        assert cells.on_ranks("layer.of()") == 50
+        assert f"cannot read {module} any more" in last_notices()
     finally:
         sys.path.remove(str(tmp_path))
         sys.modules.pop("edited_layers", None)
