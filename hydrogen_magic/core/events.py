@@ -40,6 +40,8 @@ class Frame:
     function: str
     text: str
     """The source line, stripped; empty when unknown."""
+    n_left_out: int = 0
+    """Number of frames that it stands for, if it is no frame itself: its file is empty then."""
 
 
 @dataclass(frozen=True)

@@ -315,13 +315,14 @@ def _without_middle(run: Sequence[Frame]) -> Iterator[Frame]:
         return
     half = _MOST_FRAMES // 2
     yield from run[:half]
-    yield Frame("", 0, f"... {len(run) - 2 * half} more frames ...", "")
+    n_left_out = sum(frame.n_left_out or 1 for frame in run[half:-half])
+    yield Frame("", 0, "", "", n_left_out)
     yield from run[-half:]
 
 
 def _shown(frame: Frame, cells: Mapping[str, str]) -> list[str]:
-    if not frame.file:
-        return [f"  {frame.function}"]
+    if frame.n_left_out:
+        return [f"  ... {counted(frame.n_left_out, 'more frame')} ..."]
     place = cells.get(frame.file) or f"File {clean_name(frame.file)}"
     where = f"  {place}, line {frame.line}, in {clean_name(frame.function)}"
     return [where, *([f"      {clean_name(frame.text)}"] if frame.text else [])]

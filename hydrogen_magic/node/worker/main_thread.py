@@ -314,9 +314,8 @@ def _frames(error: BaseException) -> tuple[ev.Frame, ...]:
         text = _printable((error.text or "").strip())
         frames.append(ev.Frame(error.filename, error.lineno, "<module>", text))
     if len(frames) > _MAX_FRAMES:
-        left_out = len(frames) - _MAX_FRAMES
         half = _MAX_FRAMES // 2
-        frames[half:-half] = [ev.Frame("", 0, f"… {left_out} more frames …", "")]
+        frames[half:-half] = [ev.Frame("", 0, "", "", n_left_out=len(frames) - 2 * half)]
     return tuple(frames)
 
 
