@@ -455,7 +455,7 @@ class CollectiveWait(RankEvent):
 
     name: str
     seq: int
-    """How many collectives this rank has entered, this one included."""
+    """How many collectives this rank has entered, this one included; 0 if ranks join or leave by it."""
     since_s: float
 
 

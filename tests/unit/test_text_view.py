@@ -249,6 +249,9 @@ def test_ranks_that_need_attention_are_named() -> None:
     assert warned(waiting, 13.0) == []
     missing = "ranks 0 and 2 wait in all_reduce #7 for 30 s; missing: rank 1"
     assert warned(waiting, 34.0) == [missing]
+    joining = [*running(), ev.CollectiveWait(5.0, 0, "init_process_group", 0, 4.0)]
+    (late,) = warned(joining, 34.0)
+    assert late == "rank 0 waits in init_process_group for 30 s; missing: rank 1", "not counted"
     over = [
         ev.CollectiveWait(6.0, 1, "", 7, 6.0),
         ev.RankResult(6.0, 1, 0),

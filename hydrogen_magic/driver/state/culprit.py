@@ -311,7 +311,7 @@ def late_to_join(
 
     If a rank has entered and left, all ranks were there: then no other can be late.
     """
-    waiting = [rank for rank in state.ranks if rank.waiting_in.startswith(f"{init_collective} #")]
+    waiting = [rank for rank in state.ranks if rank.waiting_in == init_collective]
     since_s = min((rank.waiting_since_s for rank in waiting), default=now_s)
     if now_s - since_s < join_timeout_s + _SEEN_WAITING_S:
         return None

@@ -79,7 +79,7 @@ class RankState:
     gpu_memory_bytes: int | None = None
     process_state: str = ""
     waiting_in: str = ""
-    """The current collective: ``all_reduce #7``; empty otherwise."""
+    """The current collective: ``all_reduce #7``, ``init_process_group``; empty otherwise."""
     waiting_since_s: float = 0.0
     n_collectives: int = 0
     """How many collectives its own code has entered, known when it waits in one and at its end."""
@@ -484,7 +484,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.Spans: _seen,
     ev.CollectiveWait: lambda rank, e: replaced(
         rank,
-        waiting_in=f"{e.name} #{e.seq}" if e.name else "",
+        waiting_in=f"{e.name} #{e.seq}" if e.name and e.seq else e.name,
         waiting_since_s=e.since_s,
         n_collectives=max(rank.n_collectives, e.seq),
         active_s=e.at_s,

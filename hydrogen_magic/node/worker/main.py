@@ -416,9 +416,9 @@ class _Rank:
 
     def _report_collectives(self) -> None:
         """Report how many collectives the cell has entered: another rank may wait in the last one."""
-        now_s, count = self.reporter.now_s(), self.reporter.collectives.count
-        if count:
-            self.reporter.report(ev.CollectiveWait(now_s, self.rank, "", count, now_s))
+        now_s, entered = self.reporter.now_s(), self.reporter.collectives
+        if entered.has_entered:
+            self.reporter.report(ev.CollectiveWait(now_s, self.rank, "", entered.count, now_s))
 
     def _fail(self, error: BaseException) -> int:
         """Report ``error`` before any clean-up; return the exit code."""

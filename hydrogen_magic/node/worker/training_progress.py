@@ -44,25 +44,28 @@ class Collective(NamedTuple):
 
     name: str
     number: int
-    """Position among the collectives of this rank, from 1."""
+    """Position among the collectives of this rank, from 1; 0 if ranks join or leave by it."""
     start_ns: int
     """On the gang's clock."""
 
 
 class CollectiveTracker:
-    """Counts the collectives that a rank enters; to join a process group is one."""
+    """Counts the collectives that a rank enters, without those by which ranks join or leave."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.count = 0
+        self.has_entered = False
+        """Any, also one by which ranks join."""
         self.current: Collective | None = None
         self._now_ns = now_ns
 
-    def enter(self, name: str) -> bool:
+    def enter(self, name: str, *, is_joining: bool = False) -> bool:
         """Note that a collective begins; False when it is a part of the current one."""
         if self.current is not None:
             return False
-        self.count += 1
-        self.current = Collective(name, self.count, self._now_ns())
+        self.has_entered = True
+        self.count += not is_joining
+        self.current = Collective(name, 0 if is_joining else self.count, self._now_ns())
         return True
 
     def leave(self) -> Collective | None:

@@ -291,7 +291,7 @@ def _store() -> Any:
 def _had_group() -> bool:
     """Whether this rank may have joined a process group: others connect to no store in vain."""
     current = reporter.current()
-    return current is not None and current.collectives.count > 0
+    return current is not None and current.collectives.has_entered
 
 
 def _full(tensor: Any) -> Any:

@@ -147,7 +147,7 @@ def tracked_collective(
         is_compiling = torch is not None and torch.compiler.is_compiling()
         reporter = None if is_compiling else _reporter.current()
         label = f"{name} (async)" if kwargs.get("async_op") else name
-        if reporter is None or not reporter.collectives.enter(label):
+        if reporter is None or not reporter.collectives.enter(label, is_joining=is_joining):
             return original(*args, **kwargs)
         if not is_joining:
             reporter.exchanges.add_call()
