@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from hydrogen_magic.core.events import STOP_REASONS
 from hydrogen_magic.core.units import clipped, counted, size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
-from hydrogen_magic.driver.state.culprit import is_victim_error
+from hydrogen_magic.driver.state.culprit import is_victim, is_victim_error
 from hydrogen_magic.driver.state.formatting import (
     closure_text,
     duration,
@@ -61,7 +61,7 @@ def gang_lines(state: GangState, now_s: float, width: int) -> list[str]:
     if len(state.ranks) <= MOST_ROWS:
         lines += _table(state.ranks, now_s, width)
     else:
-        lines += _folded(state.ranks, now_s, width)
+        lines += _folded(state, now_s, width)
     messages = [f"! {warned.text}" for warned in warnings(state, now_s)]
     messages += [_notice_text(notice.level, notice.text) for notice in state.notices[-3:]]
     lines += (line for message in messages for line in _wrapped(message, width))
@@ -87,7 +87,7 @@ def text_while_running(state: GangState) -> str:
 
 def status_line(state: GangState, now_s: float) -> str:
     """Return one line about the gang's progress, for logs."""
-    parts = [headline(state, now_s), phase_counts(state.ranks)]
+    parts = [headline(state, now_s), phase_counts(state)]
     if state.rows is not None:
         parts.append(progress_text(state.rows, state.is_terminal))
     leader = slowest([rank for rank in state.ranks if not rank.is_over] or state.ranks)
@@ -230,10 +230,11 @@ def _metrics_cell(rank: RankState, n_metrics: int) -> str:
 # ── many ranks ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _folded(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
+def _folded(state: GangState, now_s: float, width: int) -> list[str]:
     """Return counts, then the rows of failed ranks and of the slowest."""
+    ranks = state.ranks
     failed = [rank for rank in ranks if rank.phase == "failed"][:4]
-    lines = [phase_counts(ranks)]
+    lines = [phase_counts(state)]
     lines += _table(failed, now_s, width)
     alive = [rank for rank in ranks if not rank.is_over]
     last = slowest(alive or [rank for rank in ranks if rank.phase == "stopped"])[:4]
@@ -243,9 +244,12 @@ def _folded(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
     return lines
 
 
-def phase_counts(ranks: Iterable[RankState]) -> str:
-    """Return ``3 running, 1 failed``."""
-    counts = Counter(rank.phase for rank in ranks)
+def phase_counts(state: GangState) -> str:
+    """Return ``3 running, 1 failed``; a rank that failed since a peer had failed counts as stopped."""
+    counts = Counter(
+        "stopped" if rank.phase == "failed" and is_victim(rank, state.culprit) else rank.phase
+        for rank in state.ranks
+    )
     return ", ".join(f"{number} {phase}" for phase, number in counts.items())
 
 

@@ -442,6 +442,20 @@ def test_ranks_that_fail_by_themselves_were_not_stopped() -> None:
         "rank 0 was stopped.",
         "rank 2 failed, too.   (rank 2: ValueError: bad batch 2)",
     ]
+    both = [*running(2), *(ev.RankExited(2.0, rank, None, "SIGALRM") for rank in (1, 0))]
+    text = report(ended(both, 1))
+    assert text.endswith("rank 0 failed, too.   (rank 0: killed by SIGALRM)")
+
+
+def test_ranks_that_a_peers_end_made_fail_count_as_stopped() -> None:
+    lost = ev.ErrorReport("RuntimeError", "Connection closed by peer")
+    events = failed(2, 1, ev.ErrorReport("ValueError", "bad batch 17", (CELL_FRAME,)))
+    events += [ev.RankFailed(2.1, 0, lost, "running"), *(ev.RankExited(2.2, r, 1) for r in (0, 1))]
+    state = ended(events, 1)
+    assert status_line(state, 3.0).endswith(" · 1 stopped, 1 failed")
+    assert report(state).endswith(
+        "rank 0 was stopped.   (rank 0: RuntimeError: Connection closed by peer)"
+    )
 
 
 def test_frames_of_libraries_are_folded() -> None:

@@ -250,6 +250,11 @@ def failed_independently(rank: RankState) -> bool:
     return found is not None and found.strong
 
 
+def is_victim(rank: RankState, culprit: int | None) -> bool:
+    """Return whether a failed rank ended in a way that the loss of a peer causes."""
+    return rank.rank != culprit and not failed_independently(rank)
+
+
 def verdict(state: GangState, now_s: float) -> Verdict | None:
     """Return the culprit, or until when to wait, or None if nothing has failed.
 

@@ -362,7 +362,7 @@ def _library_path(file: str) -> str:
 
 def _victims(state: GangState) -> list[str]:
     others = [r for r in state.ranks if r.rank != state.culprit and r.phase != "idle"]
-    failed = [r.rank for r in others if r.failure is not None and failed_independently(r)]
+    failed = [rank.rank for rank in others if failed_independently(rank)]
     done = [rank.rank for rank in others if rank.phase == "done"]
     stopped = [rank.rank for rank in others if rank.rank not in (*failed, *done)]
     lines = [f"{ranks_text(done)} had already finished."] if done else []

@@ -41,7 +41,7 @@ def ranks_html(state: GangState, ranks: Sequence[int]) -> list[str]:
 def _folded(state: GangState, n_shown: int) -> list[str]:
     if n_shown == len(state.ranks):
         return []
-    counts = name_html(phase_counts(state.ranks), 200)
+    counts = name_html(phase_counts(state), 200)
     return [f"<p><b>{len(state.ranks):,} ranks</b>: {counts} · shown: the failed, the slowest</p>"]
 
 

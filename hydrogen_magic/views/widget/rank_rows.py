@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hydrogen_magic.core.events import RowsDone
-from hydrogen_magic.driver.state.culprit import evidence
+from hydrogen_magic.driver.state.culprit import is_victim
 from hydrogen_magic.driver.state.formatting import closure_text, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
@@ -158,7 +158,7 @@ def followed_ranks(state: GangState, watched: Sequence[int]) -> list[int] | None
 def _failed_ranks(state: GangState) -> list[int]:
     """Return the ranks that failed on their own, the culprit first, at most four."""
     failed = [
-        r.rank for r in state.ranks if r.phase == "failed" and not _is_victim(r, state.culprit)
+        r.rank for r in state.ranks if r.phase == "failed" and not is_victim(r, state.culprit)
     ]
     return sorted(failed, key=lambda rank: rank != state.culprit)[:_MOST_FAILED]
 
@@ -219,15 +219,9 @@ def _phase(rank: RankState, mark: str) -> str:
     return "stopped" if rank.phase == "failed" and mark != "dead" else rank.phase
 
 
-def _is_victim(rank: RankState, culprit: int | None) -> bool:
-    """Return whether a failed rank ended in a way that the loss of a peer causes."""
-    found = evidence(rank)
-    return rank.rank != culprit and (found is None or not found.strong)
-
-
 def _mark(rank: RankState, culprit: int | None, is_behind: bool, now_s: float) -> str:
     if rank.phase == "failed":
-        return "" if _is_victim(rank, culprit) else "dead"
+        return "" if is_victim(rank, culprit) else "dead"
     if rank.process_state == "T" and not rank.is_over:
         return "stopped"
     if is_behind:
