@@ -12,6 +12,7 @@ from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views import draws_html, report_fault
 from hydrogen_magic.views.comparison import Comparison, Run
+from hydrogen_magic.views.metric_order import by_importance
 from hydrogen_magic.views.static_svg.ansi import escaped
 from hydrogen_magic.views.widget.display import CellOutput
 
@@ -128,7 +129,8 @@ def _warnings(states: Sequence[GangState]) -> list[str]:
 
 
 def _ended(state: GangState) -> str:
-    last = list(state.last_metrics.items())[:_MOST_METRICS]
-    metrics = "".join(f" · {name} {number(value)}" for name, value in last)
+    last = state.last_metrics
+    shown = by_importance(last)[:_MOST_METRICS]
+    metrics = "".join(f" · {name} {number(last[name])}" for name in shown)
     why = "" if state.state == "SUCCEEDED" else f": {state.reason}"
     return f"{state.state.lower()} in {duration(state.now_s)}{why}{metrics}"

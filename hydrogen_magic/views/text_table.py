@@ -26,6 +26,7 @@ from hydrogen_magic.driver.state.formatting import (
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.driver.state.waiting_ranks import waits, waits_at_stop
+from hydrogen_magic.views.metric_order import by_importance
 from hydrogen_magic.views.short_names import short_names
 
 MOST_ROWS = 16
@@ -220,10 +221,11 @@ def _rate_text(rank: RankState, now_s: float) -> str:
 
 
 def _metrics_cell(rank: RankState, n_metrics: int) -> str:
-    shown = dict(list(rank.last_metrics.items())[:n_metrics])
+    last = rank.last_metrics
+    shown = by_importance(last)[:n_metrics]
     names = short_names(list(map(clean_name, shown)), _LONGEST_METRIC)
-    texts = [f"{name} {number(shown[raw])}" for name, raw in zip(names, shown, strict=True)]
-    more = len(rank.last_metrics) - len(shown) if shown else 0
+    texts = [f"{name} {number(last[raw])}" for name, raw in zip(names, shown, strict=True)]
+    more = len(last) - len(shown) if shown else 0
     return "  ".join([*texts, *([f"+{more}"] if more else [])])
 
 

@@ -143,6 +143,13 @@ def busy(np: int = 2) -> list[ev.Event]:
     return events
 
 
+def test_of_many_metrics_losses_come_first_and_learning_rates_last() -> None:
+    names = ["lr/pg0", "learning_rate", "mAP50", "lr", "train/box_loss", "walrus", "val/Loss"]
+    events = [*running(1), ev.Metrics(2.0, 0, (1,), (2.0,), dict.fromkeys(names, (0.5,)))]
+    line = gang_lines(replay(events), 3.0, 200)[1]
+    assert "train/box_loss 0.5  val/Loss 0.5  mAP50 0.5  walrus 0.5  +3" in line
+
+
 def test_a_row_says_phase_progress_rate_metrics_and_memory() -> None:
     lines = gang_lines(replay(busy()), 65.0, 120)
     assert lines[0] == "gang 3f2a · 2 ranks · running · 1:05"

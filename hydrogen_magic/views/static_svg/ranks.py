@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.state.formatting import number
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
+from hydrogen_magic.views.metric_order import by_importance
 from hydrogen_magic.views.short_names import short_names
 from hydrogen_magic.views.static_svg.ansi import name_html, table_html
 from hydrogen_magic.views.static_svg.colours import of_rank
@@ -26,7 +27,7 @@ def ranks_html(state: GangState, ranks: Sequence[int]) -> list[str]:
     shown = [state.ranks[rank] for rank in ranks if rank < len(state.ranks)]
     has_hosts = len({rank.host for rank in state.ranks if rank.host}) > 1
     names = list(dict.fromkeys(name for rank in state.ranks for name in rank.last_metrics))
-    names = names[:_MOST_METRICS]
+    names = by_importance(names)[:_MOST_METRICS]
     titles = dict(zip(names, short_names(names, _LONGEST_TITLE), strict=True))
     rows = [_cells(rank, state, titles, has_hosts) for rank in shown]
     if not rows:

@@ -20,6 +20,7 @@ from hydrogen_magic.driver.state.formatting import closure_text, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
 from hydrogen_magic.views.curves import metric_name
+from hydrogen_magic.views.metric_order import by_importance
 from hydrogen_magic.views.text_table import MOST_ROWS, phase_text, slowest, warnings
 from hydrogen_magic.views.widget.json_values import figure, finite, plain
 
@@ -95,7 +96,7 @@ def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[st
     """Return a rank as a ``Rank``; ``mark`` is the result of :func:`marks`, ``why`` the reason."""
     phase = _phase(rank, mark)
     rate = rank.steps_per_s(now_s)
-    last = list(rank.last_metrics.items())[:_MOST_METRICS]
+    shown = by_importance(rank.last_metrics)[:_MOST_METRICS]
     return {
         "rank": rank.rank,
         "host": plain(rank.host, 80),
@@ -105,7 +106,7 @@ def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[st
         "bar": _bar(rank.bar),
         "steps": rank.steps,
         "steps_per_s": None if rate is None else _three_digits(rate),
-        "metrics": {metric_name(name): figure(value) for name, value in last},
+        "metrics": {metric_name(name): figure(rank.last_metrics[name]) for name in shown},
         "rss_bytes": rank.rss_bytes,
         "gpu_percent": finite(rank.gpu_percent),
         "gpu_memory_bytes": rank.gpu_memory_bytes,
