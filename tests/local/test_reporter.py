@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import api, event_sender, metric_points, point_queue
@@ -574,6 +575,16 @@ def test_long_chains_and_deep_recursion_are_cut() -> None:
     while report is not None:
         report, depth = report.cause, depth + 1
     assert depth == 11
+
+
+def test_errors_for_lack_of_a_gpu_get_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    error = AssertionError("Torch not compiled with CUDA enabled")
+    assert report_exception(error).notes[0].startswith("torch finds no GPU on this rank: use")
+    if not hasattr(torch._C, "_cuda_setDevice"):
+        assert report_exception(_raised(lambda: torch.cuda.set_device(0))).notes
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert report_exception(error).notes == ()
 
 
 def test_the_line_that_does_not_compile_is_a_frame() -> None:

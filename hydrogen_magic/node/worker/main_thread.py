@@ -21,6 +21,7 @@ from typing import Any
 
 from hydrogen_magic.core import address_space, syntax
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.rank_gpu import gpu_note
 from hydrogen_magic.node.worker.training_progress import Collective
 
 _IN_FLIGHT_S = 0.1
@@ -240,8 +241,7 @@ def _notes(error: BaseException, message: str, messages: _Messages) -> tuple[str
     notes = _attribute(error, "__notes__")
     notes = notes if isinstance(notes, (list, tuple)) else ()  # any object may have been assigned
     own = [_printable(note) for note in notes if isinstance(note, str)]
-    limit = address_space.limit_note(error, message)
-    own += [] if limit is None else [limit]
+    own += filter(None, [address_space.limit_note(error, message), gpu_note(message)])
     parts = _attribute(error, "exceptions")
     if isinstance(parts, tuple):
         own += [
