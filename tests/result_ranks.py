@@ -58,7 +58,7 @@ def failure_after_others(n_bytes: int) -> Any:
 
 def returns_and_hangs() -> int:
     """The process does not exit after its result."""
-    threading.Thread(target=threading.Event().wait).start()
+    threading.Thread(target=threading.Event().wait, name="my-thread").start()
     return hm.rank()
 
 

@@ -596,6 +596,13 @@ class ResultsDelivered(WorkerReport):
 
 
 @dataclass(frozen=True)
+class ThreadsRunning(WorkerReport):
+    """The process cannot exit yet: these threads of the user's code still run."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class WorkerRetained(WorkerReport):
     """The process waits for another gang instead of exiting."""
 

@@ -191,7 +191,8 @@ def test_a_crash_while_packing_loses_nothing_that_was_packed(
 def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
     gang = ended(hm.launch(result_ranks.returns_and_hangs, np=2))
     assert gang.results == [0, 1]
-    assert "did not exit within 5 s of its result" in notices_of(gang)
+    why = "did not exit within 5 s of its result (1 thread still running: my-thread; in the cell, join it"
+    assert why in notices_of(gang)
     left_s = [at_s[ev.RankExited] - at_s[ev.RankResult] for at_s in times_of(gang).values()]
     # It takes 60 s to give up a rank that computes.
     assert len(left_s) == 2 and max(left_s) <= 15.0, left_s

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.units import clipped, counted, first_of
 
 _IDLE_PACKING_S = 600.0
 """Limit while results are pending: ``__getstate__`` may wait for a server, a sharded tensor for a
@@ -24,6 +26,10 @@ _STORAGE_S = 600.0
 """How long a thread may wait for a disk, as in ``fsync``: a file server that is gone never answers."""
 _LONG_STEP_S = 1.0
 """Packing a result that takes longer is reported: a user's ``__getstate__`` may compute for minutes."""
+_MOST_THREADS = 4
+"""Threads that a message names."""
+_LONGEST_NAME = 60
+_REMEDY = "in the cell, join it or shut its pool down, or make it a daemon thread"
 _BUSY_TICKS = 5
 """CPU ticks per check of the processes; a thread with fewer is only polling."""
 
@@ -34,6 +40,8 @@ class FinishWatch:
     def __init__(self, pid: int) -> None:
         self.step = ""
         """The current step of sending the results, such as "packing `model`"."""
+        self.threads: Sequence[str] = ()
+        """Names of the threads that its exit waits for."""
         self.is_on_one_host = True
         """So is the whole gang. Connections to its ranks elsewhere look like those to a server."""
         self._pid = pid
@@ -87,10 +95,19 @@ class FinishWatch:
         if not self._has_delivered:
             return f"packed no results for {idle_s:.0f} s" if idle_s > _IDLE_PACKING_S else ""
         if idle_s > _IDLE_EXIT_S and not self._may_wait_for_answer():
-            return f"did not exit within {_IDLE_EXIT_S + 1:.0f} s of its result"
+            return f"did not exit within {_IDLE_EXIT_S + 1:.0f} s of its result{self._cause}"
         if silent_s > _BUSY_EXIT_S:
-            return f"was still computing or waiting for an answer {_BUSY_EXIT_S:.0f} s after its result"
+            what = f"was still computing or waiting for an answer {_BUSY_EXIT_S:.0f} s after its result"
+            return f"{what}{self._cause}"
         return ""
+
+    @property
+    def _cause(self) -> str:
+        """Which threads still run, and what to do about that, in brackets; empty without one."""
+        if not self.threads:
+            return ""
+        names = first_of((clipped(name, _LONGEST_NAME) for name in self.threads), _MOST_THREADS)
+        return f" ({counted(len(self.threads), 'thread')} still running: {names}; {_REMEDY})"
 
     def _is_in_storage(self) -> bool:
         return processes.is_in_storage(processes.family(self._pid))

@@ -119,6 +119,8 @@ class RankProcess:
             case msg.ResultsDelivered():
                 self._finish.delivered()
                 self._emit(ev.RankResult(self._now_s(), self.rank, report.result_bytes))
+            case msg.ThreadsRunning():
+                self._finish.threads = report.names
             case msg.ProfileTrace():
                 trace = masked_file(fds[0], self._reporter.mask)
                 self._reporter.send_file(self.rank, report, trace)

@@ -476,8 +476,11 @@ class _Rank:
 
     def _finish(self, *, is_patient: bool = False) -> None:
         """Run exit handlers as the interpreter would, but skip its slow teardown of modules."""
+        from hydrogen_magic.node.worker import exit_threads
+
         if os.getpid() == self.pid:  # the cell forked: what is left to send is the parent's
             self.reporter.close(is_patient=is_patient)
+            exit_threads.report_later(lambda names: self._send_report(msg.ThreadsRunning(names)))
         # The agent, which looks for them once a second, may not have seen them.
         children = processes.family(os.getpid()) - {os.getpid()}
         try:
