@@ -271,8 +271,13 @@ def _is_ipythons(value: Any) -> bool:
 
 
 def similar(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return public names like ``name``, best first: those that differ in case alone."""
-    public = [candidate for candidate in candidates if not candidate.startswith("_")]
+    """Return public names like ``name``, best first: those that differ in case alone.
+
+    Names of builtins, such as IPython's own ``open``, are none of the user's.
+    """
+    public = [
+        each for each in candidates if not each.startswith("_") and not hasattr(builtins, each)
+    ]
     same = [candidate for candidate in public if candidate.lower() == name.lower()]
     close = difflib.get_close_matches(name, public, n=3, cutoff=0.7)
     return list(dict.fromkeys([*same, *close]))[:3]

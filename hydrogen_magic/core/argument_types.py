@@ -176,7 +176,8 @@ def parse_size_bytes(text: str) -> int:
 def not_one_of(word: str, choices: Iterable[str]) -> str:
     """Return the end of an error message about ``word``, which is none of ``choices``."""
     known = list(choices)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    cutoff = 0.5 if len(word) == 2 else 0.7  # `ir` is closer to `lr` than `close` is to `logs`
+    close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     if close and len(known) > 8:  # a long list would bury the suggestion
         return f"did you mean {close[0]}?"
     start = f"did you mean {close[0]}? Choose" if close else "choose"

@@ -282,6 +282,11 @@ def test_gang_commands() -> None:
     ("line", "said"),
     [
         ("stpo", "did you mean stop?"),
+        (
+            "close",
+            "%gang close is not a command; %gang stop stops a gang, %gang end ends a session",
+        ),
+        ("reset", "choose list, show"),
         ("list 3f", "%gang list has no arguments"),
         ("show wide lr=0.1 x=1", 'needs quotation marks: %gang show "wide lr=0.1 x=1"'),
         ("end my lab", 'needs quotation marks: %gang end "my lab"'),

@@ -91,6 +91,8 @@ def test_what_is_perhaps_never_read_may_lack_names(notebook: Notebook) -> None:
 def test_missing_out_name(notebook: Notebook) -> None:
     message = refusal(notebook, "model = 1", out=["modle"])
     assert message == "`modle` (--out) is never assigned in the cell; did you mean `model`?"
+    notebook.cell("open = open")  # as IPython does
+    assert refusal(notebook, "1", out=["nope"]) == "`nope` (--out) is never assigned in the cell"
 
 
 def test_syntax_error_has_the_visible_line(notebook: Notebook) -> None:

@@ -41,6 +41,9 @@ GANG_COMMANDS = {
 """Sub-commands of ``%gang``, each with its arguments and its meaning."""
 
 _HELP = ("-h", "--help")
+_LIKE_END = {"abort", "cancel", "close", "exit", "kill", "quit", "shutdown", "terminate"}
+"""Words for which users look for one of two commands."""
+_TO_END = "%gang stop stops a gang, %gang end ends a session"
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ def parse_gang_words(words: Sequence[str]) -> GangCommand:
         raise ArgumentsError("\n".join(map(gang_usage, GANG_COMMANDS)))
     verb = words[0]
     if verb not in GANG_COMMANDS:
-        raise ArgumentsError(f"%gang {verb} is not a command; {not_one_of(verb, GANG_COMMANDS)}")
+        advice = _TO_END if verb in _LIKE_END else not_one_of(verb, GANG_COMMANDS)
+        raise ArgumentsError(f"%gang {verb} is not a command; {advice}")
     parser = gang_parser(verb)
     if any(word in _HELP for word in words):
         raise ArgumentsError(parser.format_help())
