@@ -204,6 +204,23 @@ def join() -> tuple[int, bool]:
     return dist.get_world_size(), "TORCH_DIST_INIT_BARRIER" in os.environ
 
 
+def join_without_first() -> None:
+    """All ranks but the first join, with the time limit of torch."""
+    if hm.rank() > 0:
+        meet(timeout_s=1800)
+
+
+def join_apart(file: str) -> int:
+    """The last two ranks join a group of their own, one of them late, while others end."""
+    import torch.distributed as dist
+
+    rank = hm.rank() - (hm.world_size() - 2)
+    if rank >= 0:
+        time.sleep(3 * rank)
+        dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
+    return rank
+
+
 def return_in_the_second_attempt() -> int:
     """In the first one, rank 1 hangs, and rank 0 waits for it in a collective."""
     rank = meet()

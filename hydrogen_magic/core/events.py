@@ -457,6 +457,8 @@ class CollectiveWait(RankEvent):
     seq: int
     """How many collectives this rank has entered, this one included; 0 if ranks join or leave by it."""
     since_s: float
+    n_joins: int = 0
+    """How often this rank has joined all ranks of its gang, a join in which it waits included."""
 
 
 @dataclass(frozen=True)

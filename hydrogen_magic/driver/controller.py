@@ -23,10 +23,10 @@ from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.start_watch import START_PHASES, StartWatch
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.culprit import (
-    culprit_in_session,
     failed_independently,
     may_debug,
     verdict,
+    waits_for_good,
 )
 from hydrogen_magic.driver.state.failure_report import headline
 from hydrogen_magic.driver.state.formatting import late_text
@@ -35,6 +35,9 @@ from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 _FAILURE_EVENTS = (ev.RankFailed, ev.ExceptionHandled, ev.RankExited)
+_WAIT_EVENTS = (ev.CollectivesEntered, ev.CollectiveWait, ev.RankPhase)
+_SETTLE_S = 1.0
+"""Others that wait too have reported it by then."""
 _ASK_AGAIN_S = 0.25
 """How often it is decided whether a rank may be debugged that only its peers may have made fail."""
 _STACKS_S = 0.15
@@ -240,8 +243,9 @@ class GangController:
             self._stop("failure", False)
         elif isinstance(event, _FAILURE_EVENTS):
             self._look_for_culprit()
-        if isinstance(event, ev.CollectivesEntered):
-            self._look_for_absent()
+        if isinstance(event, _WAIT_EVENTS) and waits_for_good(self._run.state) is not None:
+            delay_s = 0.0 if isinstance(event, ev.CollectivesEntered) else _SETTLE_S
+            self._loop.call_later(delay_s, self._look_for_absent)
         if isinstance(event, ev.RankPhase) and event.phase == "running":
             self._release_closure()
 
@@ -276,10 +280,11 @@ class GangController:
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _look_for_absent(self) -> None:
-        """Release the ranks of a session that wait for one that has ended its cell."""
+        """Release the ranks that wait for one that has ended its cell."""
         state = self._run.state
-        culprit = culprit_in_session(state)
-        if culprit is not None and not state.stop_reason and self._culprit is None:
+        culprit = waits_for_good(state)
+        is_failing = self._culprit is not None or verdict(state, self._job.now_s()) is not None
+        if culprit is not None and not state.stop_reason and not is_failing:
             self._name_culprit(state, culprit)
             self._agent_group.send(msg.ReportStacks())
             self._loop.call_later(_STACKS_S, self._stop, "failure", False)

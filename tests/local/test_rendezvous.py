@@ -185,6 +185,14 @@ def test_a_rank_that_exits_early_does_not_break_the_joins_of_others() -> None:
     assert hm.run(ranks.join, np=8, start_timeout=PATIENCE_S) == (8, False)
 
 
+def test_ranks_that_join_without_one_that_has_ended_are_released(tmp_path: Path) -> None:
+    finished = "rank 0 finished before ranks 1 and 2 had joined the process group"
+    with pytest.raises(RankFailedError, match=finished) as caught:
+        hm.run(ranks.join_without_first, np=3)
+    assert "rank 1 was waiting here:" in caught.value.report
+    assert hm.run(ranks.join_apart, str(tmp_path / "store"), np=3) == -1, "a group of their own"
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -15,13 +15,13 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.culprit import (
     PartialCollective,
-    culprit_in_session,
     is_victim_error,
     late_to_join,
     may_debug,
     missed_collective,
     never_entered,
     verdict,
+    waits_for_good,
 )
 from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
 from hydrogen_magic.driver.state.stragglers import stragglers
@@ -106,14 +106,33 @@ def test_a_rank_of_a_session_that_ended_its_cell_is_missing_in_a_collective() ->
     over = [ev.CollectivesEntered(1.0, 1, 2), ev.RankResult(3.0, 1, 0)]
     assert never_entered(replay([*running(3), *inside, *over])) is None
     same = ev.CollectivesEntered(3.0, 1, 3, is_final=True)
-    assert culprit_in_session(replay([*running(3), *inside, *over, same])) is None
+    assert waits_for_good(replay([*running(3), *inside, *over, same])) is None
     fewer = ev.CollectivesEntered(3.0, 1, 2, is_final=True)
     waits = ev.CollectiveWait(2.0, 2, "barrier", 4, 1.0)
     state = replay([*running(3), *inside, waits, *over, fewer])
     assert never_entered(state) == PartialCollective("barrier", outside=(1,), waiting=(0, 2))
-    assert culprit_in_session(state) == 0
+    assert waits_for_good(state) == 0
     left_out = replay([*running(3), *inside, ev.RankPhase(1.0, 1, "idle")])
     assert never_entered(left_out) == PartialCollective("collective", outside=(1,), waiting=(0, 2))
+
+
+def test_a_rank_that_ended_its_cell_joins_no_more() -> None:
+    """Unless those that wait join a group of some ranks: that does not count."""
+    waits = ev.CollectiveWait(2.0, 0, "init_process_group", 0, 1.0, n_joins=1)
+    assert waits_for_good(replay([*running(2), waits])) is None
+    over = ev.RankResult(3.0, 1, 0)
+    state = replay([*running(2), waits, over])
+    assert missed_collective(state) == PartialCollective("init_process_group", (1,), (0,))
+    assert waits_for_good(state) == 0
+    joined = ev.CollectiveWait(2.5, 1, "", 0, 2.5, n_joins=1)
+    assert waits_for_good(replay([*running(2), waits, joined, over])) is None
+    left_out = replay([*running(2), waits, ev.RankPhase(1.0, 1, "idle")])
+    assert waits_for_good(left_out) == 0
+    exited = ev.RankExited(3.5, 1, 0)
+    apart = replay([*running(2), replaced(waits, n_joins=0), over, exited])
+    assert waits_for_good(apart) is None
+    text = "rank 0 waits in init_process_group for 11 s; rank 1 has already finished"
+    assert next(w.text for w in warnings(apart, 12.0)) == text
 
 
 def test_step_rate_is_over_a_window() -> None:

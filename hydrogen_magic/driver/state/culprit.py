@@ -153,7 +153,7 @@ def missed_collective(state: GangState) -> PartialCollective | None:
     Ranks whose cell has ended take precedence over those that still compute: one of the latter may have
     just entered and not have been noticed yet.
     """
-    if (found := never_entered(state)) is not None:
+    if (found := _absent_for_good(state)) is not None:
         return found
     finished = [rank for rank in state.ranks if rank.has_run and rank.failure is None]
     failed = [rank for rank in state.ranks if evidence(rank) is not None]
@@ -184,6 +184,21 @@ def _has_left(rank: RankState, name: str, waiting: Iterable[RankState]) -> bool:
     number = max((one.n_collectives for one in waiting), default=0)
     is_counted = is_collective(name) and name not in (GRADIENTS, JOINING)
     return rank.has_run and is_counted and 0 < number <= rank.n_collectives
+
+
+def _absent_for_good(state: GangState) -> PartialCollective | None:
+    return never_entered(state) or never_joined(state)
+
+
+def never_joined(state: GangState) -> PartialCollective | None:
+    """Return which ranks have ended their cell, or are left out of it, without joining those that wait."""
+    over = [rank for rank in state.ranks if rank.is_left_out or rank.has_run]
+    fewest = min((rank.n_joins for rank in over), default=0)
+    waiting = [r for r in _alive(state) if r not in over and r.waiting_in and r.n_joins > fewest]
+    if not over or not waiting:
+        return None
+    absent = [rank for rank in over if rank.n_joins < waiting[0].n_joins]
+    return PartialCollective(collective_of(waiting[0]), _numbers(absent), _numbers(waiting))
 
 
 def never_entered(state: GangState) -> PartialCollective | None:
@@ -282,12 +297,12 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
     return Verdict(first.rank if absent is None else absent, now_s)
 
 
-def culprit_in_session(state: GangState) -> int | None:
-    """Return the culprit if some ranks of a session wait for others that have ended their cell, else None.
+def waits_for_good(state: GangState) -> int | None:
+    """Return the culprit if some ranks wait for others that have ended their cell, else None.
 
     No rank has failed then: the first of those that wait is named.
     """
-    found = never_entered(state)
+    found = _absent_for_good(state)
     return None if found is None else found.waiting[0]
 
 

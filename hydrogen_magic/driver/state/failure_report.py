@@ -166,7 +166,7 @@ def _missing(rank: RankState, state: GangState) -> list[str]:
         reason = "its process is stopped (SIGSTOP)" if is_stopped else title or "no reason is known"
         title = f"{_failed(rank)}{reason}"
     stack = _stack(rank.stacks, state.cells)
-    is_waiting = stack and rank.n_entered > 0 and rank.process_state != "T"
+    is_waiting = stack and not title.startswith(f"rank {rank.rank} ")  # for those that it names
     here = [f"  rank {rank.rank} was waiting here:"] if is_waiting else []
     return [title, *(_waited_at(state) or here), *stack]
 

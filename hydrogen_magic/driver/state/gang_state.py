@@ -83,6 +83,8 @@ class RankState:
     waiting_since_s: float = 0.0
     n_collectives: int = 0
     """How many collectives its own code has entered, known when it waits in one and at its end."""
+    n_joins: int = 0
+    """How often it has joined all ranks of the gang, or has begun to; known at the same times."""
     waits: RankWaits = field(default_factory=RankWaits)
     n_entered: int = 0
     """At least so many collectives a rank of a session has entered."""
@@ -487,6 +489,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
         waiting_in=f"{e.name} #{e.seq}" if e.name and e.seq else e.name,
         waiting_since_s=e.since_s,
         n_collectives=max(rank.n_collectives, e.seq),
+        n_joins=e.n_joins,
         active_s=e.at_s,
     ),
     ev.CollectivesEntered: lambda rank, e: replaced(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hydrogen_magic.driver.state.culprit import DIFFERENT_TENSORS, left_collective
 from hydrogen_magic.driver.state.formatting import duration, ranks_text
@@ -28,13 +28,23 @@ def waits(
         yield f"disagree {names}", f"ranks {verb}: {', '.join(places)}"
         return
     absent = [rank.rank for rank in alive if not rank.waiting_in]
-    missing = f"; missing: {ranks_text(absent)}" if absent else _left(state)
+    missing = (
+        f"; missing: {ranks_text(absent)}" if absent else _left(state) or _finished(state, names)
+    )
     for name in names:
         same = [rank for rank in waiting if rank.waiting_in == name]
         who = ranks_text([rank.rank for rank in same])
         waited = duration(max(now_s - rank.waiting_since_s for rank in same))
         verb = "waited" if is_past else "waits" if len(same) == 1 else "wait"
         yield f"in {name} {who}", f"{who} {verb} in {clean_name(name)} for {waited}{missing}"
+
+
+def _finished(state: GangState, names: Sequence[str]) -> str:
+    """Return which ranks have ended while others join, which may wait for them or be a group of their own."""
+    finished = [rank.rank for rank in state.ranks if rank.has_run]
+    is_joining = bool(names) and all(" #" not in name for name in names)
+    verb = "has" if len(finished) == 1 else "have"
+    return f"; {ranks_text(finished)} {verb} already finished" if finished and is_joining else ""
 
 
 def _left(state: GangState) -> str:

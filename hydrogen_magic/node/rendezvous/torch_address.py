@@ -28,12 +28,17 @@ def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
         # Without the variable, rank 0 opens the store, as without torchrun.
         with hidden(_IS_SERVED) if is_of_user else nullcontext():
             store, rank, world_size = next(made)
-        if url == "env://" and STORE in os.environ and not is_of_user:
+        if url == "env://" and is_gangs_store():
             _refuse_missing_ranks(world_size)
         yield store, rank, world_size
         yield from made
 
     return stores
+
+
+def is_gangs_store() -> bool:
+    """Return whether the variables that torch reads name the gang's store."""
+    return STORE in os.environ and not _is_of_user("env://")
 
 
 def _is_of_user(url: str) -> bool:

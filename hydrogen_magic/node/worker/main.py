@@ -418,7 +418,8 @@ class _Rank:
         """Report how many collectives the cell has entered: another rank may wait in the last one."""
         now_s, entered = self.reporter.now_s(), self.reporter.collectives
         if entered.has_entered:
-            self.reporter.report(ev.CollectiveWait(now_s, self.rank, "", entered.count, now_s))
+            count, n_joins = entered.count, entered.n_joins
+            self.reporter.report(ev.CollectiveWait(now_s, self.rank, "", count, now_s, n_joins))
 
     def _fail(self, error: BaseException) -> int:
         """Report ``error`` before any clean-up; return the exit code."""

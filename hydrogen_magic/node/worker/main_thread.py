@@ -97,7 +97,8 @@ class Watch:
 
     def _wait_event(self, now_s: float, collective: Collective, name: str) -> ev.CollectiveWait:
         start_s = collective.start_ns / 1e9
-        return ev.CollectiveWait(now_s, self._rank, name, collective.number, start_s)
+        number, n_joins = collective.number, collective.n_joins
+        return ev.CollectiveWait(now_s, self._rank, name, number, start_s, n_joins)
 
 
 def _failure_in_main_thread() -> BaseException | None:

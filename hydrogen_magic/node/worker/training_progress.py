@@ -47,6 +47,8 @@ class Collective(NamedTuple):
     """Position among the collectives of this rank, from 1; 0 if ranks join or leave by it."""
     start_ns: int
     """On the gang's clock."""
+    n_joins: int = 0
+    """How often this rank has joined all ranks of its gang, this time included."""
 
 
 class CollectiveTracker:
@@ -56,16 +58,23 @@ class CollectiveTracker:
         self.count = 0
         self.has_entered = False
         """Any, also one by which ranks join."""
+        self.n_joins = 0
+        """How often this rank has joined all ranks of its gang, or has begun to."""
         self.current: Collective | None = None
         self._now_ns = now_ns
 
-    def enter(self, name: str, *, is_joining: bool = False) -> bool:
-        """Note that a collective begins; False when it is a part of the current one."""
+    def enter(self, name: str, *, is_joining: bool = False, joins_all: bool = False) -> bool:
+        """Note that a collective begins; False when it is a part of the current one.
+
+        ``joins_all``: by it, the rank joins all ranks of its gang.
+        """
         if self.current is not None:
             return False
         self.has_entered = True
         self.count += not is_joining
-        self.current = Collective(name, 0 if is_joining else self.count, self._now_ns())
+        self.n_joins += joins_all
+        number = 0 if is_joining else self.count
+        self.current = Collective(name, number, self._now_ns(), self.n_joins)
         return True
 
     def leave(self) -> Collective | None:

@@ -22,7 +22,7 @@ from hydrogen_magic.frameworks.jax.node import (
 )
 from hydrogen_magic.frameworks.jax.node.coordinator import private_directory
 from hydrogen_magic.node.worker import api, reporter
-from hydrogen_magic.node.worker.observe.collectives import tracked_collective
+from hydrogen_magic.node.worker.observe.collectives import tracked_collective, without_arguments
 
 _JOIN_S = 86_400
 """JAX aborts a process that waits for longer. The kernel ends the gang earlier, and names missing ranks."""
@@ -31,7 +31,9 @@ _JOIN_S = 86_400
 def attach(module: ModuleType) -> None:
     """Wrap ``initialize`` of ``jax.distributed``."""
     joining = with_place(module.initialize)
-    module.initialize = tracked_collective(INITIALIZE, joining, is_joining=True)  # type: ignore[attr-defined]
+    module.initialize = tracked_collective(  # type: ignore[attr-defined]
+        INITIALIZE, joining, is_joining=True, joins_all=without_arguments
+    )
     _choose_interface()
     _watch_backends()
 

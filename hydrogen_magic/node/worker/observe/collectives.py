@@ -59,7 +59,9 @@ def attach(module: ModuleType) -> None:
             continue  # older versions of torch lack some of them
         is_joining = name == "init_process_group"
         call = _noted(original) if is_joining else original
-        replace(name, tracked_collective(name, call, torch, is_joining=is_joining))
+        joins_all = functools.partial(_joins_all, original) if is_joining else None
+        tracked = tracked_collective(name, call, torch, is_joining=is_joining, joins_all=joins_all)
+        replace(name, tracked)
     torch_groups.attach(module)
     torch_address.let_children_meet_apart()
     rendezvous = torch_address.at_any_store(module.rendezvous)
@@ -81,6 +83,15 @@ def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
         torch_groups.note_joined()
 
     return init_process_group
+
+
+def _joins_all(init: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Return whether ``init_process_group`` with these arguments waits for all ranks of the gang."""
+    given = inspect.signature(init).bind_partial(*args, **kwargs).arguments
+    n_ranks, in_gang = given.get("world_size"), os.environ.get("WORLD_SIZE")
+    is_whole = n_ranks in (None, -1) or str(n_ranks) == in_gang
+    has_url = given.get("store") is None and given.get("init_method") in (None, "env://")
+    return is_whole and has_url and torch_address.is_gangs_store()
 
 
 def _warn_of_rank(given: Mapping[str, Any]) -> None:
@@ -134,12 +145,22 @@ def _init_barrier() -> Iterator[None]:
 
 
 def tracked_collective(
-    name: str, original: Callable[..., Any], torch: Any = None, *, is_joining: bool = False
+    name: str,
+    original: Callable[..., Any],
+    torch: Any = None,
+    *,
+    is_joining: bool = False,
+    joins_all: Callable[..., bool] | None = None,
 ) -> Callable[..., Any]:
     """Return ``original``, noted as the collective ``name`` while it runs.
 
     ``torch``: given if torch.compile may trace the function. ``is_joining``: ranks join or leave by it.
+    ``joins_all``: returns for its arguments whether the rank joins all ranks of its gang by it.
     """
+
+    def enters(reporter: _reporter.Reporter, label: str, *args: Any, **kwargs: Any) -> bool:
+        is_of_all = joins_all is not None and joins_all(*args, **kwargs)
+        return reporter.collectives.enter(label, is_joining=is_joining, joins_all=is_of_all)
 
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
@@ -147,7 +168,7 @@ def tracked_collective(
         is_compiling = torch is not None and torch.compiler.is_compiling()
         reporter = None if is_compiling else _reporter.current()
         label = f"{name} (async)" if kwargs.get("async_op") else name
-        if reporter is None or not reporter.collectives.enter(label, is_joining=is_joining):
+        if reporter is None or not enters(reporter, label, *args, **kwargs):
             return original(*args, **kwargs)
         if not is_joining:
             reporter.exchanges.add_call()
@@ -159,6 +180,11 @@ def tracked_collective(
                 reporter.span(left.name, left.start_ns, reporter.now_ns(), 0, COLLECTIVES)
 
     return collective
+
+
+def without_arguments(*args: Any, **kwargs: Any) -> bool:
+    """Return whether there are none: by default, libraries join all ranks of the gang."""
+    return not args and not kwargs
 
 
 def _tracked_destroy(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hydrogen_magic.node.worker.observe.collectives import tracked_collective
+from hydrogen_magic.node.worker.observe.collectives import tracked_collective, without_arguments
 from hydrogen_magic.node.worker.observe.optimizer import with_parts
 
 NAMES = (
@@ -54,7 +54,11 @@ def attach(module: Any, replace: _Replace) -> None:
         original = getattr(module, name, None)
         if original is not None:  # other versions lack some of them
             call = with_parts(original) if name == _STEPPING else original
-            replace(original, tracked_collective(f"hvd.{name}", call, is_joining=name in _JOINING))
+            joining = {"joins_all": without_arguments} if name == "init" else {}
+            tracked = tracked_collective(
+                f"hvd.{name}", call, is_joining=name in _JOINING, **joining
+            )
+            replace(original, tracked)
     # Optimizers are made from these classes' dictionaries, when the user asks for one; and they step
     # by the optimizer that they were made of, Adasum's for every parameter by itself.
     plain = module.optimizer._DistributedOptimizer
