@@ -365,7 +365,8 @@ class GangController:
         """Return whether this attempt has failed and a retry is left, and no end was requested.
 
         An attempt that raises HydrogenError never comes here: the gang ends, whatever retries are left.
-        AgentLostError does: :meth:`_on_agent_lost` makes it a failure of the attempt.
+        AgentLostError does: :meth:`_on_agent_lost` makes it a failure of the attempt. Which of the two the
+        loss of a host is, its placement decides (``remote/provider.py``, ``spark/barrier_job.py``).
         """
         is_over = self._is_last_attempt() or self._is_unwanted()
         return not is_over and self._outcome() == "FAILED"

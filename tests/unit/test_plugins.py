@@ -19,7 +19,7 @@ from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.masking import secret_values
 from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.driver.placements.remote import packaging
+from hydrogen_magic.driver.placements.remote import HostProvider, RemoteAgentGroup, packaging
 from hydrogen_magic.driver.placements.remote.forwarded_settings import forwarded
 from hydrogen_magic.driver.state.culprit import is_victim_error
 from hydrogen_magic.errors import PlacementError
@@ -89,6 +89,13 @@ def test_a_plug_in_that_cannot_be_used_is_named(installed: None, name: str, reas
 def test_an_incomplete_rendezvous_is_refused_when_it_is_loaded(installed: None) -> None:
     with pytest.raises(PlacementError, match=r"Nobody of \S+ 1\.0 does not define prepare, "):
         plugins.rendezvous("incomplete")
+
+
+def test_a_provider_of_hosts_without_a_method_is_named() -> None:
+    with pytest.raises(
+        PlacementError, match="HostProvider.*does not define acquire and release and"
+    ):
+        RemoteAgentGroup(HostProvider)
 
 
 def test_a_broken_plug_in_is_no_obstacle_to_others(installed: None) -> None:

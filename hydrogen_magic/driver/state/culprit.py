@@ -8,6 +8,9 @@ Strong evidence is a failure that no peer can cause: the user's own exception, a
 without a result. Weak evidence is a failure that the end of a peer would cause: a closed connection, a
 collective that timed out. The earliest strong evidence wins; without any, a rank that was stopped or
 missing from the collective takes precedence over the earliest report.
+
+The errors of a library that are weak evidence are ``victims`` of its rendezvous, those of torch in
+``driver/rendezvous/torch.py``.
 """
 
 from __future__ import annotations

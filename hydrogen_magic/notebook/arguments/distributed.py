@@ -66,7 +66,7 @@ _SWEPT = re.compile(
 """An option ``--sweep`` with its values: up to the next option or a comment outside of quotation marks."""
 
 _OF_CELLS = {"out", "save", "sweep", "sweep_jobs"}
-"""Options that scripts refuse, each with its reason."""
+"""Options that :func:`_with_script` refuses: the help of scripts hides them."""
 
 
 def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -> Arguments:

@@ -8,13 +8,21 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.attempt import RemoteAttempt
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
+from hydrogen_magic.errors import PlacementError
 
 
 class RemoteAgentGroup:
     """See :class:`hydrogen_magic.plugins.SessionAgentGroup`."""
 
     def __init__(self, hosts: Callable[[], HostProvider]) -> None:
-        """``hosts``: returns the provider of an attempt's hosts."""
+        """``hosts``: returns the provider of an attempt's hosts, such as its class.
+
+        Raises PlacementError if this lacks a method.
+        """
+        if missing := sorted(getattr(hosts, "__abstractmethods__", ())):
+            raise PlacementError(
+                f"the provider of hosts {hosts!r} does not define {' and '.join(missing)}: update its plug-in"
+            )
         self.on_lost: Callable[[str], None] = lambda why: None
         self._hosts = hosts
         self._attempt: RemoteAttempt | None = None
