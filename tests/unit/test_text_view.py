@@ -579,6 +579,13 @@ def test_the_headline_says_who_never_entered_the_collective() -> None:
     )
 
 
+def test_the_headline_has_the_cause_of_a_process_that_the_rank_started() -> None:
+    message = "\n\n-- Process 0 terminated:\nTraceback:\n  File\nValueError: no\n"
+    error = ev.ErrorReport("ProcessRaisedException", message)
+    found = blamed([*running(2), ev.RankFailed(2.0, 0, error, "running")])
+    assert found == (0, "rank 0 failed: ProcessRaisedException: ValueError: no")
+
+
 def test_a_connection_of_the_users_own_blames_no_other_rank() -> None:
     refused = ev.ErrorReport("ConnectionRefusedError", "[Errno 111] Connection refused")
     waiting = ev.CollectiveWait(1.5, 1, "all_reduce", 3, 0.5)

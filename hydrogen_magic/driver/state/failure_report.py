@@ -279,7 +279,9 @@ def _message(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
 
 
 def _one_line(error: ErrorReport) -> str:
-    first = next(iter(error.message.splitlines()), "")
+    lines = error.message.rstrip().splitlines() or [""]
+    # That of torch.multiprocessing begins with an empty line and ends with the cause.
+    first = lines[0] or lines[-1]
     if is_victim_error(error):
         first = _GLOO_DETAILS.sub("", first)
     return _headlines_part(f"{error.type}: {first}" if first else error.type)
