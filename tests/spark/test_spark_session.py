@@ -342,8 +342,10 @@ def test_after_a_restart_of_spark(tmp_path: Path) -> None:
         env=_environment(tmp_path),
     )  # fmt: skip
     assert out.returncode == 0, out.stderr
-    gangs, function, column, values = json.loads(out.stdout.splitlines()[-1])
+    gangs, frames, function, column, values = json.loads(out.stdout.splitlines()[-1])
     assert gangs == [[0, 1], [0, 1]]
+    stopped = "PlacementError: the Spark session of this DataFrame was stopped: create one first, "
+    assert [text.startswith(stopped) for text in frames] == [True, True], frames
     assert "PlacementError: the Spark session of this function was stopped" in function
     assert "belongs to another Spark session: call hm.udf again" in column
     assert values == [0.0, 100.0]
@@ -353,6 +355,7 @@ _RESTARTED = """
 import json, os
 from pyspark.sql import SparkSession
 import hydrogen_magic as hm
+from hydrogen_magic.inference.spark.prepared import prepare
 
 def session():
     made = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
@@ -375,12 +378,13 @@ column = same("x")
 frame.select(column).collect()
 gangs.append(hm.launch(rank, np=2, on="spark").results)
 spark.stop()
+ended = [said_of(lambda: use(frame)) for use in (hm.dataset, lambda frame: prepare(frame, *3 * [None]))]
 spark, frame = session()
 hundredfold = hm.udf(lambda batch: 100 * batch.x, "y double")  # with the same numbers of broadcasts
 said = said_of(lambda: same("x")), said_of(lambda: column)
 values = [row[0] for row in frame.select(hundredfold("x")).collect()]
 gangs.append(hm.launch(rank, np=2, on="spark").results)
-print(json.dumps([gangs, *said, values]))
+print(json.dumps([gangs, ended, *said, values]))
 spark.stop()
 """
 

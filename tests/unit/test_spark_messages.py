@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hydrogen_magic.driver.datasets.spark import dataset
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.barrier_job import as_error
 from hydrogen_magic.driver.placements.spark.job_errors import explained
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.inference.spark.prepared import prepare
 from hydrogen_magic.node.agent import host_task
 
 
@@ -19,6 +23,19 @@ def test_without_a_session_the_message_shows_how_to_make_one(
     monkeypatch.setattr(sessions, "_session_classes", lambda: ())
     with pytest.raises(PlacementError, match=r"a Spark session.*master\('spark://.*'sc://HOST'"):
         sessions.find()
+
+
+@pytest.mark.parametrize("use", [lambda frame: dataset(frame, None, reuse=True),
+                                 lambda frame: prepare(frame, *[None] * 3)])  # fmt: skip
+def test_a_frame_of_a_stopped_session_is_refused(
+    use: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
+    session = sessions.Session(stopped, False, "app", "spark://host:7077")
+    monkeypatch.setattr(sessions, "of", lambda frame: session)
+    frame = SimpleNamespace(isStreaming=False, columns=[], schema=SimpleNamespace(fields=[]))
+    with pytest.raises(PlacementError, match=r"DataFrame was stopped: create one.*'sc://HOST'"):
+        use(frame)
 
 
 SAID = [

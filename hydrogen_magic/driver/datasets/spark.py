@@ -77,6 +77,7 @@ def dataset(frame: Any, path: AnyPath | None, *, reuse: bool) -> DatasetHandle:
         for earlier in reversed(_written):  # of several, the last one that was written on request
             if _is_same(earlier, frame, session, path):
                 return earlier.handle.shared()
+    session.refuse_if_stopped()
     folder = folders.new(path)
     handle = handles.written(folder, lambda to: _write(frame, session, to, path is not None))
     _written.append(_Written(frame, session.application, path, folder, handle))

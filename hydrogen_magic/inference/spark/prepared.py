@@ -53,7 +53,8 @@ def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOpt
     partition's rows. Only if ``options`` have no schema, the first batch is predicted now.
 
     Raises InferError for columns that Arrow does not support or that share a name, and for errors of the
-    cell or ``predict`` in the first batch; PlacementError if ``--gpu`` is not possible.
+    cell or ``predict`` in the first batch; PlacementError if ``--gpu`` is not possible, or if the session
+    was stopped.
     """
     prepared = prepare(frame, captured, spec, options)
     try:
@@ -65,6 +66,7 @@ def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOpt
 def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> PreparedRun:
     """Check the arguments and send the cell. Runs no job; raises as :func:`infer_spark` does."""
     session = sessions.of(frame).of_this_thread()
+    session.refuse_if_stopped()
     kept = _checked(frame, options)
     frame = with_arrays(frame, session)
     share = task_resources(session, spec)

@@ -214,6 +214,13 @@ class Session:
         """Return whether this process has stopped the session."""
         return _is_stopped(self.spark)
 
+    def refuse_if_stopped(self) -> None:
+        """Raise PlacementError with instructions if this process has stopped the session."""
+        if self.is_stopped():
+            raise PlacementError(
+                f"the Spark session of this DataFrame was stopped: {_HOW}; then create the DataFrame again"
+            )
+
     def sql_module(self, name: str) -> Any:
         """Return ``pyspark.sql.NAME`` for this kind of session.
 
