@@ -93,7 +93,7 @@ def test_an_incomplete_rendezvous_is_refused_when_it_is_loaded(installed: None) 
 
 def test_a_provider_of_hosts_without_a_method_is_named() -> None:
     with pytest.raises(
-        PlacementError, match="HostProvider.*does not define acquire and release and"
+        PlacementError, match=r"HostProvider.*does not define acquire and release and"
     ):
         RemoteAgentGroup(HostProvider)
 
